@@ -1,9 +1,9 @@
 """The composition root: builds, starts and stops all parts, in one visible order.
 
-start   config → clock → store (verified, topics declared, overdue expired) → writer → timers → gRPC → links → healthy
-        → `ready`
+start   config → metrics endpoint → clock → store (verified, topics declared, overdue expired) → writer → timers → gRPC
+        → links → healthy → `ready`
 stop    the same parts in the opposite order: unhealthy → end subscriptions and exports → end links → refuse new calls,
-        end calls → timers → drain the writer, sync → close RocksDB
+        end calls → timers → drain the writer, sync → close RocksDB → metrics endpoint
 
 Every part that has started is on one exit stack, so a start that fails half-way stops exactly the parts that run.
 """
@@ -32,7 +32,7 @@ from grpc_reflection.v1alpha import reflection
 
 from sow.v1 import admin_pb2, load_pb2, snapshot_pb2, sow_pb2
 from sow_server import __version__, malloc
-from sow_server.config import Config, ListenerConfig, clock_options, store_options
+from sow_server.config import Config, ListenerConfig, MetricsConfig, clock_options, store_options
 from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.store import Store
 from sow_server.engine.values import policies
@@ -42,7 +42,9 @@ from sow_server.engine.values.model import MICROS
 from sow_server.engine.values.policies import Declared
 from sow_server.linking import InstanceLinks, link
 from sow_server.listening import Listeners, ListeningError, Register
-from sow_server.metrics import ListenError, Metrics, StoreFigures, serve_metrics
+from sow_server.metrics import Metrics, StoreFigures
+from sow_server.metrics_pages import Readiness
+from sow_server.metrics_server import ListenError, serve_metrics
 from sow_server.query.exports import ExportOptions, Exports
 from sow_server.query.sort_memory import SortMemory
 from sow_server.retention.idle import IdleTopics
@@ -102,6 +104,8 @@ async def _start(config: Config, running: AsyncExitStack) -> None:
     """Starts one part after the other. `running` stops them in the opposite order, also where a later one cannot
     start."""
     metrics = Metrics()
+    readiness = Readiness()
+    _serve_metrics(config.metrics, metrics, readiness, running)
     stopped = threading.Event()
     clock, store = _open_store(config, metrics, running)
     readers = ThreadPoolExecutor(config.server.reader_threads, thread_name_prefix="sow-reader")
@@ -139,7 +143,6 @@ async def _start(config: Config, running: AsyncExitStack) -> None:
 
     listeners, addresses = _listen(config, register, links)
     metrics.watch_certificates(listeners.expiries)
-    _serve_metrics(config.metrics.listen, metrics)
 
     timers.start()
     running.callback(timers.stop)
@@ -150,12 +153,14 @@ async def _start(config: Config, running: AsyncExitStack) -> None:
     await links.start(metrics.links_are)
     running.push_async_callback(links.stop)
     running.callback(parts.end_streams)
-    watch = asyncio.create_task(_watch_failure(store, healthy, services))
+    await _set_health(healthy, services, serving=True)
+    readiness.ready()
+    watch = asyncio.create_task(_watch_failure(store, healthy, services, readiness))
     running.push_async_callback(healthy.enter_graceful_shutdown)
     running.callback(watch.cancel)
+    running.callback(readiness.stopping)
     running.callback(stopped.set)  # first of all: a scrub or compaction gives way
 
-    await _set_health(healthy, services, serving=True)
     _tune_gc()
     for topic in list(store.topics.by_id.values()):
         for warning in policies.warnings(topic.settings):
@@ -369,11 +374,16 @@ def _listen(config: Config, register: Register, links: InstanceLinks) -> tuple[L
         raise StartError(str(error)) from error
 
 
-def _serve_metrics(listen: str, metrics: Metrics) -> None:
+def _serve_metrics(settings: MetricsConfig, metrics: Metrics, readiness: Readiness, running: AsyncExitStack) -> None:
+    """Serves the metrics from the first part's start to the last one's end, so that /readyz also tells of a start or a
+    stop that takes long. Raises StartError."""
     try:
-        serve_metrics(listen, metrics)
+        server = serve_metrics(settings, metrics, readiness)
     except ListenError as error:
         raise StartError(str(error)) from error
+    if server is not None:
+        running.callback(server.close)
+        log.info("metrics_served", address=f"{settings.listen.rpartition(':')[0]}:{server.address[1]}")
 
 
 async def _set_health(healthy: health.aio.HealthServicer, services: Sequence[str], *, serving: bool) -> None:
@@ -382,10 +392,14 @@ async def _set_health(healthy: health.aio.HealthServicer, services: Sequence[str
         await healthy.set(service, status)
 
 
-async def _watch_failure(store: Store, healthy: health.aio.HealthServicer, services: Sequence[str]) -> None:
+async def _watch_failure(
+    store: Store, healthy: health.aio.HealthServicer, services: Sequence[str], readiness: Readiness
+) -> None:
     """A store that has stopped writing is not healthy, though its reads go on (rule X3)."""
-    while store.commits.failure is None:  # noqa: ASYNC110  # set on the writer's thread, and a fifth of a second is soon
+    # It is set on the writer's thread, and a fifth of a second is soon.
+    while (failure := store.commits.failure) is None:  # noqa: ASYNC110
         await asyncio.sleep(0.2)
+    readiness.failed(failure.reason.name)
     await _set_health(healthy, services, serving=False)
 
 

@@ -24,7 +24,6 @@ from prometheus_client.registry import Collector
 from sow.v1 import admin_pb2, types_pb2
 from sow_server import __version__
 from sow_server.certificates import Expiry
-from sow_server.config import split_address
 from sow_server.engine.catalog.topics import Topic, Topics
 from sow_server.engine.commit.commits import Commits
 from sow_server.engine.commit.soundness import Reports
@@ -35,7 +34,6 @@ from sow_server.engine.upkeep import Upkeep
 from sow_server.engine.values.clock import GuardedClock
 from sow_server.engine.values.errors import Reason
 from sow_server.engine.values.model import MICROS
-from sow_server.metrics_server import MetricsServer
 from sow_server.query.exports import Exports
 from sow_server.query.sort_memory import SortMemory
 from sow_server.retention.idle import IdleTopics
@@ -68,10 +66,6 @@ _LAG_SECONDS: Final = (
 _COMMIT_SECONDS: Final = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 _COMMIT_RECORDS: Final = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, 5000.0, 10_000.0)
 _RPC_SECONDS: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 60.0)
-
-
-class ListenError(Exception):
-    """The metrics endpoint cannot be opened; the message says why."""
 
 
 class Distribution:
@@ -593,17 +587,3 @@ def _topic_metrics(store: StoreFigures) -> Iterator[Metric]:
         for family, total in zip(families, others, strict=True):
             family.add_metric([OTHER_TOPICS], total)
     yield from families
-
-
-def serve_metrics(listen: str, metrics: Metrics) -> MetricsServer | None:
-    """Serves the metrics over HTTP on `listen` (host:port), on a separate thread; "" serves nothing.
-
-    Raises ListenError. `close` of the result ends it.
-    """
-    if not listen:
-        return None
-    host, port = split_address(listen)
-    try:
-        return MetricsServer(host, port, metrics.registry)
-    except OSError as error:
-        raise ListenError(f"[metrics] listen: cannot listen on {listen} ({error.strerror or error})") from error

@@ -1,49 +1,102 @@
 """The HTTP endpoint of the metrics: one thread with its own event loop, whatever clients do.
 
-    [1]  It has one thread and at most `CONNECTIONS_MAX` connections. One more connection ends the oldest one that has
-         not yet sent its request; if all have, the new one is ended.
-    [2]  A request must arrive within `REQUEST_SECONDS`, and its answer must be read within `ANSWER_SECONDS`. There is
-         one request per connection.
+    [1]  There is one thread, and there are at most `CONNECTIONS_MAX` connections, those in a TLS handshake included.
+    [2]  One more connection ends another one: of the address that has the most, the oldest that has not sent its
+         request, else the oldest. So clients elsewhere do not push out a scrape from the loopback.
+    [3]  A handshake and a request must arrive within `REQUEST_SECONDS`, and the answer must be read within
+         `ANSWER_SECONDS`. There is one request per connection.
 
-prometheus_client makes the answers. `/metrics` is the only path.
+`metrics_pages` makes the answers.
 """
 
 from __future__ import annotations
 
 import asyncio
-import http.client
-import io
 import socket
+import ssl
 import threading
-from http import HTTPStatus
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
-from urllib.parse import urlsplit
 
 import structlog
-from prometheus_client import CollectorRegistry, make_wsgi_app
+
+from sow_server.config import MetricsConfig, metrics_token, split_address
+from sow_server.metrics import Metrics
+from sow_server.metrics_pages import MetricsPages, Readiness
 
 log = structlog.get_logger(__name__)
 
 CONNECTIONS_MAX: Final = 64
-REQUEST_SECONDS: Final = 10.0
+BACKLOG: Final = 1024
+"""Connections that may wait to be accepted. If there is no room, the system of a client tries again after a second."""
+REQUEST_SECONDS: Final = 5.0
 ANSWER_SECONDS: Final = 30.0
 REQUEST_BYTES_MAX: Final = 16 * 2**10
 """The most bytes of a request line and its headers. Bodies are not read."""
-PATH: Final = "/metrics"
+ACCEPT_PAUSE_SECONDS: Final = 0.1
+"""The pause after a connection could not be accepted, because the process has no file descriptors left, for example."""
+
+
+class ListenError(Exception):
+    """The metrics endpoint cannot be opened; the message says why."""
+
+
+def serve_metrics(settings: MetricsConfig, metrics: Metrics, readiness: Readiness) -> MetricsServer | None:
+    """Serves the metrics over HTTP as [metrics] says, on a separate thread; nothing without `listen`.
+
+    Raises ListenError. `close` of the result ends it.
+    """
+    if not settings.listen:
+        return None
+    host, port = split_address(settings.listen)
+    try:
+        token = metrics_token(settings)
+    except OSError as error:
+        raise ListenError(f"[metrics] token_file: {error.filename}: {error.strerror}") from error
+    pages = MetricsPages(metrics.registry, lambda: readiness.reason, token)
+    tls = _tls_context(settings)
+    try:
+        return MetricsServer(host, port, pages.answer, tls)
+    except OSError as error:
+        message = f"[metrics] listen: cannot listen on {settings.listen} ({error.strerror or error})"
+        raise ListenError(message) from error
+
+
+def _tls_context(settings: MetricsConfig) -> ssl.SSLContext | None:
+    if settings.certificate is None or settings.key is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(settings.certificate, settings.key, password="")
+    except (OSError, ValueError) as error:  # the configuration was checked, so the files have changed since
+        raise ListenError(f"[metrics] certificate: {settings.certificate} with {settings.key}: {error}") from error
+    return context
+
+
+@dataclass(slots=True)
+class _Connection:
+    address: str
+    has_asked: bool = False
+    """Its request has arrived."""
 
 
 class MetricsServer:
     """Owns the thread, the port and the connections."""
 
-    def __init__(self, host: str, port: int, registry: CollectorRegistry) -> None:
-        """Listens at once. Raises OSError."""
+    def __init__(
+        self, host: str, port: int, answer: Callable[[bytes], bytes], tls: ssl.SSLContext | None = None
+    ) -> None:
+        """Listens at once. `answer` makes the answer to a request line and its headers. Raises OSError."""
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        self._socket = socket.create_server((str(address[0]), port), family=family, backlog=CONNECTIONS_MAX)
+        self._socket = socket.create_server((str(address[0]), port), family=family, backlog=BACKLOG)
+        self._socket.setblocking(False)
         self.address: Final[tuple[str, int]] = self._socket.getsockname()[:2]
-        self._app = make_wsgi_app(registry)
-        self._connections = 0
-        self._silent: dict[asyncio.StreamWriter, None] = {}
-        """Connections that have not sent their request, the oldest first."""
+        self._answer = answer
+        self._tls = tls
+        self._connections: dict[asyncio.Task[None], _Connection] = {}
+        """The oldest first."""
         self._loop = asyncio.new_event_loop()
         self._stopping = asyncio.Event()
         self._thread = threading.Thread(target=self._run, name="sow-metrics", daemon=True)
@@ -55,72 +108,63 @@ class MetricsServer:
         self._thread.join()
 
     def _run(self) -> None:
-        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+        # The end of the runner cancels the tasks of the connections, and each of them closes its own.
+        with self._socket, asyncio.Runner(loop_factory=lambda: self._loop) as runner:
             runner.run(self._serve())
 
     async def _serve(self) -> None:
-        server = await asyncio.start_server(self._connected, sock=self._socket, limit=REQUEST_BYTES_MAX)
-        try:
-            await self._stopping.wait()
-        finally:
-            server.close()
+        accepting = asyncio.create_task(self._accept())
+        await self._stopping.wait()
+        accepting.cancel()
 
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self._connections >= CONNECTIONS_MAX:
-            ended = next(iter(self._silent), writer)
-            self._silent.pop(
-                ended, None
-            )  # its own task notices later; a connection that comes before that ends another one
-            ended.transport.abort()
-        self._connections += 1
-        self._silent[writer] = None
+    async def _accept(self) -> None:
+        """Accepts connections. asyncio's own server would count them only after the handshake ([1])."""
+        while True:
+            try:
+                accepted, address = await self._loop.sock_accept(self._socket)
+            except OSError as error:
+                log.warning("metrics_accept_failed", error=str(error))
+                await asyncio.sleep(ACCEPT_PAUSE_SECONDS)
+                continue
+            if len(self._connections) >= CONNECTIONS_MAX:
+                ended = self._least_entitled()
+                ended.cancel()
+                await asyncio.wait([ended])
+            connection = _Connection(str(address[0]))
+            task = asyncio.create_task(self._converse(connection, accepted))
+            self._connections[task] = connection
+            task.add_done_callback(self._connections.pop)
+            await asyncio.sleep(0)  # it begins: a task that is cancelled before would not close its socket
+
+    def _least_entitled(self) -> asyncio.Task[None]:
+        """The connection that ends for another one ([2])."""
+        counts = Counter(connection.address for connection in self._connections.values())
+        most = max(counts.values())
+        crowd = [task for task, connection in self._connections.items() if counts[connection.address] == most]
+        return min(crowd, key=lambda task: self._connections[task].has_asked)
+
+    async def _converse(self, connection: _Connection, accepted: socket.socket) -> None:
+        """One request and its answer ([3])."""
+        writer: asyncio.StreamWriter | None = None
         try:
             async with asyncio.timeout(REQUEST_SECONDS):
+                reader, writer = await self._streams(accepted)
                 head = await reader.readuntil(b"\r\n\r\n")
-            self._silent.pop(writer, None)
+            connection.has_asked = True
             writer.write(self._answer(head))
             async with asyncio.timeout(ANSWER_SECONDS):
                 await writer.drain()
                 writer.close()
                 await writer.wait_closed()
         except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            writer.transport.abort()
+            pass  # the client is too slow, is gone, or does not speak HTTP
         finally:
-            self._silent.pop(writer, None)
-            self._connections -= 1
+            if writer is not None:
+                writer.transport.abort()
 
-    def _answer(self, head: bytes) -> bytes:
-        lines = io.BytesIO(head)
-        try:
-            method, target, _ = lines.readline().decode("ascii").split()
-            headers = http.client.parse_headers(lines)
-            url = urlsplit(target)
-        except (ValueError, http.client.HTTPException):
-            return _response(HTTPStatus.BAD_REQUEST)
-        if url.path != PATH:
-            return _response(HTTPStatus.NOT_FOUND, f"metrics are at {PATH}\n".encode())
-        started: list[tuple[str, list[tuple[str, str]]]] = []
-        environ = {
-            "REQUEST_METHOD": method,
-            "PATH_INFO": url.path,
-            "QUERY_STRING": url.query,
-            "HTTP_ACCEPT": headers.get("Accept", ""),
-            "HTTP_ACCEPT_ENCODING": headers.get("Accept-Encoding", ""),
-        }
-        try:
-            body = b"".join(self._app(environ, lambda status, fields: started.append((status, fields))))
-        except Exception:
-            log.exception("scrape_failed")
-            return _response(HTTPStatus.INTERNAL_SERVER_ERROR)
-        status, fields = started[0]
-        return _message(status, fields, body)
-
-
-def _response(status: HTTPStatus, body: bytes = b"") -> bytes:
-    return _message(f"{status.value} {status.phrase}", [("Content-Type", "text/plain; charset=utf-8")], body)
-
-
-def _message(status: str, fields: list[tuple[str, str]], body: bytes) -> bytes:
-    fields = [*fields, ("Content-Length", str(len(body))), ("Connection", "close")]
-    head = "".join([f"HTTP/1.1 {status}\r\n", *[f"{name}: {value}\r\n" for name, value in fields], "\r\n"])
-    return head.encode("ascii") + body
+    async def _streams(self, accepted: socket.socket) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """The streams of a connection, after its TLS handshake."""
+        reader = asyncio.StreamReader(limit=REQUEST_BYTES_MAX)
+        protocol = asyncio.StreamReaderProtocol(reader)
+        transport, _ = await self._loop.connect_accepted_socket(lambda: protocol, accepted, ssl=self._tls)
+        return reader, asyncio.StreamWriter(transport, protocol, reader, self._loop)

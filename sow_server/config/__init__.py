@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from sow_server.config.file import Overrides, load, render, warnings
 from sow_server.config.kinds import is_loopback, split_address
-from sow_server.config.options import clock_options, replication_token, store_options
+from sow_server.config.options import clock_options, metrics_token, replication_token, store_options
 from sow_server.config.sections import (
     BackupConfig,
     ClockConfig,
@@ -63,6 +63,7 @@ __all__ = [
     "is_loopback",
     "knobs",
     "load",
+    "metrics_token",
     "render",
     "replication_token",
     "split_address",

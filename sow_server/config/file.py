@@ -151,7 +151,7 @@ class _Reader:
             replication=self.section(ReplicationConfig, "replication", replication_table),
             peers=peers,
             backup=self.section(BackupConfig, "backup", self._table("backup", tables)),
-            metrics=self.section(MetricsConfig, "metrics", self._table("metrics", tables)),
+            metrics=self._metrics(self._table("metrics", tables)),
             tls=tls,
             listener_tables=listeners,
             log=self.section(LogConfig, "log", self._table("log", tables)),
@@ -201,6 +201,18 @@ class _Reader:
         if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
             raise self.error("server", "listeners", f"expected tables, each under the heading [[{LISTENERS_TABLE}]]")
         return tuple(self._listener(number, dict(entry)) for number, entry in enumerate(value, 1))
+
+    def _metrics(self, given: dict[str, object]) -> MetricsConfig:
+        table = "metrics"
+        metrics = self.section(MetricsConfig, table, given)
+        self._check_together(
+            table,
+            ("certificate", metrics.certificate, "key", metrics.key),
+            ("key", metrics.key, "certificate", metrics.certificate),
+        )
+        if metrics.certificate is not None and metrics.key is not None:
+            self._check_files(table, CertificateFiles(metrics.certificate, metrics.key), None)
+        return metrics
 
     def _listener(self, number: int, given: dict[str, object]) -> ListenerConfig:
         table = LISTENERS_TABLE

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from sow_server.config.sections import Config
+from pathlib import Path
+
+from sow_server.config.sections import Config, MetricsConfig
 from sow_server.engine.commit.options import WriterOptions
 from sow_server.engine.commit.requests import RequestLimits
 from sow_server.engine.disk.rocks import RocksOptions
@@ -77,4 +79,14 @@ def clock_options(config: Config) -> ClockOptions:
 def replication_token(config: Config) -> str:
     """The token that peers present to each other; "": none. Raises OSError when its file cannot be read."""
     file = config.replication.token_file
-    return config.replication.token if file is None else file.read_bytes().decode(errors="replace").strip()
+    return config.replication.token if file is None else token_in(file)
+
+
+def metrics_token(metrics: MetricsConfig) -> str:
+    """The token that a scrape presents; "": none. Raises OSError when its file cannot be read."""
+    return "" if metrics.token_file is None else token_in(metrics.token_file)
+
+
+def token_in(file: Path) -> str:
+    """The token that a file holds. Raises OSError."""
+    return file.read_bytes().decode(errors="replace").strip()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeAlias
 
 from sow_server.config.kinds import is_loopback, quoted, split_address
-from sow_server.config.options import replication_token
+from sow_server.config.options import token_in
 from sow_server.config.private import check_private_file
 from sow_server.config.sections import (
     LISTENERS_TABLE,
@@ -29,6 +30,7 @@ Complain: TypeAlias = Callable[[str, str, str], ConfigError]
 def check_relations(complain: Complain, config: Config) -> None:
     """Raises ConfigError for the first contradiction."""
     _check_server(complain, config)
+    _check_metrics(complain, config)
     _check_order(complain, config)
     _check_backup(complain, config)
     _check_replication(complain, config)
@@ -42,8 +44,6 @@ def _check_server(complain: Complain, config: Config) -> None:
     server = config.server
     for listener in config.listeners:
         _check_listener(complain, config, listener)
-        if config.metrics.listen and config.metrics.listen == listener.listen and split_address(listener.listen)[1]:
-            raise complain("metrics", "listen", f"{listener.listen} is the server's own address, see [server] listen")
     addresses = [listener.listen for listener in config.listeners if split_address(listener.listen)[1]]
     for address in addresses:
         if addresses.count(address) > 1:
@@ -76,6 +76,24 @@ def _check_listener(complain: Complain, config: Config, listener: ListenerConfig
             "auth",
             f'"{auth.value}" needs TLS where other machines reach {listener.listen}, or anybody in between can read '
             f"the token: set certificate and key {files}, or allow plain text with --insecure (insecure = true){which}",
+        )
+
+
+def _check_metrics(complain: Complain, config: Config) -> None:
+    server, metrics = config.server, config.metrics
+    if metrics.token_file is not None:
+        _check_token_file(complain, "metrics", metrics.token_file)
+    if not metrics.listen:
+        return
+    if split_address(metrics.listen)[1] and metrics.listen in [listener.listen for listener in config.listeners]:
+        raise complain("metrics", "listen", f"{metrics.listen} is the server's own address, see [server] listen")
+    is_protected = metrics.token_file is not None or metrics.certificate is not None
+    if not is_protected and not server.insecure and not is_loopback(metrics.listen):
+        raise complain(
+            "metrics",
+            "listen",
+            f"{metrics.listen} is reachable from other machines: set token_file, or certificate and key, or allow "
+            "everybody to read the metrics with --insecure (insecure = true)",
         )
 
 
@@ -151,17 +169,7 @@ def _check_token(complain: Complain, config: Config) -> None:
     if replication.token and replication.token_file is not None:
         raise complain("replication", "token_file", "contradicts token; leave one of the two out")
     if replication.token_file is not None:
-        try:
-            check_private_file(replication.token_file)
-            token = replication_token(config)
-        except OSError as error:
-            message = f"{replication.token_file} cannot be read ({error.strerror or error})"
-            raise complain("replication", "token_file", message) from error
-        except ValueError as error:
-            raise complain("replication", "token_file", str(error)) from None
-        if not re.fullmatch(r"[\x21-\x7e]{1,1000}", token):
-            message = f"{replication.token_file} does not hold one line of 1 to 1000 visible ASCII characters"
-            raise complain("replication", "token_file", message)
+        _check_token_file(complain, "replication", replication.token_file)
     if not config.replicates or replication.token or replication.token_file is not None:
         return
     for listener in config.listeners:
@@ -172,3 +180,16 @@ def _check_token(complain: Complain, config: Config) -> None:
                 f"is needed, because other machines reach {listener.listen}, and peers prove with it who they are; or "
                 "set client_ca, so that they present certificates, or serve no links there (links = false)",
             )
+
+
+def _check_token_file(complain: Complain, table: str, file: Path) -> None:
+    try:
+        check_private_file(file)
+        token = token_in(file)
+    except OSError as error:
+        raise complain(table, "token_file", f"{file} cannot be read ({error.strerror or error})") from error
+    except ValueError as error:
+        raise complain(table, "token_file", str(error)) from None
+    if not re.fullmatch(r"[\x21-\x7e]{1,1000}", token):
+        message = f"{file} does not hold one line of 1 to 1000 visible ASCII characters"
+        raise complain(table, "token_file", message)

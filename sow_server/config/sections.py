@@ -311,9 +311,13 @@ class BackupConfig:
 
 @dataclass(frozen=True, slots=True)
 class MetricsConfig:
-    """[metrics]: the Prometheus endpoint."""
+    """[metrics]: the Prometheus endpoint. With `certificate` and `key` it speaks TLS; with `token_file` a scrape must
+    present the token (rule X6)."""
 
     listen: str = _knob("", Address(may_be_empty=True))
+    certificate: Path | None = _knob(None, MayBeAbsent(FilePath("the path of a PEM file")))
+    key: Path | None = _knob(None, MayBeAbsent(FilePath("the path of a PEM file")))
+    token_file: Path | None = _knob(None, MayBeAbsent(FilePath("the path of a file")))
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,11 +21,14 @@ from sow_server.engine.disk.rocks import RocksOptions
 from sow_server.engine.store import Store, StoreOptions
 from sow_server.engine.values.errors import OpenError
 from sow_server.engine.values.model import Durability, Publish
+from tests.support.metrics_endpoint import page
 from tests.support.server import DidNotStart, ServerProcess, health, reason_of, until
 
 CONFIG: Final = """
 [server]
 instance = "sow"
+[metrics]
+listen = "127.0.0.1:0"
 [topics.kept]
 """
 SMALL: Final = CONFIG + '[storage]\nmemtable = "1MiB"\nother_memtable = "1MiB"\n'
@@ -67,6 +70,10 @@ def assert_reads_go_on(server: ServerProcess, client: Client, acknowledged: int)
     assert status.failure.startswith("DISK_FULL")
     until(lambda: health(server.address) == "NOT_SERVING", 5, "health to say so")
     assert health(server.address, "sow.v1.SowService") == "NOT_SERVING"
+    (served,) = server.events("metrics_served")
+    endpoint = ("127.0.0.1", int(str(served["address"]).rpartition(":")[2]))
+    assert page(endpoint, "/readyz") == (503, b"the store has failed: DISK_FULL\n")
+    assert page(endpoint, "/healthz") == (200, b"ok\n")
     (event,) = server.events("writes_stopped")
     assert event["reason"] == "DISK_FULL"
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 import shutil
+import signal
+import ssl
 import subprocess
 import threading
+import time
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
@@ -16,7 +22,9 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
-from sow_client import Client, Tls, Unavailable
+from sow_client import Client, SowError, Tls, Unavailable
+from sow_server.metrics_server import CONNECTIONS_MAX, REQUEST_SECONDS
+from tests.support.metrics_endpoint import Address, idle_connections, is_open, page, said
 from tests.support.server import DidNotStart, ServerProcess, free_port, health, until
 
 SERVICES: Final = ("sow.v1.SowService", "sow.v1.AdminService", "sow.v1.SnapshotService")
@@ -96,6 +104,129 @@ def test_metrics_count_events(server: ServerProcess, metrics_port: int) -> None:
         until(lambda: client.status().overdue_records == 0 and client.status().live_records == 5, 5, "the sweep")
     assert total(r"^sow_.*expired.*total") == 7
     assert total(r'^sow_.*live.*topic="brief"') == 5
+
+
+def endpoint_of(server: ServerProcess) -> Address:
+    """Where the metrics of a server are."""
+    (event,) = server.events("metrics_served")
+    host, _, port = str(event["address"]).rpartition(":")
+    return host, int(port)
+
+
+PORT_OF_ITS_OWN: Final = "[server]\ndynamic_topics = true\nstop_grace = '1m'\n[metrics]\nlisten = '127.0.0.1:0'\n"
+
+
+def test_five_hundred_idle_connections_do_not_stop_a_scrape(tmp_path: Path) -> None:
+    """X6. Story: each of them was a thread of the server, for as long as it liked."""
+    with ServerProcess(tmp_path, PORT_OF_ITS_OWN) as server:
+        endpoint = endpoint_of(server)
+        assert page(endpoint, "/metrics")[0] == 200
+        sockets, threads, resident = server.sockets, threads_of(server), server.resident_bytes
+        with idle_connections(endpoint, 500) as idle:
+            for connection in idle[::2]:
+                # Some of those that have been ended already cannot be written to.
+                with contextlib.suppress(OSError):
+                    connection.sendall(b"GET /metrics HTTP/1.1\r\n")
+            started = time.monotonic()
+            assert page(endpoint, "/metrics")[0] == 200
+            assert time.monotonic() - started < REQUEST_SECONDS
+            assert server.sockets <= sockets + CONNECTIONS_MAX + 1
+            assert threads_of(server) == threads
+            assert server.resident_bytes < resident + 16 * 2**20
+            assert sum(map(is_open, idle)) <= CONNECTIONS_MAX
+        assert not server.faults()
+
+
+def threads_of(server: ServerProcess) -> int:
+    """Threads of the process (Linux)."""
+    return len(list(Path(f"/proc/{server.pid}/task").iterdir()))
+
+
+def test_a_server_is_ready_until_it_stops_and_alive_until_it_ends(tmp_path: Path) -> None:
+    """X6. A publish that a quota holds keeps the stop waiting."""
+    held = PORT_OF_ITS_OWN + "[topics.held]\nbacklog_quota_entries = 1\nbacklog_action = 'hold'\n"
+    with ServerProcess(tmp_path, held) as server, server.client() as client, ThreadPoolExecutor(1) as threads:
+        endpoint = endpoint_of(server)
+        assert page(endpoint, "/readyz") == (200, b"ready\n")
+        client.durable("held", "d").close()
+        client.publish("held", {}, key="1")
+        waiting = threads.submit(client.publish, "held", {}, key="2")
+        until(lambda: b"sow_publishes_held_total 1.0" in page(endpoint, "/metrics")[1], 10, "the publish to be held")
+
+        server.signal(signal.SIGTERM)
+
+        until(lambda: page(endpoint, "/readyz") == (503, b"stopping\n"), 10, "the server to say that it stops")
+        assert page(endpoint, "/healthz") == (200, b"ok\n")
+        assert not waiting.done()
+        client.close()
+        with pytest.raises(SowError):
+            waiting.result(30)
+        assert server.wait() == 0
+        with pytest.raises(OSError):
+            page(endpoint, "/healthz")
+
+
+def test_a_server_that_starts_is_alive_and_not_ready(tmp_path: Path) -> None:
+    """X6. The start is stopped where it opens the store."""
+    with ServerProcess(tmp_path, PORT_OF_ITS_OWN, start=False) as server:
+        server.module = "tests.support.waiting_server"
+        os.mkfifo(tmp_path / "go")
+        server.first_arguments = [str(tmp_path / "go")]
+        server.launch()
+        until(lambda: server.events("metrics_served"), 30, "the endpoint")
+        endpoint = endpoint_of(server)
+        assert page(endpoint, "/readyz") == (503, b"starting\n")
+        assert page(endpoint, "/healthz") == (200, b"ok\n")
+        assert b"sow_build_info" in page(endpoint, "/metrics")[1]
+        (tmp_path / "go").write_text("go")
+        server.await_ready()
+        until(lambda: page(endpoint, "/readyz") == (200, b"ready\n"), 10, "the page to say so")
+        assert server.terminate() == 0
+        assert not server.faults()
+
+
+def test_metrics_with_tls_and_a_token(tmp_path: Path, certificates: Path) -> None:
+    """X6. Other machines may reach this address."""
+    (tmp_path / "token").write_text("s3cret!\n")
+    config = (
+        "[metrics]\nlisten = '0.0.0.0:0'\ntoken_file = 'token'\n"
+        f"certificate = '{certificates}/server.pem'\nkey = '{certificates}/server.key'\n"
+    )
+    with ServerProcess(tmp_path, config) as server:
+        endpoint = ("127.0.0.1", endpoint_of(server)[1])
+        tls = ssl.create_default_context(cafile=certificates / "ca.pem")
+        assert page(endpoint, "/metrics", tls=tls)[0] == 401
+        assert page(endpoint, "/metrics", "Authorization: Bearer s3cret", tls=tls)[0] == 401
+        status, body = page(endpoint, "/metrics", "Authorization: Bearer s3cret!", tls=tls)
+        assert status == 200
+        assert b"\nsow_topics 0.0\n" in body
+        assert page(endpoint, "/readyz", tls=tls) == (200, b"ready\n")
+        with contextlib.suppress(ConnectionResetError):
+            assert not said(endpoint).startswith(b"HTTP")
+        assert server.terminate() == 0
+        assert not server.faults()
+        assert "s3cret" not in server.log
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        ("listen = '0.0.0.0:0'", "[metrics] listen: 0.0.0.0:0 is reachable from other machines"),
+        ("token_file = 'none'", "[metrics] token_file: "),
+        ("certificate = 'none'", "[metrics] certificate: also needs key"),
+    ],
+)
+def test_metrics_that_are_not_protected_are_refused_at_the_start_and_by_the_check(
+    tmp_path: Path, lines: str, words: str
+) -> None:
+    """X6."""
+    for arguments in ((), ("--check-config",)):
+        with ServerProcess(tmp_path, f"[metrics]\n{lines}\n", start=False) as server:
+            with pytest.raises(DidNotStart) as refused:
+                server.start(*arguments)
+            assert refused.value.code == 2
+            assert words in refused.value.said
+            assert len(refused.value.said.splitlines()) == 1
 
 
 # --- TLS -------------------------------------------------------------------------------------------------------------

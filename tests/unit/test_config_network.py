@@ -85,6 +85,84 @@ def test_tls_alone_lets_no_other_machines_in(write: Write, pems: Path) -> None:
         assert load(write(f'[server]\nlisten = "0.0.0.0:7450"\nauth = "{auth}"\n{tls}')).listeners[0].auth.value == auth
 
 
+# --- metrics ---------------------------------------------------------------------------------------------------------
+
+
+def test_metrics_on_the_loopback_need_no_protection(write: Write) -> None:
+    for listen in ("127.0.0.1:9464", "[::1]:9464", "localhost:9464"):
+        assert load(write(f'[metrics]\nlisten = "{listen}"')).metrics.listen == listen
+
+
+@pytest.mark.parametrize("listen", ["0.0.0.0:9464", "[::]:9464", "10.0.0.1:9464", "sow.example:9464"])
+def test_metrics_that_others_reach_need_a_token_or_tls_or_the_word(
+    write: Write, pems: Path, tmp_path: Path, listen: str
+) -> None:
+    """X6."""
+    text = f'[metrics]\nlisten = "{listen}"\n'
+    message = (
+        f"sow.toml: [metrics] listen: {listen} is reachable from other machines: set token_file, or certificate and key"
+    )
+    assert refusal(write(text)).startswith(message)
+    tls = f'certificate = "{pems}/certificate.pem"\nkey = "{pems}/key.pem"\n'
+    assert refusal(write(f"{text}[server.tls]\n{tls}")).startswith(message), "that of gRPC protects nothing here"
+    (tmp_path / "token").write_text("s3cret!\n", encoding="utf-8")
+    for path, insecure in (
+        (write(text), True),
+        (write(text + tls), False),
+        (write(text + 'token_file = "token"\n'), False),
+        (write(f'{text}token_file = "token"\n{tls}'), False),
+    ):
+        assert load(path, Overrides(insecure=insecure)).metrics.listen == listen
+
+
+def test_the_protection_of_the_metrics_is_read(write: Write, pems: Path, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("s3cret!\n", encoding="utf-8")
+    found = load(
+        write(
+            '[metrics]\nlisten = "0.0.0.0:9464"\ntoken_file = "token"\n'
+            f'certificate = "{pems}/certificate.pem"\nkey = "{pems}/key.pem"\n'
+        )
+    )
+    assert found.metrics.certificate == pems / "certificate.pem"
+    assert found.metrics.key == pems / "key.pem"
+    assert found.metrics.token_file == tmp_path / "token"
+    assert config.metrics_token(found.metrics) == "s3cret!"
+    assert load(write(render(found))) == found
+    assert config.metrics_token(Config().metrics) == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('certificate = "{pems}/certificate.pem"', "[metrics] certificate: also needs key"),
+        ('key = "{pems}/key.pem"', "[metrics] key: also needs certificate"),
+        (
+            'certificate = "c.pem"\nkey = "{pems}/key.pem"',
+            "[metrics] certificate: c.pem cannot be read (No such file or directory)",
+        ),
+        (
+            'certificate = "{pems}/certificate.pem"\nkey = "k.pem"',
+            "[metrics] key: k.pem cannot be read (No such file or directory)",
+        ),
+        (
+            'certificate = "{pems}/certificate.pem"\nkey = "{pems}/other.pem"',
+            "are not a certificate and its unencrypted",
+        ),
+        ('certificate = "{pems}/key.pem"\nkey = "{pems}/key.pem"', "[metrics] certificate: "),
+        ('certificate = "{pems}/certificate.pem"\nkey = "{pems}/encrypted.pem"', "[metrics] certificate: "),
+        ('token_file = "none"', "[metrics] token_file: none cannot be read (No such file or directory)"),
+        ('token_file = "{pems}"', "cannot be read (Is a directory)"),
+        ('token_file = "sow.toml"', "[metrics] token_file: sow.toml does not hold one line of 1 to 1000 visible ASCII"),
+        ('token_file = ""', "[metrics] token_file: expected the path of a file"),
+        ('token = "s3cret!"', "[metrics] token: unknown key, did you mean token_file?"),
+    ],
+)
+def test_a_protection_that_protects_nothing_is_refused(write: Write, pems: Path, text: str, message: str) -> None:
+    """Whether or not there is a `listen`."""
+    for listen in ("", 'listen = "127.0.0.1:9464"\n'):
+        assert message in refusal(write(f"[metrics]\n{listen}{text.replace('{pems}', str(pems))}"))
+
+
 PEER = """
 [server]
 instance = "nyc-1"

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import random
 import re
-import socket
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from prometheus_client import CollectorRegistry, Metric
+from prometheus_client import CollectorRegistry
 
 from sow.v1 import admin_pb2, types_pb2
 from sow_server import metrics as metrics_module
-from sow_server import metrics_server
 from sow_server.certificates import Expiry
 from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.commit.observers import Observer
@@ -27,8 +22,7 @@ from sow_server.engine.store import Store
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import Expiration, Lifetime, LifetimeKind, MessageType, Publish, TopicSettings
 from sow_server.engine.values.policies import declared_of
-from sow_server.metrics import OTHER_TOPICS, Distribution, ListenError, Metrics, serve_metrics
-from sow_server.metrics_server import MetricsServer
+from sow_server.metrics import OTHER_TOPICS, Distribution, Metrics
 from sow_server.query.exports import Export, Exports
 from sow_server.query.sort_memory import SortMemory
 from sow_server.retention.idle import IdleTopics
@@ -326,137 +320,6 @@ def test_counting_an_expiry_costs_next_to_nothing() -> None:
             one_by_one.add(lag)
 
     assert best(lambda: at_once.add_all(lags)) < best(add_one_by_one) / 3
-
-
-# --- serving ---------------------------------------------------------------------------------------------------------
-
-
-def test_metrics_are_served_where_asked_and_only_there(watched: Watched) -> None:
-    assert serve_metrics("", watched.metrics) is None
-    server = serve_metrics("127.0.0.1:0", watched.metrics)
-    assert server is not None
-    try:
-        host, port = server.address
-        assert host == "127.0.0.1"
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
-            text = answer.read().decode()
-        assert "\nsow_write_queue_requests 0.0\n" in text
-        with pytest.raises(ListenError, match=rf"\[metrics\] listen: cannot listen on 127.0.0.1:{port} \("):
-            serve_metrics(f"127.0.0.1:{port}", watched.metrics)
-    finally:
-        server.close()
-    with pytest.raises(urllib.error.URLError):
-        urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10)
-
-
-@pytest.fixture
-def served(watched: Watched) -> Iterator[tuple[str, int]]:
-    server = serve_metrics("127.0.0.1:0", watched.metrics)
-    assert server is not None
-    yield server.address
-    server.close()
-
-
-def said(address: tuple[str, int], request: bytes) -> bytes:
-    """All that is answered to these bytes, until the server ends the connection."""
-    with socket.create_connection(address, timeout=30) as connection:
-        connection.sendall(request)
-        answer = b""
-        while received := connection.recv(65536):
-            answer += received
-        return answer
-
-
-@pytest.mark.parametrize(
-    ("request_", "status"),
-    [
-        (b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n", b"200 OK"),
-        (b"GET /metrics?name[]=sow_topics HTTP/1.0\r\nAccept-Encoding: gzip\r\n\r\n", b"200 OK"),
-        (b"GET / HTTP/1.1\r\n\r\n", b"404 Not Found"),
-        (b"GET /healthz HTTP/1.1\r\n\r\n", b"404 Not Found"),
-        (b"POST /metrics HTTP/1.1\r\nContent-Length: 3\r\n\r\nabc", b"405 Method Not Allowed"),
-        (b"\xff\x00\r\n\r\n", b"400 Bad Request"),
-        (b"GET http://[ HTTP/1.1\r\n\r\n", b"400 Bad Request"),
-    ],
-)
-def test_only_the_metrics_are_there(served: tuple[str, int], request_: bytes, status: bytes) -> None:
-    answer = said(served, request_)
-    assert answer.startswith(b"HTTP/1.1 " + status + b"\r\n")
-    assert b"\r\nConnection: close\r\n" in answer
-
-
-def test_a_request_that_does_not_end_is_ended(served: tuple[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
-    """By its time, though a byte comes now and then, and by its length."""
-    monkeypatch.setattr(metrics_server, "REQUEST_SECONDS", 0.1)
-
-    def drip(connection: socket.socket) -> None:
-        for _ in range(3000):
-            connection.sendall(b"G")
-            time.sleep(0.01)
-
-    with socket.create_connection(served, timeout=30) as connection, pytest.raises(OSError):
-        drip(connection)
-    monkeypatch.setattr(metrics_server, "REQUEST_SECONDS", 30.0)
-    with socket.create_connection(served, timeout=30) as connection:
-        with contextlib.suppress(OSError):
-            connection.sendall(b"x" * 100_000)
-        with contextlib.suppress(ConnectionResetError):
-            assert connection.recv(1) == b""
-
-
-def test_idle_connections_take_no_threads_and_do_not_block_others(served: tuple[str, int]) -> None:
-    """Story: 500 idle sockets at the metrics port were 500 threads of the server, for as long as they liked."""
-    threads = threading.active_count()
-    with contextlib.ExitStack() as idle:
-        first = idle.enter_context(socket.create_connection(served, timeout=30))
-        for _ in range(200):
-            idle.enter_context(socket.create_connection(served, timeout=30))
-        assert b"200 OK" in said(served, b"GET /metrics HTTP/1.1\r\n\r\n")
-        assert threading.active_count() == threads
-        with contextlib.suppress(ConnectionResetError):
-            assert first.recv(1) == b"", "the oldest ones have been ended"
-
-
-class SlowCollector:
-    """Keeps a scrape, and the endpoint's loop with it, until the test lets it go on."""
-
-    def __init__(self) -> None:
-        self.begun, self.go_on = threading.Event(), threading.Event()
-
-    def collect(self) -> list[Metric]:
-        self.begun.set()
-        assert self.go_on.wait(30)
-        return []
-
-
-def test_connections_that_come_at_once_are_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Story: all that came in one turn of the endpoint's loop ended the same one, the oldest. So each turn left as many
-    connections behind as had come, less one: 500 at once were more than 400 beyond the bound (metrics_server [1])."""
-    registry, slow = CollectorRegistry(), SlowCollector()
-    registry.register(slow)
-    server = MetricsServer("127.0.0.1", 0, registry)
-    monkeypatch.setattr(metrics_server, "CONNECTIONS_MAX", 4)
-    request = b"GET /metrics HTTP/1.1\r\n\r\n"
-    with contextlib.closing(server), contextlib.ExitStack() as stack:
-        scrape = stack.enter_context(socket.create_connection(server.address, timeout=30))
-        scrape.sendall(request)
-        assert slow.begun.wait(30)
-        idle = [stack.enter_context(socket.create_connection(server.address, timeout=30)) for _ in range(20)]
-        slow.go_on.set()
-        for _ in range(2):  # the second is answered once the connections that the first ended are closed
-            assert b"200 OK" in said(server.address, request)
-        assert sum(map(is_open, idle)) <= 4
-
-
-def is_open(connection: socket.socket) -> bool:
-    """Whether the server has not ended an idle connection."""
-    connection.setblocking(False)
-    try:
-        return connection.recv(1) != b""
-    except BlockingIOError:
-        return True
-    except ConnectionResetError:
-        return False
 
 
 # --- the document ----------------------------------------------------------------------------------------------------
