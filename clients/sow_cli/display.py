@@ -13,13 +13,19 @@ from sow.durations import format_micros
 from sow.sizes import format_bytes
 
 # Control characters in data would move the cursor or colour the terminal of its reader.
+_CONTROL_CODES: Final = (*range(0x20), *range(0x7F, 0xA0))
+# Bidirectional overrides can make a line read as another one.
+_BIDIRECTIONAL_CODES: Final = (*range(0x202A, 0x202F), *range(0x2066, 0x206A))
 _CONTROL: Final = {
-    **{code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0))},
+    **{code: f"\\x{code:02x}" for code in _CONTROL_CODES},
     ord("\n"): "\\n",
     ord("\r"): "\\r",
     ord("\t"): "\\t",
-    # Bidirectional overrides can make a line read as another one.
-    **{code: f"\\u{code:04x}" for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))},
+    **{code: f"\\u{code:04x}" for code in _BIDIRECTIONAL_CODES},
+}
+# JSON's notation: a document stays the same document. Line ends and tabs belong to the formats.
+_CONTROL_IN_FORMATS: Final = {
+    code: f"\\u{code:04x}" for code in (*_CONTROL_CODES, *_BIDIRECTIONAL_CODES) if code not in (ord("\n"), ord("\t"))
 }
 NOT_SET: Final = "-"
 """Shown for a value that is not set or absent. `never` and `unlimited` are values, and are spelled out."""
@@ -37,6 +43,12 @@ def safe(text: str) -> str:
 def safe_lines(text: str) -> str:
     """`text` line by line as it stands, each line safe."""
     return "\n".join([safe(line) for line in text.split("\n")])
+
+
+def safe_output(data: bytes) -> bytes:
+    """JSON or CSV for a terminal: characters that a terminal would act upon become `\\u001b` and the like, except line
+    ends and tabs."""
+    return data.decode("utf-8", "backslashreplace").translate(_CONTROL_IN_FORMATS).encode()
 
 
 def safe_bytes(data: bytes, length_max: int = _TABLE_TEXT_MAX) -> str:

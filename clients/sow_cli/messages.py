@@ -24,7 +24,6 @@ from sow_cli.output import (
     Output,
     RecordForm,
     RecordLine,
-    csv_rows,
     fit,
     one_line,
     shown_payload,
@@ -158,7 +157,7 @@ class _Csv:
         self._forms = forms
         self._browsed = browsed
         self._columns = (*_COLUMNS, "delivery_count") if browsed else _COLUMNS
-        output.write(csv_rows([self._columns]))
+        output.csv_rows([self._columns])
 
     def write(self, change: Change) -> None:
         self._write(_message_line(change, self._forms, browsed=self._browsed))
@@ -170,7 +169,7 @@ class _Csv:
         shown = {name: getattr(line, name) for name in self._columns}
         if isinstance(line.previous, RecordLine):
             shown |= {name: getattr(line.previous, name) for name in RecordLine.__struct_fields__}
-        self._output.write(csv_rows([[_csv_value(value) for value in shown.values()]]))
+        self._output.csv_rows([[_csv_value(value) for value in shown.values()]])
 
     def finish(self) -> None:
         pass

@@ -5,6 +5,7 @@
      empty in CSV.
 [3]  A record's payload is never decoded: the line gets the bytes that were published.
 [4]  A table is for people: times are relative, long values are cut with `…`, control characters are escaped.
+[5]  No control character of the data reaches a terminal, whatever the format. A pipe and a file get exact bytes.
 """
 
 from __future__ import annotations
@@ -48,6 +49,10 @@ _NOT_A_TERMINAL_WIDTH: Final = 140
 _ROWS_MEASURED: Final = 1_000  # a table's columns get the widths that its first rows need
 KEY_WIDTH_MAX: Final = 48
 _NEVER_MICROS: Final = 2**63 - 1  # in a column of expire times
+_FORMULA_STARTS: Final = ("=", "+", "-", "@", "\t", "\r")
+"""A spreadsheet takes a cell that begins like this for a formula."""
+_CSV_SAFE: Final = "sow_cli.csv_safe"
+"""Where the context of a command keeps `--csv-safe` until there is an Output."""
 
 
 class Format(Enum):
@@ -115,8 +120,10 @@ class RecordForm:
 class Output:
     """Writes the results of one command. Owns stdout while the command runs."""
 
-    def __init__(self, chosen: Format) -> None:
+    def __init__(self, chosen: Format, *, csv_safe: bool = False) -> None:
+        """`csv_safe`: no cell of a CSV is a formula to a spreadsheet."""
         self.format = chosen
+        self._csv_safe = csv_safe
         self._encoder = msgspec.json.Encoder()
 
     def one(self, facts: Facts) -> None:
@@ -124,7 +131,7 @@ class Output:
         if self.format is Format.TABLE:
             self._print(_vertical(facts))
         elif self.format is Format.CSV:
-            self.write(csv_rows([[fact.name for fact in facts], [_csv_value(fact.value) for fact in facts]]))
+            self.csv_rows([[fact.name for fact in facts], [_csv_value(fact.value) for fact in facts]])
         elif self.format is Format.JSON:
             self.write(msgspec.json.format(self._encoder.encode(_json_object(facts)), indent=2) + b"\n")
         else:
@@ -136,7 +143,7 @@ class Output:
             self._print(_horizontal(results) if results else Text(nothing, style="dim"))
         elif self.format is Format.CSV:
             values = [{fact.name: _csv_value(fact.value) for fact in facts} for facts in results]
-            self.write(csv_rows([names, *([row.get(name) for name in names] for row in values)]))
+            self.csv_rows([names, *([row.get(name) for name in names] for row in values)])
         elif self.format is Format.JSON:
             encoded = self._encoder.encode([_json_object(facts) for facts in results])
             self.write(msgspec.json.format(encoded, indent=2) + b"\n")
@@ -195,9 +202,10 @@ class Output:
     def _record_csv(self, batches: Iterable[Batch], form: RecordForm) -> int:
         written = 0
         columns = _COLUMNS[:-1] if form.keys_only else _COLUMNS
-        self.write(csv_rows([columns]))
+        quoted = _quoted_safely if self._csv_safe else _quoted
+        self.csv_rows([columns])
         for batch in batches:
-            self.write(_record_csv(batch, form))
+            self.write(_record_csv(batch, form, quoted))
             written += len(batch)
         return written
 
@@ -227,19 +235,44 @@ class Output:
         console.print(content)
         sys.stdout.flush()
 
+    def csv_rows(self, rows: Iterable[Sequence[Scalar]]) -> None:
+        """Writes CSV: few rows, or rows that come one by one; `_record_csv` is for many."""
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerows([[_harmless(cell) for cell in row] for row in rows] if self._csv_safe else rows)
+        self.write(text.getvalue().encode())
+
     def write(self, data: bytes) -> None:
-        """Binary and flushed: the reader of a pipe gets each batch at once, and a reader that goes away is noticed."""
+        """Binary and flushed: the reader of a pipe gets each batch at once, and a reader that goes away is noticed. A
+        terminal gets no control characters of the data ([5]); those of a table are its own colours."""
+        if self.format is not Format.TABLE and sys.stdout.isatty():
+            data = display.safe_output(data)
         out = sys.stdout.buffer
         out.write(data)
         out.flush()
 
 
 def output_option(command: Command) -> Command:
-    """Adds `--format` to a command, which receives it as `output: Output`."""
+    """Adds `--format` and `--csv-safe` to a command, which receives them as `output: Output`."""
 
-    def chosen(_ctx: click.Context, _param: click.Parameter, value: str | None) -> Output:
-        return Output(Format(value) if value else Format.TABLE if sys.stdout.isatty() else Format.NDJSON)
+    def chosen(ctx: click.Context, _param: click.Parameter, value: str | None) -> Output:
+        csv_safe: bool = ctx.meta[_CSV_SAFE]
+        if csv_safe and value != Format.CSV.value:
+            raise click.UsageError("--csv-safe is for --format csv")
+        found = Format(value) if value else Format.TABLE if sys.stdout.isatty() else Format.NDJSON
+        return Output(found, csv_safe=csv_safe)
 
+    def noted(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
+        ctx.meta[_CSV_SAFE] = value
+
+    command = click.option(
+        "--csv-safe",
+        is_flag=True,
+        is_eager=True,  # its value is there when that of --format is read
+        expose_value=False,
+        callback=noted,
+        help="With --format csv, for spreadsheets: an apostrophe in front of texts that begin like a formula.",
+    )(command)
     return click.option(
         "--format",
         "output",
@@ -326,19 +359,20 @@ def _lines(batch: Batch, form: RecordForm) -> list[RecordLine]:
     )
 
 
-def _record_csv(batch: Batch, form: RecordForm) -> bytes:
-    """Quoting of our own: the csv module looks at every character, and takes ten times as long."""
+def _record_csv(batch: Batch, form: RecordForm, quoted: Callable[[str], str]) -> bytes:
+    """Quoting of our own: the csv module looks at every character, and takes ten times as long. `quoted` makes cells of
+    texts."""
     columns = _Columns.of(batch, form)
-    topic = _quoted(form.topic)
-    keys, origins = map(_quoted, columns.keys), map(_quoted, columns.origins)
+    topic = quoted(form.topic)
+    keys, origins = map(quoted, columns.keys), map(quoted, columns.origins)
     expire = ["" if micros == _NEVER_MICROS else micros for micros in columns.expire_times_micros]
     numbers = (columns.versions, columns.publish_times_micros, expire)
     if form.keys_only:
         texts: Iterable[str] = repeat("")
     elif form.payload_is_json:
-        texts = ["," + _quoted(document.decode("utf-8", "backslashreplace")) for document in columns.payloads]
+        texts = ["," + quoted(document.decode("utf-8", "backslashreplace")) for document in columns.payloads]
     else:
-        texts = ["," + b2a_base64(payload, newline=False).decode() for payload in columns.payloads]
+        texts = ["," + quoted(b2a_base64(payload, newline=False).decode()) for payload in columns.payloads]
     lines = [
         f"{topic},{key},{version},{published},{expires},{origin},{sequence}{text}\n"
         for key, version, published, expires, origin, sequence, text in zip(
@@ -354,6 +388,10 @@ def _quoted(text: str) -> str:
     return f'"{text}"' if "," in text or "\n" in text or "\r" in text else text
 
 
+def _quoted_safely(text: str) -> str:
+    return _quoted(_harmless_text(text))
+
+
 def one_line(document: bytes) -> bytes:
     """Removes the line ends of a document that was published over several lines; its values stay. They would break
     NDJSON."""
@@ -366,11 +404,13 @@ def _json_object(facts: Facts) -> dict[str, Scalar | Sequence[str] | Nested]:
     return {fact.name: fact.value for fact in facts if fact.value is not None}
 
 
-def csv_rows(rows: Iterable[Sequence[Scalar]]) -> bytes:
-    """CSV for few rows, or for rows that come one by one; `_record_csv` is for many."""
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(rows)
-    return text.getvalue().encode()
+def _harmless(cell: Scalar) -> Scalar:
+    """A cell that no spreadsheet takes for a formula. Numbers stay numbers."""
+    return _harmless_text(cell) if isinstance(cell, str) else cell
+
+
+def _harmless_text(text: str) -> str:
+    return f"'{text}" if text.startswith(_FORMULA_STARTS) else text
 
 
 def _csv_value(value: Scalar | Sequence[str] | Nested) -> Scalar:

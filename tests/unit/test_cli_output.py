@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
+import re
 from collections.abc import Iterator
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import CliRunner, Result, _NamedTextIOWrapper
 
 from sow_cli import display
 from sow_cli.command import sow
-from sow_cli.output import Format, Output, RecordForm
+from sow_cli.output import Fact, Format, Output, RecordForm
 from sow_client import RecordBatch
 from tests.support.fake_client import FakeClient
 from tests.support.fake_results import NOW_MICROS, Row
@@ -115,6 +117,110 @@ def test_a_table_spells_out_control_characters(client: FakeClient) -> None:
     assert "\x1b" not in table
     assert "\\x1b[31mred" in table
     assert "\\x7f[bold]" in table
+
+
+# --- terminals and spreadsheets --------------------------------------------------------------------------------------
+
+
+DOCUMENT = '{"id":"\x7f\x9b31m\u202e","tab":\t1}'
+KEY = "k\x1b[2J\x9d\r\u202e"
+ON_A_TERMINAL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+"""Characters that no terminal may get."""
+
+
+@pytest.fixture
+def hostile(client: FakeClient) -> FakeClient:
+    """A client with a topic whose key and document would act upon a terminal."""
+    client.add("hostile").rows[KEY] = Row(DOCUMENT.encode(), 1, None, 1)
+    return client
+
+
+def written(client: FakeClient, monkeypatch: pytest.MonkeyPatch, *arguments: str, is_terminal: bool) -> str:
+    """What a command writes to stdout, which claims to be a terminal or not."""
+    monkeypatch.setattr(_NamedTextIOWrapper, "isatty", lambda _: is_terminal, raising=False)
+    return run(client, *arguments).stdout_bytes.decode()
+
+
+@pytest.mark.parametrize("output_format", [one.value for one in Format])
+@pytest.mark.parametrize(
+    "command",
+    [("query", "hostile"), ("get", "hostile", KEY), ("subscribe", "hostile", "--sow", "--count", "1")],
+    ids=["query", "get", "subscribe"],
+)
+def test_no_control_character_of_the_data_reaches_a_terminal(
+    hostile: FakeClient, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...], output_format: str
+) -> None:
+    """X6."""
+    text = written(hostile, monkeypatch, *command, "--format", output_format, is_terminal=True)
+    text = re.sub(r"\x1b\[[0-9;]*m", "", text)  # a table's own colours
+
+    assert "x1b[2J" in text or "u001b[2J" in text
+    assert ON_A_TERMINAL.findall(text) == []
+
+
+def test_json_on_a_terminal_is_the_same_json(hostile: FakeClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """X6."""
+    for output_format in ("ndjson", "json"):
+        arguments = ("query", "hostile", "--format", output_format)
+        shown = written(hostile, monkeypatch, *arguments, is_terminal=True)
+        exact = written(hostile, monkeypatch, *arguments, is_terminal=False)
+        assert shown != exact
+        assert json.loads(shown) == json.loads(exact)
+
+
+def test_a_pipe_gets_exact_bytes(hostile: FakeClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """X6."""
+    text = written(hostile, monkeypatch, "query", "hostile", is_terminal=False)
+    assert f'"payload":{DOCUMENT}}}' in text
+    text = written(hostile, monkeypatch, "query", "hostile", "--format", "csv", is_terminal=False)
+    assert next(csv.DictReader(io.StringIO(text, newline="")))["key"] == KEY
+
+
+FORMULAS = ["=1+2", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", '=A1&",x"', '=HYPERLINK("http://x","y")']
+
+
+def test_csv_for_spreadsheets_has_no_formulas(client: FakeClient) -> None:
+    """X6. Story: a key that a stranger publishes runs as a formula where the CSV is opened."""
+    keys = [*FORMULAS, "plain", "1=1", "", "'quoted"]
+    client.add("odd").rows.update({key: Row(b"-5", 1, None, 1) for key in keys})
+
+    def read(*options: str) -> list[dict[str, str]]:
+        text = run(client, "query", "odd", "--format", "csv", *options).stdout_bytes.decode()
+        return list(csv.DictReader(io.StringIO(text, newline="")))
+
+    expected = {key: f"'{key}" if key in FORMULAS else key for key in keys}
+    assert {one["key"] for one in read("--csv-safe")} == set(expected.values())
+    assert {one["payload"] for one in read("--csv-safe")} == {"'-5"}
+    assert [one["key"] for one in read()] == sorted(keys)
+    assert {one["payload"] for one in read()} == {"-5"}
+
+
+def test_payloads_in_base64_are_guarded_too(client: FakeClient) -> None:
+    client.add("blobs", key=(), message_type="binary").rows["a"] = Row(b"\xf8\x00", 1, None, 1)
+    assert run(client, "query", "blobs", "--format", "csv").stdout.endswith(",+AA=\n")
+    assert run(client, "query", "blobs", "--format", "csv", "--csv-safe").stdout.endswith(",'+AA=\n")
+
+
+def test_messages_and_results_are_guarded_and_numbers_stay_numbers(client: FakeClient) -> None:
+    client.add("odd").rows["=1"] = Row(b"{}", -7, None, 1)
+    text = run(client, "subscribe", "odd", "--sow", "--count", "1", "--format", "csv", "--csv-safe").stdout
+    (message,) = csv.DictReader(io.StringIO(text))
+    assert (message["key"], message["version"]) == ("'=1", "-7")
+
+    for options, expected in ((("--csv-safe",), "'=name"), ((), "=name")):
+        buffer = io.TextIOWrapper(io.BytesIO())
+        with contextlib.redirect_stdout(buffer):
+            output = Output(Format.CSV, csv_safe=bool(options))
+            output.one([Fact("name", "=name", ""), Fact("lag", -1, "")])
+            output.many([[Fact("name", "=name", ""), Fact("lag", -1, "")]], names=["name", "lag"], nothing="")
+        assert buffer.buffer.getvalue().decode() == f"name,lag\n{expected},-1\n" * 2  # type: ignore[attr-defined]  # BytesIO
+
+
+@pytest.mark.parametrize("options", [(), ("--format", "ndjson"), ("--format", "table")])
+def test_the_guard_is_for_csv_alone(client: FakeClient, options: tuple[str, ...]) -> None:
+    result = CliRunner().invoke(sow, ["query", "orders", "--csv-safe", *options], obj=lambda _session: client)
+    assert result.exit_code == 2
+    assert "--csv-safe is for --format csv" in result.stderr
 
 
 def test_an_empty_table_says_so(client: FakeClient) -> None:

@@ -32,6 +32,8 @@ from sow_cli.command import sow
 from tests.support.fake_client import FakeClient
 client = FakeClient()
 client.add("orders", records=[{"id": one, "text": "x" * 100} for one in range(3)])
+from tests.support.fake_results import Row
+client.add("hostile").rows["\\x1b[2J"] = Row('{"id":"\\x7f\\x9b31m"}'.encode(), 1, None, 1)
 client.add("many", records=[{"id": one, "text": "x" * 1000} for one in range(3000)])
 def status():
     print("waiting", file=sys.stderr, flush=True)
@@ -109,6 +111,28 @@ def test_on_a_terminal_a_query_is_a_table_of_its_width(terminals: list[Terminal]
     assert lines[0].startswith("key  expires  published")
     assert [len(line) for line in lines[1:4]] == [80, 80, 80]
     assert lines[4].startswith("3 records, as of ")
+
+
+@pytest.mark.parametrize("output_format", ["ndjson", "csv", "json", "table"])
+def test_a_terminal_gets_no_control_characters_of_the_data(terminals: list[Terminal], output_format: str) -> None:
+    """X6."""
+    terminals.append(Terminal("query", "hostile", "--format", output_format))
+
+    text = plain(terminals[0].read_until(None))
+
+    assert "x1b[2J" in text or "u001b[2J" in text
+    assert re.findall("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]", text) == []
+    assert "x9b31m" in text or "u009b31m" in text
+
+
+def test_a_pipe_gets_the_bytes_of_the_data() -> None:
+    """X6."""
+    process = start(
+        "query", "hostile", "--format", "ndjson",
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    data, _ = process.communicate(timeout=SECONDS_MAX)
+    assert b'"payload":{"id":"\x7f\xc2\x9b31m"}}\n' in data
 
 
 @pytest.mark.parametrize(("answer", "code"), [("y\n", 0), ("n\n", 1)])
