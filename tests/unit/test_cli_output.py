@@ -150,7 +150,7 @@ def written(client: FakeClient, monkeypatch: pytest.MonkeyPatch, *arguments: str
 def test_no_control_character_of_the_data_reaches_a_terminal(
     hostile: FakeClient, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...], output_format: str
 ) -> None:
-    """X6."""
+    """X7."""
     text = written(hostile, monkeypatch, *command, "--format", output_format, is_terminal=True)
     text = re.sub(r"\x1b\[[0-9;]*m", "", text)  # a table's own colours
 
@@ -159,7 +159,7 @@ def test_no_control_character_of_the_data_reaches_a_terminal(
 
 
 def test_json_on_a_terminal_is_the_same_json(hostile: FakeClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    """X6."""
+    """X7."""
     for output_format in ("ndjson", "json"):
         arguments = ("query", "hostile", "--format", output_format)
         shown = written(hostile, monkeypatch, *arguments, is_terminal=True)
@@ -169,7 +169,7 @@ def test_json_on_a_terminal_is_the_same_json(hostile: FakeClient, monkeypatch: p
 
 
 def test_a_pipe_gets_exact_bytes(hostile: FakeClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    """X6."""
+    """X7."""
     text = written(hostile, monkeypatch, "query", "hostile", is_terminal=False)
     assert f'"payload":{DOCUMENT}}}' in text
     text = written(hostile, monkeypatch, "query", "hostile", "--format", "csv", is_terminal=False)
@@ -180,7 +180,7 @@ FORMULAS = ["=1+2", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", '=A1&",x"', '=HYPERL
 
 
 def test_csv_for_spreadsheets_has_no_formulas(client: FakeClient) -> None:
-    """X6. Story: a key that a stranger publishes runs as a formula where the CSV is opened."""
+    """X7. Story: a key that a stranger publishes runs as a formula where the CSV is opened."""
     keys = [*FORMULAS, "plain", "1=1", "", "'quoted"]
     client.add("odd").rows.update({key: Row(b"-5", 1, None, 1) for key in keys})
 
@@ -213,7 +213,7 @@ def test_messages_and_results_are_guarded_and_numbers_stay_numbers(client: FakeC
             output = Output(Format.CSV, csv_safe=bool(options))
             output.one([Fact("name", "=name", ""), Fact("lag", -1, "")])
             output.many([[Fact("name", "=name", ""), Fact("lag", -1, "")]], names=["name", "lag"], nothing="")
-        assert buffer.buffer.getvalue().decode() == f"name,lag\n{expected},-1\n" * 2  # type: ignore[attr-defined]  # BytesIO
+        assert buffer.buffer.getvalue().decode() == f"name,lag\n{expected},-1\n" * 2
 
 
 @pytest.mark.parametrize("options", [(), ("--format", "ndjson"), ("--format", "table")])

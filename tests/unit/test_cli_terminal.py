@@ -115,7 +115,7 @@ def test_on_a_terminal_a_query_is_a_table_of_its_width(terminals: list[Terminal]
 
 @pytest.mark.parametrize("output_format", ["ndjson", "csv", "json", "table"])
 def test_a_terminal_gets_no_control_characters_of_the_data(terminals: list[Terminal], output_format: str) -> None:
-    """X6."""
+    """X7."""
     terminals.append(Terminal("query", "hostile", "--format", output_format))
 
     text = plain(terminals[0].read_until(None))
@@ -126,7 +126,7 @@ def test_a_terminal_gets_no_control_characters_of_the_data(terminals: list[Termi
 
 
 def test_a_pipe_gets_the_bytes_of_the_data() -> None:
-    """X6."""
+    """X7."""
     process = start(
         "query", "hostile", "--format", "ndjson",
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
