@@ -10,6 +10,7 @@ from typing import Final
 
 import pytest
 
+from sow_server.engine.disk.private import tighten
 from sow_server.engine.values.clock import GuardedClock
 from sow_server.engine.values.errors import OpenError
 from sow_server.engine.values.model import Expiration, MessageType, TopicSettings
@@ -161,6 +162,7 @@ def wall() -> int:
 def test_a_server_whose_data_is_a_year_ahead_starts_only_when_told_that_the_clock_is_right(tmp_path: Path) -> None:
     prepare(tmp_path, wall() + YEAR)
     with ServerProcess(tmp_path, CONFIG, start=False) as server:
+        tighten(server.data)  # else the server tells of that, too
         with pytest.raises(DidNotStart) as refused:
             server.start()
         assert refused.value.code == 2

@@ -229,9 +229,10 @@ def assert_refused(server: ServerProcess, message: str) -> None:
     with pytest.raises(DidNotStart) as refused:
         server.start()
     assert refused.value.code == 2
-    (line,) = refused.value.said.splitlines()
+    line, *before = refused.value.said.splitlines()[::-1]
     assert line.startswith("sow-server: ")
     assert message in line
+    assert all("metrics_served" in event for event in before), "the metrics are served before the data are opened"
 
 
 def numbers_in(data: Path) -> list[int]:

@@ -187,6 +187,7 @@ def test_a_server_that_starts_is_alive_and_not_ready(tmp_path: Path) -> None:
 
 def test_metrics_with_tls_and_a_token(tmp_path: Path, certificates: Path) -> None:
     """X6. Other machines may reach this address."""
+    (tmp_path / "token").touch(0o600)
     (tmp_path / "token").write_text("s3cret!\n")
     config = (
         "[metrics]\nlisten = '0.0.0.0:0'\ntoken_file = 'token'\n"

@@ -105,7 +105,7 @@ def test_metrics_that_others_reach_need_a_token_or_tls_or_the_word(
     assert refusal(write(text)).startswith(message)
     tls = f'certificate = "{pems}/certificate.pem"\nkey = "{pems}/key.pem"\n'
     assert refusal(write(f"{text}[server.tls]\n{tls}")).startswith(message), "that of gRPC protects nothing here"
-    (tmp_path / "token").write_text("s3cret!\n", encoding="utf-8")
+    secret(tmp_path / "token", "s3cret!\n")
     for path, insecure in (
         (write(text), True),
         (write(text + tls), False),
@@ -116,7 +116,7 @@ def test_metrics_that_others_reach_need_a_token_or_tls_or_the_word(
 
 
 def test_the_protection_of_the_metrics_is_read(write: Write, pems: Path, tmp_path: Path) -> None:
-    (tmp_path / "token").write_text("s3cret!\n", encoding="utf-8")
+    secret(tmp_path / "token", "s3cret!\n")
     found = load(
         write(
             '[metrics]\nlisten = "0.0.0.0:9464"\ntoken_file = "token"\n'
@@ -146,19 +146,27 @@ def test_the_protection_of_the_metrics_is_read(write: Write, pems: Path, tmp_pat
         ),
         (
             'certificate = "{pems}/certificate.pem"\nkey = "{pems}/other.pem"',
-            "are not a certificate and its unencrypted",
+            "[metrics] key: {pems}/other.pem is not the key of",
         ),
         ('certificate = "{pems}/key.pem"\nkey = "{pems}/key.pem"', "[metrics] certificate: "),
-        ('certificate = "{pems}/certificate.pem"\nkey = "{pems}/encrypted.pem"', "[metrics] certificate: "),
+        (
+            'certificate = "{pems}/certificate.pem"\nkey = "{pems}/encrypted.pem"',
+            "[metrics] key: {pems}/encrypted.pem is encrypted",
+        ),
         ('token_file = "none"', "[metrics] token_file: none cannot be read (No such file or directory)"),
         ('token_file = "{pems}"', "cannot be read (Is a directory)"),
-        ('token_file = "sow.toml"', "[metrics] token_file: sow.toml does not hold one line of 1 to 1000 visible ASCII"),
+        ('token_file = "words"', "[metrics] token_file: words does not hold one line of 1 to 1000 visible ASCII"),
+        ('token_file = "sow.toml"', "[metrics] token_file: sow.toml holds a secret, and other users may access it"),
         ('token_file = ""', "[metrics] token_file: expected the path of a file"),
         ('token = "s3cret!"', "[metrics] token: unknown key, did you mean token_file?"),
     ],
 )
-def test_a_protection_that_protects_nothing_is_refused(write: Write, pems: Path, text: str, message: str) -> None:
+def test_a_protection_that_protects_nothing_is_refused(
+    write: Write, pems: Path, tmp_path: Path, text: str, message: str
+) -> None:
     """Whether or not there is a `listen`."""
+    message = message.replace("{pems}", str(pems))
+    secret(tmp_path / "words", "no token")
     for listen in ("", 'listen = "127.0.0.1:9464"\n'):
         assert message in refusal(write(f"[metrics]\n{listen}{text.replace('{pems}', str(pems))}"))
 
