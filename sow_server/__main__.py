@@ -60,6 +60,12 @@ def _run(given: argparse.Namespace) -> int:
         sys.stdout.write(config.render(settings))
         return EXIT_OK
     if given.check_config:
+        from sow_server.access_control import AccessControlError, check
+
+        try:
+            check(settings)
+        except AccessControlError as error:
+            return _trouble(str(error))
         for warning in config.warnings(settings):
             sys.stderr.write(f"sow-server: warning: {given.config or 'default configuration'}: {warning}\n")
         sys.stdout.write(f"{given.config or 'default configuration'}: ok\n")

@@ -27,13 +27,15 @@ import grpc
 import structlog
 import uvloop
 from google.protobuf import descriptor_pool
+from google.protobuf.descriptor import ServiceDescriptor
 from grpc_health.v1 import health, health_pb2
 from grpc_reflection.v1alpha import reflection
 
-from sow.v1 import admin_pb2, load_pb2, snapshot_pb2, sow_pb2
+from sow.v1 import access_pb2, admin_pb2, load_pb2, snapshot_pb2, sow_pb2
 from sow_server import __version__, malloc
+from sow_server.access_control import AccessControl, AccessControlError
 from sow_server.config import Config, ListenerConfig, MetricsConfig, clock_options, store_options
-from sow_server.engine.catalog.topics import Topic
+from sow_server.engine.catalog.topics import Topic, Topics
 from sow_server.engine.store import Store
 from sow_server.engine.values import policies
 from sow_server.engine.values.clock import GuardedClock
@@ -48,11 +50,13 @@ from sow_server.metrics_server import ListenError, serve_metrics
 from sow_server.query.exports import ExportOptions, Exports
 from sow_server.query.sort_memory import SortMemory
 from sow_server.retention.idle import IdleTopics
+from sow_server.services.access_service import AccessService
 from sow_server.services.admin_service import AdminService
 from sow_server.services.admission import Admission
-from sow_server.services.guard import guarded_handlers, handlers
+from sow_server.services.guard import CallAdmission, InFlight, foreign_handlers, handlers
 from sow_server.services.load_service import LoadService
 from sow_server.services.loading import Loading
+from sow_server.services.ownership import OwnedDurables
 from sow_server.services.reading import StoreReading
 from sow_server.services.snapshot_service import SnapshotService
 from sow_server.services.sow_service import SowService
@@ -74,6 +78,7 @@ SERVICES: Final[tuple[str, ...]] = (
     "sow.v1.AdminService",
     "sow.v1.SnapshotService",
     "sow.v1.LoadService",
+    "sow.v1.AccessService",
 )
 
 
@@ -133,17 +138,23 @@ async def _start(config: Config, running: AsyncExitStack) -> None:
     loading = Loading(store.loads, store.commits, clock, parts.admission, readers)
     services = (*SERVICES, *links.services)
     healthy = health.aio.HealthServicer()
-    own = _own_handlers(parts, links, loading, readers, config, metrics)
+    access = _access(config, store, metrics, readers)
+    running.callback(access.stop)
+    own = _services(parts, links, loading, readers, config, access)
+
+    in_flight = InFlight(config.limits.in_flight_bytes_max)
 
     def register(server: grpc.aio.Server, listener: ListenerConfig) -> None:
-        server.add_generic_rpc_handlers(own)
-        server.add_generic_rpc_handlers(_standard_handlers(healthy, services, reflects=config.reflects))
+        admission = CallAdmission(access.listener(listener), metrics, in_flight)
+        server.add_generic_rpc_handlers(tuple(handlers(of, servicer, admission) for of, servicer in own))
+        server.add_generic_rpc_handlers(_standard_handlers(healthy, services, admission, reflects=config.reflects))
         if listener.links:
-            server.add_generic_rpc_handlers(links.handlers())
+            server.add_generic_rpc_handlers(links.handlers(admission))
 
     listeners, addresses = _listen(config, register, links)
     metrics.watch_certificates(listeners.expiries)
 
+    access.start()
     timers.start()
     running.callback(timers.stop)
     loading.start()
@@ -232,7 +243,7 @@ class _Parts:
                 store.cuts,
                 clock,
                 hub,
-                lambda text: TopicFilters(store.cuts, text, (), (), SCAN_RECORDS).view,
+                lambda text, part: TopicFilters(store.cuts, text, (), (), SCAN_RECORDS, lambda topic: part).view,
             ),
             Admission(store.topics, store.durables, store.commits, clock),
             IdleTopics(store.topics, store.durables, store.administration, clock),
@@ -275,13 +286,21 @@ def _timers(parts: _Parts, readers: Executor, config: Config, go_on: Callable[[]
     )
 
 
-def _own_handlers(
-    parts: _Parts, links: InstanceLinks, loading: Loading, readers: Executor, config: Config, metrics: Metrics
-) -> tuple[grpc.GenericRpcHandler, ...]:
-    """The handlers of this project's own services, without those of the links."""
+def _access(config: Config, store: Store, metrics: Metrics, readers: Executor) -> AccessControl:
+    try:
+        return AccessControl(config, store.topics, metrics, readers)
+    except AccessControlError as error:
+        raise StartError(str(error)) from error
+
+
+def _services(
+    parts: _Parts, links: InstanceLinks, loading: Loading, readers: Executor, config: Config, access: AccessControl
+) -> tuple[tuple[ServiceDescriptor, object], ...]:
+    """This project's own services, without those of the links."""
     store, hub, consumers = parts.store, parts.hub, parts.consumers
     changes = Submissions(store.commits, store.topics, links, parts.admission)
-    reading = StoreReading(store.topics, store.cuts, store.origins, store.instance)
+    reading = StoreReading(store.cuts, store.origins, store.instance)
+    owned = OwnedDurables(store.durables)
     sow = SowService(
         reading,
         store.commits,
@@ -290,7 +309,8 @@ def _own_handlers(
         changes,
         readers,
         durability=config.server.durability,
-        rpcs=metrics,
+        dynamic_topics=config.server.dynamic_topics,
+        owned=owned,
         sort_memory=parts.sorts,
     )
     admin = AdminService(
@@ -302,34 +322,50 @@ def _own_handlers(
         store.upkeep,
         clock=parts.clock,
         consumers=consumers,
+        changes=Submissions(store.commits, store.topics, links),
         links=links,
         readers=readers,
         row_limits=store.replicas.changes.limits,
-        rpcs=metrics,
+        totals=lambda: _totals(store.topics),
+        owned=owned,
         instance=config.server.instance,
         version=__version__,
     )
-    snapshot = SnapshotService(reading, store.commits, parts.exports, hub, consumers, readers, metrics)
-    loads = LoadService(store.loads, store.commits, loading, readers, store.limits, metrics)
+    snapshot = SnapshotService(reading, store.commits, parts.exports, hub, consumers, readers, owned)
+    loads = LoadService(
+        store.loads,
+        store.commits,
+        loading,
+        readers,
+        store.limits,
+        dynamic_topics=config.server.dynamic_topics,
+    )
     return (
-        handlers(load_pb2.DESCRIPTOR.services_by_name["LoadService"], loads),
-        handlers(sow_pb2.DESCRIPTOR.services_by_name["SowService"], sow),
-        handlers(admin_pb2.DESCRIPTOR.services_by_name["AdminService"], admin),
-        handlers(snapshot_pb2.DESCRIPTOR.services_by_name["SnapshotService"], snapshot),
+        (load_pb2.DESCRIPTOR.services_by_name["LoadService"], loads),
+        (sow_pb2.DESCRIPTOR.services_by_name["SowService"], sow),
+        (admin_pb2.DESCRIPTOR.services_by_name["AdminService"], admin),
+        (snapshot_pb2.DESCRIPTOR.services_by_name["SnapshotService"], snapshot),
+        (access_pb2.DESCRIPTOR.services_by_name["AccessService"], AccessService(access)),
     )
 
 
+def _totals(topics: Topics) -> tuple[int, int]:
+    """The number of topics, and of their stored records."""
+    found = topics.by_id.values()
+    return len(found), sum(topic.statistics.records for topic in found)
+
+
 def _standard_handlers(
-    healthy: health.aio.HealthServicer, services: Sequence[str], *, reflects: bool
+    healthy: health.aio.HealthServicer, services: Sequence[str], admission: CallAdmission, *, reflects: bool
 ) -> tuple[grpc.GenericRpcHandler, ...]:
     """The handlers of health, and of reflection if it is to be served."""
     of_health = health_pb2.DESCRIPTOR.services_by_name["Health"]
-    found = guarded_handlers(of_health, healthy)  # type: ignore[arg-type]  # the stubs name another base
+    found = foreign_handlers(of_health, healthy, admission)  # type: ignore[arg-type]  # the stubs name another base
     if not reflects:
         return (found,)
     of_reflection = descriptor_pool.Default().FindServiceByName(reflection.SERVICE_NAME)
     reflecting = reflection.aio.ReflectionServicer((*services, of_health.full_name, of_reflection.full_name))
-    return (found, guarded_handlers(of_reflection, reflecting))
+    return (found, foreign_handlers(of_reflection, reflecting, admission))
 
 
 def _link(store: Store, clock: GuardedClock, config: Config, readers: Executor) -> InstanceLinks:

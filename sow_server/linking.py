@@ -20,14 +20,15 @@ from sow_replication import ports
 from sow_replication.node import Node
 from sow_replication.options import Mode, NodeOptions, PeerOptions
 from sow_replication.service import Replication
-from sow_server.config import Config, PeerConfig, replication_token
+from sow_server.access.caller import Call
+from sow_server.config import Config, PeerConfig, peer_tokens, replication_token
 from sow_server.engine.commit.commits import Commits
 from sow_server.engine.store import Store
 from sow_server.engine.values.clock import GuardedClock
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import MICROS
 from sow_server.peers import PeerStore
-from sow_server.services.guard import guarded_handlers
+from sow_server.services.guard import CallAdmission, Context, foreign_handlers
 from sow_server.services.replication import Links
 
 log = structlog.get_logger(__name__)
@@ -61,8 +62,8 @@ class InstanceLinks(Links, Protocol):
     message_bytes_max: int
     """The largest message between instances; 0: there are none."""
 
-    def handlers(self) -> tuple[grpc.GenericRpcHandler, ...]:
-        """The handlers of `services`."""
+    def handlers(self, admission: CallAdmission) -> tuple[grpc.GenericRpcHandler, ...]:
+        """The handlers of `services`, for one listener."""
 
     async def start(self, report: Callable[[admin_pb2.GetReplicationStatusResponse], None]) -> None:
         """Dials the peers from now on, and reports the state of the links every second, on the event loop."""
@@ -88,7 +89,9 @@ def link(store: Store, clock: GuardedClock, config: Config, readers: Executor) -
     )
     node = Node(peer_store, node_options(config), random.Random())
     node.observe = log_event
-    links = Replication(node, readers=readers, token=replication_token(config), channel=dialling(config))
+    links = Replication(
+        node, readers=readers, token=replication_token(config), tokens=peer_tokens(config), channel=dialling(config)
+    )
     store.commits.follow(lambda commits, synced: node.wake())
     return Linked(links, message_bytes_max=config.limits.link_bytes_max)
 
@@ -103,10 +106,10 @@ class Linked(InstanceLinks):
         self._links = links
         self._reporting: asyncio.Task[None] | None = None
 
-    def handlers(self) -> tuple[grpc.GenericRpcHandler, ...]:
+    def handlers(self, admission: CallAdmission) -> tuple[grpc.GenericRpcHandler, ...]:
         """The handlers of the service that peers call."""
         service = replication_pb2.DESCRIPTOR.services_by_name["ReplicationService"]
-        return (guarded_handlers(service, self._links.servicer),)
+        return (foreign_handlers(service, self._links.servicer, admission, _LinkContext),)
 
     async def start(self, report: Callable[[admin_pb2.GetReplicationStatusResponse], None]) -> None:
         """Dials the peers, and reports."""
@@ -163,7 +166,7 @@ class NoLinks(InstanceLinks):
         self._commits = commits
         self._instance = instance
 
-    def handlers(self) -> tuple[grpc.GenericRpcHandler, ...]:
+    def handlers(self, admission: CallAdmission) -> tuple[grpc.GenericRpcHandler, ...]:
         """None."""
         return ()
 
@@ -198,6 +201,18 @@ class NoLinks(InstanceLinks):
     ) -> AsyncGenerator[admin_pb2.RepairReplicationResponse, None]:
         """Always PEER_NOT_FOUND."""
         raise _no_peer(request.peer)
+
+
+class _LinkContext:
+    """gRPC's context of a call, and the peer that calls."""
+
+    def __init__(self, context: Context, call: Call) -> None:
+        self._context = context
+        peer = call.peer
+        self.peer_caller: Final = ports.ANY_CALLER if peer is None else ports.PeerCaller(peer.name, peer.matches)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._context, name)
 
 
 def _no_peer(name: str) -> StoreError:

@@ -27,6 +27,7 @@ Register: TypeAlias = Callable[[grpc.aio.Server, ListenerConfig], None]
 
 LOOK_SECONDS: Final = 60.0
 """How often certificates are looked at besides at each connection, for the log and the metrics."""
+_IDENTITY_ALONE: Final = 1
 _MILLI: Final = MICROS // 1000
 
 
@@ -127,6 +128,9 @@ def options(listener: ListenerConfig, server: ServerConfig, message_bytes_max: i
         # It is gRPC's default, without which the bound is of no use against resets ([4]); so it is written here.
         ("grpc.http.overload_protection", 1),
     ]
+    if not server.compression:
+        # One byte of a compressed message may become a thousand in memory, before any bound of ours sees it.
+        found.append(("grpc.compression_enabled_algorithms_bitset", _IDENTITY_ALONE))
     connections_max = listener.max_connections or server.max_connections
     if connections_max is not None:
         found.append(("grpc.max_allowed_incoming_connections", connections_max))

@@ -145,6 +145,8 @@ class Metrics(Collector):
         self._commit_records = Distribution(_COMMIT_RECORDS)
         self._lag_micros = Distribution([bound * MICROS for bound in _LAG_SECONDS])
         self._stalls = 0
+        self._authentication_failures = 0
+        self._access_denied: dict[tuple[str, str], int] = {}
         # Written by the event loop.
         self._rpcs: dict[tuple[str, str], int] = {}
         self._rpc_seconds: dict[str, Distribution] = {}
@@ -222,6 +224,17 @@ class Metrics(Collector):
             taken = self._rpc_seconds[method] = Distribution(_RPC_SECONDS)
         taken.add(seconds)
 
+    # -- from access control ----------------------------------------------------------------------------------------
+
+    def authentication_failed(self) -> None:
+        """A call showed no credential that the server knows."""
+        self._authentication_failures += 1
+
+    def access_denied(self, method: str, action: str) -> None:
+        """A call was refused something."""
+        denied = (method, action)
+        self._access_denied[denied] = self._access_denied.get(denied, 0) + 1
+
     # -- from the links ---------------------------------------------------------------------------------------------
 
     def links_are(self, status: admin_pb2.GetReplicationStatusResponse) -> None:
@@ -296,6 +309,17 @@ class Metrics(Collector):
 
     def _rpc_metrics(self) -> Iterator[Metric]:
         # dict() copies in one step, whatever the event loop adds meanwhile.
+        failures = CounterMetricFamily(
+            "sow_authentication_failures", "Calls refused for want of a credential that the server knows."
+        )
+        failures.add_metric([], self._authentication_failures)
+        yield failures
+        denied = CounterMetricFamily(
+            "sow_access_denied", "Refusals for want of a permission, by method and action.", labels=["method", "action"]
+        )
+        for labels, count in sorted(self._access_denied.items()):
+            denied.add_metric(labels, count)
+        yield denied
         calls = CounterMetricFamily("sow_rpcs", "Calls that have ended, by gRPC status.", labels=["method", "code"])
         for (method, code), count in sorted(dict(self._rpcs).items()):
             calls.add_metric([method, code], count)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from sow_cli import durables, policies, publishing, records, replication, server, subscribing, topics
+from sow_cli import access, durables, policies, publishing, records, replication, server, subscribing, topics
 from sow_cli.exits import RootGroup
 from sow_cli.session import DEFAULT_SERVER, Connect, Session, connect
 from sow_client import Tls
@@ -38,9 +38,29 @@ _EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     metavar="HOST:PORT",
     help="Address of the server.",
 )
-@click.option("--tls-ca", type=_EXISTING_FILE, metavar="FILE", help="PEM certificates to trust; turns TLS on.")
-@click.option("--tls-cert", type=_EXISTING_FILE, metavar="FILE", help="PEM certificate of this client; turns TLS on.")
-@click.option("--tls-key", type=_EXISTING_FILE, metavar="FILE", help="PEM key of --tls-cert.")
+@click.option(
+    "--tls-ca",
+    type=_EXISTING_FILE,
+    envvar="SOW_TLS_CA",
+    metavar="FILE",
+    help="PEM certificates to trust; turns TLS on.",
+)
+@click.option(
+    "--tls-cert",
+    type=_EXISTING_FILE,
+    envvar="SOW_TLS_CERT",
+    metavar="FILE",
+    help="PEM certificate of this client; turns TLS on.",
+)
+@click.option("--tls-key", type=_EXISTING_FILE, envvar="SOW_TLS_KEY", metavar="FILE", help="PEM key of --tls-cert.")
+@click.option(
+    "--token-file",
+    type=_EXISTING_FILE,
+    envvar="SOW_TOKEN_FILE",
+    show_envvar=True,
+    metavar="FILE",
+    help="A file with the token to show.",
+)
 @click.option("--tls-server-name", metavar="NAME", help="Name to expect in the server's certificate; turns TLS on.")
 @click.version_option(_version(), message="%(prog)s %(version)s")
 @click.pass_context
@@ -51,6 +71,7 @@ def sow(
     tls_cert: Path | None,
     tls_key: Path | None,
     tls_server_name: str | None,
+    token_file: Path | None,
 ) -> None:
     """Publish, read and delete records of a SOW server: the last value of every key, with lifetimes.
 
@@ -65,7 +86,7 @@ def sow(
     if tls_ca or tls_cert or tls_server_name:
         tls = Tls(ca=tls_ca, certificate=tls_cert, key=tls_key, server_name=tls_server_name)
     replacement: Connect | None = ctx.obj
-    ctx.obj = Session(address, tls, replacement or connect)
+    ctx.obj = Session(address, tls, replacement or connect, token_file)
 
 
 for _command in (
@@ -88,5 +109,9 @@ for _command in (
     server.status,
     server.compact,
     server.accept_clock,
+    access.whoami,
+    access.auth,
+    access.token,
+    access.sessions,
 ):
     sow.add_command(_command)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final, TypeAlias
 
 import click
@@ -22,6 +23,7 @@ class Session:
     server: str
     tls: Tls | None
     connect: Connect
+    token_file: Path | None = None
 
     @property
     def command(self) -> str:
@@ -41,4 +43,4 @@ Connect: TypeAlias = Callable[[Session], Client]
 
 def connect(session: Session) -> Client:
     """Makes the real client; tests replace it by a fake."""
-    return Client(session.server, tls=session.tls, connect_timeout=CONNECT_SECONDS_MAX)
+    return Client(session.server, tls=session.tls, token=session.token_file, connect_timeout=CONNECT_SECONDS_MAX)

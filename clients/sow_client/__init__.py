@@ -13,9 +13,10 @@
 Names that are not in `__all__` are private, whatever module they are in.
 """
 
+from sow_client._access import AccessDecision, CallerSession, Identity
 from sow_client._aio_publisher import AsyncPublisher
 from sow_client._changes import ChangesPlan, Pin
-from sow_client._channel import Tls
+from sow_client._channel import Tls, Token
 from sow_client._durable import AsyncDurableSubscription, DurableSubscription
 from sow_client._exports import Export
 from sow_client._loads import AsyncLoadStager, Load, LoadFigures, LoadInfo, LoadPart, LoadProgress, LoadStager
@@ -104,6 +105,7 @@ __all__ = [
     "NEVER",
     "UNLIMITED",
     "Aborted",
+    "AccessDecision",
     "Ack",
     "AlreadyExists",
     "AsyncClient",
@@ -115,6 +117,7 @@ __all__ = [
     "BacklogActionName",
     "BackupMade",
     "Browsed",
+    "CallerSession",
     "Cancelled",
     "Change",
     "ChangesPlan",
@@ -136,6 +139,7 @@ __all__ = [
     "Export",
     "FailedPrecondition",
     "Gap",
+    "Identity",
     "IncomingLink",
     "IndexStatus",
     "InternalError",
@@ -180,6 +184,7 @@ __all__ = [
     "Status",
     "Subscription",
     "Tls",
+    "Token",
     "Topic",
     "TopicChecked",
     "TopicSettings",

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import os
 import re
@@ -34,6 +35,7 @@ _SOW: Final = "sow.v1.SowService"
 _ADMIN: Final = "sow.v1.AdminService"
 _SNAPSHOT: Final = "sow.v1.SnapshotService"
 _LOAD: Final = "sow.v1.LoadService"
+_ACCESS: Final = "sow.v1.AccessService"
 # Calls with one answer only: a stream that gRPC repeats when the server dies under it may never end (gRPC 1.85). The
 # clients repeat queries themselves.
 _REPEATABLE: Final = (
@@ -55,6 +57,9 @@ _REPEATABLE: Final = (
     (_LOAD, "ListLoads"),
     (_LOAD, "RenewLoad"),
     (_LOAD, "AbortLoad"),
+    (_ACCESS, "WhoAmI"),
+    (_ACCESS, "CheckAccess"),
+    (_ACCESS, "ListSessions"),
 )
 _RETRY_POLICY: Final = {
     "maxAttempts": 5,
@@ -158,6 +163,67 @@ def open_aio_channel(server: str, tls: Tls | None) -> grpc.aio.Channel:
     return grpc.aio.secure_channel(server, tls.credentials(), options=options(server, tls))
 
 
+Token: TypeAlias = "str | os.PathLike[str] | Callable[[], str]"
+"""A bearer token: the text itself, a file that holds it, or a function that gives it. A file is read again when it has
+changed, and a function is called before each call: so a token can be renewed while the client runs."""
+
+
+class Bearer:
+    """Gives the metadata that shows a token."""
+
+    def __init__(self, token: Token) -> None:
+        self._token = token
+        self._stamp: tuple[int, int] | None = None
+        self._read = ""
+
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """The metadata of the next call. Raises InvalidArgument if the file cannot be read."""
+        return (("authorization", f"Bearer {self._text()}"),)
+
+    def _text(self) -> str:
+        if isinstance(self._token, str):
+            return self._token
+        if callable(self._token):
+            return self._token()
+        path = Path(self._token)
+        try:
+            state = path.stat()
+            stamp = (state.st_mtime_ns, state.st_ino)
+            if stamp != self._stamp:
+                if state.st_mode & 0o077:
+                    raise invalid("token", f"other users may read {path}; run: chmod 600 {path}")
+                self._read = path.read_text(encoding="utf-8").strip()
+                self._stamp = stamp
+        except OSError as error:
+            raise invalid("token", f"cannot read {path}: {error.strerror}") from error
+        return self._read
+
+
+def bearer(token: Token | None, server: str, tls: Tls | None) -> Bearer | None:
+    """The bearer of a token for a server. Raises InvalidArgument where anybody in between could read it."""
+    if token is None:
+        return None
+    if tls is None and not _is_local(server):
+        raise invalid("token", f"is not sent in plain text to {server}, which is on another machine: set tls")
+    found = Bearer(token)
+    if not callable(token):
+        found.metadata()  # a file that cannot be read is told at once
+    return found
+
+
+def _is_local(server: str) -> bool:
+    if server.startswith("unix:"):
+        return True
+    match = _ADDRESS.fullmatch(server)
+    host = "" if match is None else match["host"].strip("[]")
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
 _Call: TypeAlias = Callable[..., Any]
 
 
@@ -168,9 +234,13 @@ class CheckedChannel:
     RESOURCE_EXHAUSTED. A blocking channel that is closed already raises Cancelled (CLOSED) instead of ValueError.
     """
 
-    def __init__(self, channel: grpc.Channel | grpc.aio.Channel, *, measured: bool) -> None:
-        """`measured`: check the size of requests. False for a channel of the program's, which has its own limit."""
+    def __init__(
+        self, channel: grpc.Channel | grpc.aio.Channel, *, measured: bool, bearer: Bearer | None = None
+    ) -> None:
+        """`measured`: check the size of requests. False for a channel of the program's, which has its own limit.
+        `bearer`: the token that each call shows."""
         self._channel = channel
+        self._bearer = bearer
         self._measured = measured
         self._closed_error = ValueError if isinstance(channel, grpc.Channel) else ()
 
@@ -187,13 +257,15 @@ class CheckedChannel:
         return self._checked(self._channel.stream_stream(*arguments, **named), one_request=False)
 
     def _checked(self, method: _Call, *, one_request: bool) -> _Call:
-        measured, closed_error = self._measured and one_request, self._closed_error
+        measured, closed_error, bearer = self._measured and one_request, self._closed_error, self._bearer
 
         def call(request: Any, timeout: float | None = None) -> Any:
             if measured and (size := request.ByteSize()) > MESSAGE_BYTES_MAX:
                 raise request_too_large(size)
             try:
-                return method(request, timeout=timeout)
+                if bearer is None:
+                    return method(request, timeout=timeout)
+                return method(request, timeout=timeout, metadata=bearer.metadata())
             except closed_error as error:
                 raise closed("client") from error
 

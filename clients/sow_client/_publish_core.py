@@ -48,7 +48,15 @@ END_SECONDS: Final = 1.0
 """The time that a closing publisher gives the server to end the stream in order."""
 
 RETRIED_REASONS: Final = frozenset(
-    {"STREAM_BROKEN", "OVERLOADED", "WRITE_STALLED", "STOPPING", "BACKLOG_QUOTA_EXCEEDED"}
+    {
+        "STREAM_BROKEN",
+        "OVERLOADED",
+        "WRITE_STALLED",
+        "STOPPING",
+        "BACKLOG_QUOTA_EXCEEDED",
+        "ACCESS_CHANGED",
+        "LIMIT_EXCEEDED",
+    }
 )
 """Reasons that pass by themselves: unacknowledged records are sent again."""
 FATAL_REASONS: Final = frozenset({"DISK_FULL", "STORE_FAILED", "PUBLISHER_FENCED"})

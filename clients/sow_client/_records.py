@@ -156,7 +156,7 @@ class Record(msgspec.Struct, gc=False, eq=False, repr_omit_defaults=True):
 ChangeOp: TypeAlias = Literal["sow", "put", "oof", "delete", "expire", "snapshot_end", "resync"]
 """The kind of a message of a subscription (rule S2): see `Change`."""
 
-ChangeReason: TypeAlias = Literal["touched", "deleted", "expired", "match"]
+ChangeReason: TypeAlias = Literal["touched", "deleted", "expired", "match", "not_permitted"]
 """The reason (rule S2): a put that changed only the lifetime; out of focus because the record was deleted, has expired,
 or no longer matches."""
 

@@ -43,7 +43,7 @@ RETRY_SECONDS: Final = 300.0
 """The time that a subscription tries to connect again. It is enough for the restart of a server with much data, and
 short enough to report a server that is gone."""
 
-PASSING_REASONS: Final = _statuses.CUT_REASONS | {"STOPPING", "OVERLOADED"}
+PASSING_REASONS: Final = _statuses.CUT_REASONS | {"STOPPING", "OVERLOADED", "ACCESS_CHANGED"}
 """The call is made again, and continues at the position reached."""
 RESYNC_REASONS: Final = frozenset({"RESYNC_REQUIRED", "BOOKMARK_TOO_OLD", "BOOKMARK_OTHER_EPOCH", "BOOKMARK_IN_FUTURE"})
 """The journal does not continue at the position reached; a new snapshot is needed ([3])."""
@@ -60,6 +60,7 @@ _REASONS: Final[Mapping[int, ChangeReason | None]] = {
     sow_pb2.CHANGE_REASON_DELETED: "deleted",
     sow_pb2.CHANGE_REASON_EXPIRED: "expired",
     sow_pb2.CHANGE_REASON_MATCH: "match",
+    sow_pb2.CHANGE_REASON_NOT_PERMITTED: "not_permitted",
 }
 _REMOVED: Final = frozenset({("oof", "deleted"), ("oof", "expired"), ("delete", None), ("expire", None)})
 """Messages whose record is the removed one."""
@@ -239,7 +240,8 @@ class SubscriptionCore:
 
         `now` is a monotonic clock in seconds, `jitter` a random number in [0, 1).
         """
-        if error.reason in RESYNC_REASONS and self._request.sow:
+        # After a change of permissions, rows that it holds may be hidden: only a new snapshot tells which.
+        if error.reason in RESYNC_REASONS | {"ACCESS_CHANGED"} and self._request.sow:
             self._snapshot = True
         elif not self._passes(error):
             raise self._failure(error)

@@ -19,7 +19,7 @@ from typing import Final, cast
 import grpc
 import grpc.aio
 
-from sow_client._channel import CheckedChannel, Tls, open_aio_channel, open_channel, target
+from sow_client._channel import CheckedChannel, Tls, Token, bearer, open_aio_channel, open_channel, target
 from sow_client._statuses import EndedCall, closed, unreachable
 
 CLOSE_SECONDS_MAX: Final = 1.0
@@ -38,14 +38,22 @@ certificate that is not trusted. gRPC's interface offers no other way to learn t
 class Transport:
     """The channel of a blocking client. A channel that the program brings is used as it is, and stays open."""
 
-    def __init__(self, server: str, tls: Tls | None, connect_timeout: float, channel: grpc.Channel | None) -> None:
+    def __init__(
+        self,
+        server: str,
+        tls: Tls | None,
+        connect_timeout: float,
+        channel: grpc.Channel | None,
+        token: Token | None = None,
+    ) -> None:
         self.server = target(server)
         self.is_closed = False
+        shown = None if channel is not None else bearer(token, self.server, tls)
         self.is_own = channel is None
         """The client opened the channel, watches it, and closes it."""
         self._channel = open_channel(self.server, tls) if channel is None else channel
         self._connection = Connection(self._channel, self.server, connect_timeout) if self.is_own else None
-        self.calls = cast(grpc.Channel, CheckedChannel(self._channel, measured=self.is_own))
+        self.calls = cast(grpc.Channel, CheckedChannel(self._channel, measured=self.is_own, bearer=shown))
         """The channel as the generated stubs get it."""
 
     def await_ready(self, seconds: float | None = None) -> None:
@@ -89,14 +97,22 @@ class Transport:
 class AioTransport:
     """The channel of an asynchronous client. A channel that the program brings is used as it is, and stays open."""
 
-    def __init__(self, server: str, tls: Tls | None, connect_timeout: float, channel: grpc.aio.Channel | None) -> None:
+    def __init__(
+        self,
+        server: str,
+        tls: Tls | None,
+        connect_timeout: float,
+        channel: grpc.aio.Channel | None,
+        token: Token | None = None,
+    ) -> None:
         self.server = target(server)
         self.is_closed = False
+        shown = None if channel is not None else bearer(token, self.server, tls)
         self.is_own = channel is None
         """The client opened the channel, and closes it."""
         self._channel = open_aio_channel(self.server, tls) if channel is None else channel
         self._connection = AioConnection(self._channel, self.server, connect_timeout) if self.is_own else None
-        self.calls = cast(grpc.aio.Channel, CheckedChannel(self._channel, measured=self.is_own))
+        self.calls = cast(grpc.aio.Channel, CheckedChannel(self._channel, measured=self.is_own, bearer=shown))
         """The channel as the generated stubs get it."""
 
     async def await_ready(self, seconds: float | None = None) -> None:

@@ -256,6 +256,11 @@ CLASS_OF_REASON: Mapping[str, type[SowError]] = {
     "TIME_IN_FUTURE": FailedPrecondition,
     "BACKUP_UNAVAILABLE": FailedPrecondition,
     "BACKUP_EXISTS": AlreadyExists,
+    "UNAUTHENTICATED": PermissionDenied,
+    "PERMISSION_DENIED": PermissionDenied,
+    "LIMIT_EXCEEDED": ResourceExhausted,
+    "ACCESS_CHANGED": Unavailable,
+    "AUDIT_UNAVAILABLE": Unavailable,
 }
 """The exception for each reason. A test compares the table with `sow.v1.ErrorReason`."""
 

@@ -38,7 +38,7 @@ from sow_peering import Identity, MergeCounts
 from sow_replication.backoff import OPERATORS, Backoff
 from sow_replication.greeting import Decision, Known, Wait, decide, not_itself
 from sow_replication.options import Mode, NodeOptions, PeerOptions
-from sow_replication.ports import Reason, Refused, Store
+from sow_replication.ports import ANY_CALLER, PeerCaller, Reason, Refused, Store
 from sow_replication.receiver import Receiver
 from sow_replication.sender import Sender
 
@@ -277,9 +277,9 @@ class Node:
 
     # -- receiving links --------------------------------------------------------------------------------------------
 
-    def accept(self) -> Receiver:
+    def accept(self, caller: PeerCaller = ANY_CALLER) -> Receiver:
         """Makes the machine for a stream that has come."""
-        receiver = Receiver(self.store, self.options, self)
+        receiver = Receiver(self.store, self.options, self, caller)
         self._receivers.add(receiver)
         return receiver
 
@@ -292,7 +292,7 @@ class Node:
             hello,
             Known(
                 own=self.store.identity,
-                accepted=incoming is not None,
+                accepted=incoming is not None and receiver.caller.is_named(name),
                 live=None if live is None else live.identity,
                 row=self.store.source(name),
                 sends=self.store.peer(name) if self._mutual(name, hello.topics_pattern) else None,

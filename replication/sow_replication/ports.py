@@ -16,6 +16,7 @@ only stores read. Sequences are positions in one instance's journal and mean not
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from sow.v1 import types_pb2
@@ -33,6 +34,24 @@ from sow_peering import (
     TopicAnswer,
     TopicKind,
 )
+
+
+@dataclass(frozen=True, slots=True)
+class PeerCaller:
+    """The instance at the other end of a call, as its credential says (rule R11)."""
+
+    name: str | None = None
+    """Its name; None: it has proved none, so it may use any name that is accepted."""
+    permits: Callable[[str], bool] = lambda topic: True
+    """Whether it may send a topic, and compare it, by the topic's name."""
+
+    def is_named(self, name: str) -> bool:
+        """Whether it may use a name."""
+        return self.name is None or self.name == name
+
+
+ANY_CALLER = PeerCaller()
+
 
 Reason: TypeAlias = types_pb2.ErrorReason.ValueType
 """A number of `sow.v1.ErrorReason`."""

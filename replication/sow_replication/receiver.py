@@ -29,7 +29,7 @@ from sow_peering import Identity, MergeCounts, Packed, Purged, SeedRange, TopicA
 from sow_replication.greeting import Begin, Continue, Decision, pending
 from sow_replication.messages import identity_of, instance_of, kind_of
 from sow_replication.options import NodeOptions
-from sow_replication.ports import Refused, Store
+from sow_replication.ports import ANY_CALLER, PeerCaller, Refused, Store
 from sow_replication.sender import TopicState
 from sow_replication.skew import Skew
 
@@ -54,8 +54,9 @@ class Home(Protocol):
 class Receiver:
     """One link from one sender."""
 
-    def __init__(self, store: Store, options: NodeOptions, home: Home) -> None:
+    def __init__(self, store: Store, options: NodeOptions, home: Home, caller: PeerCaller = ANY_CALLER) -> None:
         self._store = store
+        self.caller: Final = caller
         self._options = options
         self._home = home
         self.wake: Callable[[], None] = lambda: None
@@ -200,7 +201,12 @@ class Receiver:
     def _answers(self) -> list[TopicAnswer]:
         assert self.identity is not None, "the sender has said Hello"
         self._topics_version = self._store.topics_version
-        return self._store.answers(self.identity.name, list(self._kinds.values()))
+        permits = self.caller.permits
+        kinds = [kind for name, kind in self._kinds.items() if permits(name)]
+        return [
+            *self._store.answers(self.identity.name, kinds),
+            *[_not_permitted(name) for name in self._kinds if not permits(name)],
+        ]
 
     def _take_topics(self, topics: Iterable[replication_pb2.ReplicatedTopic]) -> None:
         kinds = {topic.name: kind_of(topic) for topic in topics}
@@ -229,6 +235,7 @@ class Receiver:
             size += len(chunk)
         if crc != changes.crc32:
             return self._damaged()
+        chunks = [chunk for chunk in chunks if self.caller.permits(chunk.topic)]
         if changes.after > self._received or changes.upto < changes.after:
             # Changes in between were lost on the way. No operator has to mend that, so the sender soon tries again.
             return self.fail(
@@ -270,6 +277,8 @@ class Receiver:
         if zlib.crc32(chunk) != seed.crc32:
             return self._damaged()
         name = seed.topic
+        if not self.caller.permits(name):
+            return self._breach(f"{self.identity.name} may not send {name[:200]}")
         told = self._told.get(name)
         if told is not None and _state(told) is TopicState.SEEDED:
             self._told[name] = TopicAnswer(name, wanted=True)  # the sender seeds changes that its journal has lost
@@ -303,7 +312,7 @@ class Receiver:
         if kind is None:
             return  # the topic has left the link meanwhile
         assert self.identity is not None, "the sender has said Hello"
-        answer = self._store.answer(self.identity.name, kind)
+        answer = self._store.answer(self.identity.name, kind) if self.caller.permits(name) else _not_permitted(name)
         if _state(answer) is TopicState.SEEDED:
             self._told[name] = answer
         else:
@@ -382,6 +391,10 @@ class Receiver:
             self._out.clear()
             self._home.ended(self)
             self.wake()
+
+
+def _not_permitted(topic: str) -> TopicAnswer:
+    return TopicAnswer(topic, reason=types_pb2.ERROR_REASON_PERMISSION_DENIED, message="this peer may not send it")
 
 
 def _state(answer: TopicAnswer) -> TopicState:

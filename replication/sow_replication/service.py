@@ -10,10 +10,11 @@ import asyncio
 import contextlib
 import hmac
 import itertools
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from concurrent.futures import Executor
 from contextlib import aclosing
 from functools import partial
+from types import MappingProxyType
 from typing import Final, TypeAlias, TypeVar
 
 import grpc
@@ -26,7 +27,7 @@ from sow_replication.calls import Calls
 from sow_replication.greeting import not_accepted
 from sow_replication.node import Gate, Node, Outgoing
 from sow_replication.options import SECOND
-from sow_replication.ports import Refused
+from sow_replication.ports import ANY_CALLER, PeerCaller, Refused
 from sow_replication.reads import Fetched, Read
 from sow_replication.receiver import Receiver
 from sow_replication.repair import fetch_rows, merge_rows, repair
@@ -37,6 +38,7 @@ from sow_replication.wire import abort, opened, reason_name, refused_by, sealed
 
 log = structlog.get_logger(__name__)
 
+NO_TOKENS: Final[Mapping[str, str]] = MappingProxyType({})
 IDLE_SECONDS: Final = 1.0
 """The longest time that a dialling task waits before it checks again."""
 
@@ -62,12 +64,15 @@ class Replication:
         readers: Executor,
         channel: Callable[[str], grpc.aio.Channel],
         token: str = "",
+        tokens: Mapping[str, str] = NO_TOKENS,
     ) -> None:
-        """`token`: peers must present it, and it is presented to them; empty: none."""
+        """`token`: peers must present it, and it is presented to them; empty: none. `tokens`: other tokens to present,
+        by the name of the peer."""
         self.node: Final = node
         self._readers = readers
         self._channel = channel
-        self._metadata = (("authorization", f"Bearer {token}"),) if token else ()
+        self._token = token
+        self._tokens = tokens
         self._tasks: list[asyncio.Task[None]] = []
         self._stopped = asyncio.Event()
         self.servicer: Final = Servicer(node, readers, token, self._stopped)
@@ -141,7 +146,7 @@ class Replication:
             filter_text=out.peer.filter,
         )
         async with self._channel(out.peer.address) as channel:
-            calls = Calls(self._stub(channel), out.peer.address, self._metadata)
+            calls = Calls(self._stub(channel), out.peer.address, self._metadata(name))
             yield calls, self.node.store.topics(out.peer.topics), means
 
     def _stub(self, channel: grpc.aio.Channel) -> Stub:
@@ -169,7 +174,7 @@ class Replication:
             sender = self.node.dialled(out)
             try:
                 async with self._channel(out.peer.address) as channel:
-                    await self._drive(sender, self._stub(channel))
+                    await self._drive(sender, self._stub(channel), self._metadata(out.peer.name))
             except Exception as error:  # a bug here must not end replication for good
                 log.exception("replication_link_failed", peer=out.peer.name)
                 sender.fail(_internal(error))
@@ -177,8 +182,12 @@ class Replication:
                 sender.fail(Refused(types_pb2.ERROR_REASON_STOPPING, "the instance is stopping"))
                 self.node.closed(sender)
 
-    async def _drive(self, sender: Sender, stub: Stub) -> None:
-        call = stub.Replicate(metadata=self._metadata)
+    def _metadata(self, peer: str) -> tuple[tuple[str, str], ...]:
+        token = self._tokens.get(peer, self._token)
+        return (("authorization", f"Bearer {token}"),) if token else ()
+
+    async def _drive(self, sender: Sender, stub: Stub, metadata: tuple[tuple[str, str], ...]) -> None:
+        call = stub.Replicate(metadata=metadata)
         wakened = asyncio.Event()
 
         def wake() -> None:
@@ -289,12 +298,13 @@ class Servicer(replication_pb2_grpc.ReplicationServiceServicer):
             receiver.fail(Refused(types_pb2.ERROR_REASON_STOPPING, "the instance is stopping"))
 
     async def _check(self, context: Context) -> None:
-        """Ends a call without the right token (rule R11), and every call once this instance is stopping."""
+        """Ends a call without the right token (rule R11), unless its caller is known otherwise, and every call once
+        this instance is stopping."""
         if self._stopped.is_set():
             await abort(context, Refused(types_pb2.ERROR_REASON_STOPPING, "the instance is stopping"))
         given = dict(context.invocation_metadata() or ()).get("authorization", "")
         shown = given.encode() if isinstance(given, str) else given
-        if self._token and not hmac.compare_digest(shown, self._token):
+        if self._token and caller_of(context).name is None and not hmac.compare_digest(shown, self._token):
             name = self._node.store.identity.name
             await abort(
                 context,
@@ -308,7 +318,7 @@ class Servicer(replication_pb2_grpc.ReplicationServiceServicer):
         self, request_iterator: AsyncIterator[replication_pb2.Sealed], context: Context
     ) -> AsyncIterator[replication_pb2.Sealed]:
         await self._check(context)
-        receiver = self._node.accept()
+        receiver = self._node.accept(caller_of(context))
         self._receivers.add(receiver)
         wakened, room = asyncio.Event(), asyncio.Event()
 
@@ -373,8 +383,14 @@ class Servicer(replication_pb2_grpc.ReplicationServiceServicer):
         await self._check(context)
         async with self._reasons(context):
             asked = opened(kind, request)
-            if asked.instance.name not in self._node.incoming:
+            caller = caller_of(context)
+            if asked.instance.name not in self._node.incoming or not caller.is_named(asked.instance.name):
                 raise not_accepted(self._node.store.identity, asked.instance.name)
+            topic = _topic_of(asked)
+            if not caller.permits(topic):
+                raise Refused(
+                    types_pb2.ERROR_REASON_PERMISSION_DENIED, f"{asked.instance.name} may not compare {topic[:200]}"
+                )
         return asked
 
     @contextlib.asynccontextmanager
@@ -384,6 +400,21 @@ class Servicer(replication_pb2_grpc.ReplicationServiceServicer):
             yield
         except Refused as refused:
             await abort(context, refused)
+
+
+def _topic_of(asked: Asking) -> str:
+    match asked:
+        case replication_pb2.ChecksumRequest() | replication_pb2.MergeRowsRequest():
+            return asked.topic.name
+        case _:
+            return asked.topic
+
+
+def caller_of(context: Context) -> PeerCaller:
+    """The caller that the server has put on the context of a call; anybody, where it has not."""
+    found = getattr(context, "peer_caller", ANY_CALLER)
+    assert isinstance(found, PeerCaller), "the server puts one there"
+    return found
 
 
 async def _in_thread(readers: Executor, work: Callable[[], T]) -> T:

@@ -37,6 +37,7 @@ _CODES: Final[dict[Reason, grpc.StatusCode]] = {
     types_pb2.ERROR_REASON_REPLICATION_UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
     types_pb2.ERROR_REASON_PEER_UNAUTHENTICATED: grpc.StatusCode.UNAUTHENTICATED,
     types_pb2.ERROR_REASON_PEER_NOT_ACCEPTED: grpc.StatusCode.PERMISSION_DENIED,
+    types_pb2.ERROR_REASON_PERMISSION_DENIED: grpc.StatusCode.PERMISSION_DENIED,
     types_pb2.ERROR_REASON_PEER_NOT_FOUND: grpc.StatusCode.NOT_FOUND,
     types_pb2.ERROR_REASON_TOPIC_NOT_FOUND: grpc.StatusCode.NOT_FOUND,
     types_pb2.ERROR_REASON_BATCH_DAMAGED: grpc.StatusCode.DATA_LOSS,

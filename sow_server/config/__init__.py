@@ -12,13 +12,15 @@ from __future__ import annotations
 
 from sow_server.config.file import Overrides, load, render, warnings
 from sow_server.config.kinds import is_loopback, split_address
-from sow_server.config.options import clock_options, metrics_token, replication_token, store_options
+from sow_server.config.options import clock_options, metrics_token, peer_tokens, replication_token, store_options
 from sow_server.config.sections import (
+    AccessConfig,
     BackupConfig,
     ClockConfig,
     Config,
     ConfigError,
     JournalConfig,
+    JwtConfig,
     Knob,
     LimitsConfig,
     LinkMode,
@@ -38,11 +40,13 @@ from sow_server.config.sections import (
 )
 
 __all__ = [
+    "AccessConfig",
     "BackupConfig",
     "ClockConfig",
     "Config",
     "ConfigError",
     "JournalConfig",
+    "JwtConfig",
     "Knob",
     "LimitsConfig",
     "LinkMode",
@@ -64,6 +68,7 @@ __all__ = [
     "knobs",
     "load",
     "metrics_token",
+    "peer_tokens",
     "render",
     "replication_token",
     "split_address",

@@ -30,12 +30,14 @@ from sow_server.config.sections import (
     LISTENERS_TABLE,
     PEERS_TABLE,
     SECTIONS,
+    AccessConfig,
     BackupConfig,
     ClockConfig,
     Config,
     ConfigError,
     DefaultsForm,
     JournalConfig,
+    JwtConfig,
     LimitsConfig,
     ListenerConfig,
     LogConfig,
@@ -81,17 +83,17 @@ def load(path: Path | None, overrides: Overrides | None = None) -> Config:
     Raises ConfigError."""
     overrides = overrides or Overrides()
     if path is None:
-        reader = _Reader("default configuration", Path.cwd())
+        reader = TableReader("default configuration", Path.cwd())
         tables: dict[str, object] = {"server": {"dynamic_topics": True}}
     else:
-        reader = _Reader(str(path), path.absolute().parent)
-        tables = _parse(path)
+        reader = TableReader(str(path), path.absolute().parent)
+        tables = parse_toml(path)
     config = _override(reader.config(tables), overrides)
     check_relations(reader.error, config)
     return config
 
 
-def _parse(path: Path) -> dict[str, object]:
+def parse_toml(path: Path) -> dict[str, object]:
     try:
         text = path.read_bytes().decode()
     except OSError as error:
@@ -113,7 +115,7 @@ def _end_of(text: str) -> tuple[int, int]:
     return text.count("\n") + 1, len(text) - text.rfind("\n")
 
 
-class _Reader:
+class TableReader:
     """Reads the tables of one file; every error begins with the file's name."""
 
     def __init__(self, source: str, folder: Path) -> None:
@@ -138,6 +140,10 @@ class _Reader:
         if tls is not None and tls.client_ca is not None:
             server_table.setdefault("auth", "certificate")
         server = self.section(ServerConfig, "server", server_table)
+        access_table = self._table("access", tables)
+        jwt = access_table.pop("jwt", None)
+        jwt_table = None if jwt is None else self._as_table("access.jwt", jwt)
+        access = self.section(AccessConfig, "access", access_table)
         replication_table = self._table("replication", tables)
         peers = self._peers(replication_table.pop("peers", []))
         return Config(
@@ -154,6 +160,8 @@ class _Reader:
             metrics=self._metrics(self._table("metrics", tables)),
             tls=tls,
             listener_tables=listeners,
+            access=dataclasses.replace(access, audit=self._folder / access.audit),
+            jwt=None if jwt_table is None else self.section(JwtConfig, "access.jwt", jwt_table),
             log=self.section(LogConfig, "log", self._table("log", tables)),
             defaults=self._defaults(tables),
             topics=MappingProxyType(
@@ -463,6 +471,8 @@ def render(config: Config) -> str:
         *(_rendered(f"[{PEERS_TABLE}]", peer) for peer in config.peers),
         _rendered("backup", config.backup),
         _rendered("metrics", config.metrics),
+        _rendered("access", config.access),
+        *([] if config.jwt is None else [_rendered("access.jwt", config.jwt)]),
         _rendered("log", config.log),
         _rendered_settings("defaults", DefaultsForm, config.defaults),
         *(

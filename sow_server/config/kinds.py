@@ -231,6 +231,22 @@ class InstanceNames:
 
 
 @dataclass(frozen=True, slots=True)
+class JwtAlgorithms:
+    """Algorithms of signatures with a public key: with a shared secret, who checks tokens could make them."""
+
+    known: tuple[str, ...] = ("ES256", "ES384", "ES512", "EdDSA", "PS256", "PS384", "PS512", "RS256", "RS384", "RS512")
+
+    def read(self, value: object, folder: Path) -> tuple[str, ...]:
+        words = Texts('algorithms such as ["ES256"]').read(value, folder)
+        if not words:
+            raise ValueError("names no algorithm")
+        return tuple(Choice(self.known).read(word, folder) for word in words)
+
+    def show(self, value: tuple[str, ...]) -> str:
+        return Texts("").show(value)
+
+
+@dataclass(frozen=True, slots=True)
 class FilePath:
     expected: str
 

@@ -90,3 +90,8 @@ def metrics_token(metrics: MetricsConfig) -> str:
 def token_in(file: Path) -> str:
     """The token that a file holds. Raises OSError."""
     return file.read_bytes().decode(errors="replace").strip()
+
+
+def peer_tokens(config: Config) -> dict[str, str]:
+    """The tokens to present to single peers, by their names. Raises OSError when a file cannot be read."""
+    return {peer.name: token_in(peer.token_file) for peer in config.peers if peer.token_file is not None}

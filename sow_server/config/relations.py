@@ -38,6 +38,7 @@ def check_relations(complain: Complain, config: Config) -> None:
         _check_peer(complain, config, peer)
     _check_sync_peers(complain, config)
     _check_token(complain, config)
+    _check_access(complain, config)
 
 
 def _check_server(complain: Complain, config: Config) -> None:
@@ -170,15 +171,18 @@ def _check_token(complain: Complain, config: Config) -> None:
         raise complain("replication", "token_file", "contradicts token; leave one of the two out")
     if replication.token_file is not None:
         _check_token_file(complain, "replication", replication.token_file)
-    if not config.replicates or replication.token or replication.token_file is not None:
+    for peer in config.peers:
+        if peer.token_file is not None:
+            _check_token_file(complain, PEERS_TABLE, peer.token_file)
+    if not config.replicates or config.access.file is not None:
         return
     for listener in config.listeners:
-        if listener.links and listener.client_ca is None and not is_loopback(listener.listen):
+        if listener.links and not is_loopback(listener.listen):
             raise complain(
-                "replication",
-                "token",
-                f"is needed, because other machines reach {listener.listen}, and peers prove with it who they are; or "
-                "set client_ca, so that they present certificates, or serve no links there (links = false)",
+                "access",
+                "file",
+                f"is needed, because other machines reach {listener.listen}, and credentials in it prove which peer "
+                "calls; or serve no links there (links = false)",
             )
 
 
@@ -193,3 +197,12 @@ def _check_token_file(complain: Complain, table: str, file: Path) -> None:
     if not re.fullmatch(r"[\x21-\x7e]{1,1000}", token):
         message = f"{file} does not hold one line of 1 to 1000 visible ASCII characters"
         raise complain(table, "token_file", message)
+
+
+def _check_access(complain: Complain, config: Config) -> None:
+    kinds = {listener.auth for listener in config.listeners}
+    for kind in (ListenerAuth.TOKEN, ListenerAuth.JWT):
+        if kind in kinds and config.access.file is None:
+            raise complain("access", "file", f'is needed where a listener has auth = "{kind.value}"')
+    if ListenerAuth.JWT in kinds and config.jwt is None:
+        raise complain("access.jwt", "", 'is needed where a listener has auth = "jwt"')

@@ -31,6 +31,7 @@ from sow_server.config.kinds import (
     FilterText,
     Flag,
     InstanceNames,
+    JwtAlgorithms,
     MayBeAbsent,
     Pattern,
     Size,
@@ -143,6 +144,7 @@ class ServerConfig:
     streams_per_connection_max: int = _count(256, 1, 1_000_000)
     max_connection_age_micros: int | None = _knob(None, UnlessWord(Duration(MICROS, 365 * _DAY), "unlimited"))
     max_connection_age_grace_micros: int = _duration(60 * MICROS, 0, _DAY)
+    compression: bool = _flag(False)
     reader_threads: int = _count(4, 1, 64)
     stop_grace_micros: int = _duration(5 * MICROS, 0, _HOUR)
 
@@ -239,6 +241,7 @@ class LimitsConfig:
     atomic_records_max: int = _count(_LIMITS.atomic_records_max, 1, 10_000)
     queue_requests_max: int = _count(_WRITER.queue_requests_max, 1, 1_000_000)
     queue_bytes_max: int = _size(_WRITER.queue_bytes_max, MIB, 16 * GIB)
+    in_flight_bytes_max: int = _size(512 * MIB, 64 * MIB, 1024 * GIB)
     sort_bytes_max: int = _size(SORT_BYTES_MAX, MIB, 64 * GIB)
     sorts_waiting_max: int = _count(SORTS_WAITING_MAX, 0, 10_000)
     exports_max: int = _count(_EXPORTS.exports_max, 1, 10_000)
@@ -300,6 +303,7 @@ class PeerConfig:
     ca: Path | None = _knob(None, MayBeAbsent(FilePath("the path of a PEM file")))
     certificate: Path | None = _knob(None, MayBeAbsent(FilePath("the path of a PEM file")))
     key: Path | None = _knob(None, MayBeAbsent(FilePath("the path of a PEM file")))
+    token_file: Path | None = _knob(None, MayBeAbsent(FilePath("the path of a file")))
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,6 +322,29 @@ class MetricsConfig:
     certificate: Path | None = _knob(None, MayBeAbsent(FilePath("the path of a PEM file")))
     key: Path | None = _knob(None, MayBeAbsent(FilePath("the path of a PEM file")))
     token_file: Path | None = _knob(None, MayBeAbsent(FilePath("the path of a file")))
+
+
+@dataclass(frozen=True, slots=True)
+class AccessConfig:
+    """[access]: the file with identities and permissions, and the audit log (rules A1 to A8). Without `file` every
+    caller may do everything."""
+
+    file: Path | None = _knob(None, MayBeAbsent(FilePath("the path of a TOML file")))
+    audit: Path = _knob(Path("sow-audit.jsonl"), FilePath("the path of a file"))
+    audit_reads: bool = _flag(False)
+    audit_bytes_max: int = _knob(64 * MIB, Size(64 * KIB, 1024 * GIB), key="audit_bytes_max")
+    audit_files: int = _count(10, 1, 10_000)
+
+
+@dataclass(frozen=True, slots=True)
+class JwtConfig:
+    """[access.jwt]: how JWTs are checked. All of it is needed where a listener has auth = "jwt"."""
+
+    jwks: Path = field(metadata={"kind": FilePath("the path of a file with JSON web keys")})
+    issuer: str = field(metadata={"kind": Text(r".{1,1000}", "the `iss` of the tokens")})
+    audience: str = field(metadata={"kind": Text(r".{1,1000}", "the `aud` of the tokens")})
+    algorithms: tuple[str, ...] = _knob(("ES256",), JwtAlgorithms())
+    claim: str = _knob("sub", Text(r"[A-Za-z0-9_.:/-]{1,200}", "the name of a claim"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,6 +375,8 @@ class Config:
     tls: TlsConfig | None = None
     listener_tables: tuple[ListenerConfig, ...] = ()
     """[[server.listeners]], in the order of the file; instead of them `listeners` is to be used."""
+    access: AccessConfig = AccessConfig()
+    jwt: JwtConfig | None = None
     log: LogConfig = LogConfig()
     defaults: Declared = field(default_factory=lambda: NOTHING)
     """[defaults]: settings for topics where neither the topic nor a policy declares them (rule T2)."""
@@ -444,6 +473,8 @@ SECTIONS: Final[tuple[tuple[str, type], ...]] = (
     (PEERS_TABLE, PeerConfig),
     ("backup", BackupConfig),
     ("metrics", MetricsConfig),
+    ("access", AccessConfig),
+    ("access.jwt", JwtConfig),
     ("log", LogConfig),
     ("defaults", DefaultsForm),
     ("topics.NAME", TopicForm),

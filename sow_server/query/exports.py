@@ -26,6 +26,7 @@ from typing import Final, NamedTuple
 
 from sow.durations import format_micros
 from sow_server.engine.catalog.topics import Topic, Topics, topic_deleted
+from sow_server.engine.formats.payloads import Projection, Steps
 from sow_server.engine.formats.topic_formats import key_paths
 from sow_server.engine.reading import Cut, Cuts
 from sow_server.engine.values.clock import boot_micros
@@ -103,9 +104,24 @@ class ExportPiece(NamedTuple):
 class Export:
     """One cut, and its parts. Readings and `prepare` run on reader threads, one piece at a time."""
 
-    def __init__(self, cuts: Cuts, topic: Topic, given: RecordFilter | None, parts: int, splits: SplitCache) -> None:
-        """`parts`: about how many; 0: the server decides. Call `prepare` until it returns True before reading."""
+    def __init__(
+        self,
+        cuts: Cuts,
+        topic: Topic,
+        given: RecordFilter | None,
+        parts: int,
+        splits: SplitCache,
+        *,
+        owner: str = "",
+        hidden: tuple[Steps, ...] = (),
+    ) -> None:
+        """`parts`: about how many; 0: the server decides. `owner`: the identity that opens it; `hidden`: the fields
+        that it may not see. Call `prepare` until it returns True before reading."""
         self.id: Final = secrets.token_hex(12)
+        self.owner: Final = owner
+        self.granted: Final = None if given is None else given.granted
+        """The filter of the rows that the owner may see; None: all."""
+        self._projection = Projection(hidden=hidden) if hidden else None
         self.topic: Final = topic
         self.parts: tuple[ExportPart, ...] = ()
         self._wanted = parts
@@ -120,6 +136,12 @@ class Export:
         self._sieve = sieve(topic, given, self.cut.now_micros)
         self._sieve_wants_keys = given is not None and (given.uses_metadata or not given.predicate.uses_payload)
         self._preparing: Iterator[tuple[ExportPart, ...] | None] = self._prepare()
+
+    @property
+    def project(self) -> Callable[[bytes], bytes] | None:
+        """Makes the payloads that the owner may see; None: whole ones."""
+        projection, form = self._projection, self.topic.format
+        return None if projection is None else lambda payload: form.project(payload, projection)
 
     def prepare(self) -> bool:
         """Does a bounded piece of the work that finds the parts. True: the parts are known."""
@@ -469,7 +491,16 @@ class Exports:
         why = self._ended.get(export_id)
         if isinstance(why, Topic):
             raise topic_deleted(why)
-        raise not_found(export_id, why or "this server has not opened it since its start")
+        raise not_found(export_id, why or NEVER_OPENED)
+
+    def owner(self, export_id: str) -> str | None:
+        """The identity that has opened an export; None: there is none."""
+        held = self._held.get(export_id)
+        return None if held is None else held.export.owner
+
+    def held_by(self, owner: str) -> int:
+        """The number of open exports of an identity."""
+        return sum(held.export.owner == owner for held in self._held.values())
 
     def _judge(self, held: _OpenExport) -> None:
         """Ends an export whose lease is over."""
@@ -551,6 +582,9 @@ class Exports:
     def count(self) -> int:
         """The number of open exports."""
         return len(self._held)
+
+
+NEVER_OPENED: Final = "this server has not opened it since its start"
 
 
 def not_found(export_id: str, why: str) -> StoreError:

@@ -17,8 +17,9 @@ from sow_server.engine.disk.layout import HEADER_BYTES, read_header
 from sow_server.engine.formats.payloads import Format
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.keys import parse_path
-from sow_server.engine.values.model import NEVER, MessageType, RecordMatcher
+from sow_server.engine.values.model import NEVER, MessageType, PayloadMatcher, RecordMatcher
 from sow_server.filters import Filter, FilterError, Meta, Predicate, compile_filter, parse, print_filter
+from sow_server.filters.restriction import UNRESTRICTED, Restriction, joined
 from sow_server.filters.tree import Metadata, MetadataName, walk
 
 CACHED_FILTERS: Final = 256
@@ -43,10 +44,15 @@ class RecordFilter:
     """Whether a live record matches, by its record key and its stored value (header and payload)."""
     payloads: Format
     """Decodes payloads."""
+    asked: str = ""
+    """The canonical text of the part that the caller gave; "": none."""
+    granted: RecordFilter | None = None
+    """The part that every row must pass before the caller may see it; None: all rows (rule A4)."""
 
     def on(self, topic: Topic) -> RecordFilter:
         """The same filter for another topic with the same key fields, without compiling again. Raises StoreError."""
-        return _on(topic, _Compiled(self.tree, self.text, self.predicate, self.uses_metadata), 0)
+        found = _on(topic, _Compiled(self.tree, self.text, self.predicate, self.uses_metadata, self.asked), 0)
+        return replace(found, granted=None if self.granted is None else self.granted.on(topic))
 
     def at(self, now_micros: int) -> RecordFilter:
         """The same filter at another `now`: a filter may be needed before the cut, which has the `now`."""
@@ -55,19 +61,59 @@ class RecordFilter:
         return replace(self, fixed_meta=meta, matches=matcher)
 
 
-def record_filter(topic: Topic, text: str, now_micros: int, *, allow_now: bool = True) -> RecordFilter:
-    """The filter `text` for the records of `topic`, at one `now`.
+def callers_filter(
+    topic: Topic, text: str, restriction: Restriction, now_micros: int = 0, *, allow_now: bool = True
+) -> RecordFilter | None:
+    """The filter of a request, within the part of the topic that its caller may see (rules A4, A5); None: all records.
+    Raises StoreError as `record_filter`."""
+    if not text and restriction.rows is None:
+        return None
+    return record_filter(topic, text, now_micros, allow_now=allow_now, restriction=restriction)
+
+
+def record_filter(
+    topic: Topic,
+    text: str,
+    now_micros: int,
+    *,
+    allow_now: bool = True,
+    restriction: Restriction = UNRESTRICTED,
+) -> RecordFilter:
+    """The filter `text` for the records of `topic`, at one `now`. "" only with `restriction.rows`.
 
     Raises StoreError: FILTER_INVALID with the position and a caret, in its details also as `position`;
     UNSUPPORTED_FOR_MESSAGE_TYPE if it reads fields of a binary topic.
     """
     compiled = _compiled if len(text) <= CACHED_CHARACTERS_MAX else _compiled.__wrapped__
     try:
-        found = compiled(text, topic.settings.key, allow_now)
+        found = compiled(text, topic.settings.key, allow_now, restriction)
     except FilterError as error:
         details = {"position": str(error.position)} if error.position >= 0 else None
         raise StoreError(Reason.FILTER_INVALID, f"filter: {error.message}", field="filter", details=details) from None
-    return _on(topic, found, now_micros)
+    made = _on(topic, found, now_micros)
+    if restriction.rows is None:
+        return made
+    return replace(made, granted=rows_filter(topic, restriction))
+
+
+def rows_filter(topic: Topic, restriction: Restriction) -> RecordFilter | None:
+    """The filter of the rows that a restriction allows; None: all."""
+    if restriction.rows is None:
+        return None
+    return _on(topic, _compiled_rows(restriction.rows, topic.settings.key), 0)
+
+
+def permitted(topic: Topic, restriction: Restriction) -> PayloadMatcher | None:
+    """Whether a record with a key and a payload, which need not be stored, is among the rows that a restriction allows;
+    None: all are."""
+    found = rows_filter(topic, restriction)
+    if found is None:
+        return None
+    matches, decode, fixed = found.predicate.matches, found.payloads.decode, found.fixed_meta
+    constant = found.predicate.constant
+    if constant is not None:
+        return lambda key, payload: constant
+    return lambda key, payload: matches(decode(payload), fixed._replace(key=key.decode(errors="backslashreplace")))
 
 
 def _on(topic: Topic, found: _Compiled, now_micros: int) -> RecordFilter:
@@ -79,7 +125,9 @@ def _on(topic: Topic, found: _Compiled, now_micros: int) -> RecordFilter:
         )
     meta = Meta("", 0, 0, None, topic.name, now_micros)
     matcher = _matcher(found.predicate, topic.format, meta, uses_metadata=found.uses_metadata)
-    return RecordFilter(found.tree, found.text, found.predicate, found.uses_metadata, meta, matcher, topic.format)
+    return RecordFilter(
+        found.tree, found.text, found.predicate, found.uses_metadata, meta, matcher, topic.format, found.asked
+    )
 
 
 class _Compiled(NamedTuple):
@@ -89,15 +137,30 @@ class _Compiled(NamedTuple):
     text: str
     predicate: Predicate
     uses_metadata: bool
+    asked: str
 
 
 @lru_cache(maxsize=CACHED_FILTERS)
-def _compiled(text: str, key: tuple[str, ...], allow_now: bool) -> _Compiled:
+def _compiled(text: str, key: tuple[str, ...], allow_now: bool, restriction: Restriction) -> _Compiled:
     # Parsing and compiling take milliseconds, and services use the same few filters again and again.
-    tree = parse(text)
+    own = parse(text) if text or restriction.rows is None else None
+    tree = joined(own, restriction)
+    assert tree is not None, "without rows the text was parsed"
+    if restriction.rows is not None and own is not None:
+        # By itself, so that an error about it has its own positions and says nothing about the rows.
+        compile_filter(own, key_paths=[parse_path(path) for path in key], allow_now=allow_now)
+    return _compiled_tree(tree, key, allow_now=allow_now, asked="" if own is None else print_filter(own))
+
+
+@lru_cache(maxsize=CACHED_FILTERS)
+def _compiled_rows(rows: Filter, key: tuple[str, ...]) -> _Compiled:
+    return _compiled_tree(rows, key, allow_now=False, asked="")
+
+
+def _compiled_tree(tree: Filter, key: tuple[str, ...], *, allow_now: bool, asked: str) -> _Compiled:
     predicate = compile_filter(tree, key_paths=[parse_path(path) for path in key], allow_now=allow_now)
     uses_metadata = any(isinstance(node, Metadata) and node.name is not MetadataName.TOPIC for node in walk(tree))
-    return _Compiled(tree, print_filter(tree), predicate, uses_metadata)
+    return _Compiled(tree, print_filter(tree), predicate, uses_metadata, asked)
 
 
 def _matcher(predicate: Predicate, payloads: Format, fixed: Meta, *, uses_metadata: bool) -> RecordMatcher:

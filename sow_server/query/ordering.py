@@ -32,6 +32,7 @@ from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.fields import Kind, Steps, number_of, value_at
 from sow_server.engine.values.model import NEVER, MessageType
 from sow_server.filters import FilterError, parse, print_path
+from sow_server.filters.restriction import hides
 from sow_server.filters.tree import Field, Metadata, MetadataName, Path
 from sow_server.filters.values import first
 from sow_server.query.sort_memory import Grant, SortMemory, SortShare
@@ -219,6 +220,18 @@ class Order:
     def descending(self) -> bool:
         """The direction of the whole sort."""
         return self.terms[0].descending
+
+
+def callers_order(topic: Topic, text: str, hidden: tuple[tuple[str, ...], ...]) -> Order | None:
+    """The order `text` for a caller from which fields are hidden: they are null in all records, so they decide nothing
+    (rule A5). None: the order of the keys. Raises StoreError as `order`."""
+    if not text:
+        return None
+    given = order(topic, text)
+    terms = [term for term in given.terms if not (isinstance(term.field, Path) and hides(hidden, term.field.steps))]
+    if len(terms) == len(given.terms):
+        return given
+    return order(topic, print_order(terms)) if terms else None
 
 
 def order(topic: Topic, text: str) -> Order:

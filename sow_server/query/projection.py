@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from sow_server.engine.catalog.topics import Topic
-from sow_server.engine.formats.payloads import Projection
+from sow_server.engine.formats.payloads import Projection, Steps
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.keys import parse_path
 from sow_server.engine.values.model import MessageType
@@ -14,10 +14,13 @@ from sow_server.engine.values.model import MessageType
 PATHS_MAX: Final = 1000
 
 
-def projection(topic: Topic, include: Sequence[str], exclude: Sequence[str]) -> Projection | None:
-    """The projection of a request; None: whole payloads. Raises StoreError naming the path at fault."""
+def projection(
+    topic: Topic, include: Sequence[str], exclude: Sequence[str], hidden: tuple[Steps, ...] = ()
+) -> Projection | None:
+    """The projection of a request, without the fields that are hidden from its caller; None: whole payloads. Raises
+    StoreError naming the path at fault."""
     if not include and not exclude:
-        return None
+        return Projection(hidden=hidden) if hidden else None
     if include and exclude:
         raise StoreError(
             Reason.INVALID_ARGUMENT, "select: gives both include and exclude; give one of them", field="select"
@@ -31,6 +34,8 @@ def projection(topic: Topic, include: Sequence[str], exclude: Sequence[str]) -> 
     if len(include) + len(exclude) > PATHS_MAX:
         raise StoreError(Reason.INVALID_ARGUMENT, f"select: more than {PATHS_MAX} paths", field="select")
     try:
-        return Projection(tuple(parse_path(path) for path in include), tuple(parse_path(path) for path in exclude))
+        return Projection(
+            tuple(parse_path(path) for path in include), tuple(parse_path(path) for path in exclude), hidden
+        )
     except ValueError as error:
         raise StoreError(Reason.INVALID_ARGUMENT, f"select: {error}", field="select") from None

@@ -10,9 +10,11 @@ from typing import Final, TypeVar
 
 import structlog
 
-from sow.v1 import admin_pb2, admin_pb2_grpc, types_pb2
+from sow.v1 import admin_pb2, types_pb2
+from sow_server.access.caller import Call
+from sow_server.access.needs import Action
 from sow_server.engine.administration.administration import Administration
-from sow_server.engine.catalog.topics import Topic
+from sow_server.engine.catalog.topics import Topic, check_name
 from sow_server.engine.commit.commits import Commits
 from sow_server.engine.commit.soundness import Fault, RowLimits, row_fault
 from sow_server.engine.disk.layout import read_header
@@ -21,10 +23,10 @@ from sow_server.engine.durables.commits import DurableCommits
 from sow_server.engine.upkeep import Upkeep
 from sow_server.engine.values import lifetimes, model
 from sow_server.engine.values.clock import GuardedClock
-from sow_server.engine.values.errors import StoreError
-from sow_server.engine.values.policies import Policy, declared_warnings, planned_journal_bytes, warnings
+from sow_server.engine.values.errors import Reason, StoreError
+from sow_server.engine.values.policies import Declared, Policy, declared_warnings, planned_journal_bytes, warnings
 from sow_server.services import convert
-from sow_server.services.guard import Context, RpcObserver, streaming, unary
+from sow_server.services.ownership import OwnedDurables
 from sow_server.services.reading import StoreReading
 from sow_server.services.replication import Links
 from sow_server.services.selection import checked, count_selected, selected
@@ -40,7 +42,7 @@ MESSAGE_CHARACTERS_MAX: Final = 500
 """Characters of the fault of a row."""
 
 
-class AdminService(admin_pb2_grpc.AdminServiceServicer):
+class AdminService:
     """Validates, calls the store, translates. Owns only the time at which the server became ready."""
 
     def __init__(
@@ -54,14 +56,17 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         *,
         clock: GuardedClock,
         consumers: Consumers,
+        changes: Submissions,
         links: Links,
         readers: Executor,
         row_limits: RowLimits,
-        rpcs: RpcObserver,
+        totals: Callable[[], tuple[int, int]],
+        owned: OwnedDurables,
         instance: str,
         version: str,
     ) -> None:
-        """`row_limits`: the limits that `CheckTopic` checks rows against."""
+        """`row_limits`: the limits that `CheckTopic` checks rows against. `totals`: topics, and their stored
+        records."""
         self._reading = reading
         self._commits = commits
         self._administration = administration
@@ -72,12 +77,13 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         self._consumers = consumers
         self._clock = clock
         self._readers = readers
-        self._changes = Submissions(commits, reading.topics, links)
+        self._changes = changes
+        self._totals = totals
+        self._owned = owned
         self._links = links
         self._instance = instance
         self._version = version
         self._ready_micros = clock.now_micros()
-        self.rpcs = rpcs
 
     async def _await(self, start: Callable[[Callable[[T | StoreError], None]], None]) -> T:
         """Starts a change of the store and awaits the result that its `done` gets."""
@@ -88,20 +94,21 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
     async def _read(self, read: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._readers, read)
 
-    @unary
-    async def CreateTopic(
-        self, request: admin_pb2.CreateTopicRequest, context: Context
-    ) -> admin_pb2.CreateTopicResponse:
+    async def CreateTopic(self, request: admin_pb2.CreateTopicRequest, call: Call) -> admin_pb2.CreateTopicResponse:
+        call.require(request.name)
+        call.creates("topics", request.name)
         declared = convert.settings(request.settings)
+        self._check_dead_letter(call, declared)
         created: Topic = await self._await(lambda done: self._administration.create_topic(request.name, declared, done))
         log.info("topic_created", topic=created.name)
         return admin_pb2.CreateTopicResponse(
             topic=convert.topic(self._durable_commits, created), warnings=warnings(created.settings)
         )
 
-    @unary
-    async def AlterTopic(self, request: admin_pb2.AlterTopicRequest, context: Context) -> admin_pb2.AlterTopicResponse:
+    async def AlterTopic(self, request: admin_pb2.AlterTopicRequest, call: Call) -> admin_pb2.AlterTopicResponse:
+        call.topic(request.name, whole=True)
         given = convert.settings(request.settings)
+        self._check_dead_letter(call, given)
         paths = list(request.update_paths)
         altered: Topic = await self._await(
             lambda done: self._administration.alter_topic(
@@ -113,13 +120,15 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
             topic=convert.topic(self._durable_commits, altered), warnings=warnings(altered.settings)
         )
 
-    @unary
     async def DescribeTopic(
-        self, request: admin_pb2.DescribeTopicRequest, context: Context
+        self, request: admin_pb2.DescribeTopicRequest, call: Call
     ) -> admin_pb2.DescribeTopicResponse:
-        found = self._reading.topics.find(request.name)
+        found = self._seen(call, request.name)
+        told = self._figures_told(call, found)
 
         def describe() -> admin_pb2.Topic:
+            if not told:
+                return convert.topic(self._durable_commits, found)
             message = convert.topic(self._durable_commits, found, overdue=self._reading.cuts.overdue_by_topic())
             message.effective.extend(convert.effective(self._administration.effective(found)))
             planned = planned_journal_bytes(found.settings)
@@ -129,44 +138,40 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         message = await self._read(describe)
         return admin_pb2.DescribeTopicResponse(topic=message)
 
-    @unary
-    async def ListTopics(self, request: admin_pb2.ListTopicsRequest, context: Context) -> admin_pb2.ListTopicsResponse:
-        topics = [topic for _, topic in sorted(self._reading.topics.by_name.items())]
+    async def ListTopics(self, request: admin_pb2.ListTopicsRequest, call: Call) -> admin_pb2.ListTopicsResponse:
+        topics = call.topics()
+        told = [self._figures_told(call, topic) for topic in topics]
 
         def messages() -> list[admin_pb2.Topic]:
             overdue = self._reading.cuts.overdue_by_topic() if request.with_statistics else None
-            return [convert.topic(self._durable_commits, topic, overdue=overdue) for topic in topics]
+            return [
+                convert.topic(self._durable_commits, topic, overdue=overdue if with_figures else None)
+                for topic, with_figures in zip(topics, told, strict=True)
+            ]
 
         return admin_pb2.ListTopicsResponse(topics=await self._read(messages))
 
-    @unary
-    async def DeleteTopic(
-        self, request: admin_pb2.DeleteTopicRequest, context: Context
-    ) -> admin_pb2.DeleteTopicResponse:
+    async def DeleteTopic(self, request: admin_pb2.DeleteTopicRequest, call: Call) -> admin_pb2.DeleteTopicResponse:
+        call.topic(request.name, whole=True)
         deleted: int = await self._await(
             lambda done: self._administration.delete_topic(request.name, done, force=request.force)
         )
         log.info("topic_deleted", topic=request.name, records=deleted, forced=request.force)
         return admin_pb2.DeleteTopicResponse(deleted_records=deleted)
 
-    @unary
-    async def SetPolicy(self, request: admin_pb2.SetPolicyRequest, context: Context) -> admin_pb2.SetPolicyResponse:
+    async def SetPolicy(self, request: admin_pb2.SetPolicyRequest, call: Call) -> admin_pb2.SetPolicyResponse:
         given = convert.policy(request.policy)
         policy: Policy = await self._await(lambda done: self._administration.set_policy(given, done))
         log.info("policy_set", policy=policy.name, operator=policy.operator, pattern=policy.pattern)
         (message,) = await self._read(lambda: self._policies([policy]))
         return admin_pb2.SetPolicyResponse(policy=message, warnings=declared_warnings(policy))
 
-    @unary
-    async def GetPolicy(self, request: admin_pb2.GetPolicyRequest, context: Context) -> admin_pb2.GetPolicyResponse:
+    async def GetPolicy(self, request: admin_pb2.GetPolicyRequest, call: Call) -> admin_pb2.GetPolicyResponse:
         policy = self._administration.policies.find(request.name, operator=request.operator)
         (message,) = await self._read(lambda: self._policies([policy]))
         return admin_pb2.GetPolicyResponse(policy=message)
 
-    @unary
-    async def ListPolicies(
-        self, request: admin_pb2.ListPoliciesRequest, context: Context
-    ) -> admin_pb2.ListPoliciesResponse:
+    async def ListPolicies(self, request: admin_pb2.ListPoliciesRequest, call: Call) -> admin_pb2.ListPoliciesResponse:
         policies = list(self._administration.policies)
         return admin_pb2.ListPoliciesResponse(policies=await self._read(lambda: self._policies(policies)))
 
@@ -174,61 +179,89 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         matches = self._administration.policy_matches()
         return [convert.policy_message(policy, matches[policy.target, policy.origin]) for policy in policies]
 
-    @unary
-    async def DeletePolicy(
-        self, request: admin_pb2.DeletePolicyRequest, context: Context
-    ) -> admin_pb2.DeletePolicyResponse:
+    async def DeletePolicy(self, request: admin_pb2.DeletePolicyRequest, call: Call) -> admin_pb2.DeletePolicyResponse:
         deleted: Policy = await self._await(
             lambda done: self._administration.delete_policy(request.name, done, operator=request.operator)
         )
         log.info("policy_deleted", policy=deleted.name, operator=deleted.operator)
         return admin_pb2.DeletePolicyResponse()
 
+    def _seen(self, call: Call, name: str) -> Topic:
+        """A topic that exists for the caller. Raises StoreError TOPIC_NOT_FOUND."""
+        found = call.existing(name)
+        if found is None or not call.sees(found):
+            check_name(name)
+            raise StoreError(Reason.TOPIC_NOT_FOUND, f"topic: there is no topic {name!r}", field="topic")
+        return found
+
+    def _figures_told(self, call: Call, topic: Topic) -> bool:
+        """Whether a caller may know how much a topic has: figures count records that it may not see."""
+        if call.may(Action.OBSERVE):
+            return True
+        part = call.part_of(topic, Action.READ)
+        return part is not None and part.rows is None
+
+    def _check_dead_letter(self, call: Call, declared: Declared) -> None:
+        """Dead letters are written to their target as if the caller had published them. Raises StoreError."""
+        target = declared.get("dead_letter")
+        if isinstance(target, str) and target:
+            call.require(target, Action.PUBLISH)
+
     # -- durables ---------------------------------------------------------------------------------------------------
 
-    @unary
-    async def ListDurables(
-        self, request: admin_pb2.ListDurablesRequest, context: Context
-    ) -> admin_pb2.ListDurablesResponse:
-        topics = self._reading.topics
-        chosen = (
-            [topics.find(request.topic)] if request.topic else [topic for _, topic in sorted(topics.by_name.items())]
-        )
+    async def ListDurables(self, request: admin_pb2.ListDurablesRequest, call: Call) -> admin_pb2.ListDurablesResponse:
+        chosen = [
+            topic
+            for topic in ([self._seen(call, request.topic)] if request.topic else call.topics())
+            if call.part_of(topic, Action.CONSUME) is not None
+        ]
 
         def messages() -> list[admin_pb2.Durable]:
             if not request.with_figures:
                 return [
-                    self._durable(topic, durable)
+                    self._durable(topic, durable, shown)
                     for topic in chosen
                     for durable in sorted(self._durables.of(topic), key=lambda durable: durable.name)
+                    if (shown := call.shown_name(durable.name)) is not None
                 ]
             found: list[admin_pb2.Durable] = []
             for topic in chosen:
                 if self._durables.count(topic):
                     durables, now = self._durable_commits.all_figures(topic)
-                    found += [self._described(topic, durable, figures, now) for durable, figures in durables]
+                    part = call.part_of(topic, Action.CONSUME)
+                    found += [
+                        self._described(topic, durable, shown, figures, now)
+                        if part is not None and part.rows is None
+                        else self._durable(topic, durable, shown)
+                        for durable, figures in durables
+                        if (shown := call.shown_name(durable.name)) is not None
+                    ]
             return found
 
         return admin_pb2.ListDurablesResponse(durables=await self._read(messages))
 
-    @unary
     async def DescribeDurable(
-        self, request: admin_pb2.DescribeDurableRequest, context: Context
+        self, request: admin_pb2.DescribeDurableRequest, call: Call
     ) -> admin_pb2.DescribeDurableResponse:
-        topic = self._reading.topics.find(request.topic)
+        topic, restriction = call.topic(request.topic)
+        name = self._owned.name(call, request.topic, request.name)
 
         def describe() -> admin_pb2.Durable:
-            durable, figures, now = self._durable_commits.figures(topic, request.name)
+            durable, figures, now = self._durable_commits.figures(topic, name)
+            if restriction.rows is not None and not request.exact:
+                return self._durable(topic, durable, request.name)  # the figures count records that it may not see
             if request.exact:
-                figures = self._consumers.entries.exact(topic, durable, figures)
-            message = self._described(topic, durable, figures, now)
+                figures = self._consumers.entries.exact(topic, durable, figures, restriction)
+            message = self._described(topic, durable, request.name, figures, now)
             message.figures.exact = request.exact
             return message
 
         return admin_pb2.DescribeDurableResponse(durable=await self._read(describe))
 
-    def _described(self, topic: Topic, durable: Durable, figures: DurableFigures, now_micros: int) -> admin_pb2.Durable:
-        message = self._durable(topic, durable)
+    def _described(
+        self, topic: Topic, durable: Durable, name: str, figures: DurableFigures, now_micros: int
+    ) -> admin_pb2.Durable:
+        message = self._durable(topic, durable, name)
         message.earliest = self._reading.instance.bookmark(figures.earliest)
         message.figures.total_entries = figures.total_entries
         message.figures.total_bytes = figures.total_bytes
@@ -239,11 +272,12 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
             message.figures.oldest_unacknowledged_age.FromMicroseconds(max(0, now_micros - figures.oldest_micros))
         return message
 
-    def _durable(self, topic: Topic, durable: Durable) -> admin_pb2.Durable:
+    def _durable(self, topic: Topic, durable: Durable, name: str) -> admin_pb2.Durable:
+        """`name`: as the caller calls it."""
         settings = self._durables.settings(topic, durable)
         return admin_pb2.Durable(
             topic=topic.name,
-            name=durable.name,
+            name=name,
             filter=durable.filter,
             acknowledged=self._reading.instance.bookmark(durable.position),
             attached=self._consumers.is_attached(topic, durable.name),
@@ -252,31 +286,32 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
             settings=convert.durable_settings_message(settings._asdict()),
         )
 
-    @unary
     async def DeleteDurable(
-        self, request: admin_pb2.DeleteDurableRequest, context: Context
+        self, request: admin_pb2.DeleteDurableRequest, call: Call
     ) -> admin_pb2.DeleteDurableResponse:
-        topic = self._reading.topics.find(request.topic)
+        topic = call.topic(request.topic).topic
+        name = self._owned.name(call, request.topic, request.name)
         deleted: Durable = await self._await(
-            lambda done: self._consumers.delete(topic, request.name, done, force=request.force)
+            lambda done: self._consumers.delete(topic, name, done, force=request.force)
         )
         log.info("durable_deleted", topic=topic.name, durable=deleted.name)
         return admin_pb2.DeleteDurableResponse()
 
-    @unary
-    async def ClearBacklog(
-        self, request: admin_pb2.ClearBacklogRequest, context: Context
-    ) -> admin_pb2.ClearBacklogResponse:
-        topic = self._reading.topics.find(request.topic)
-        cleared: ClearedBacklogs = await self._await(lambda done: self._consumers.clear(topic, request.name, done))
+    async def ClearBacklog(self, request: admin_pb2.ClearBacklogRequest, call: Call) -> admin_pb2.ClearBacklogResponse:
+        topic = call.topic(request.topic).topic
+        if request.name:
+            name = self._owned.name(call, request.topic, request.name)
+        else:
+            call.topic(request.topic, Action.TOPIC_ADMIN)
+            name = ""
+        cleared: ClearedBacklogs = await self._await(lambda done: self._consumers.clear(topic, name, done))
         log.info("backlog_cleared", topic=topic.name, durables=cleared.durables, entries=cleared.entries)
         return admin_pb2.ClearBacklogResponse(acknowledged_entries=cleared.entries)
 
-    @streaming
     async def CheckTopic(
-        self, request: admin_pb2.CheckTopicRequest, context: Context
+        self, request: admin_pb2.CheckTopicRequest, call: Call
     ) -> AsyncGenerator[admin_pb2.CheckTopicResponse, None]:
-        topic = self._reading.topics.find(request.name)
+        topic = call.topic(request.name, whole=True).topic
         left = request.rows_max if request.HasField("rows_max") else ROWS_LISTED
         if left > ROWS_LISTED_MAX:
             raise convert.invalid("rows_max", f"{left} is more than the limit of {ROWS_LISTED_MAX}")
@@ -316,11 +351,11 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
             payload_bytes=head.payload_bytes,
         )
 
-    @streaming
     async def Restamp(
-        self, request: admin_pb2.RestampRequest, context: Context
+        self, request: admin_pb2.RestampRequest, call: Call
     ) -> AsyncGenerator[admin_pb2.RestampResponse, None]:
-        topic = self._reading.topics.find(request.topic)
+        granted = call.topic(request.topic)
+        topic = granted.topic
         mode, lifetime = convert.restamp(request)
         try:  # an impossible lifetime is refused even when no record matches
             lifetimes.restamp_time(topic.settings, mode, lifetime, self._clock.now_micros())
@@ -329,9 +364,9 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         text = request.filter or "true"
         progress = admin_pb2.RestampResponse()
         if request.dry_run:
-            progress.matched = await count_selected(self._reading.cuts, self._readers, topic, text)
+            progress.matched = await count_selected(self._reading.cuts, self._readers, granted, text)
         else:
-            async with aclosing(selected(self._reading.cuts, self._readers, topic, text)) as batches:
+            async with aclosing(selected(self._reading.cuts, self._readers, granted, text)) as batches:
                 async for keys, matches in batches:
                     submitted = await self._changes.submit_patiently(
                         model.Restamp(topic.name, keys, mode, lifetime, topic_id=topic.id, matches=matches)
@@ -345,14 +380,13 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         progress.done = True
         yield progress
 
-    @unary
-    async def GetStatus(self, request: admin_pb2.GetStatusRequest, context: Context) -> admin_pb2.GetStatusResponse:
+    async def GetStatus(self, request: admin_pb2.GetStatusRequest, call: Call) -> admin_pb2.GetStatusResponse:
         return await self._read(self._status)
 
     def _status(self) -> admin_pb2.GetStatusResponse:
         reading, failure = self._reading, self._commits.failure
         overdue = reading.cuts.overdue()
-        stored = sum(topic.statistics.records for topic in reading.topics.by_id.values())
+        topics, stored = self._totals()
         return admin_pb2.GetStatusResponse(
             instance=self._instance,
             instance_id=reading.instance.id,
@@ -366,20 +400,16 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
             last_sequence=self._commits.last_sequence,
             live_records=max(0, stored - overdue),
             overdue_records=overdue,
-            topics=len(reading.topics.by_id),
+            topics=topics,
             disk_bytes=self._upkeep.disk_bytes(),
         )
 
-    @unary
-    async def AcceptClock(
-        self, request: admin_pb2.AcceptClockRequest, context: Context
-    ) -> admin_pb2.AcceptClockResponse:
+    async def AcceptClock(self, request: admin_pb2.AcceptClockRequest, call: Call) -> admin_pb2.AcceptClockResponse:
         before, after = self._clock.accept()
         log.warning("clock_accepted", before_micros=before, after_micros=after)
         return admin_pb2.AcceptClockResponse(before=convert.timestamp(before), after=convert.timestamp(after))
 
-    @unary
-    async def Compact(self, request: admin_pb2.CompactRequest, context: Context) -> admin_pb2.CompactResponse:
+    async def Compact(self, request: admin_pb2.CompactRequest, call: Call) -> admin_pb2.CompactResponse:
         before = await self._read(self._upkeep.disk_bytes)
         await self._read(self._upkeep.compact)
         after = await self._read(self._upkeep.disk_bytes)
@@ -388,15 +418,13 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
 
     # -- replication, backup ----------------------------------------------------------------------------------------
 
-    @unary
     async def GetReplicationStatus(
-        self, request: admin_pb2.GetReplicationStatusRequest, context: Context
+        self, request: admin_pb2.GetReplicationStatusRequest, call: Call
     ) -> admin_pb2.GetReplicationStatusResponse:
         return self._links.status()
 
-    @streaming
     async def VerifyReplication(
-        self, request: admin_pb2.VerifyReplicationRequest, context: Context
+        self, request: admin_pb2.VerifyReplicationRequest, call: Call
     ) -> AsyncGenerator[admin_pb2.VerifyReplicationResponse, None]:
         self._peer_named(request.peer)
         differing = 0
@@ -406,9 +434,8 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
                 yield response
         log.info("replication_verified", peer=request.peer, differing=differing)
 
-    @streaming
     async def RepairReplication(
-        self, request: admin_pb2.RepairReplicationRequest, context: Context
+        self, request: admin_pb2.RepairReplicationRequest, call: Call
     ) -> AsyncGenerator[admin_pb2.RepairReplicationResponse, None]:
         self._peer_named(request.peer)
         sent = received = 0
@@ -423,8 +450,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         if not peer:
             raise convert.invalid("peer", "the name of a peer is needed")
 
-    @unary
-    async def Backup(self, request: admin_pb2.BackupRequest, context: Context) -> admin_pb2.BackupResponse:
+    async def Backup(self, request: admin_pb2.BackupRequest, call: Call) -> admin_pb2.BackupResponse:
         made = await self._read(lambda: self._upkeep.backup(request.name))
         log.info("backup_made", backup=request.name, sequence=made.sequence, bytes=made.bytes)
         return admin_pb2.BackupResponse(name=request.name, sequence=made.sequence, bytes=made.bytes)

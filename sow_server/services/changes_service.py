@@ -9,15 +9,16 @@ from typing import Any, Final, TypeVar
 
 import structlog
 
-from sow.v1 import snapshot_pb2, snapshot_pb2_grpc
-from sow_server.engine.catalog.topics import Topic
+from sow.v1 import snapshot_pb2
+from sow_server.access.caller import Call, Granted
 from sow_server.engine.commit.commits import Commits
 from sow_server.engine.durables import Durable
+from sow_server.engine.formats.payloads import Projection
 from sow_server.engine.values.keys import TOPIC_NAME
 from sow_server.engine.values.model import MICROS, MessageType
-from sow_server.query.filtering import RecordFilter, record_filter
+from sow_server.query.filtering import RecordFilter, callers_filter
 from sow_server.services import convert, packing
-from sow_server.services.guard import Context, RpcObserver, streaming, unary
+from sow_server.services.ownership import OwnedDurables
 from sow_server.services.reading import StoreReading
 from sow_server.services.submissions import settle
 from sow_server.subscriptions.consumers import Consumers
@@ -40,7 +41,7 @@ IDLE_TTL_MICROS: Final = 3_600 * MICROS
 IDLE_TTL_MICROS_MIN: Final = MICROS
 
 
-class ChangesService(snapshot_pb2_grpc.SnapshotServiceServicer):
+class ChangesService:
     """Validates, asks the journal, packs; owns nothing."""
 
     def __init__(
@@ -50,8 +51,9 @@ class ChangesService(snapshot_pb2_grpc.SnapshotServiceServicer):
         hub: Hub,
         consumers: Consumers,
         readers: Executor,
-        rpcs: RpcObserver,
+        owned: OwnedDurables,
     ) -> None:
+        self._owned = owned
         self._reading = reading
         self._commits = commits
         self._hub = hub
@@ -60,7 +62,6 @@ class ChangesService(snapshot_pb2_grpc.SnapshotServiceServicer):
         self._at_once = asyncio.Semaphore(PIECES_AT_ONCE)
         self._pieces: set[asyncio.Task[Any]] = set()
         """Work under way; the event loop itself holds tasks only weakly."""
-        self.rpcs = rpcs
 
     def _work(self, run: Callable[[], T]) -> asyncio.Task[T]:
         """Runs a piece of work on a reader thread. It is finished even if its caller has gone."""
@@ -84,11 +85,11 @@ class ChangesService(snapshot_pb2_grpc.SnapshotServiceServicer):
 
     # -- planning ---------------------------------------------------------------------------------------------------
 
-    @unary
     async def PlanChanges(
-        self, request: snapshot_pb2.PlanChangesRequest, context: Context
+        self, request: snapshot_pb2.PlanChangesRequest, call: Call
     ) -> snapshot_pb2.PlanChangesResponse:
-        reading, topic = self._reading, self._reading.topics.find(request.topic)
+        reading, granted = self._reading, call.topic(request.topic)
+        topic, told = granted.topic, granted.restriction.rows is None
         start = _start(request)
         if start.kind is StartKind.TIME:
             self._hub.check_time(start.time_micros, "start_time_micros")
@@ -103,11 +104,12 @@ class ChangesService(snapshot_pb2_grpc.SnapshotServiceServicer):
         return snapshot_pb2.PlanChangesResponse(
             start_bookmark=reading.instance.bookmark(found.start),
             end_bookmark=reading.instance.bookmark(found.end),
-            entries=found.entries,
-            bytes=found.bytes,
+            # Sequences tell how many changes there were of all topics; the counts would tell those of this one.
+            entries=found.entries if told else found.end - found.start,
+            bytes=found.bytes if told else 0,
             part_ends=[reading.instance.bookmark(position) for position in found.part_ends],
             head_bookmark=reading.instance.bookmark(found.head),
-            entries_left=found.entries_left,
+            entries_left=found.entries_left if told else found.head - found.end,
             earliest_bookmark=reading.instance.bookmark(found.earliest),
         )
 
@@ -127,12 +129,10 @@ class ChangesService(snapshot_pb2_grpc.SnapshotServiceServicer):
 
     # -- reading ----------------------------------------------------------------------------------------------------
 
-    @streaming
-    async def ReadChanges(  # type: ignore[override]  # the messages are bytes
-        self, request: snapshot_pb2.ReadChangesRequest, context: Context
-    ) -> AsyncGenerator[bytes, None]:
+    async def ReadChanges(self, request: snapshot_pb2.ReadChangesRequest, call: Call) -> AsyncGenerator[bytes, None]:
         """Messages as bytes on the wire, packed on the reader threads."""
-        reading, topic = self._reading, self._reading.topics.find(request.topic)
+        reading, granted = self._reading, call.topic(request.topic)
+        topic, restriction = granted
         columns = packing.columns(request.columns, packing.CHANGE_COLUMNS)
         batch_size = packing.batch_size(request.batch_size)
         json = topic.settings.message_type is MessageType.JSON
@@ -153,12 +153,15 @@ class ChangesService(snapshot_pb2_grpc.SnapshotServiceServicer):
             reading.cuts,
             reading.instance,
             topic,
-            await asyncio.shield(self._work(lambda: _filter(topic, text))) if text else None,
+            await asyncio.shield(self._work(lambda: _filter(granted, text)))
+            if text or restriction.rows is not None
+            else None,
             start=start,
             end=end,
             history=history,
             batch_size=batch_size,
             share=share,
+            projection=Projection(hidden=restriction.hidden) if restriction.hidden else None,
         )
         footer = snapshot_pb2.ExportFooter()
 
@@ -166,7 +169,7 @@ class ChangesService(snapshot_pb2_grpc.SnapshotServiceServicer):
             """The next changes; b"" if this step found none that match."""
             piece = reader.read()
             count = len(piece.columns.keys)
-            footer.scanned += piece.looked_at
+            footer.scanned += piece.looked_at if restriction.rows is None else count
             footer.returned += count
             if not count:
                 return b""
@@ -188,21 +191,17 @@ class ChangesService(snapshot_pb2_grpc.SnapshotServiceServicer):
 
     # -- pinning ----------------------------------------------------------------------------------------------------
 
-    @unary
-    async def PinJournal(
-        self, request: snapshot_pb2.PinJournalRequest, context: Context
-    ) -> snapshot_pb2.PinJournalResponse:
-        topic = self._reading.topics.find(request.topic)
+    async def PinJournal(self, request: snapshot_pb2.PinJournalRequest, call: Call) -> snapshot_pb2.PinJournalResponse:
+        topic = call.topic(request.topic).topic
         if not TOPIC_NAME.match(request.name):
             raise convert.invalid("name", f"{request.name[:220]!r} is no name: 1 to 200 of [A-Za-z0-9_.:-] are allowed")
         idle_ttl = request.idle_ttl_micros or IDLE_TTL_MICROS
         if idle_ttl < IDLE_TTL_MICROS_MIN:
             raise convert.invalid("idle_ttl_micros", f"must be at least {IDLE_TTL_MICROS_MIN}, or 0 for an hour")
         position = self._hub.position(request.bookmark)
+        name = self._owned.name(call, request.topic, request.name, creates="name")
         pinned: asyncio.Future[tuple[Durable, bool]] = asyncio.get_running_loop().create_future()
-        self._consumers.pin(
-            topic, request.name, position, lambda result: settle(pinned, result), idle_ttl_micros=idle_ttl
-        )
+        self._consumers.pin(topic, name, position, lambda result: settle(pinned, result), idle_ttl_micros=idle_ttl)
         durable, created = await pinned
         if created:
             log.info("journal_pinned", topic=topic.name, durable=durable.name, position=durable.position)
@@ -241,9 +240,9 @@ def _share(share: int, shares: int) -> KeyShare | None:
     return KeyShare(share, shares) if shares > 1 else None
 
 
-def _filter(topic: Topic, text: str) -> RecordFilter:
+def _filter(granted: Granted, text: str) -> RecordFilter | None:
     # There is no `now` to give, as NOW_MICROS() is refused: a range that is read again must give the same changes.
-    return record_filter(topic, text, 0, allow_now=False)
+    return callers_filter(granted.topic, text, granted.restriction, allow_now=False)
 
 
 def _fill(

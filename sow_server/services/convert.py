@@ -343,6 +343,9 @@ def record(
 def query_plan(scan: Scan) -> sow_pb2.QueryPlan:
     """The plan of a finished scan."""
     taken, query = scan.explanation(), scan.query
+    if query.filter is not None and query.filter.granted is not None:
+        # The way there, and the entries on it, would tell about records that the caller may not see.
+        return sow_pb2.QueryPlan(filter=query.filter.asked, order_by="" if query.order is None else query.order.text)
     return sow_pb2.QueryPlan(
         access=sow_pb2.QueryPlan.Access.ValueType(taken.access.value),
         index_path=taken.index_path,

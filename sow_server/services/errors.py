@@ -94,6 +94,11 @@ CODES: Final[dict[Reason, grpc.StatusCode]] = {
     Reason.TIME_IN_FUTURE: grpc.StatusCode.FAILED_PRECONDITION,
     Reason.BACKUP_UNAVAILABLE: grpc.StatusCode.FAILED_PRECONDITION,
     Reason.BACKUP_EXISTS: grpc.StatusCode.ALREADY_EXISTS,
+    Reason.UNAUTHENTICATED: grpc.StatusCode.UNAUTHENTICATED,
+    Reason.PERMISSION_DENIED: grpc.StatusCode.PERMISSION_DENIED,
+    Reason.LIMIT_EXCEEDED: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    Reason.ACCESS_CHANGED: grpc.StatusCode.UNAVAILABLE,
+    Reason.AUDIT_UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
 }
 
 

@@ -1,7 +1,10 @@
-"""Wraps every RPC: times it, counts it, and turns exceptions into statuses (rules X1, X2).
+"""Wraps every RPC: admits its caller, times it, counts it, and turns exceptions into statuses (rules A1, X1, X2).
 
 A StoreError ends the call with its own status. Anything else is INTERNAL without details; the log has them. Bytes that
 are no message of the method are INVALID_ARGUMENT: gRPC itself would answer UNKNOWN, with a traceback in the log.
+
+    [1]  A method that is not in the table of needs is not served: the server does not start.
+    [2]  No handler runs before its caller is admitted.
 """
 
 from __future__ import annotations
@@ -9,25 +12,30 @@ from __future__ import annotations
 import asyncio
 import inspect
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 import grpc
 import structlog
-from google.protobuf.descriptor import ServiceDescriptor
+from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
+from sow_server.access.authorizer import Listener, Session
+from sow_server.access.caller import Call
+from sow_server.access.credentials import Shown
+from sow_server.access.needs import Need, need_of
 from sow_server.engine.disk.rocks import Damaged, RocksError
 from sow_server.engine.values.errors import Reason, StoreError
+from sow_server.engine.values.model import MICROS
 from sow_server.services.errors import CODES, abort
 
 log = structlog.get_logger(__name__)
 
 Context = grpc.aio.ServicerContext[Any, Any]
-Request = TypeVar("Request")
-Response = TypeVar("Response")
+Handler: TypeAlias = Callable[[Any, Any], Any]
+"""A handler of a service: `handler(request, call)`. `request` is an iterator where the client streams."""
 
 
 class RpcObserver(Protocol):
@@ -37,20 +45,13 @@ class RpcObserver(Protocol):
         """A call of `method` ended with the gRPC status `code` (a name such as OK) after `seconds`."""
 
 
-class ObservedService(Protocol):
-    """A service whose RPCs are counted."""
-
-    rpcs: RpcObserver
-
-
-Self = TypeVar("Self", bound=ObservedService)
-
-
 class Unreadable:
     """Stands for a request whose bytes are no message of its method."""
 
 
 _UNREADABLE: Final = Unreadable()
+_NO_ROOM: Final = Unreadable()
+"""Stands for a request that was not parsed, because there is no room for its bytes."""
 _KINDS: Final = {
     (False, False): grpc.unary_unary_rpc_method_handler,
     (False, True): grpc.unary_stream_rpc_method_handler,
@@ -58,15 +59,120 @@ _KINDS: Final = {
 }
 
 
-def handlers(service: ServiceDescriptor, servicer: object) -> grpc.GenericRpcHandler:
-    """The handlers of a service, as the generated `add_…_to_server` makes them. They differ for requests that do not
-    parse: the RPC gets an `Unreadable`, which `unary` and `readable` refuse."""
+class InFlight:
+    """Bounds the bytes of the requests that are not answered, of all callers together. On the event loop."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self.bytes = 0
+
+    def take(self, size: int) -> bool:
+        """Takes bytes until `free`; False if there is no room. The first request always has room."""
+        if self.bytes and self.bytes + size > self._bytes_max:
+            return False
+        self.bytes += size
+        return True
+
+    def free(self, size: int) -> None:
+        """Gives bytes back."""
+        self.bytes -= size
+
+
+class Received(NamedTuple):
+    """A request as it arrived: parsed, and its size on the wire. It is counted until `CallAdmission.free`."""
+
+    request: object
+    size: int
+
+
+class CallAdmission:
+    """Admits the calls of one listener, and counts them."""
+
+    def __init__(self, listener: Listener, rpcs: RpcObserver, in_flight: InFlight) -> None:
+        self._listener = listener
+        self._rpcs = rpcs
+        self._in_flight = in_flight
+
+    def reader(self, kind: type[Message]) -> Callable[[bytes], Received]:
+        """Parses requests, if there is room for them: their bytes are counted before."""
+        parse, in_flight = kind.FromString, self._in_flight
+
+        def read(data: bytes) -> Received:
+            size = len(data)
+            if not in_flight.take(size):
+                return Received(_NO_ROOM, 0)
+            try:
+                return Received(parse(data), size)
+            except DecodeError:
+                return Received(_UNREADABLE, size)
+
+        return read
+
+    def free(self, size: int) -> None:
+        """The bytes of a request are no longer held."""
+        self._in_flight.free(size)
+
+    def admit(self, method: str, need: Need, context: Context) -> tuple[Call, Session | None]:
+        """Raises StoreError."""
+        listener = self._listener
+        shown = _shown(context) if listener.authorizer.guarded else NOTHING_SHOWN
+        return listener.authorizer.admit(listener.prover, method, need, shown, context.peer(), context.time_remaining)
+
+    def finished(self, method: str, admitted: tuple[Call, Session | None] | None, code: str, seconds: float) -> None:
+        """A call has ended."""
+        self._rpcs.rpc_finished(method, code, seconds)
+        self.left(admitted, code)
+
+    def left(self, admitted: tuple[Call, Session | None] | None, code: str = "") -> None:
+        """A call has ended that is not counted."""
+        if admitted is not None:
+            self._listener.authorizer.finished(*admitted, code)
+
+
+NOTHING_SHOWN: Final = Shown()
+
+
+def _shown(context: Context) -> Shown:
+    token = ""
+    for name, value in context.invocation_metadata() or ():
+        if name == "authorization":
+            text = value if isinstance(value, str) else value.decode("latin-1")
+            scheme, _, rest = text.partition(" ")
+            token = rest.strip() if scheme.lower() == "bearer" else ""
+    certificates = context.auth_context().get("x509_pem_cert", ())
+    return Shown(token, next(iter(certificates), b""))
+
+
+def handlers(service: ServiceDescriptor, servicer: object, admission: CallAdmission) -> grpc.GenericRpcHandler:
+    """The handlers of a service whose methods take a request and a `Call`. Raises MissingNeed [1]."""
+    return _generic(service, servicer, admission.reader, lambda method, handler: _own(method, handler, admission))
+
+
+def foreign_handlers(
+    service: ServiceDescriptor,
+    servicer: object,
+    admission: CallAdmission,
+    context_of: Callable[[Context, Call], Any] = lambda context, call: context,
+) -> grpc.GenericRpcHandler:
+    """The handlers of a service whose methods take gRPC's context: links, health, reflection. They are admitted as all
+    others. `context_of`: the context that the service gets. Raises MissingNeed [1]."""
+    return _generic(
+        service, servicer, _reader, lambda method, handler: _foreign(method, handler, admission, context_of)
+    )
+
+
+def _generic(
+    service: ServiceDescriptor,
+    servicer: object,
+    reader: Callable[[type[Message]], Callable[[bytes], object]],
+    wrapped: Callable[[MethodDescriptor, Handler], Handler],
+) -> grpc.GenericRpcHandler:
     return grpc.method_handlers_generic_handler(
         service.full_name,
         {
             method.name: _KINDS[method.client_streaming, method.server_streaming](
-                getattr(servicer, method.name),
-                request_deserializer=_reader(GetMessageClass(method.input_type)),
+                wrapped(method, getattr(servicer, method.name)),
+                request_deserializer=reader(GetMessageClass(method.input_type)),
                 response_serializer=_written,
             )
             for method in service.methods
@@ -74,26 +180,130 @@ def handlers(service: ServiceDescriptor, servicer: object) -> grpc.GenericRpcHan
     )
 
 
-def guarded_handlers(service: ServiceDescriptor, servicer: object) -> grpc.GenericRpcHandler:
-    """The handlers of a service that does not use this module: links, health, reflection. They refuse requests that do
-    not parse, and answer unexpected exceptions as our own services do. gRPC itself would answer UNKNOWN, with a
-    traceback in the log."""
-    return grpc.method_handlers_generic_handler(
-        service.full_name,
-        {
-            method.name: _KINDS[method.client_streaming, method.server_streaming](
-                _guarded(getattr(servicer, method.name), method.name, answers_once=not method.server_streaming),
-                request_deserializer=_reader(GetMessageClass(method.input_type)),
-                response_serializer=_written,
-            )
-            for method in service.methods
-        },
-    )
+def _path(method: MethodDescriptor) -> str:
+    return f"/{method.containing_service.full_name}/{method.name}"
 
 
-def _guarded(handler: Callable[[Any, Context], Any], name: str, *, answers_once: bool) -> Callable[[Any, Context], Any]:
+def _own(method: MethodDescriptor, handler: Handler, admission: CallAdmission) -> Handler:
+    path = _path(method)
+    return (_streaming if method.server_streaming else _unary)(path, need_of(path), handler, admission)
+
+
+def _unary(path: str, need: Need, handler: Handler, admission: CallAdmission) -> Handler:
+    name = path.rpartition("/")[2]
+
+    async def guarded(received: Received, context: Context) -> object:
+        request, size = received
+        started = time.perf_counter()
+        code = grpc.StatusCode.OK
+        admitted: tuple[Call, Session | None] | None = None
+        try:
+            admitted = admission.admit(path, need, context)
+            readable(request)
+            with admitted[0].holding_bytes(size):
+                return await handler(request, admitted[0])
+        except asyncio.CancelledError:
+            code = grpc.StatusCode.CANCELLED
+            raise
+        except Exception as error:  # noqa: BLE001  # the last line of defence: logged, and answered as INTERNAL
+            known = _known(error, name)
+            code = CODES[known.reason]
+            await abort(context, known)
+        finally:
+            admission.free(size)
+            admission.finished(name, admitted, code.name, time.perf_counter() - started)
+
+    return guarded
+
+
+def _streaming(path: str, need: Need, handler: Handler, admission: CallAdmission) -> Handler:
+    name = path.rpartition("/")[2]
+
+    async def guarded(received: Received | AsyncIterator[Received], context: Context) -> AsyncGenerator[object, None]:
+        arriving = _Arriving(received, admission)
+        started = time.perf_counter()
+        code = grpc.StatusCode.OK
+        admitted: tuple[Call, Session | None] | None = None
+        responses: AsyncGenerator[object, None] | None = None
+        try:
+            admitted = admission.admit(path, need, context)
+            call = admitted[0]
+            call.runs(_this_task())
+            responses = handler(arriving.request(call), call)
+            async for response in responses:
+                arriving.answered()
+                yield response
+        except (asyncio.CancelledError, GeneratorExit):
+            ended = None if admitted is None else admitted[0].ended
+            if ended is None:
+                code = grpc.StatusCode.CANCELLED
+                raise
+            _this_task().uncancel()  # the authorizer has cancelled this task, to end the call with a status
+            code = CODES[ended.reason]
+            await abort(context, ended)
+        except Exception as error:  # noqa: BLE001  # the last line of defence: logged, and answered as INTERNAL
+            known = _known(error, name)
+            code = CODES[known.reason]
+            await abort(context, known)
+        finally:
+            if responses is not None:
+                await responses.aclose()
+            arriving.release()
+            admission.finished(name, admitted, code.name, time.perf_counter() - started)
+
+    return guarded
+
+
+class _Arriving:
+    """The request of a call that answers with a stream, or its requests one after the other; the bytes of one at a time
+    are counted. A single request is counted until the first answer."""
+
+    def __init__(self, received: Received | AsyncIterator[Received], admission: CallAdmission) -> None:
+        self._received = received
+        self._admission = admission
+        self._single = isinstance(received, Received)
+        self._held = received.size if isinstance(received, Received) else 0
+
+    def request(self, call: Call) -> object:
+        """The request, or an iterator. Raises StoreError for a single one that is `Unreadable`."""
+        if isinstance(self._received, Received):
+            readable(self._received.request)
+            return self._received.request
+        return self._requests(self._received, call)
+
+    async def _requests(self, received: AsyncIterator[Received], call: Call) -> AsyncGenerator[object, None]:
+        async for request, size in received:
+            self._held = size
+            try:
+                with call.holding_bytes(size):
+                    yield request
+            finally:
+                self.release()
+
+    def answered(self) -> None:
+        """The call has an answer."""
+        if self._single:
+            self.release()
+
+    def release(self) -> None:
+        """Gives back the bytes that are counted."""
+        held, self._held = self._held, 0
+        self._admission.free(held)
+
+
+def _this_task() -> asyncio.Task[Any]:
+    task = asyncio.current_task()
+    assert task is not None, "gRPC runs each call in a task"
+    return task
+
+
+def _foreign(
+    method: MethodDescriptor, handler: Handler, admission: CallAdmission, context_of: Callable[[Context, Call], Any]
+) -> Handler:
     """Wraps a handler of gRPC: a coroutine that answers once, or writes its answers to the context; or an async
     generator."""
+    path, name = _path(method), method.name
+    need = need_of(path)
 
     async def end(error: Exception, context: Context) -> None:
         if isinstance(error, grpc.aio.BaseError):
@@ -101,21 +311,36 @@ def _guarded(handler: Callable[[Any, Context], Any], name: str, *, answers_once:
         await abort(context, _unreadable() if isinstance(error, DecodeError) else _known(error, name))
 
     async def once(request: object, context: Context) -> object:
+        admitted: tuple[Call, Session | None] | None = None
         try:
-            return await handler(_parsed(request), context)
+            admitted = admission.admit(path, need, context)
+            return await handler(_parsed(request), context_of(context, admitted[0]))
         except Exception as error:  # the last line of defence: logged, and answered as INTERNAL
             await end(error, context)
             raise
+        finally:
+            admission.left(admitted)
 
     async def many(request: object, context: Context) -> AsyncGenerator[object, None]:
+        admitted: tuple[Call, Session | None] | None = None
         try:
-            async with aclosing(handler(_parsed(request), context)) as responses:
+            admitted = admission.admit(path, need, context)
+            admitted[0].runs(_this_task())
+            async with aclosing(handler(_parsed(request), context_of(context, admitted[0]))) as responses:
                 async for response in responses:
                     yield response
+        except asyncio.CancelledError:
+            ended = None if admitted is None else admitted[0].ended
+            if ended is None:
+                raise
+            _this_task().uncancel()
+            await abort(context, ended)
         except Exception as error:  # noqa: BLE001  # as above
             await end(error, context)
+        finally:
+            admission.left(admitted)
 
-    return many if not answers_once and inspect.isasyncgenfunction(handler) else once
+    return many if method.server_streaming and inspect.isasyncgenfunction(handler) else once
 
 
 def _parsed(request: Any) -> Any:
@@ -161,57 +386,12 @@ def readable(request: object) -> None:
     """Raises StoreError if a request is `Unreadable`."""
     if request is _UNREADABLE:
         raise _unreadable()
-
-
-def unary(
-    handler: Callable[[Self, Request, Context], Awaitable[Response]],
-) -> Callable[[Self, Request, Context], Awaitable[Response]]:
-    """Wraps a handler that answers once."""
-
-    async def guarded(self: Self, request: Request, context: Context) -> Response:
-        started = time.perf_counter()
-        code = grpc.StatusCode.OK
-        try:
-            readable(request)
-            return await handler(self, request, context)
-        except asyncio.CancelledError:
-            code = grpc.StatusCode.CANCELLED
-            raise
-        except Exception as error:  # noqa: BLE001  # the last line of defence: logged, and answered as INTERNAL
-            known = _known(error, handler.__name__)
-            code = CODES[known.reason]
-            await abort(context, known)
-        finally:
-            self.rpcs.rpc_finished(handler.__name__, code.name, time.perf_counter() - started)
-
-    return guarded
-
-
-def streaming(
-    handler: Callable[[Self, Request, Context], AsyncGenerator[Response, None]],
-) -> Callable[[Self, Request, Context], AsyncGenerator[Response, None]]:
-    """Wraps a handler that answers with a stream."""
-
-    async def guarded(self: Self, request: Request, context: Context) -> AsyncGenerator[Response, None]:
-        started = time.perf_counter()
-        code = grpc.StatusCode.OK
-        responses = handler(self, request, context)
-        try:
-            readable(request)
-            async for response in responses:
-                yield response
-        except (asyncio.CancelledError, GeneratorExit):
-            code = grpc.StatusCode.CANCELLED
-            raise
-        except Exception as error:  # noqa: BLE001  # the last line of defence: logged, and answered as INTERNAL
-            known = _known(error, handler.__name__)
-            code = CODES[known.reason]
-            await abort(context, known)
-        finally:
-            await responses.aclose()
-            self.rpcs.rpc_finished(handler.__name__, code.name, time.perf_counter() - started)
-
-    return guarded
+    if request is _NO_ROOM:
+        raise StoreError(
+            Reason.OVERLOADED,
+            "the requests under way fill the memory for requests; try again later",
+            retry_after_micros=MICROS // 10,
+        )
 
 
 def _known(error: Exception, method: str) -> StoreError:

@@ -8,7 +8,8 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from concurrent.futures import Executor
 from typing import Final
 
-from sow.v1 import load_pb2, load_pb2_grpc
+from sow.v1 import load_pb2
+from sow_server.access.caller import Call
 from sow_server.engine.commit.commits import Commits
 from sow_server.engine.commit.requests import RequestLimits
 from sow_server.engine.loads import (
@@ -21,12 +22,14 @@ from sow_server.engine.loads import (
     LoadPhase,
     Loads,
     RowsToStage,
+    load_not_found,
 )
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.services import convert
-from sow_server.services.guard import Context, RpcObserver, readable, streaming, unary
+from sow_server.services.guard import readable
 from sow_server.services.loading import Loading
 from sow_server.services.submissions import settle
+from sow_server.services.writing import permit_load
 
 STREAM_REQUESTS_MAX: Final = 4
 """Requests of one stream that may be under way; the next is read when the first is answered."""
@@ -72,7 +75,7 @@ class _RequestMemory:
                 given.set_result(None)
 
 
-class LoadService(load_pb2_grpc.LoadServiceServicer):
+class LoadService:
     """Validates, calls the store, translates; owns nothing."""
 
     def __init__(
@@ -82,8 +85,10 @@ class LoadService(load_pb2_grpc.LoadServiceServicer):
         loading: Loading,
         readers: Executor,
         limits: RequestLimits,
-        rpcs: RpcObserver,
+        *,
+        dynamic_topics: bool,
     ) -> None:
+        self._dynamic_topics = dynamic_topics
         self._loads = loads
         self._commits = commits
         self._loading = loading
@@ -95,28 +100,27 @@ class LoadService(load_pb2_grpc.LoadServiceServicer):
         processor, too, and one thread checks as fast as two."""
         self._staging = asyncio.Lock()
         """One piece at a time is with the writer, of all streams, so that a publish waits for at most one."""
-        self.rpcs = rpcs
 
-    @unary
-    async def OpenLoad(self, request: load_pb2.OpenLoadRequest, context: Context) -> load_pb2.OpenLoadResponse:
+    async def OpenLoad(self, request: load_pb2.OpenLoadRequest, call: Call) -> load_pb2.OpenLoadResponse:
         lease = request.lease_micros or LEASE_MICROS
         if not 0 < lease <= LEASE_MICROS_MAX:
             raise convert.invalid("lease_micros", f"{lease} is not 1 to {LEASE_MICROS_MAX}")
-        load = await _heard(lambda done: self._loads.open(request.topic, lease, done))
+        permit_load(call, request.topic, dynamic=self._dynamic_topics)
+        call.check_limit("loads", self._loads.registry.open_of(call.owner))
+        load = await _heard(lambda done: self._loads.open(request.topic, lease, done, owner=call.owner))
         return load_pb2.OpenLoadResponse(
             load_id=load.row.id, lease_micros=load.row.lease_micros, begin_version=load.row.begin_version
         )
 
-    @streaming
     async def StageLoad(
-        self, requests: AsyncIterator[load_pb2.StageLoadRequest], context: Context
+        self, requests: AsyncIterator[load_pb2.StageLoadRequest], call: Call
     ) -> AsyncGenerator[load_pb2.StageLoadResponse, None]:
         """Reads and checks at most `STREAM_REQUESTS_MAX` requests ahead of the staging. The writer has one piece of a
         stream at a time, so that publishers get their turn in between."""
         ready: asyncio.Queue[list[RowsToStage] | None] = asyncio.Queue()
         turns = asyncio.Semaphore(STREAM_REQUESTS_MAX)
         sizes: deque[int] = deque()
-        reading = asyncio.create_task(self._read_stream(requests, ready, turns, sizes))
+        reading = asyncio.create_task(self._read_stream(call, requests, ready, turns, sizes))
         reading.add_done_callback(_looked_at)
         try:
             while (pieces := await ready.get()) is not None:
@@ -136,6 +140,7 @@ class LoadService(load_pb2_grpc.LoadServiceServicer):
 
     async def _read_stream(
         self,
+        call: Call,
         requests: AsyncIterator[load_pb2.StageLoadRequest],
         ready: asyncio.Queue[list[RowsToStage] | None],
         turns: asyncio.Semaphore,
@@ -150,7 +155,9 @@ class LoadService(load_pb2_grpc.LoadServiceServicer):
                 size = request.ByteSize()
                 await self._room.take(size)
                 sizes.append(size)
-                load_id = request.load_id or load_id
+                if request.load_id and request.load_id != load_id:
+                    load_id = request.load_id
+                    self._owned(call, load_id)
                 if request.first_row < 1:
                     raise convert.invalid("first_row", "must be at least 1")
                 async with self._checking:
@@ -192,9 +199,8 @@ class LoadService(load_pb2_grpc.LoadServiceServicer):
                     raise
                 await asyncio.sleep(0.005)
 
-    @streaming
     async def CommitLoad(
-        self, request: load_pb2.CommitLoadRequest, context: Context
+        self, request: load_pb2.CommitLoadRequest, call: Call
     ) -> AsyncGenerator[load_pb2.CommitLoadResponse, None]:
         if len(request.parts) > PARTS_MAX:
             raise StoreError(
@@ -202,6 +208,7 @@ class LoadService(load_pb2_grpc.LoadServiceServicer):
                 f"parts: {len(request.parts)} are more than the limit of {PARTS_MAX}",
                 field="parts",
             )
+        self._owned(call, request.load_id)
         parts = [LoadPart(part.part, part.attempt, part.rows) for part in request.parts]
 
         def committed(done: LoadDone) -> LoadDone:
@@ -223,30 +230,37 @@ class LoadService(load_pb2_grpc.LoadServiceServicer):
                 raise StoreError(failure.reason, failure.message)  # the next start continues it
             await self._loading.progressed(load)
 
-    @unary
-    async def GetLoad(self, request: load_pb2.GetLoadRequest, context: Context) -> load_pb2.GetLoadResponse:
-        return _described(self._loads.registry.find(request.load_id))
+    def _owned(self, call: Call, load_id: str) -> Load:
+        """A load of the caller, on a topic that it may still load; another one's does not exist. Raises StoreError."""
+        load = self._loads.registry.find(load_id)
+        if not call.unrestricted:
+            if not call.owns(load.row.owner):
+                raise load_not_found(load_id)
+            call.topic(load.row.topic, whole=True)
+        return load
 
-    @unary
-    async def RenewLoad(self, request: load_pb2.RenewLoadRequest, context: Context) -> load_pb2.RenewLoadResponse:
+    async def GetLoad(self, request: load_pb2.GetLoadRequest, call: Call) -> load_pb2.GetLoadResponse:
+        return _described(self._owned(call, request.load_id))
+
+    async def RenewLoad(self, request: load_pb2.RenewLoadRequest, call: Call) -> load_pb2.RenewLoadResponse:
+        self._owned(call, request.load_id)
         return load_pb2.RenewLoadResponse(lease_micros=self._loads.registry.renew(request.load_id).row.lease_micros)
 
-    @unary
-    async def AbortLoad(self, request: load_pb2.AbortLoadRequest, context: Context) -> load_pb2.AbortLoadResponse:
+    async def AbortLoad(self, request: load_pb2.AbortLoadRequest, call: Call) -> load_pb2.AbortLoadResponse:
         try:
+            self._owned(call, request.load_id)
             await _heard(lambda done: self._loads.abort(request.load_id, done))
         except StoreError as error:
             if error.reason is not Reason.LOAD_NOT_FOUND:
                 raise
         return load_pb2.AbortLoadResponse()
 
-    @unary
-    async def ListLoads(self, request: load_pb2.ListLoadsRequest, context: Context) -> load_pb2.ListLoadsResponse:
+    async def ListLoads(self, request: load_pb2.ListLoadsRequest, call: Call) -> load_pb2.ListLoadsResponse:
         return load_pb2.ListLoadsResponse(
             loads=[
                 _described(load)
                 for load in self._loads.registry.all()
-                if not request.topic or load.row.topic == request.topic
+                if (not request.topic or load.row.topic == request.topic) and call.owns(load.row.owner)
             ]
         )
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import accumulate, count
 from operator import add
 from typing import Final
@@ -64,11 +64,16 @@ def fill_records(
     *,
     lines: bool,
     json: bool,
+    project: Callable[[bytes], bytes] | None = None,
 ) -> None:
-    """Fills a message with stored records. `lines`, `json`: as for `fill_payloads`."""
+    """Fills a message with stored records. `lines`, `json`: as for `fill_payloads`. `project`: makes the payload that
+    the caller may see."""
     message.count = len(values)
     if PAYLOAD in wanted:
-        fill_payloads(message, [value[HEADER_BYTES:] for value in values], lines=lines, json=json)
+        payloads = [value[HEADER_BYTES:] for value in values]
+        if project is not None:
+            payloads = [project(payload) for payload in payloads]
+        fill_payloads(message, payloads, lines=lines, json=json)
     if KEY in wanted:
         fill_keys(message, keys)
     if wanted & _OF_HEADERS:

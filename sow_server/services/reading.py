@@ -1,10 +1,9 @@
-"""The parts of the store that services read through."""
+"""The parts of the store that services read through, once the caller has a topic (access [3])."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sow_server.engine.catalog.topics import Topics
 from sow_server.engine.commit.origins import Origins
 from sow_server.engine.opening import Instance
 from sow_server.engine.reading import Cuts
@@ -12,9 +11,8 @@ from sow_server.engine.reading import Cuts
 
 @dataclass(frozen=True, slots=True)
 class StoreReading:
-    """Finds topics, cuts and bookmarks. The services and their conversions share one."""
+    """Cuts and bookmarks. The services and their conversions share one."""
 
-    topics: Topics
     cuts: Cuts
     origins: Origins
     instance: Instance

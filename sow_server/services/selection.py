@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator
 from concurrent.futures import Executor
 from typing import Final, NamedTuple, TypeVar
 
+from sow_server.access.caller import Granted
 from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.commit.soundness import Fault, RowLimits, row_fault
 from sow_server.engine.disk.layout import read_header
@@ -34,17 +35,19 @@ class Selected(NamedTuple):
 
 
 async def selected(
-    cuts: Cuts, readers: Executor, topic: Topic, text: str, *, unreadable: bool = False
+    cuts: Cuts, readers: Executor, granted: Granted, text: str, *, unreadable: bool = False
 ) -> AsyncGenerator[Selected, None]:
-    """The records of `topic` that match the filter `text` now, `CHANGE_RECORDS` at a time; the last batch may have
-    fewer. `unreadable`: also records whose key does not fit into a message (rule R13).
+    """The records that match the filter `text` now, of those that are granted, `CHANGE_RECORDS` at a time; the last
+    batch may have fewer. "" only where rows are granted. `unreadable`: also records whose key does not fit into a
+    message (rule R13).
 
     One cut and one `now` for all of them, also for NOW_MICROS() in `matches`. Close it, as it holds the cut. Raises
     StoreError.
     """
     loop = asyncio.get_running_loop()
     # Parsing a long filter takes a while, which must not block the event loop.
-    given = await loop.run_in_executor(readers, record_filter, topic, text, 0)
+    topic, restriction = granted
+    given = await loop.run_in_executor(readers, lambda: record_filter(topic, text, 0, restriction=restriction))
     query = Query(topic, filter=given, keys_only=True, batch_size=CHANGE_RECORDS, unreadable=unreadable)
     scan = Scan(cuts, query)
     reading: asyncio.Future[RecordBatch | None] | None = None
@@ -72,9 +75,14 @@ def _unless_unchanged(matches: RecordMatcher, sequence: int) -> RecordMatcher:
     return lambda key, value: read_header(value).sequence <= sequence or matches(key, value)
 
 
-async def count_selected(cuts: Cuts, readers: Executor, topic: Topic, text: str, *, unreadable: bool = False) -> int:
-    """How many records of `topic` match the filter `text` now."""
-    given = await asyncio.get_running_loop().run_in_executor(readers, record_filter, topic, text, 0)
+async def count_selected(
+    cuts: Cuts, readers: Executor, granted: Granted, text: str, *, unreadable: bool = False
+) -> int:
+    """How many of the granted records match the filter `text` now."""
+    topic, restriction = granted
+    given = await asyncio.get_running_loop().run_in_executor(
+        readers, lambda: record_filter(topic, text, 0, restriction=restriction)
+    )
     return await count(cuts, readers, Query(topic, filter=given, count_only=True, unreadable=unreadable))
 
 

@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 import structlog
 
 from sow.v1 import snapshot_pb2
+from sow_server.access.caller import Call
 from sow_server.engine.commit.commits import Commits
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import MessageType
@@ -18,17 +19,19 @@ from sow_server.query.exports import (
     LEASE_MICROS,
     LEASE_MICROS_MAX,
     LEASE_MICROS_MIN,
+    NEVER_OPENED,
     PARTS_MAX,
     Export,
     Exports,
+    not_found,
     read_token,
     write_token,
 )
-from sow_server.query.filtering import record_filter
+from sow_server.query.filtering import callers_filter
 from sow_server.services import packing
 from sow_server.services.changes_service import ChangesService
 from sow_server.services.convert import invalid
-from sow_server.services.guard import Context, RpcObserver, streaming, unary
+from sow_server.services.ownership import OwnedDurables
 from sow_server.services.reading import StoreReading
 from sow_server.subscriptions.consumers import Consumers
 from sow_server.subscriptions.hub import Hub
@@ -49,28 +52,34 @@ class SnapshotService(ChangesService):
         hub: Hub,
         consumers: Consumers,
         readers: Executor,
-        rpcs: RpcObserver,
+        owned: OwnedDurables,
     ) -> None:
-        super().__init__(reading, commits, hub, consumers, readers, rpcs)
+        super().__init__(reading, commits, hub, consumers, readers, owned)
         self._exports = exports
         self._turns: WeakKeyDictionary[Export, asyncio.Lock] = WeakKeyDictionary()
 
     # -- exports ----------------------------------------------------------------------------------------------------
 
-    @unary
-    async def OpenExport(
-        self, request: snapshot_pb2.OpenExportRequest, context: Context
-    ) -> snapshot_pb2.OpenExportResponse:
+    async def OpenExport(self, request: snapshot_pb2.OpenExportRequest, call: Call) -> snapshot_pb2.OpenExportResponse:
         if request.parts > PARTS_MAX:
             raise invalid("parts", f"must be between 1 and {PARTS_MAX}, or 0")
         lease = request.lease_micros or LEASE_MICROS
         if not LEASE_MICROS_MIN <= lease <= LEASE_MICROS_MAX:
             raise invalid("lease_micros", "must be between 1 s and 24 h, or 0")
-        topic = self._reading.topics.find(request.topic)
+        topic, restriction = call.topic(request.topic)
+        call.check_limit("exports", self._exports.held_by(call.owner))
 
         def opened() -> Export:
-            given = record_filter(topic, request.filter, 0) if request.filter else None
-            return Export(self._reading.cuts, topic, given, request.parts, self._exports.splits)
+            given = callers_filter(topic, request.filter, restriction)
+            return Export(
+                self._reading.cuts,
+                topic,
+                given,
+                request.parts,
+                self._exports.splits,
+                owner=call.owner,
+                hidden=restriction.hidden,
+            )
 
         with self._exports.room():
             opening = asyncio.get_running_loop().run_in_executor(self._readers, opened)
@@ -98,23 +107,34 @@ class SnapshotService(ChangesService):
             parts=told.parts,
         )
 
+    def _check_owner(self, call: Call, export_id: str, *, may_be_gone: bool = False) -> None:
+        """An export of another caller does not exist, and one of a topic that the caller may not read any more ends.
+        Raises StoreError."""
+        if call.unrestricted:
+            return
+        owner = self._exports.owner(export_id)
+        if owner is None and may_be_gone:
+            return
+        if owner is not None and not call.owns(owner):
+            raise not_found(export_id, NEVER_OPENED)
+        call.topic(self._exports.find(export_id).topic.name)
+
     def _described(self, export: Export, lease_micros: int) -> snapshot_pb2.RenewExportResponse:
         topic = export.topic
+        told = export.granted is None  # the figures count records that the caller may not see
         return snapshot_pb2.RenewExportResponse(
             lease_micros=lease_micros,
             topic=topic.name,
             bookmark=self._reading.instance.bookmark(export.cut.sequence) if topic.settings.journal else "",
             as_of_micros=export.cut.now_micros,
-            parts=[snapshot_pb2.ExportPart(records=part.records) for part in export.parts],
+            parts=[snapshot_pb2.ExportPart(records=part.records if told else 0) for part in export.parts],
         )
 
-    @streaming
-    async def ReadExport(  # type: ignore[override]  # the messages are bytes
-        self, request: snapshot_pb2.ReadExportRequest, context: Context
-    ) -> AsyncGenerator[bytes, None]:
+    async def ReadExport(self, request: snapshot_pb2.ReadExportRequest, call: Call) -> AsyncGenerator[bytes, None]:
         """Messages as bytes on the wire, made on the reader threads."""
         wanted = packing.columns(request.columns, packing.RECORD_COLUMNS)
         size = packing.batch_size(request.batch_size)
+        self._check_owner(call, request.export_id)
         with self._exports.reader(request.export_id) as export:
             if request.part >= len(export.parts):
                 raise invalid("part", f"{request.part} is not below {len(export.parts)}, the number of parts")
@@ -133,7 +153,14 @@ class SnapshotService(ChangesService):
                     resume_token=write_token(export, request.part, piece.position)
                 )
                 packing.fill_records(
-                    response.batch, piece.keys, piece.values, wanted, origins, lines=request.lines, json=json
+                    response.batch,
+                    piece.keys,
+                    piece.values,
+                    wanted,
+                    origins,
+                    lines=request.lines,
+                    json=json,
+                    project=export.project,
                 )
                 return len(piece.values), response.SerializeToString()
 
@@ -155,7 +182,8 @@ class SnapshotService(ChangesService):
                     with self._exports.handing_over(export.id, records):
                         yield response
             self._exports.ended(export.id, request.part)
-            footer = snapshot_pb2.ExportFooter(returned=reading.returned, scanned=reading.scanned)
+            scanned = reading.scanned if export.granted is None else reading.returned
+            footer = snapshot_pb2.ExportFooter(returned=reading.returned, scanned=scanned)
             yield snapshot_pb2.ReadExportResponse(footer=footer).SerializeToString()
 
     def _piece(self, export: Export, run: Callable[[], T]) -> asyncio.Task[T]:
@@ -169,16 +197,16 @@ class SnapshotService(ChangesService):
 
         return self._kept(take_turn())
 
-    @unary
     async def RenewExport(
-        self, request: snapshot_pb2.RenewExportRequest, context: Context
+        self, request: snapshot_pb2.RenewExportRequest, call: Call
     ) -> snapshot_pb2.RenewExportResponse:
+        self._check_owner(call, request.export_id)
         return self._described(*self._exports.renew(request.export_id))
 
-    @unary
     async def CloseExport(
-        self, request: snapshot_pb2.CloseExportRequest, context: Context
+        self, request: snapshot_pb2.CloseExportRequest, call: Call
     ) -> snapshot_pb2.CloseExportResponse:
+        self._check_owner(call, request.export_id, may_be_gone=True)
         self._exports.close(request.export_id)
         return snapshot_pb2.CloseExportResponse()
 

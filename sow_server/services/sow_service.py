@@ -7,11 +7,14 @@ import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator
 from concurrent.futures import Executor
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Final, TypeVar
 
 import structlog
 
-from sow.v1 import sow_pb2, sow_pb2_grpc, types_pb2
+from sow.v1 import sow_pb2, types_pb2
+from sow_server.access.caller import Call, Granted
+from sow_server.access.needs import Action
 from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.commit.commits import Commits
 from sow_server.engine.commit.requests import payload_key
@@ -20,16 +23,18 @@ from sow_server.engine.durables import Durable, RewindTo
 from sow_server.engine.values import model
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import MICROS, Delete, Durability, Outcome, PublishChannel
-from sow_server.query.filtering import record_filter
-from sow_server.query.ordering import order
+from sow_server.query.filtering import callers_filter, record_filter, rows_filter
+from sow_server.query.ordering import callers_order
 from sow_server.query.projection import projection
 from sow_server.query.scan import Query, RecordBatch, Scan, point_keys
 from sow_server.query.sort_memory import SortMemory, SortShare
 from sow_server.services import convert, subscribe_convert
-from sow_server.services.guard import Context, RpcObserver, readable, streaming, unary
+from sow_server.services.guard import readable
+from sow_server.services.ownership import OwnedDurables
 from sow_server.services.reading import StoreReading
 from sow_server.services.selection import CHANGE_RECORDS, close_after, count, count_selected, selected
 from sow_server.services.submissions import Submissions, settle
+from sow_server.services.writing import permit_delete, permit_publish, permit_touch, permitted_rows
 from sow_server.subscriptions.consumer import Attachment, Consumer
 from sow_server.subscriptions.consumers import Consumers
 from sow_server.subscriptions.hub import Hub
@@ -78,7 +83,7 @@ def _set_soon(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
         loop.call_soon_threadsafe(event.set)
 
 
-class SowService(sow_pb2_grpc.SowServiceServicer):
+class SowService:
     """Validates, calls the store, translates; owns nothing."""
 
     def __init__(
@@ -91,9 +96,11 @@ class SowService(sow_pb2_grpc.SowServiceServicer):
         readers: Executor,
         *,
         durability: Durability,
-        rpcs: RpcObserver,
+        dynamic_topics: bool,
+        owned: OwnedDurables,
         sort_memory: SortMemory,
     ) -> None:
+        """`dynamic_topics`: a publish creates a topic that does not exist."""
         self._reading = reading
         self._commits = commits
         self._hub = hub
@@ -101,29 +108,30 @@ class SowService(sow_pb2_grpc.SowServiceServicer):
         self._changes = changes
         self._readers = readers
         self._durability = durability
+        self._dynamic_topics = dynamic_topics
+        self._owned = owned
         self._sort_memory = sort_memory
-        self.rpcs = rpcs
 
     # -- publishing -------------------------------------------------------------------------------------------------
 
-    @unary
-    async def Publish(self, request: sow_pb2.PublishRequest, context: Context) -> sow_pb2.PublishResponse:
+    async def Publish(self, request: sow_pb2.PublishRequest, call: Call) -> sow_pb2.PublishResponse:
         publish = convert.publish(request, self._durability)
-        outcome = await (await self._changes.admitted(publish, context.time_remaining()))
+        permit_publish(call, publish, dynamic=self._dynamic_topics)
+        outcome = await (await self._changes.admitted(publish, call.seconds_left()))
+        call.notes.update(topic=publish.topic, records=outcome.applied, sequence=outcome.last_sequence)
         return sow_pb2.PublishResponse(
             results=convert.results(outcome),
             durability=types_pb2.Durability.ValueType(outcome.durability.value),
             journal_epoch=self._reading.instance.epoch,
         )
 
-    @streaming
     async def PublishStream(
-        self, requests: AsyncIterator[sow_pb2.PublishStreamRequest], context: Context
+        self, requests: AsyncIterator[sow_pb2.PublishStreamRequest], call: Call
     ) -> AsyncGenerator[sow_pb2.PublishStreamResponse, None]:
         """Reads ahead of its answers by at most `STREAM_REQUESTS_MAX` requests."""
         under_way: asyncio.Queue[asyncio.Future[Outcome] | None] = asyncio.Queue()
         room = asyncio.Semaphore(STREAM_REQUESTS_MAX)
-        reading = asyncio.create_task(self._read_stream(requests, under_way, room, context))
+        reading = asyncio.create_task(self._read_stream(requests, under_way, room, call))
         try:
             while (future := await under_way.get()) is not None:
                 outcome = await future
@@ -143,7 +151,7 @@ class SowService(sow_pb2_grpc.SowServiceServicer):
         requests: AsyncIterator[sow_pb2.PublishStreamRequest],
         under_way: asyncio.Queue[asyncio.Future[Outcome] | None],
         room: asyncio.Semaphore,
-        context: Context,
+        call: Call,
     ) -> None:
         channel = PublishChannel()
         topic = ""
@@ -153,34 +161,31 @@ class SowService(sow_pb2_grpc.SowServiceServicer):
                 await room.acquire()
                 topic = request.topic or topic
                 publish = convert.publish_stream(request, topic, self._durability, channel)
-                under_way.put_nowait(await self._changes.admitted_patiently(publish, context.time_remaining()))
+                permit_publish(call, publish, dynamic=self._dynamic_topics)
+                under_way.put_nowait(await self._changes.admitted_patiently(publish, call.seconds_left()))
         finally:
             under_way.put_nowait(None)
 
-    @unary
-    async def Touch(self, request: sow_pb2.TouchRequest, context: Context) -> sow_pb2.TouchResponse:
+    async def Touch(self, request: sow_pb2.TouchRequest, call: Call) -> sow_pb2.TouchResponse:
         touch = convert.touch(request, self._durability)
-        outcome = await (await self._changes.admitted(touch, context.time_remaining()))
+        permit_touch(call, touch)
+        outcome = await (await self._changes.admitted(touch, call.seconds_left()))
         return sow_pb2.TouchResponse(
             results=convert.results(outcome),
             durability=types_pb2.Durability.ValueType(outcome.durability.value),
             journal_epoch=self._reading.instance.epoch,
         )
 
-    @unary
-    async def GetPublisher(
-        self, request: sow_pb2.GetPublisherRequest, context: Context
-    ) -> sow_pb2.GetPublisherResponse:
+    async def GetPublisher(self, request: sow_pb2.GetPublisherRequest, call: Call) -> sow_pb2.GetPublisherResponse:
         epoch, sequence = self._reading.cuts.publisher_position(
-            convert.publisher_id(request.publisher_id, "publisher_id")
+            call.own_name(convert.publisher_id(request.publisher_id, "publisher_id"))
         )
         return sow_pb2.GetPublisherResponse(publisher_epoch=epoch, highest_sequence=sequence)
 
-    @unary
-    async def OpenPublisher(
-        self, request: sow_pb2.OpenPublisherRequest, context: Context
-    ) -> sow_pb2.OpenPublisherResponse:
-        publisher_id = convert.publisher_id(request.publisher_id, "publisher_id")
+    async def OpenPublisher(self, request: sow_pb2.OpenPublisherRequest, call: Call) -> sow_pb2.OpenPublisherResponse:
+        given = convert.publisher_id(request.publisher_id, "publisher_id")
+        call.creates("publishers", given)
+        publisher_id = call.own_name(given)
         unit = convert.publisher_unit(request.unit, "unit")
         future: asyncio.Future[model.OpenedPublisher] = asyncio.get_running_loop().create_future()
         self._commits.open_publisher(publisher_id, unit, lambda opened: settle(future, opened))
@@ -191,9 +196,8 @@ class SowService(sow_pb2_grpc.SowServiceServicer):
 
     # -- reading ----------------------------------------------------------------------------------------------------
 
-    @unary
-    async def Get(self, request: sow_pb2.GetRequest, context: Context) -> sow_pb2.GetResponse:
-        topic = self._reading.topics.find(request.topic)
+    async def Get(self, request: sow_pb2.GetRequest, call: Call) -> sow_pb2.GetResponse:
+        granted = call.topic(request.topic)
         if not request.keys:
             raise convert.invalid("keys", "at least one key is needed")
         if len(request.keys) > GET_KEYS_MAX:
@@ -204,17 +208,19 @@ class SowService(sow_pb2_grpc.SowServiceServicer):
             )
         if len(request.keys) <= GET_CHUNK:
             # On the loop: a look-up costs microseconds, a change of threads more.
-            return self._get(topic, request)
-        return await asyncio.get_running_loop().run_in_executor(self._readers, self._get, topic, request)
+            return self._get(granted, request)
+        return await asyncio.get_running_loop().run_in_executor(self._readers, self._get, granted, request)
 
-    def _get(self, topic: Topic, request: sow_pb2.GetRequest) -> sow_pb2.GetResponse:
-        projected = projection(topic, request.select.include, request.select.exclude)
+    def _get(self, granted: Granted, request: sow_pb2.GetRequest) -> sow_pb2.GetResponse:
+        topic, restriction = granted
+        projected = projection(topic, request.select.include, request.select.exclude, restriction.hidden)
+        permits = permitted_rows(granted)
         keys = point_keys(request.keys)
         now, values = self._reading.cuts.get(topic, keys)
         response = sow_pb2.GetResponse(as_of_micros=now)
         size = 0
         for key, value in zip(keys, values, strict=True):
-            if value is None:
+            if value is None or (permits is not None and not permits(key, value)):
                 continue
             payload = None if projected is None else topic.format.project(value[PAYLOAD], projected)
             found = convert.record(self._reading.origins.names, topic, key, value, payload)
@@ -228,22 +234,19 @@ class SowService(sow_pb2_grpc.SowServiceServicer):
             response.records.append(found)
         return response
 
-    @streaming
-    async def Query(
-        self, request: sow_pb2.QueryRequest, context: Context
-    ) -> AsyncGenerator[sow_pb2.QueryResponse, None]:
-        topic = self._reading.topics.find(request.topic)
+    async def Query(self, request: sow_pb2.QueryRequest, call: Call) -> AsyncGenerator[sow_pb2.QueryResponse, None]:
+        granted = call.topic(request.topic)
         run = asyncio.get_running_loop().run_in_executor
-        if request.filter or request.order_by:
+        if request.filter or request.order_by or granted.restriction.rows is not None:
             # Parsing, compiling and planning may take milliseconds.
-            opening = run(self._readers, self._scan, topic, request)
+            opening = run(self._readers, self._scan, granted, request)
             try:
                 scan = await asyncio.shield(opening)
             except asyncio.CancelledError:
                 opening.add_done_callback(_close_opened)
                 raise
         else:
-            scan = self._scan(topic, request)
+            scan = self._scan(granted, request)
 
         def next_response() -> sow_pb2.QueryResponse | None:
             batch = scan.step()
@@ -273,7 +276,7 @@ class SowService(sow_pb2_grpc.SowServiceServicer):
                 footer=sow_pb2.QueryFooter(
                     matched=footer.matched,
                     returned=footer.returned,
-                    scanned=footer.scanned,
+                    scanned=footer.scanned if granted.restriction.rows is None else footer.matched,
                     next_page_token=footer.next_page_token,
                     plan=convert.query_plan(scan) if request.explain else None,
                 )
@@ -281,13 +284,15 @@ class SowService(sow_pb2_grpc.SowServiceServicer):
         finally:
             close_after(scan, ahead)
 
-    def _scan(self, topic: Topic, request: sow_pb2.QueryRequest) -> Scan:
+    def _scan(self, granted: Granted, request: sow_pb2.QueryRequest) -> Scan:
+        topic, restriction = granted
+        hidden = () if request.count_only or request.keys_only else restriction.hidden  # no payloads are returned
         return Scan(
             self._reading.cuts,
             Query(
                 topic,
                 keys=point_keys(request.keys),
-                projection=projection(topic, request.select.include, request.select.exclude),
+                projection=projection(topic, request.select.include, request.select.exclude, hidden),
                 batch_size=request.batch_size or 1000,
                 keys_only=request.keys_only,
                 count_only=request.count_only,
@@ -296,32 +301,35 @@ class SowService(sow_pb2_grpc.SowServiceServicer):
                 page_size=request.page_size,
                 page_token=request.page_token,
                 # With `now` 0: the scan takes the `now` of its cut.
-                filter=record_filter(topic, request.filter, 0) if request.filter else None,
-                order=order(topic, request.order_by) if request.order_by else None,
+                filter=callers_filter(topic, request.filter, restriction),
+                order=callers_order(topic, request.order_by, restriction.hidden),
                 explain=request.explain,
             ),
             self._sort_memory,
         )
 
-    @streaming
-    async def Subscribe(  # type: ignore[override]  # the messages are bytes
-        self, request: sow_pb2.SubscribeRequest, context: Context
-    ) -> AsyncGenerator[bytes, None]:
+    async def Subscribe(self, request: sow_pb2.SubscribeRequest, call: Call) -> AsyncGenerator[bytes, None]:
         """Messages as bytes on the wire: a message for many subscribers is encoded once."""
-        asked = subscribe_convert.request(request, self._reading)
-        if request.filter:
-            # Parsing and compiling may take milliseconds.
-            await asyncio.get_running_loop().run_in_executor(self._readers, self._hub.prepare, asked)
         attachment = subscribe_convert.attachment(request)
-        if attachment is None:
-            frames = stream(self._hub.subscribe(asked), self._readers)
-        else:
-            frames = stream(await self._attach(asked, attachment), self._readers)
-        async with aclosing(frames):
-            async for frame in frames:
-                yield subscribe_convert.response(frame, self._reading)
+        action = Action.READ if attachment is None else Action.CONSUME
+        if request.topic:
+            call.topic(request.topic, action)
+        asked = subscribe_convert.request(request, self._reading, lambda topic: call.part_of(topic, action))
+        with call.holding("subscriptions"):
+            if request.filter or not call.unrestricted:
+                # Parsing and compiling may take milliseconds.
+                await asyncio.get_running_loop().run_in_executor(self._readers, self._hub.prepare, asked)
+            if attachment is None:
+                frames = stream(self._hub.subscribe(asked), self._readers)
+            else:
+                frames = stream(await self._attach(call, asked, attachment), self._readers)
+            async with aclosing(frames):
+                async for frame in frames:
+                    yield subscribe_convert.response(frame, self._reading)
 
-    async def _attach(self, asked: Request, attachment: Attachment) -> Consumer:
+    async def _attach(self, call: Call, asked: Request, attachment: Attachment) -> Consumer:
+        name = self._owned.name(call, asked.topic, attachment.name, creates="durable.name")
+        attachment = replace(attachment, name=name)
         attached: asyncio.Future[Consumer] = asyncio.get_running_loop().create_future()
 
         def done(result: Consumer | StoreError) -> None:
@@ -337,15 +345,16 @@ class SowService(sow_pb2_grpc.SowServiceServicer):
                 attached.result().close()  # it came in the same turn of the loop
             raise
 
-    @streaming
     async def BrowseDurable(
-        self, request: sow_pb2.BrowseDurableRequest, context: Context
+        self, request: sow_pb2.BrowseDurableRequest, call: Call
     ) -> AsyncGenerator[sow_pb2.BrowseDurableResponse, None]:
         if request.max_entries > BROWSE_ENTRIES_MAX:
             raise convert.invalid("max_entries", f"{request.max_entries} is above {BROWSE_ENTRIES_MAX}")
-        topic = self._reading.topics.find(request.topic)
+        granted = call.topic(request.topic)
         after = self._hub.position(request.after_bookmark) if request.after_bookmark else 0
-        browse = self._consumers.browse(topic, request.durable, after, request.max_entries or BROWSE_ENTRIES)
+        durable = self._owned.name(call, request.topic, request.durable)
+        entries = request.max_entries or BROWSE_ENTRIES
+        browse = self._consumers.browse(granted.topic, durable, after, entries, restriction=granted.restriction)
         loop = asyncio.get_running_loop()
         while not browse.done:
             for frame in await loop.run_in_executor(self._readers, browse.read):
@@ -356,20 +365,17 @@ class SowService(sow_pb2_grpc.SowServiceServicer):
             bookmark=self._reading.instance.bookmark(browse.position), complete=browse.complete
         )
 
-    @unary
-    async def Acknowledge(self, request: sow_pb2.AcknowledgeRequest, context: Context) -> sow_pb2.AcknowledgeResponse:
-        topic = self._reading.topics.find(request.topic)
+    async def Acknowledge(self, request: sow_pb2.AcknowledgeRequest, call: Call) -> sow_pb2.AcknowledgeResponse:
+        topic = call.topic(request.topic).topic
         position = self._hub.position(request.bookmark)
+        name = self._owned.name(call, request.topic, request.durable)
         acknowledged: asyncio.Future[Durable] = asyncio.get_running_loop().create_future()
-        self._consumers.acknowledge(
-            topic, request.durable, request.session, position, lambda result: settle(acknowledged, result)
-        )
+        self._consumers.acknowledge(topic, name, request.session, position, lambda result: settle(acknowledged, result))
         durable = await acknowledged
         return sow_pb2.AcknowledgeResponse(bookmark=self._reading.instance.bookmark(durable.position))
 
-    @unary
-    async def Rewind(self, request: sow_pb2.RewindRequest, context: Context) -> sow_pb2.RewindResponse:
-        topic = self._reading.topics.find(request.topic)
+    async def Rewind(self, request: sow_pb2.RewindRequest, call: Call) -> sow_pb2.RewindResponse:
+        topic = call.topic(request.topic).topic
         match request.WhichOneof("to"):
             case "bookmark":
                 to = RewindTo(position=self._hub.position(request.bookmark))
@@ -381,7 +387,8 @@ class SowService(sow_pb2_grpc.SowServiceServicer):
             case _:
                 raise convert.invalid("to", "one of earliest, bookmark or time_micros is needed")
         rewound: asyncio.Future[tuple[Durable, int]] = asyncio.get_running_loop().create_future()
-        self._consumers.rewind(topic, request.durable, to, lambda result: settle(rewound, result), force=request.force)
+        name = self._owned.name(call, request.topic, request.durable)
+        self._consumers.rewind(topic, name, to, lambda result: settle(rewound, result), force=request.force)
         durable, entries = await rewound
         log.info("durable_rewound", topic=topic.name, durable=durable.name, position=durable.position)
         return sow_pb2.RewindResponse(
@@ -390,11 +397,11 @@ class SowService(sow_pb2_grpc.SowServiceServicer):
 
     # -- deleting ---------------------------------------------------------------------------------------------------
 
-    @streaming
     async def SowDelete(
-        self, request: sow_pb2.SowDeleteRequest, context: Context
+        self, request: sow_pb2.SowDeleteRequest, call: Call
     ) -> AsyncGenerator[sow_pb2.SowDeleteResponse, None]:
-        topic = self._reading.topics.find(request.topic)
+        granted = call.topic(request.topic)
+        topic = granted.topic
         durability = convert.durability(request.durability, self._durability)
         selection = request.WhichOneof("selection")
         if selection is None:
@@ -404,9 +411,17 @@ class SowService(sow_pb2_grpc.SowServiceServicer):
         if selection == "all":
             if not request.all:
                 raise convert.invalid("all", "false has no meaning; select by key, by payload or by filter")
-            responses = self._delete_all(topic, durability, dry_run=request.dry_run)
+            # With rows, the topic is not emptied: the records that the caller may delete are found as by a filter.
+            whole = granted.restriction.rows is None
+            responses = (
+                self._delete_all(topic, durability, dry_run=request.dry_run)
+                if whole
+                else self._delete_matching(granted, "", durability, dry_run=request.dry_run)
+            )
         elif selection == "by_filter":
-            responses = self._delete_matching(topic, request.by_filter, durability, dry_run=request.dry_run)
+            if not request.by_filter:
+                record_filter(topic, "", 0)  # raises: an empty filter selects nothing, and not everything
+            responses = self._delete_matching(granted, request.by_filter, durability, dry_run=request.dry_run)
         else:
             delete = Delete(topic.name, durability=durability)
             if request.HasField("publisher"):
@@ -415,16 +430,20 @@ class SowService(sow_pb2_grpc.SowServiceServicer):
                 delete.keys = list(request.by_keys.keys)
             else:
                 delete.payload = request.by_payload
-            responses = self._delete_some(delete, topic, dry_run=request.dry_run)
+            permit_delete(call, delete, granted)
+            responses = self._delete_some(delete, granted, dry_run=request.dry_run)
         async with aclosing(responses):
             async for response in responses:
+                call.notes.update(topic=topic.name, records=response.deleted, sequence=response.last_sequence)
                 yield response
 
     async def _delete_some(
-        self, delete: Delete, topic: Topic, *, dry_run: bool
+        self, delete: Delete, granted: Granted, *, dry_run: bool
     ) -> AsyncGenerator[sow_pb2.SowDeleteResponse, None]:
         if dry_run:
-            query = Query(topic, keys=self._keys_of(delete, topic), count_only=True)
+            topic, restriction = granted
+            rows = rows_filter(topic, restriction)
+            query = Query(topic, keys=self._keys_of(delete, topic), count_only=True, filter=rows)
             matched = await count(self._reading.cuts, self._readers, query)
             yield sow_pb2.SowDeleteResponse(matched=matched, done=True)
             return
@@ -442,17 +461,18 @@ class SowService(sow_pb2_grpc.SowServiceServicer):
         return point_keys(delete.keys)
 
     async def _delete_matching(
-        self, topic: Topic, text: str, durability: Durability, *, dry_run: bool
+        self, granted: Granted, text: str, durability: Durability, *, dry_run: bool
     ) -> AsyncGenerator[sow_pb2.SowDeleteResponse, None]:
         """Deletes the records that match now, in batches, each record if it still matches then. Each answer tells the
         progress."""
+        topic = granted.topic
         if dry_run:
-            matched = await count_selected(self._reading.cuts, self._readers, topic, text, unreadable=True)
+            matched = await count_selected(self._reading.cuts, self._readers, granted, text, unreadable=True)
             yield sow_pb2.SowDeleteResponse(matched=matched, done=True)
             return
         self._changes.check(topic.name, durability)
         progress = sow_pb2.SowDeleteResponse()
-        found = selected(self._reading.cuts, self._readers, topic, text, unreadable=True)
+        found = selected(self._reading.cuts, self._readers, granted, text, unreadable=True)
         async with aclosing(found) as batches:
             async for keys, matches in batches:
                 submitted = await self._changes.submit_patiently(

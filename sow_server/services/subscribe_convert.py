@@ -6,9 +6,12 @@ A frame of changes is encoded once for all subscribers that get it, so the messa
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable
 
 from sow.v1 import sow_pb2
+from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.disk.layout import HeaderColumns
+from sow_server.filters.restriction import Restriction
 from sow_server.query.scan import RecordBatch
 from sow_server.services import convert
 from sow_server.services.reading import StoreReading
@@ -27,10 +30,18 @@ from sow_server.subscriptions.frames import (
 from sow_server.subscriptions.request import FROM_NOW, PROGRESS_MICROS, Request, Start, StartKind, check
 
 
-def request(message: sow_pb2.SubscribeRequest, reading: StoreReading) -> Request:
-    """The requested subscription. Raises StoreError if options contradict each other."""
+def request(
+    message: sow_pb2.SubscribeRequest, reading: StoreReading, part_of: Callable[[Topic], Restriction | None]
+) -> Request:
+    """The requested subscription. `part_of`: the part of a topic that the caller may see; None: nothing of it. Raises
+    StoreError if options contradict each other."""
     filters = TopicFilters(
-        reading.cuts, message.filter, message.select.include, message.select.exclude, message.batch_size or 1000
+        reading.cuts,
+        message.filter,
+        message.select.include,
+        message.select.exclude,
+        message.batch_size or 1000,
+        part_of,
     )
     asked = Request(
         filters.view,
@@ -46,6 +57,7 @@ def request(message: sow_pb2.SubscribeRequest, reading: StoreReading) -> Request
         conflation_micros=message.conflation_micros,
         progress_micros=message.progress_micros or PROGRESS_MICROS,
         batch_size=message.batch_size or 1000,
+        permits=filters.permits,
     )
     check(asked, selects=bool(message.select.include or message.select.exclude))
     return asked

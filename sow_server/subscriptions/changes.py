@@ -212,6 +212,25 @@ class Change(Version):
             return found
         return self._row(ChangeOp.DELETE if deleted else ChangeOp.EXPIRE, ChangeReason.NONE, NEVER)
 
+    def forbidden_row(self, *, oof: bool) -> Row:
+        """The update of a record that the subscriber may not see any more: without its payload, its times and its
+        origin."""
+        op = ChangeOp.OOF if oof else ChangeOp.DELETE
+        return Row(
+            op,
+            ChangeReason.NOT_PERMITTED,
+            self.key,
+            b"",
+            self.version,
+            0,
+            NEVER,
+            self.origin,
+            self.sequence,
+            False,
+            (),
+            NEVER,
+        )
+
     def _row(self, op: ChangeOp, why: ChangeReason, skip_from: int) -> Row:
         return Row(
             op,

@@ -36,6 +36,7 @@ from sow_server.engine.reading import Cuts
 from sow_server.engine.values.clock import GuardedClock
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import MICROS, NEVER, BacklogAction
+from sow_server.filters.restriction import UNRESTRICTED, Restriction
 from sow_server.subscriptions.consumer import Attachment, Consumer, SubscriptionSource
 from sow_server.subscriptions.durable_changes import DurableChanges
 from sow_server.subscriptions.durable_entries import Browse, DurableEntries, FirstEntries, FloorScan, ViewOf
@@ -104,7 +105,7 @@ class Consumers:
         DURABLE_IN_USE, DURABLE_DIFFERS, NO_JOURNAL, …"""
         topic = self._topics.find(request.topic)
         view = request.view(topic)
-        text = "" if view.filter is None else view.filter.text
+        text = "" if view.filter is None else view.filter.asked
         key = topic.id, attachment.name
         present = self._consumers.get(key)
         if present is not None and not attachment.force:
@@ -244,9 +245,11 @@ class Consumers:
 
     # -- browsing ---------------------------------------------------------------------------------------------------
 
-    def browse(self, topic: Topic, name: str, after: int, entries_max: int) -> Browse:
-        """Shows the unacknowledged entries of a durable after `after`, without handing them over. Raises StoreError
-        DURABLE_NOT_FOUND."""
+    def browse(
+        self, topic: Topic, name: str, after: int, entries_max: int, *, restriction: Restriction = UNRESTRICTED
+    ) -> Browse:
+        """Shows the unacknowledged entries of a durable after `after`, without handing them over. `restriction`: the
+        part of the topic that the caller may see. Raises StoreError DURABLE_NOT_FOUND."""
         durable, consumer = self._durables.find(topic, name), self._consumers.get((topic.id, name))
         handed = durable.handed if consumer is None else max(durable.handed, consumer.handed)
 
@@ -255,7 +258,9 @@ class Consumers:
 
         upto = min(self._commits.synced_sequence, topic.statistics.last_sequence)
         start = max(after, durable.position)
-        return Browse(self.entries.replay(topic, durable.filter), start, max(start, upto), entries_max, deliveries)
+        return Browse(
+            self.entries.replay(topic, durable.filter, restriction), start, max(start, upto), entries_max, deliveries
+        )
 
     # -- the delivery limit -----------------------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ from sow_server.engine.durables.registry import Durables
 from sow_server.engine.reading import Cuts
 from sow_server.engine.values.clock import GuardedClock
 from sow_server.engine.values.errors import StoreError
+from sow_server.filters.restriction import UNRESTRICTED, Restriction
 from sow_server.subscriptions.frames import ChangeFrame
 from sow_server.subscriptions.matching import VersionMatcher
 from sow_server.subscriptions.replay import Replay, Replayed
@@ -25,8 +26,8 @@ from sow_server.subscriptions.request import Request, View, Wants
 
 log = structlog.get_logger(__name__)
 
-ViewOf = Callable[[str], Callable[[Topic], View]]
-"""Gives the view of a topic through a filter, by the filter's text."""
+ViewOf = Callable[[str, Restriction], Callable[[Topic], View]]
+"""Gives the view of a topic through a filter, by the filter's text, and a restriction."""
 SCAN_STEPS: Final = 50
 """Reads of one scan in one round of pruning, at most."""
 
@@ -166,10 +167,12 @@ class DurableEntries:
 
         return read
 
-    def exact(self, topic: Topic, durable: Durable, figures: DurableFigures) -> DurableFigures:
-        """The figures of a durable, counted exactly: only entries that match its filter. Reads all of them, so it must
-        not run on the event loop."""
-        reader = self.replay(topic, durable.filter)
+    def exact(
+        self, topic: Topic, durable: Durable, figures: DurableFigures, restriction: Restriction = UNRESTRICTED
+    ) -> DurableFigures:
+        """The figures of a durable, counted exactly: only entries that match its filter, and that the caller may see.
+        Reads all of them, so it must not run on the event loop."""
+        reader = self.replay(topic, durable.filter, restriction)
         upto = min(self._commits.synced_sequence, topic.statistics.last_sequence)
         total, unacknowledged, position = [0, 0], [0, 0], figures.earliest
         while position < upto:
@@ -192,10 +195,10 @@ class DurableEntries:
             unacknowledged_bytes=unacknowledged[1],
         )
 
-    def replay(self, topic: Topic, text: str) -> Replay:
+    def replay(self, topic: Topic, text: str, restriction: Restriction = UNRESTRICTED) -> Replay:
         """Reads every entry of a topic that matches a filter, whatever else its consumers ask for."""
-        view = self._view_of(text)(topic)
-        seen = VersionMatcher(view.filter), Wants(changes=True)
+        view = self._view_of(text, restriction)(topic)
+        seen = VersionMatcher(view.filter), Wants(changes=True, projection=view.projection)
         return Replay(
             self._cuts, self._topics, self._clock, lambda _: seen, topic=topic, follows=lambda other: other is topic
         )

@@ -1,7 +1,8 @@
 """The message that a subscriber gets for a change, if any (rules S2, S3, J12). Pure.
 
                 matches now                 does not match now
-matched before  put (or its delta)          oof `match`; change readers get a put
+matched before  put (or its delta)          oof `match`; change readers get a put. One that may not be seen any more:
+                                            oof `not_permitted`; change readers get a delete, both without payload (A4)
 did not         put, whole                  nothing
 was not there   put, whole                  nothing
 removed         if the removed record matched: oof `deleted`, `expired`; change readers get delete, expire
@@ -23,7 +24,7 @@ def row_of(change: Change, wants: Wants, matcher: VersionMatcher, now_micros: in
         return gone(change, wants) if wants.leaving and matcher.holds(change) else None
     if matcher.holds(change):
         return here(change, wants, matcher, now_micros)
-    return left(change, wants) if wants.leaving and matcher.held_before(change) else None
+    return left(change, wants, matcher) if wants.leaving and matcher.held_before(change) else None
 
 
 def gone(change: Change, wants: Wants) -> Row:
@@ -31,9 +32,11 @@ def gone(change: Change, wants: Wants) -> Row:
     return _shown(change.removed_row(oof=wants.oof), change, wants)
 
 
-def left(change: Change, wants: Wants) -> Row:
+def left(change: Change, wants: Wants, matcher: VersionMatcher) -> Row:
     """The row of a record that matched and does not match any more. It is sent even if it is due: the subscriber has
     the record."""
+    if not matcher.permits(change):
+        return change.forbidden_row(oof=wants.oof)
     return _shown(change.match_row if wants.oof else change.put_row, change, wants)
 
 
@@ -57,7 +60,10 @@ def _has(before: Version, matcher: VersionMatcher, now_micros: int) -> bool:
 
 def _difference(change: Change, before: Version, wants: Wants) -> Row | None:
     format_: Format = change.topic.format
-    payload, unset_paths, changed = format_.difference(before.payload, change.payload, change.topic.key_paths)
+    old, new = before.payload, change.payload
+    if wants.projection is not None:  # of hidden fields alone: a delta cannot be combined with a select
+        old, new = format_.project(old, wants.projection), format_.project(new, wants.projection)
+    payload, unset_paths, changed = format_.difference(old, new, change.topic.key_paths)
     if not changed and not wants.empty_deltas:
         return None
     return Row(

@@ -38,6 +38,7 @@ class ChangeReason(enum.IntEnum):
     DELETED = 2
     EXPIRED = 3
     MATCH = 4
+    NOT_PERMITTED = 5
 
 
 class Row(NamedTuple):

@@ -136,7 +136,7 @@ class Watch:
                     _add(group, row, dirty)
         elif self.leaving and matcher.held_before(change):
             for group in self.leaving:
-                _add(group, focus.left(change, group.wants), dirty)
+                _add(group, focus.left(change, group.wants, matcher), dirty)
 
 
 def _add(group: Group, row: Row, dirty: list[Group]) -> None:

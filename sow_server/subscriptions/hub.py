@@ -123,7 +123,7 @@ class Hub:
         """The existing topics of a request, at least one. Raises StoreError."""
         if request.topic:
             return [self._all_topics.find(request.topic)]
-        topics = [topic for topic in self._all_topics.by_id.values() if matches(topic.name)]
+        topics = [topic for topic in self._all_topics.by_id.values() if matches(topic.name) and request.permits(topic)]
         if not topics:
             raise StoreError(
                 Reason.PATTERN_MATCHES_NOTHING,

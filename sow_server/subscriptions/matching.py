@@ -26,10 +26,12 @@ T = TypeVar("T")
 class VersionMatcher:
     """A filter for versions of records; without a filter everything matches."""
 
-    __slots__ = ("_fixed", "_matches", "_uses_metadata", "constant", "cost", "filter", "uses_payload")
+    __slots__ = ("_fixed", "_matches", "_uses_metadata", "constant", "cost", "filter", "granted", "uses_payload")
 
     def __init__(self, record_filter: ViewFilter | None) -> None:
         self.filter = record_filter
+        self.granted: VersionMatcher | None = None
+        """Matches the versions that the subscriber may see, whatever it asks for; None: all."""
         if record_filter is None:
             self.constant: bool | None = True
             self.cost = Cost()
@@ -43,11 +45,17 @@ class VersionMatcher:
         """The cost of one evaluation, without decoding the payload."""
         self._uses_metadata = record_filter.uses_metadata
         self._fixed = record_filter.fixed_meta
+        if record_filter.granted is not None:
+            self.granted = VersionMatcher(record_filter.granted)
+            self.cost = self.cost.plus(self.granted.cost)
 
     @property
     def text(self) -> str:
-        """The canonical text; "" if everything matches."""
-        return "" if self.filter is None else self.filter.text
+        """Equal for filters with the same effect; "" if everything matches. Subscribers share frames only if they may
+        see the same rows: a record that leaves their view has a reason."""
+        if self.filter is None:
+            return ""
+        return self.filter.text if self.granted is None else f"{self.filter.text}\n{self.granted.text}"
 
     def holds(self, version: Version) -> bool:
         """Whether the record matches."""
@@ -70,7 +78,13 @@ class VersionMatcher:
         before = change.before
         if before is None or self.constant is False:
             return False
-        return before is UNKNOWN or self.holds(before)
+        if before is UNKNOWN:
+            return self.granted is None  # a subscriber that may not see all rows must not hear of one that it never saw
+        return self.holds(before)
+
+    def permits(self, version: Version) -> bool:
+        """Whether the subscriber may see a version at all."""
+        return self.granted is None or self.granted.holds(version)
 
     def points(self, key_paths: Iterable[tuple[str, ...]]) -> tuple[Field, tuple[Entry, ...]] | None:
         """A field, and the only values of it with which the filter can hold; None if the filter does not tell."""

@@ -26,6 +26,7 @@ from zlib import crc32
 from sow_server.engine.catalog.topics import Topic, topic_deleted
 from sow_server.engine.commit.soundness import all_told
 from sow_server.engine.disk.layout import BURY, DELETE, EXPIRE, PUT, TOUCH, Changes, Entry, HeaderColumns
+from sow_server.engine.formats.payloads import Projection
 from sow_server.engine.journal.reading import JournalCounts, JournalCut, Ledger, StoredChunk
 from sow_server.engine.opening import Instance
 from sow_server.engine.reading import Cuts
@@ -40,7 +41,6 @@ from sow_server.subscriptions.request import Start, StartKind, ViewFilter, Wants
 PIECE_BYTES: Final = 4 * 2**20
 ROW_BYTES: Final = 64
 """Bytes of a row on the wire, at most, besides its key and its payload."""
-_WANTS: Final = Wants(changes=True)
 _OPS: Final = bytes.maketrans(
     bytes([PUT, TOUCH, DELETE, EXPIRE]), bytes([ChangeOp.PUT, ChangeOp.PUT, ChangeOp.DELETE, ChangeOp.EXPIRE])
 )
@@ -236,6 +236,7 @@ class RangeReader:
         history: int | None = None,
         batch_size: int = 10_000,
         share: KeyShare | None = None,
+        projection: Projection | None = None,
     ) -> None:
         """`end` is on disk. `history`: previous records at or before this position are not looked up; None: back to the
         start of the journal. Only a filter needs them."""
@@ -244,6 +245,7 @@ class RangeReader:
         self._instance = instance
         self._topic = topic
         self._matcher = VersionMatcher(record_filter)
+        self._wants = Wants(changes=True, projection=projection)
         self._end = end
         self._history = history
         self._batch_size = batch_size
@@ -285,7 +287,9 @@ class RangeReader:
             return None if history is not None and sequence <= history else cut.entry(self._topic, sequence)
 
         filtered = self._matcher.constant is not True
-        found = _RowCollector(self._topic, self._matcher if filtered else None, find, self._batch_size, self._share)
+        found = _RowCollector(
+            self._topic, self._wants, self._matcher if filtered else None, find, self._batch_size, self._share
+        )
         looked_max = READ_CHANGES if filtered else self._batch_size
         for changes in cut.changes(self._topic, self.position, self._end):
             start = max(0, self.position + 1 - changes.first_sequence)
@@ -306,6 +310,7 @@ class _RowCollector:
     """Collects the rows of a piece. `matcher`: None if everything matches."""
 
     topic: Topic
+    wants: Wants
     matcher: VersionMatcher | None
     find: Find
     rows_max: int
@@ -333,12 +338,13 @@ class _RowCollector:
         self.looked_at += stop - start
         if stop == start:
             return stop
-        if self.matcher is not None or BURY in changes.change or not all_told(changes.keys[start:stop]):
+        one_by_one = self.matcher is not None or self.wants.projection is not None
+        if one_by_one or BURY in changes.change or not all_told(changes.keys[start:stop]):
             matcher = VersionMatcher(None) if self.matcher is None else self.matcher
             for change in changes_of(self.topic, changes, start=start, stop=stop, find=self.find):
                 if self.share is not None and not self.share.has(change.key):
                     continue
-                row = focus.row_of(change, _WANTS, matcher, 0)
+                row = focus.row_of(change, self.wants, matcher, 0)
                 if row is not None:
                     self._add_row(row)
             return stop

@@ -31,6 +31,14 @@ class ViewFilter(Protocol):
         """The canonical text."""
 
     @property
+    def asked(self) -> str:
+        """The canonical text of the subscriber's own part; "": none."""
+
+    @property
+    def granted(self) -> ViewFilter | None:
+        """The part that decides which rows the subscriber may see at all; None: all (rule A4)."""
+
+    @property
     def predicate(self) -> Predicate: ...
     @property
     def uses_metadata(self) -> bool:
@@ -92,6 +100,10 @@ class Start(NamedTuple):
 FROM_NOW: Final = Start()
 
 
+def _all(topic: Topic) -> bool:
+    return True
+
+
 @dataclass(frozen=True, slots=True)
 class Wants:
     """The kinds of messages that a subscriber wants. Subscribers with equal views and equal wants share their
@@ -131,6 +143,9 @@ class Request:
     conflation_micros: int = 0
     progress_micros: int = PROGRESS_MICROS
     batch_size: int = 1000
+    permits: Callable[[Topic], bool] = _all
+    """Whether the subscriber may see anything of a topic; one that it may not see matches no pattern (rule A4). From
+    any thread."""
 
     def wants(self, view: View) -> Wants:
         """The messages that it wants of a topic."""

@@ -181,7 +181,7 @@ class Subscription:
     def follows(self, topic: Topic) -> bool:
         if self._topic is not None:
             return topic is self._topic
-        return self._matches(topic.name)
+        return self._matches(topic.name) and self.request.permits(topic)
 
     def view(self, topic: Topic) -> tuple[VersionMatcher, Wants] | None:
         # Two threads may ask at once; both get equal results.

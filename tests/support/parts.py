@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from sow_server.access.caller import Call
+from sow_server.access.needs import NEEDS, Action
+from sow_server.access.permissions import Decision
 from sow_server.engine.store import Store
 from sow_server.engine.values.clock import GuardedClock
 from sow_server.metrics import StoreFigures
@@ -25,7 +28,20 @@ def figures_of(store: Store, clock: GuardedClock) -> StoreFigures:
 
 def reading_of(store: Store) -> StoreReading:
     """The parts of the store that services read through."""
-    return StoreReading(store.topics, store.cuts, store.origins, store.instance)
+    return StoreReading(store.cuts, store.origins, store.instance)
+
+
+class NoReports:
+    """Takes no notice of denials; there are none without an access file."""
+
+    def denied(self, call: Call, action: Action, topic: str, decision: Decision) -> None:
+        raise AssertionError(f"{call.method} was denied {action} on {topic}")
+
+
+def call_of(store: Store, method: str) -> Call:
+    """A call of a caller who may do everything, by the name of the method."""
+    path, need = next((path, need) for path, need in NEEDS.items() if path.endswith(f"/{method}"))
+    return Call(path, need, store.topics, None, NoReports())
 
 
 def peer_store_of(store: Store, clock: GuardedClock, *, name: str) -> PeerStore:

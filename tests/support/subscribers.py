@@ -187,7 +187,7 @@ class Subscribers:
             rig.store.cuts,
             rig.clock,
             self.hub,
-            lambda text: TopicFilters(rig.store.cuts, text, (), (), 1000).view,
+            lambda text, part: TopicFilters(rig.store.cuts, text, (), (), 1000, lambda topic: part).view,
         )
         # As in a server: what the writer has to tell waits for its turn on the loop.
         committed = self.hub.dispatcher.committed

@@ -31,7 +31,7 @@ def consumers_of(rig: Rig, hub: Hub) -> Consumers:
         rig.store.cuts,
         rig.clock,
         hub,
-        lambda text: lambda topic: View(),
+        lambda text, part: lambda topic: View(),
     )
 
 

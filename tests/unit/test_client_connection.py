@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 import pytest
 
-from sow.v1 import admin_pb2, load_pb2, snapshot_pb2, sow_pb2
+from sow.v1 import access_pb2, admin_pb2, load_pb2, snapshot_pb2, sow_pb2
 from sow_client import (
     AsyncClient,
     Cancelled,
@@ -66,7 +66,7 @@ def test_grpc_repeats_no_call_whose_answer_is_a_stream() -> None:
     and a query has no deadline."""
     config = json.loads(SERVICE_CONFIG)
     names = [name for method in config["methodConfig"] for name in method["name"]]
-    files = (sow_pb2, admin_pb2, snapshot_pb2, load_pb2)
+    files = (sow_pb2, admin_pb2, snapshot_pb2, load_pb2, access_pb2)
     services = {one.full_name: one for file in files for one in file.DESCRIPTOR.services_by_name.values()}
     assert names
     for name in names:

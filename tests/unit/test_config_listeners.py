@@ -25,6 +25,9 @@ def pair(tmp_path: Path) -> str:
     return "certificate = 'server.pem'\nkey = 'server.key'\n"
 
 
+ACCESS = "[access]\nfile = 'auth.toml'\n"
+"""Listeners that ask for tokens need it; nothing reads it here."""
+SIGNED = "[access.jwt]\njwks = 'keys.json'\nissuer = 'https://id.bank'\naudience = 'sow'\n"
 MUTUAL = "client_ca = 'ca.pem'\n"
 
 
@@ -52,6 +55,7 @@ def test_listeners_are_read_with_all_that_they_say(write: Write, pair: str, tmp_
         + reachable(pair, MUTUAL, "revoked = 'crl.pem'\nlinks = false\nmax_concurrent_rpcs = 7\nmax_connections = 8\n")
         + f"[[server.listeners]]\nlisten = '0.0.0.0:7452'\nauth = 'jwt'\n{pair}"
     )
+    text += ACCESS + SIGNED
     found = load(write(text))
     local, mutual, signed = found.listeners
     assert local == ListenerConfig("127.0.0.1:7450")
@@ -124,11 +128,12 @@ def test_the_short_form_is_refused_in_its_own_words(write: Write, pair: str) -> 
 
 def test_insecure_opens_every_address(write: Write) -> None:
     for lines in ("", "auth = 'token'\n", "auth = 'jwt'\n"):
-        assert load(write(reachable(lines)), Overrides(insecure=True)).listeners[0].files is None
+        text = reachable(lines) + ACCESS + SIGNED
+        assert load(write(text), Overrides(insecure=True)).listeners[0].files is None
 
 
 def test_on_the_loopback_a_token_needs_no_tls(write: Write) -> None:
-    assert load(write(LOCAL + "auth = 'token'\n")).listeners[0].auth is ListenerAuth.TOKEN
+    assert load(write(LOCAL + "auth = 'token'\n" + ACCESS)).listeners[0].auth is ListenerAuth.TOKEN
 
 
 def test_listeners_are_tables_with_addresses_of_their_own(write: Write) -> None:
@@ -160,13 +165,36 @@ LINKED = "[server]\ninstance = 'a'\n[replication]\naccept = ['b']\n"
 
 
 def test_links_are_to_be_proved_wherever_other_machines_reach_them(write: Write, pair: str) -> None:
-    """R11; a listener without links needs no token."""
-    open_to_all = reachable("auth = 'jwt'\n", pair)
-    assert "[replication] token: is needed, because other machines reach 0.0.0.0:7451" in refusal(
+    """R11: by a credential of its own. Story: whoever had a certificate of the authority could pose as any peer. A
+    listener without links needs none."""
+    open_to_all = reachable(pair, MUTUAL)
+    assert "[access] file: is needed, because other machines reach 0.0.0.0:7451" in refusal(
         write(LINKED + LOCAL + open_to_all)
     )
     assert load(write(LINKED + LOCAL + open_to_all + "links = false\n")).replicates
-    assert load(write(LINKED + LOCAL + reachable(pair, MUTUAL))).replicates
+    assert load(write(LINKED + LOCAL + open_to_all + ACCESS)).replicates
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ("", "[access] file: is needed where a listener has auth ="),
+        ("[access]\nfile = 'auth.toml'\n", "[access.jwt]: is needed where a listener has auth ="),
+        (
+            "[access]\nfile = 'auth.toml'\n[access.jwt]\njwks = 'keys'\nissuer = 'a'\n",
+            "[access.jwt] audience: is missing",
+        ),
+    ],
+)
+def test_tokens_need_what_they_are_checked_with(write: Write, more: str, message: str) -> None:
+    assert message in refusal(write(f"[server]\nauth = 'jwt'\n{more}"))
+
+
+def test_a_jwt_is_never_checked_with_a_shared_secret(write: Write) -> None:
+    """Whoever checks tokens could make them; and `none` would be no check."""
+    for algorithm in ("HS256", "none"):
+        text = ACCESS + SIGNED.replace("[access.jwt]", f"[access.jwt]\nalgorithms = ['{algorithm}']")
+        assert "[access.jwt] algorithms: expected one of" in refusal(write(f"[server]\nauth = 'jwt'\n{text}"))
 
 
 def test_accepted_sources_need_a_listener_with_links(write: Write) -> None:

@@ -82,7 +82,9 @@ def test_tls_alone_lets_no_other_machines_in(write: Write, pems: Path) -> None:
     assert "0.0.0.0:7450 is reachable from other machines: let clients prove who they are" in refusal(path)
     assert load(path, Overrides(insecure=True)).listeners[0].files is not None
     for auth in ("token", "jwt"):
-        assert load(write(f'[server]\nlisten = "0.0.0.0:7450"\nauth = "{auth}"\n{tls}')).listeners[0].auth.value == auth
+        access = '[access]\nfile = "auth.toml"\n[access.jwt]\njwks = "keys"\nissuer = "i"\naudience = "a"\n'
+        text = f'[server]\nlisten = "0.0.0.0:7450"\nauth = "{auth}"\n{tls}\n{access}'
+        assert load(write(text)).listeners[0].auth.value == auth
 
 
 # --- metrics ---------------------------------------------------------------------------------------------------------
@@ -360,14 +362,14 @@ def test_plain_text_to_a_peer_on_another_machine_has_to_be_spelled_out(write: Wr
     assert load(path, Overrides(insecure=True)).peers[0].ca is None
 
 
-def test_a_server_that_other_machines_reach_needs_a_token_or_client_certificates(write: Write, pems: Path) -> None:
-    """Names alone prove nothing (rule R11)."""
+def test_peers_of_a_server_that_other_machines_reach_have_credentials_of_their_own(write: Write, pems: Path) -> None:
+    """Names alone prove nothing, nor does a secret that all peers share (rule R11)."""
     open_to_all = PEER.replace("[server]", '[server]\nlisten = "0.0.0.0:7450"')
-    assert "[replication] token: is needed" in refusal(write(open_to_all), Overrides(insecure=True))
-    assert load(write(open_to_all + '[replication]\ntoken = "t"'), Overrides(insecure=True)).replicates
     tls = f'[server.tls]\ncertificate = "{pems}/certificate.pem"\nkey = "{pems}/key.pem"\n'
-    assert "[replication] token: is needed" in refusal(write(open_to_all + tls), Overrides(insecure=True))
-    assert load(write(open_to_all + tls + f'client_ca = "{pems}/certificate.pem"')).replicates
+    mutual = tls + f'client_ca = "{pems}/certificate.pem"\n'
+    for more in ("", '[replication]\ntoken = "t"\n', tls, mutual):
+        assert "[access] file: is needed" in refusal(write(open_to_all + more), Overrides(insecure=True))
+    assert load(write(open_to_all + mutual + '[access]\nfile = "auth.toml"\n')).replicates
 
 
 def test_replicated_may_be_the_default_durability(write: Write) -> None:

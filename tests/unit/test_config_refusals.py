@@ -16,7 +16,7 @@ REFUSED = [
     # Unknown names, with the similar known one.
     ('[topics.orders]\nexpriation = "30s"', "[topics.orders] expriation: unknown key, did you mean expiration?"),
     ("[servre]\nx = 1", "[servre]: unknown table, did you mean [server]?"),
-    ("[gadgets]\nx = 1", "[gadgets]: unknown table (known: backup, clock, defaults, journal, limits,"),
+    ("[gadgets]\nx = 1", "[gadgets]: unknown table (known: access, backup, clock, defaults, journal, limits,"),
     ('[topics.a]\nindexes = ["/x"]', "[topics.a] indexes: unknown key, did you mean index?"),
     ('[topics.a]\nindex = "/x"', "[topics.a] index: expected paths such as"),
     ('[topics.a]\nindex = ["x"]', "[topics.a] index: path 'x' must begin with '/'"),

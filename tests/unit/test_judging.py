@@ -12,12 +12,14 @@ from pathlib import Path
 
 import pytest
 
+from sow_server.access.caller import Granted
 from sow_server.engine.disk.layout import HEADER_BYTES
 from sow_server.engine.values.errors import Reason
 from sow_server.engine.values.model import Delete, Expiration, MessageType, Publish, RecordMatcher, TopicSettings
 from sow_server.filters import parse
 from sow_server.filters.cost import cost_of
 from sow_server.filters.parser import FUNCTIONS_MAX
+from sow_server.filters.restriction import UNRESTRICTED
 from sow_server.services import selection
 from sow_server.subscriptions import dispatch, groups, replay
 from sow_server.subscriptions.judging import EFFORT_MAX, effort_of
@@ -275,7 +277,9 @@ def test_the_writer_evaluates_a_filter_only_for_records_that_changed_meanwhile(
 
     async def select() -> selection.Selected:
         with ThreadPoolExecutor(1) as readers:
-            async with aclosing(selection.selected(rig.store.cuts, readers, rig.topic("orders"), SLOW)) as batches:
+            async with aclosing(
+                selection.selected(rig.store.cuts, readers, Granted(rig.topic("orders"), UNRESTRICTED), SLOW)
+            ) as batches:
                 return await anext(batches)
 
     found = asyncio.run(select())

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import cast
 
 import pytest
 
@@ -15,15 +14,13 @@ from sow_server.engine.commit.draft import Draft
 from sow_server.engine.commit.requests import RequestLimits
 from sow_server.engine.loads import LoadPhase
 from sow_server.engine.values.errors import Reason, StoreError
-from sow_server.metrics import Metrics
 from sow_server.services import load_service
 from sow_server.services.admission import Admission
-from sow_server.services.guard import Context
 from sow_server.services.load_service import LoadService
 from sow_server.services.loading import Loading
+from tests.support.parts import call_of
 from tests.support.stores import BINARY, Rig
 
-NO_CONTEXT = cast(Context, None)
 """Only an error needs one."""
 
 
@@ -40,7 +37,7 @@ class Served:
             readers,
         )
         self.service = LoadService(
-            rig.store.loads, rig.store.commits, self.loading, readers, RequestLimits(), Metrics()
+            rig.store.loads, rig.store.commits, self.loading, readers, RequestLimits(), dynamic_topics=False
         )
 
     async def done(self, awaited: Awaitable[object]) -> object:
@@ -51,7 +48,9 @@ class Served:
 
     async def open(self) -> str:
         """Opens a load."""
-        opened = await self.done(self.service.OpenLoad(load_pb2.OpenLoadRequest(topic="t"), NO_CONTEXT))
+        opened = await self.done(
+            self.service.OpenLoad(load_pb2.OpenLoadRequest(topic="t"), call_of(self.rig.store, "OpenLoad"))
+        )
         assert isinstance(opened, load_pb2.OpenLoadResponse)
         return opened.load_id
 
@@ -92,7 +91,9 @@ def run(rig: Rig, test: Callable[[Served], Awaitable[None]]) -> None:
 def test_a_commit_without_a_waiting_caller_is_applied(rig: Rig) -> None:
     async def test(served: Served) -> None:
         load = await served.open()
-        stream = served.service.CommitLoad(load_pb2.CommitLoadRequest(load_id=load), NO_CONTEXT)
+        stream = served.service.CommitLoad(
+            load_pb2.CommitLoadRequest(load_id=load), call_of(served.rig.store, "CommitLoad")
+        )
         first = asyncio.ensure_future(anext(stream))
         await served.until(lambda: rig.store.writer.queue.depth[0] > 0, steps=False)
         first.cancel()
@@ -115,14 +116,20 @@ def test_a_load_that_could_not_even_be_failed_is_taken_up_again(rig: Rig, monkey
             def refused(step: object, done: Callable[[object], None], **_: object) -> None:
                 done(refusals.pop(0))
 
-            stream = served.service.CommitLoad(load_pb2.CommitLoadRequest(load_id=load), NO_CONTEXT)
+            stream = served.service.CommitLoad(
+                load_pb2.CommitLoadRequest(load_id=load), call_of(served.rig.store, "CommitLoad")
+            )
             await served.done(anext(stream))
             await served.ended(load)
             found = rig.store.loads.registry.find(load)
             assert found.row.phase is LoadPhase.DONE
             again = await served.open()
             commit = asyncio.ensure_future(
-                anext(served.service.CommitLoad(load_pb2.CommitLoadRequest(load_id=again), NO_CONTEXT))
+                anext(
+                    served.service.CommitLoad(
+                        load_pb2.CommitLoadRequest(load_id=again), call_of(served.rig.store, "CommitLoad")
+                    )
+                )
             )
             await served.until(lambda: rig.store.writer.queue.depth[0] > 0, steps=False)
             patched.setattr(rig.store.commits, "run", refused)
@@ -147,7 +154,9 @@ def test_damage_under_one_record_fails_the_load_where_writing_goes_on(
             raise StoreError(Reason.DATA_DAMAGED, "stored data is damaged: a block")
 
         monkeypatch.setattr(Draft, "fetch_bodies", damaged)
-        stream = served.service.CommitLoad(load_pb2.CommitLoadRequest(load_id=load), NO_CONTEXT)
+        stream = served.service.CommitLoad(
+            load_pb2.CommitLoadRequest(load_id=load), call_of(served.rig.store, "CommitLoad")
+        )
         await served.done(anext(stream))
         await served.ended(load)
         assert rig.store.loads.registry.find(load).row.phase is LoadPhase.FAILED
@@ -172,7 +181,7 @@ def test_streams_together_take_no_more_memory_than_there_is_room_for(rig: Rig, m
                 )
 
         def stream(part: int) -> AsyncIterator[load_pb2.StageLoadResponse]:
-            return served.service.StageLoad(requests(part), NO_CONTEXT)
+            return served.service.StageLoad(requests(part), call_of(served.rig.store, "StageLoad"))
 
         async def read(part: int) -> int:
             return len([response async for response in stream(part)])

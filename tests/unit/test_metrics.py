@@ -63,7 +63,7 @@ class Watched:
             self.store.cuts,
             self.clock,
             self.hub,
-            lambda text: lambda topic: View(),
+            lambda text, part: lambda topic: View(),
         )
         self.metrics.watch_durables(
             self.consumers, Admission(self.store.topics, self.store.durables, self.store.commits, self.clock)
@@ -447,6 +447,7 @@ def test_every_metric_is_documented_and_every_documented_one_exists(watched: Wat
     watched.create("a", quotas._replace(backlog_quota_entries=10))
     attach_durable(watched)
     watched.metrics.rpc_finished("Get", "OK", 0.1)
+    watched.metrics.access_denied("Get", "read")
     watched.metrics.links_are(LINKS)
     watched.metrics.watch_certificates(lambda: [("127.0.0.1:7450", EXPIRY)])
     watched.store.unsound.skip(watched.store.topics.by_name["a"], [b"\xff"], 0)

@@ -6,21 +6,18 @@ import asyncio
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import cast
 
 import pytest
 
 from sow.v1 import snapshot_pb2
 from sow_server.engine.values.model import Durability, Publish
-from sow_server.metrics import Metrics
 from sow_server.query.exports import Exports
-from sow_server.services.guard import Context
+from sow_server.services.ownership import OwnedDurables
 from sow_server.services.snapshot_service import SnapshotService
-from tests.support.parts import reading_of
+from tests.support.parts import call_of, reading_of
 from tests.support.stores import BINARY, Rig
 from tests.support.timers import consumers_of, hub_of
 
-NO_CONTEXT = cast(Context, None)
 """Only an error needs one."""
 
 
@@ -53,9 +50,17 @@ def test_an_export_is_answered_only_once_its_cut_is_on_disk(rig: Rig, monkeypatc
             hub = hub_of(rig)
             exports = Exports(rig.store.topics, rig.store.cuts)
             service = SnapshotService(
-                reading_of(rig.store), rig.store.commits, exports, hub, consumers_of(rig, hub), readers, Metrics()
+                reading_of(rig.store),
+                rig.store.commits,
+                exports,
+                hub,
+                consumers_of(rig, hub),
+                readers,
+                OwnedDurables(rig.store.durables),
             )
-            opening = asyncio.ensure_future(service.OpenExport(snapshot_pb2.OpenExportRequest(topic="t"), NO_CONTEXT))
+            opening = asyncio.ensure_future(
+                service.OpenExport(snapshot_pb2.OpenExportRequest(topic="t"), call_of(rig.store, "OpenExport"))
+            )
             await waiting.wait()
             assert not opening.done()
             writer.step()

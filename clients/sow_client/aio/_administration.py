@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
 from typing import Unpack
 
 import grpc
 import grpc.aio
 
-from sow.v1 import admin_pb2
-from sow_client import _admin, _replication, _retention, _statuses, _transport, _writes
+from sow.v1 import access_pb2, admin_pb2
+from sow_client import _access, _admin, _replication, _retention, _statuses, _transport, _writes
+from sow_client._access import AccessDecision, CallerSession, Identity
 from sow_client._records import ExpireAt, Restamped, RestampMode, Ttl
 from sow_client._reports import (
     BackupMade,
@@ -231,3 +233,39 @@ class AsyncAdministration(AsyncCalls):
         name is 1 to 100 of [A-Za-z0-9_.-] without a '.' at its beginning. This can take long; there is no deadline."""
         request = admin_pb2.BackupRequest(name=name)
         return _replication.backup_made(await self._call(self._admin.Backup, request, once=True, unbounded=True))
+
+    # ---- access ----
+
+    async def whoami(self) -> Identity:
+        """The identity of this client, with its roles and limits (rule A1)."""
+        return _access.identity(await self._call(self._access.WhoAmI, access_pb2.WhoAmIRequest()))
+
+    async def check_access(
+        self,
+        identity: str,
+        action: str,
+        topic: str = "",
+        *,
+        record: bytes | str | os.PathLike[str] | None = None,
+        key: str = "",
+    ) -> AccessDecision:
+        """Whether an identity may do an action, such as "read", on a topic, and which line of the access file decides.
+        With `record`, a payload or a file that has it, the decision is about this record."""
+        request = _access.check_request(identity, action, topic, record, key)
+        return _access.decision(await self._call(self._access.CheckAccess, request))
+
+    async def reload_access(self) -> tuple[int, int]:
+        """Makes the server read its access file again (rule A2). Returns the number of identities, and of the calls
+        that were ended."""
+        response = await self._call(self._access.ReloadAccess, access_pb2.ReloadAccessRequest(), once=True)
+        return response.identities, response.ended_calls
+
+    async def sessions(self) -> list[CallerSession]:
+        """The callers that have calls under way."""
+        response = await self._call(self._access.ListSessions, access_pb2.ListSessionsRequest())
+        return [_access.session(message) for message in response.sessions]
+
+    async def end_session(self, id: str) -> int:  # noqa: A002 - the name that sessions() shows
+        """Ends the calls of a session that last; returns their number."""
+        response = await self._call(self._access.EndSession, access_pb2.EndSessionRequest(id=id), once=True)
+        return response.ended_calls

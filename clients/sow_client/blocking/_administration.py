@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
 from typing import Unpack
 
 import grpc
 
-from sow.v1 import admin_pb2
-from sow_client import _admin, _replication, _retention, _statuses, _writes
+from sow.v1 import access_pb2, admin_pb2
+from sow_client import _access, _admin, _replication, _retention, _statuses, _writes
+from sow_client._access import AccessDecision, CallerSession, Identity
 from sow_client._records import ExpireAt, Restamped, RestampMode, Ttl
 from sow_client._reports import (
     BackupMade,
@@ -219,3 +221,39 @@ class Administration(Calls):
         name is 1 to 100 of [A-Za-z0-9_.-] without a '.' at its beginning. This can take long; there is no deadline."""
         request = admin_pb2.BackupRequest(name=name)
         return _replication.backup_made(self._call(self._admin.Backup, request, once=True, unbounded=True))
+
+    # ---- access ----
+
+    def whoami(self) -> Identity:
+        """The identity of this client, with its roles and limits (rule A1)."""
+        return _access.identity(self._call(self._access.WhoAmI, access_pb2.WhoAmIRequest()))
+
+    def check_access(
+        self,
+        identity: str,
+        action: str,
+        topic: str = "",
+        *,
+        record: bytes | str | os.PathLike[str] | None = None,
+        key: str = "",
+    ) -> AccessDecision:
+        """Whether an identity may do an action, such as "read", on a topic, and which line of the access file decides.
+        With `record`, a payload or a file that has it, the decision is about this record."""
+        request = _access.check_request(identity, action, topic, record, key)
+        return _access.decision(self._call(self._access.CheckAccess, request))
+
+    def reload_access(self) -> tuple[int, int]:
+        """Makes the server read its access file again (rule A2). Returns the number of identities, and of the calls
+        that were ended."""
+        response = self._call(self._access.ReloadAccess, access_pb2.ReloadAccessRequest(), once=True)
+        return response.identities, response.ended_calls
+
+    def sessions(self) -> list[CallerSession]:
+        """The callers that have calls under way."""
+        response = self._call(self._access.ListSessions, access_pb2.ListSessionsRequest())
+        return [_access.session(message) for message in response.sessions]
+
+    def end_session(self, id: str) -> int:  # noqa: A002 - the name that sessions() shows
+        """Ends the calls of a session that last; returns their number."""
+        response = self._call(self._access.EndSession, access_pb2.EndSessionRequest(id=id), once=True)
+        return response.ended_calls

@@ -8,9 +8,9 @@ from typing import Self, TypeVar
 
 import grpc
 
-from sow.v1 import admin_pb2_grpc, load_pb2_grpc, snapshot_pb2_grpc, sow_pb2_grpc
+from sow.v1 import access_pb2_grpc, admin_pb2_grpc, load_pb2_grpc, snapshot_pb2_grpc, sow_pb2_grpc
 from sow_client import _statuses, _transport, _writes
-from sow_client._channel import DEFAULT_SERVER, Tls
+from sow_client._channel import DEFAULT_SERVER, Tls, Token
 
 _Request = TypeVar("_Request")
 _Response = TypeVar("_Response")
@@ -24,6 +24,7 @@ class Calls:
         server: str = DEFAULT_SERVER,
         *,
         tls: Tls | None = None,
+        token: Token | None = None,
         timeout: float = 30.0,
         connect_timeout: float = 5.0,
         channel: grpc.Channel | None = None,
@@ -31,14 +32,16 @@ class Calls:
         """`server` is HOST or HOST:PORT.
 
         `timeout` bounds each call that has one answer, `connect_timeout` the wait for a connection; both in seconds.
-        A `channel` from the program is used as it is, and stays open.
+        A `channel` from the program is used as it is, and stays open; it shows its own credentials.
+        `token` is shown with each call: a text, a file, or a function. It never goes to another machine in plain text.
         """
-        self._transport = _transport.Transport(server, tls, connect_timeout, channel)
+        self._transport = _transport.Transport(server, tls, connect_timeout, channel, token)
         self._timeout = timeout
         self._connect_timeout = connect_timeout
         self._sow = sow_pb2_grpc.SowServiceStub(self._transport.calls)
         self._admin = admin_pb2_grpc.AdminServiceStub(self._transport.calls)
         self._snapshots = snapshot_pb2_grpc.SnapshotServiceStub(self._transport.calls)
+        self._access = access_pb2_grpc.AccessServiceStub(self._transport.calls)
         self._load = load_pb2_grpc.LoadServiceStub(self._transport.calls)
         self._sequencer = _writes.Sequencer()
 

@@ -104,6 +104,8 @@ class _ChangeReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ChangeRe
     """Out of focus, because it expired."""
     CHANGE_REASON_MATCH: _ChangeReason.ValueType  # 4
     """Out of focus, because it no longer matches."""
+    CHANGE_REASON_NOT_PERMITTED: _ChangeReason.ValueType  # 5
+    """Out of focus, because the caller may not see it any more (rule A4). The row has no payload."""
 
 class ChangeReason(_ChangeReason, metaclass=_ChangeReasonEnumTypeWrapper):
     """The cause of a change."""
@@ -118,6 +120,8 @@ CHANGE_REASON_EXPIRED: ChangeReason.ValueType  # 3
 """Out of focus, because it expired."""
 CHANGE_REASON_MATCH: ChangeReason.ValueType  # 4
 """Out of focus, because it no longer matches."""
+CHANGE_REASON_NOT_PERMITTED: ChangeReason.ValueType  # 5
+"""Out of focus, because the caller may not see it any more (rule A4). The row has no payload."""
 Global___ChangeReason: _TypeAlias = ChangeReason  # noqa: Y015
 
 @_typing.final

@@ -279,6 +279,18 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """The server makes no backups: [backup] root is not set, or cannot be written (J14)."""
     ERROR_REASON_BACKUP_EXISTS: _ErrorReason.ValueType  # 75
     """There is a backup of that name already (J14)."""
+    ERROR_REASON_UNAUTHENTICATED: _ErrorReason.ValueType  # 76
+    """The call has no credential, or none that this server knows, or one that has expired (A1)."""
+    ERROR_REASON_PERMISSION_DENIED: _ErrorReason.ValueType  # 77
+    """The caller may not do this (A3). The same for a record that exists, and for one that does not."""
+    ERROR_REASON_LIMIT_EXCEEDED: _ErrorReason.ValueType  # 78
+    """The caller has reached one of its own limits (A7); `details` name the limit."""
+    ERROR_REASON_ACCESS_CHANGED: _ErrorReason.ValueType  # 79
+    """The call was ended, because the caller's permissions have changed or its token has expired (A6). The same call may
+    be made again, with a new token if need be.
+    """
+    ERROR_REASON_AUDIT_UNAVAILABLE: _ErrorReason.ValueType  # 80
+    """The audit log cannot be written, so administrative calls are refused (A8)."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """The reason for which a request, or one record of it, was refused. The gRPC status carries it as google.rpc.ErrorInfo
@@ -447,6 +459,18 @@ ERROR_REASON_BACKUP_UNAVAILABLE: ErrorReason.ValueType  # 74
 """The server makes no backups: [backup] root is not set, or cannot be written (J14)."""
 ERROR_REASON_BACKUP_EXISTS: ErrorReason.ValueType  # 75
 """There is a backup of that name already (J14)."""
+ERROR_REASON_UNAUTHENTICATED: ErrorReason.ValueType  # 76
+"""The call has no credential, or none that this server knows, or one that has expired (A1)."""
+ERROR_REASON_PERMISSION_DENIED: ErrorReason.ValueType  # 77
+"""The caller may not do this (A3). The same for a record that exists, and for one that does not."""
+ERROR_REASON_LIMIT_EXCEEDED: ErrorReason.ValueType  # 78
+"""The caller has reached one of its own limits (A7); `details` name the limit."""
+ERROR_REASON_ACCESS_CHANGED: ErrorReason.ValueType  # 79
+"""The call was ended, because the caller's permissions have changed or its token has expired (A6). The same call may
+be made again, with a new token if need be.
+"""
+ERROR_REASON_AUDIT_UNAVAILABLE: ErrorReason.ValueType  # 80
+"""The audit log cannot be written, so administrative calls are refused (A8)."""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
 
 @_typing.final

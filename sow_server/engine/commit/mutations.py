@@ -24,9 +24,7 @@ from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.lifetimes import LifetimeError
 from sow_server.engine.values.model import (
     Applied,
-    Condition,
     Delete,
-    Lifetime,
     Publish,
     Refusal,
     Restamp,
@@ -52,7 +50,8 @@ def fetch_values(draft: Draft, chosen: Sequence[tuple[Job, int]]) -> None:
     wanted: list[bytes] = []
     for job, count in chosen:
         assert job.topic is not None, "the job has been prepared"
-        if job.delta is not None or (job.topic.wants_previous and not isinstance(job.request, READ_WHOLE)):
+        guarded = isinstance(job.request, Publish) and job.request.permits is not None
+        if job.delta is not None or guarded or (job.topic.wants_previous and not isinstance(job.request, READ_WHOLE)):
             wanted += store_keys(job, count)
     draft.fetch_values(wanted)
 
@@ -97,20 +96,19 @@ def _stage_touch(draft: Draft, job: Job, request: Touch, topic: Topic, count: in
         if isinstance(key, BadRecord):
             part.add(Refusal(index, key.reason, key.message))
         else:
-            part.add(_touch_one(draft, topic, index, key, request.lifetime, request.condition))
+            part.add(_touch_one(draft, topic, index, key, request))
     return part
 
 
-def _touch_one(
-    draft: Draft, topic: Topic, index: int, key: bytes, lifetime: Lifetime, condition: Condition | None
-) -> Result:
+def _touch_one(draft: Draft, topic: Topic, index: int, key: bytes, request: Touch) -> Result:
+    lifetime, condition, permits = request.lifetime, request.condition, request.permits
     store_key = topic.prefix + key
     try:
         expire_time = lifetimes.expire_time(topic.settings, lifetime, draft.now)
     except LifetimeError as error:
         return Refusal(index, error.reason, error.message)
     head = draft.live_head(topic, key, store_key)
-    if head is None:
+    if head is None or (permits is not None and not permits(key, draft.body(store_key))):
         return Refusal(index, Reason.RECORD_NOT_FOUND, f"key: there is no live record {_shown(key)}")
     if condition is not None and (failed := failed_condition(condition, head, index)) is not None:
         return failed

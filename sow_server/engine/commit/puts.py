@@ -150,6 +150,7 @@ def _put_all(draft: Draft, job: Job, request: Publish, topic: Topic, start: int,
         request.conditions is not None
         or job.delta is not None
         or request.ttl_mode is TtlMode.KEEP
+        or request.permits is not None
         or request.want_results
         or request.atomic
         or count < PLAIN_RECORDS_MIN
@@ -311,8 +312,12 @@ def _put_one(draft: Draft, topic: Topic, job: Job, request: Publish, index: int,
     except LifetimeError as error:
         return Refusal(index, error.reason, error.message)
     head = draft.live_head(topic, key, store_key)
-    if condition is not None and (failed := failed_condition(condition, head, index)) is not None:
+    permits = request.permits
+    hidden = permits is not None and head is not None and not permits(key, draft.body(store_key))
+    if condition is not None and (failed := failed_condition(condition, None if hidden else head, index)) is not None:
         return failed
+    if hidden:
+        return _forbidden(index)
     if delta is not None and head is not None:
         merged = topic.format.merge(draft.body(store_key), payload, delta.unset)
         if isinstance(merged, BadRecord):
@@ -325,6 +330,8 @@ def _put_one(draft: Draft, topic: Topic, job: Job, request: Publish, index: int,
                 f" {delta.payload_bytes_max}",
             )
         payload = merged
+    if permits is not None and not permits(key, payload):
+        return _forbidden(index)
     if request.ttl_mode is TtlMode.KEEP and head is not None:
         expire_time = read_header(head).expire_time_micros
     due = topic.acts and expire_time <= draft.now
@@ -346,6 +353,11 @@ def _put_one(draft: Draft, topic: Topic, job: Job, request: Publish, index: int,
         draft.expire(topic, key, store_key, value[HEADER], letters=not delivered)
     ignored = ttl_ignored(topic, lifetime)
     return Applied(key.decode(), version, expire_time, sequence, ttl_ignored=ignored, delivered=delivered)
+
+
+def _forbidden(index: int) -> Refusal:
+    """The same for a new record outside of the publisher's rows, and for one that would replace a hidden record."""
+    return Refusal(index, Reason.PERMISSION_DENIED, "this publisher may not write this record")
 
 
 class HandOver:

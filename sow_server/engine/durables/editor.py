@@ -31,7 +31,7 @@ from sow_server.engine.durables.model import (
 from sow_server.engine.durables.registry import Durables, first_position
 from sow_server.engine.journal.retention import JournalBounds, beyond_entries, first_inside
 from sow_server.engine.values.errors import Reason, StoreError
-from sow_server.engine.values.keys import TOPIC_NAME
+from sow_server.engine.values.keys import OWNED_NAME
 from sow_server.engine.values.model import BacklogAction
 from sow_server.engine.values.policies import NOTHING, Declared, check_durable_settings
 
@@ -90,7 +90,7 @@ class DurableEditor:
 
         Raises StoreError: NO_JOURNAL, DURABLE_DIFFERS, BOOKMARK_TOO_OLD, INVALID_ARGUMENT.
         """
-        if not TOPIC_NAME.match(name):
+        if not OWNED_NAME.match(name):
             raise StoreError(
                 Reason.INVALID_ARGUMENT,
                 f"durable.name: {name[:220]!r} is no name of a durable: 1 to 200 of [A-Za-z0-9_.:-] are allowed",

@@ -100,6 +100,10 @@ class Durables:
         found = self._topics.get(topic.id)
         return 0 if found is None else len(found.rows)
 
+    def count_named(self, prefix: str) -> int:
+        """The number of durables, of all topics, whose name begins so."""
+        return sum([name.startswith(prefix) for found in list(self._topics.values()) for name in list(found.rows)])
+
     def slowest(self, topic: Topic) -> Durable | None:
         """The durable of a topic that has acknowledged least."""
         found = self._topics.get(topic.id)

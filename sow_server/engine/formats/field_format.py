@@ -56,10 +56,11 @@ class FieldFormat:
     def project(self, payload: bytes, projection: Projection) -> bytes:
         included = {path[0].encode() for path in projection.include}
         excluded = {path[0].encode() for path in projection.exclude}
+        hidden = {path[0].encode() for path in projection.hidden}
 
         def keeps(part: bytes) -> bool:
             name = part.split(b"=", 1)[0]
-            return name in included if included else name not in excluded
+            return name not in hidden and (name in included if included else name not in excluded)
 
         parts = [part for part in payload.split(self._separator) if part and keeps(part)]
         return b"".join([part + self._separator for part in parts])

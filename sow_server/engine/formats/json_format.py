@@ -17,10 +17,12 @@ import msgspec
 from sow_server.engine.formats.deltas import Difference, Documents, UnsetTree
 from sow_server.engine.formats.nested import (
     NESTING_MAX,
+    Inner,
     Level,
     check_json_nesting,
     fields_type,
     fit_for_msgspec,
+    hide_level,
     merge_documents,
     not_decoded,
     project_level,
@@ -47,6 +49,7 @@ class JsonFormat:
     def __init__(self) -> None:
         self._object = msgspec.json.Decoder(msgspec.defstruct("Document", []))
         self._level: msgspec.json.Decoder[Level] = msgspec.json.Decoder(Level)
+        self._inner: msgspec.json.Decoder[Inner] = msgspec.json.Decoder(Inner)
         self._whole: msgspec.json.Decoder[dict[str, object]] = msgspec.json.Decoder(dict[str, object])
         self._documents = Documents(
             self._level.decode,
@@ -110,7 +113,11 @@ class JsonFormat:
     def project(self, payload: bytes, projection: Projection) -> bytes:
         try:
             level = self._level.decode(payload)
-            return msgspec.json.encode(project_level(level, projection, self._level.decode, msgspec.json.encode))
+            if projection.include or projection.exclude:
+                level = project_level(level, projection, self._level.decode, msgspec.json.encode)
+            if projection.hidden:
+                level = hide_level(level, projection.hidden, self._inner.decode, msgspec.json.encode)
+            return msgspec.json.encode(level)
         except (msgspec.MsgspecError, RecursionError):
             return b"{}"  # valid by its syntax, undecodable in fact: a document without fields
 

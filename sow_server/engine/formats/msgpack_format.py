@@ -9,10 +9,12 @@ import msgspec
 from sow_server.engine.formats.deltas import Difference, Documents, UnsetTree
 from sow_server.engine.formats.nested import (
     NESTING_MAX,
+    Inner,
     Level,
     check_nesting,
     fields_type,
     fit_for_msgspec,
+    hide_level,
     merge_documents,
     not_decoded,
     project_level,
@@ -27,6 +29,7 @@ class MsgpackFormat:
     def __init__(self) -> None:
         self._map: msgspec.msgpack.Decoder[dict[str, object]] = msgspec.msgpack.Decoder(dict[str, object])
         self._level: msgspec.msgpack.Decoder[Level] = msgspec.msgpack.Decoder(Level)
+        self._inner: msgspec.msgpack.Decoder[Inner] = msgspec.msgpack.Decoder(Inner)
         self._documents = Documents(
             self._level.decode,
             msgspec.msgpack.Decoder(object).decode,
@@ -69,7 +72,11 @@ class MsgpackFormat:
     def project(self, payload: bytes, projection: Projection) -> bytes:
         try:
             level = self._level.decode(payload)
-            return msgspec.msgpack.encode(project_level(level, projection, self._level.decode, msgspec.msgpack.encode))
+            if projection.include or projection.exclude:
+                level = project_level(level, projection, self._level.decode, msgspec.msgpack.encode)
+            if projection.hidden:
+                level = hide_level(level, projection.hidden, self._inner.decode, msgspec.msgpack.encode)
+            return msgspec.msgpack.encode(level)
         except RecursionError:
             # How deep a document may be nested depends on the depth of the caller's stack: one at the very limit was
             # accepted by the writer and is too deep here. One such record must not end a whole query.

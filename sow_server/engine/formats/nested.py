@@ -11,7 +11,7 @@ from typing import Final, TypedDict, cast
 import msgspec
 
 from sow_server.engine.formats.deltas import DeltaError, Documents, UnsetTree
-from sow_server.engine.formats.payloads import BadRecord, Decode, Projection, malformed
+from sow_server.engine.formats.payloads import BadRecord, Decode, Projection, Steps, malformed
 
 Level = dict[str, msgspec.Raw]
 """One level of a document, whose values are not decoded."""
@@ -117,6 +117,45 @@ def project_level(
         if projected or projection.exclude:
             kept[name] = msgspec.Raw(encode(projected))
     return kept
+
+
+Inner = Level | list[msgspec.Raw] | str | int | float | bool | None
+"""One level of any value."""
+
+
+def hide_level(
+    level: Level,
+    hidden: Sequence[Steps],
+    decode: Callable[[bytes], Inner],
+    encode: Callable[[object], bytes],
+) -> Level:
+    """One level of a document without its hidden fields; other values keep their published bytes."""
+    kept: Level = {}
+    for name, raw in level.items():
+        below = [path[1:] for path in hidden if path[0] == name]
+        if not below:
+            kept[name] = raw
+        elif () not in below:
+            shown = _without(raw, below, decode, encode)
+            if shown is not None:
+                kept[name] = shown
+    return kept
+
+
+def _without(
+    raw: msgspec.Raw, hidden: Sequence[Steps], decode: Callable[[bytes], Inner], encode: Callable[[object], bytes]
+) -> msgspec.Raw | None:
+    """A value without its hidden fields; None where it cannot be told whether it has any."""
+    try:
+        inner = decode(bytes(raw))
+    except msgspec.MsgspecError:
+        return None
+    if isinstance(inner, dict):
+        return msgspec.Raw(encode(hide_level(inner, hidden, decode, encode)))
+    if isinstance(inner, list):
+        elements = [_without(element, hidden, decode, encode) for element in inner]
+        return msgspec.Raw(encode([element for element in elements if element is not None]))
+    return raw
 
 
 def merge_documents(documents: Documents, base: bytes, delta: bytes, unset: UnsetTree) -> bytes | BadRecord:

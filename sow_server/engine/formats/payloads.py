@@ -28,10 +28,12 @@ Steps = tuple[str, ...]
 
 
 class Projection(NamedTuple):
-    """The fields of a payload that a query returns: only `include`, or all except `exclude` (rule Q2)."""
+    """The fields of a payload that a query returns: only `include`, or all except `exclude` (rule Q2); and of these
+    none of `hidden`, in no element of an array either (rule A5)."""
 
     include: tuple[Steps, ...] = ()
     exclude: tuple[Steps, ...] = ()
+    hidden: tuple[Steps, ...] = ()
 
 
 class Format(Protocol):

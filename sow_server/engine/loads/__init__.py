@@ -39,6 +39,7 @@ from sow_server.engine.loads.model import (
     LoadPart,
     LoadPhase,
     LoadRow,
+    load_not_found,
 )
 from sow_server.engine.loads.registry import LoadRegistry
 from sow_server.engine.loads.staging import LoadStaging, RowsToStage
@@ -61,4 +62,5 @@ __all__ = [
     "LoadWork",
     "Loads",
     "RowsToStage",
+    "load_not_found",
 ]

@@ -74,9 +74,11 @@ class Loads:
         self.staging: Final = LoadStaging(self.registry, rocks, clock, options, commits=commits, topics=topics)
         self.applying: Final = LoadApplying(self.registry, rocks, commits=commits, topics=topics)
 
-    def open(self, topic_name: str, lease_micros: int, done: LoadDone) -> None:
+    def open(self, topic_name: str, lease_micros: int, done: LoadDone, *, owner: str = "") -> None:
         """Opens a load of a topic, which is created where a publish would create it. TOPIC_NOT_FOUND, OVERLOADED."""
-        step = OpenLoad(self.registry, self._rocks, self._options, self._topics, self._epoch, topic_name, lease_micros)
+        step = OpenLoad(
+            self.registry, self._rocks, self._options, self._topics, self._epoch, topic_name, lease_micros, owner
+        )
 
         def created(result: Topic | StoreError) -> None:
             if isinstance(result, StoreError) and result.reason is not Reason.TOPIC_EXISTS:
@@ -141,7 +143,9 @@ class OpenLoad:
         epoch: str,
         topic_name: str,
         lease_micros: int,
+        owner: str,
     ) -> None:
+        self._owner = owner
         self._registry = registry
         self._rocks = rocks
         self._options = options
@@ -180,6 +184,7 @@ class OpenLoad:
             topic.id,
             topic.name,
             open_micros=draft.now,
+            owner=self._owner,
             begin_sequence=draft.next_sequence - 1,
             begin_version=draft.next_version - 1,
             lease_micros=self._lease_micros,

@@ -80,6 +80,8 @@ class LoadRow(NamedTuple):
     """Of the parts that were committed; says whether a repeated commit means the same."""
     failure: str = ""
     end_micros: int = 0
+    owner: str = ""
+    """The identity that has opened it (rule A7)."""
 
     @property
     def id(self) -> str:
@@ -150,6 +152,15 @@ class Load:
 
 
 LoadDone = Callable[[Load | StoreError], None]
+
+
+def load_not_found(load_id: str) -> StoreError:
+    """The error for the id of no load."""
+    return StoreError(
+        Reason.LOAD_NOT_FOUND,
+        f"load_id: there is no load {load_id[:80]!r}: it was aborted, or its lease has ended, or it never was",
+        field="load_id",
+    )
 
 
 def load_failed(load: Load, why: str) -> StoreError:

@@ -17,7 +17,15 @@ from sow_server.engine.disk.layout import (
     u32,
 )
 from sow_server.engine.disk.rocks import META, STAGING, Batch, Rocks
-from sow_server.engine.loads.model import Load, LoadPhase, LoadRow, decode_load, encode_load, load_failed
+from sow_server.engine.loads.model import (
+    Load,
+    LoadPhase,
+    LoadRow,
+    decode_load,
+    encode_load,
+    load_failed,
+    load_not_found,
+)
 from sow_server.engine.values.clock import GuardedClock
 from sow_server.engine.values.errors import Reason, StoreError
 
@@ -69,12 +77,12 @@ class LoadRegistry:
         _, _, number = load_id.rpartition(".")
         load = self._by_number.get(int(number)) if number.isdecimal() and len(number) < 12 else None
         if load is None or load.row.id != load_id:
-            raise StoreError(
-                Reason.LOAD_NOT_FOUND,
-                f"load_id: there is no load {load_id[:80]!r}: it was aborted, or its lease has ended, or it never was",
-                field="load_id",
-            )
+            raise load_not_found(load_id)
         return load
+
+    def open_of(self, owner: str) -> int:
+        """The number of loads of an identity that have not ended."""
+        return sum(load.row.open and load.row.owner == owner for load in self.all())
 
     def holds(self, load: Load) -> bool:
         """Whether a load is still known."""

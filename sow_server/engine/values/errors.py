@@ -88,6 +88,11 @@ class Reason(enum.IntEnum):
     TIME_IN_FUTURE = 73
     BACKUP_UNAVAILABLE = 74
     BACKUP_EXISTS = 75
+    UNAUTHENTICATED = 76
+    PERMISSION_DENIED = 77
+    LIMIT_EXCEEDED = 78
+    ACCESS_CHANGED = 79
+    AUDIT_UNAVAILABLE = 80
 
 
 class StoreError(Exception):

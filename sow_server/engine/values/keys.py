@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from typing import Final
 
 TOPIC_NAME: Final = re.compile(r"[A-Za-z0-9_.:-]{1,200}\Z")
+OWNED_NAME: Final = re.compile(r"(?:[A-Za-z0-9_.:@-]{1,200}/)?[A-Za-z0-9_.:-]{1,200}\Z")
+"""The name of a durable or publisher, after the name of the identity that owns it (rule A7)."""
 INSTANCE_NAME: Final = re.compile(r"[A-Za-z0-9.:-][A-Za-z0-9_.:-]{0,99}\Z")
 _BRACKETED: Final = re.compile(r"\[((?:[^\]\\]|\\.)*)\](?=/|\Z)", re.DOTALL)
 _ESCAPED: Final = re.compile(r"\\([\]\\/])")

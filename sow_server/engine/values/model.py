@@ -114,6 +114,10 @@ RecordMatcher = Callable[[bytes, bytes], bool]
 """Whether a record is selected, by its record key and its stored value (header and payload)."""
 
 
+PayloadMatcher = Callable[[bytes, bytes], bool]
+"""Whether a publisher may write a record, by its record key and its payload."""
+
+
 class PublishChannel:
     """Shared by the requests of one publish stream: once it is broken, no later request of the stream is applied (rule
     P6)."""
@@ -144,6 +148,8 @@ class Publish:
     """Whether payloads are merged into the live records (rule P2)."""
     unset_paths: Sequence[str] = ()
     """Fields to remove from each record; only with `delta`."""
+    permits: PayloadMatcher | None = None
+    """Must hold for each new record, and for the live record that it replaces (rule A4); None: all may be written."""
 
 
 @dataclass(slots=True, eq=False)
@@ -155,6 +161,8 @@ class Touch:
     lifetime: Lifetime = ABSENT
     condition: Condition | None = None
     durability: Durability = Durability.FSYNC
+    permits: PayloadMatcher | None = None
+    """A record for which it does not hold counts as absent (rule A4)."""
 
 
 @dataclass(slots=True, eq=False)

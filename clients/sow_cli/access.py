@@ -1,0 +1,174 @@
+"""`sow whoami`, `sow auth`, `sow token`, `sow sessions`: credentials and permissions."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import click
+
+from sow_cli.output import Fact, Output, output_option
+from sow_cli.session import Session
+
+TOKEN_BYTES: Final = 32
+
+
+def _facts(values: Mapping[str, str | int | None]) -> list[Fact]:
+    return [Fact(name, value, "" if value is None else str(value)) for name, value in values.items()]
+
+
+@click.command(short_help="Show who the server takes this caller for.")
+@output_option
+@click.pass_obj
+def whoami(session: Session, output: Output) -> None:
+    """Show the identity of the caller, its roles and its limits.
+
+    \b
+    Example:
+      sow whoami
+    """
+    with session.client() as client:
+        found = client.whoami()
+    output.one(
+        _facts(
+            {
+                "identity": found.name,
+                "credential": found.credential,
+                "fingerprint": found.fingerprint,
+                "expires": None if found.expires is None else found.expires.isoformat(),
+                "roles": ", ".join(found.roles),
+                **found.limits,
+            }
+        )
+    )
+
+
+@click.group(short_help="Check and reload permissions.")
+def auth() -> None:
+    """Permissions of the server's access file."""
+
+
+@auth.command(short_help="Tell whether an identity may do something, and which line decides.")
+@click.argument("identity")
+@click.argument("action")
+@click.argument("topic", default="")
+@click.option(
+    "--record",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Decide about this record.",
+)
+@click.option("--key", default="", help="The key of the record, where it is not in the record.")
+@output_option
+@click.pass_context
+def check(
+    context: click.Context, output: Output, identity: str, action: str, topic: str, record: Path | None, key: str
+) -> None:
+    """Tell whether IDENTITY may do ACTION on TOPIC, and which line of the access file decides. Changes nothing.
+
+    The exit code is 1 if it may not.
+
+    \\b
+    Examples:
+      sow auth check desk-eu publish orders --record order.json
+      sow auth check ops operator
+    """
+    session: Session = context.obj
+    with session.client() as client:
+        found = client.check_access(identity, action, topic, record=record, key=key)
+    output.one(
+        _facts(
+            {
+                "allowed": found.allowed,
+                "explanation": found.explanation,
+                "decided_by": found.decided_by,
+                "rows": found.rows,
+                "hidden": ", ".join(found.hidden),
+            }
+        )
+    )
+    if not found.allowed:
+        context.exit(1)
+
+
+@auth.command(name="reload", short_help="Read the access file again.")
+@output_option
+@click.pass_obj
+def reload_access(session: Session, output: Output) -> None:
+    """Read the access file again: all of it, or nothing if it has a fault.
+
+    \b
+    Example:
+      sow auth reload
+    """
+    with session.client() as client:
+        identities, ended = client.reload_access()
+    output.one(_facts({"identities": identities, "ended_calls": ended}))
+
+
+@click.group(short_help="Make tokens.")
+def token() -> None:
+    """Bearer tokens."""
+
+
+@token.command(short_help="Make a new token.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    required=True,
+    help="A new file for the token; only its owner can read it.",
+)
+def new(out: Path) -> None:
+    """Make a token of 256 random bits, and print the line for the access file. The token itself is in FILE only.
+
+    \b
+    Example:
+      sow token new --out desk.token
+    """
+    made = secrets.token_urlsafe(TOKEN_BYTES)
+    try:
+        with open(os.open(out, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+            file.write(made + "\\n")
+    except OSError as error:
+        raise click.UsageError(f"{out}: {error.strerror}") from error
+    click.echo(f'token_sha256 = "{hashlib.sha256(made.encode()).hexdigest()}"')
+
+
+@click.command(short_help="List the callers with calls under way, or end one's.")
+@click.option("--end", metavar="ID", help="End the calls of this session.")
+@output_option
+@click.pass_obj
+def sessions(session: Session, output: Output, end: str | None) -> None:
+    """List who is connected: since when, from where, with which calls.
+
+    \b
+    Examples:
+      sow sessions
+      sow sessions --end s17
+    """
+    with session.client() as client:
+        if end is not None:
+            output.one(_facts({"ended_calls": client.end_session(end)}))
+            return
+        output.many(
+            [
+                _facts(
+                    {
+                        "id": found.id,
+                        "identity": found.identity,
+                        "credential": found.credential,
+                        "address": found.address,
+                        "since": found.since.isoformat(),
+                        "calls": ", ".join(f"{method} {count}" for method, count in found.calls.items()),
+                    }
+                )
+                for found in client.sessions()
+            ],
+            names=("id", "identity", "credential", "address", "since", "calls"),
+            nothing="nobody is connected",
+        )

@@ -1,0 +1,345 @@
+"""Admits each call, or refuses it: finds its identity, checks what its method needs, counts it, tells the audit log.
+
+[1]  A call runs only with a `Call`, which `Listener.admit` alone makes.
+[2]  A call that lasts is ended when the permissions of its caller change, or its credential expires (rule A6).
+[3]  A reload takes effect as a whole, or not at all (rule A2).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+from sow_server.access.audit import AuditLog, Value
+from sow_server.access.caller import Call
+from sow_server.access.credentials import NO_CLAIM, Claim, Directory, Prover, Shown, check_expiry, unauthenticated
+from sow_server.access.limits import Usage
+from sow_server.access.model import AccessFile, Identity, Peer
+from sow_server.access.needs import Action, Need, Scope
+from sow_server.access.permissions import Decision, Permissions
+from sow_server.engine.catalog.topics import Topics
+from sow_server.engine.values.errors import Reason, StoreError
+from sow_server.engine.values.model import MICROS
+
+FAILURES_TOLD: Final = 10
+"""Failed attempts of one address in a minute that the audit log has one by one; of the others it has the count."""
+FAILURE_WINDOW_SECONDS: Final = 60.0
+ADDRESSES_MAX: Final = 10_000
+
+
+class AccessObserver(Protocol):
+    """Counts decisions (the metrics)."""
+
+    def authentication_failed(self) -> None:
+        """A call showed no credential that the server knows."""
+
+    def access_denied(self, method: str, action: str) -> None:
+        """A call was refused something."""
+
+
+@dataclass(eq=False, slots=True)
+class Session:
+    """A caller with calls under way: one credential from one connection."""
+
+    id: str
+    identity: str
+    credential: str
+    fingerprint: str
+    address: str
+    since_micros: int
+    expire_micros: int | None
+    calls: dict[Call, None] = field(default_factory=dict)
+
+
+class Authorizer:
+    """Owns the identities, their sessions and their use of limits. Event loop only."""
+
+    def __init__(
+        self,
+        topics: Topics,
+        file: AccessFile | None,
+        audit: AuditLog,
+        observer: AccessObserver,
+        *,
+        now_micros: Callable[[], int],
+        elapsed: Callable[[], float],
+        audit_reads: bool = False,
+    ) -> None:
+        """`file` None: every caller may do everything. `now_micros`: wall time, by which credentials expire."""
+        self._topics = topics
+        self._audit = audit
+        self._audit_reads = audit_reads
+        self._observer = observer
+        self._now_micros = now_micros
+        self._elapsed = elapsed
+        self._sessions: dict[tuple[str, str, str], Session] = {}
+        self._numbers = itertools.count(1)
+        self._failures: dict[str, _Failures] = {}
+        self._usage: dict[str, Usage] = {}
+        self._permissions: dict[str, Permissions] = {}
+        self.guarded: Final = file is not None
+        self._file = file or AccessFile()
+        self._directory = Directory.of(self._file)
+
+    # -- calls ---------------------------------------------------------------------------------------------------------
+
+    def admit(
+        self,
+        prover: Prover,
+        method: str,
+        need: Need,
+        shown: Shown,
+        address: str,
+        seconds_left: Callable[[], float | None],
+    ) -> tuple[Call, Session | None]:
+        """Admits a call. Raises StoreError."""
+        if need.scope is Scope.OPEN or not self.guarded:
+            call = Call(method, need, self._topics, None, self, address=address, seconds_left=seconds_left)
+            return call, None if need.scope is Scope.OPEN else self._enter(call, NO_CLAIM, None)
+        try:
+            claim = prover.prove(shown)
+            identity, expire_micros = self._identified(claim, need)
+        except StoreError as error:
+            self._failed(method, address, error)
+            raise
+        usage = self.usage_of(identity) if isinstance(identity, Identity) else None
+        call = Call(
+            method,
+            need,
+            self._topics,
+            self._permissions_of(identity),
+            self,
+            usage=usage,
+            expire_micros=expire_micros,
+            peer=identity if isinstance(identity, Peer) else None,
+            owner=identity.name,
+            credential=claim.kind,
+            fingerprint=claim.fingerprint,
+            address=address,
+            seconds_left=seconds_left,
+        )
+        if usage is not None:
+            usage.request()
+            usage.take("rpcs", usage.limits.rpcs)
+        try:
+            self._check_server_need(call, identity)
+            self._tell_begin(call)
+        except BaseException:
+            self._leave_usage(call)
+            raise
+        return call, self._enter(call, claim, expire_micros)
+
+    def _identified(self, claim: Claim, need: Need) -> tuple[Identity | Peer, int | None]:
+        if need.action is Action.REPLICATE:
+            peer = self._directory.peer(claim)
+            if peer is not None:
+                return peer, check_expiry(claim, peer.credential, self._now_micros())
+        identity = self._directory.identity(claim)
+        if identity is None:
+            raise unauthenticated(
+                "the call has no credential, and this server asks for one"
+                if claim.kind == "none"
+                else f"the {claim.kind} belongs to no identity that this server knows"
+            )
+        return identity, check_expiry(claim, identity.credential, self._now_micros())
+
+    def _permissions_of(self, holder: Identity | Peer) -> Permissions:
+        if isinstance(holder, Peer):
+            return Permissions(Identity(holder.name, holder.credential, ()))
+        identity = holder
+        found = self._permissions.get(identity.name)
+        if found is None or found.identity != identity:
+            found = self._permissions[identity.name] = Permissions(identity)
+        return found
+
+    def usage_of(self, identity: Identity) -> Usage:
+        """The use that an identity makes of its limits."""
+        found = self._usage.get(identity.name)
+        if found is None:
+            found = self._usage[identity.name] = Usage(identity.limits, self._elapsed)
+        return found
+
+    def _check_server_need(self, call: Call, holder: Identity | Peer) -> None:
+        if call.need.action is Action.REPLICATE:
+            if not isinstance(holder, Peer):
+                self.denied(call, Action.REPLICATE, "", Decision(allowed=False))
+                raise StoreError(Reason.PERMISSION_DENIED, f"{holder.name} is no peer of this instance")
+        elif call.need.scope is Scope.SERVER:
+            assert call.need.action is not None, "the scope is that of an action"
+            call.require_on_server(call.need.action)
+
+    def _enter(self, call: Call, claim: Claim, expire_micros: int | None) -> Session:
+        key = (call.owner, call.fingerprint, call.address)
+        session = self._sessions.get(key)
+        if session is None:
+            session = self._sessions[key] = Session(
+                f"s{next(self._numbers)}",
+                call.owner,
+                claim.kind,
+                claim.fingerprint,
+                call.address,
+                self._now_micros(),
+                expire_micros,
+            )
+        session.calls[call] = None
+        return session
+
+    def finished(self, call: Call, session: Session | None, code: str) -> None:
+        """A call has ended with the gRPC status `code`."""
+        if session is None:
+            return
+        session.calls.pop(call, None)
+        if not session.calls:
+            self._sessions.pop((session.identity, session.fingerprint, session.address), None)
+        if not self.guarded:
+            return
+        self._leave_usage(call)
+        if self._is_audited(call):
+            self._audit.write("end", {**_described(call), "code": code, **call.notes})
+
+    def _leave_usage(self, call: Call) -> None:
+        usage = self._usage.get(call.owner)
+        if usage is not None and usage.held("rpcs"):
+            usage.free("rpcs")
+
+    # -- audit ---------------------------------------------------------------------------------------------------------
+
+    def _is_audited(self, call: Call) -> bool:
+        return call.need.audited or self._audit_reads
+
+    def _tell_begin(self, call: Call) -> None:
+        """Raises StoreError AUDIT_UNAVAILABLE for a call that must be audited, and cannot be."""
+        if not self._is_audited(call):
+            return
+        told = self._audit.write("begin", {**_described(call), "decision": "allowed"})
+        if not told and call.need.audited:
+            raise StoreError(
+                Reason.AUDIT_UNAVAILABLE,
+                "the audit log cannot be written, so this call is refused",
+                retry_after_micros=MICROS,
+            )
+
+    def denied(self, call: Call, action: Action, topic: str, decision: Decision) -> None:
+        """Something was refused (`caller.Reports`)."""
+        self._observer.access_denied(call.method.rpartition("/")[2], action.value)
+        fields = _described(call)
+        if topic:
+            fields["topic"] = topic[:200]
+        self._audit.write(
+            "denied", {**fields, "action": action.value, "decision": "denied", "decided_by": decision.place}
+        )
+
+    def _failed(self, method: str, address: str, error: StoreError) -> None:
+        """Counts a failed attempt. Many of one address are told together, so that a flood cannot fill the disk."""
+        self._observer.authentication_failed()
+        host = address.rpartition(":")[0]
+        now = self._elapsed()
+        failures = self._failures.get(host)
+        if failures is None or now - failures.since > FAILURE_WINDOW_SECONDS:
+            if len(self._failures) >= ADDRESSES_MAX:
+                self._failures.clear()
+            untold = 0 if failures is None else failures.untold
+            failures = self._failures[host] = _Failures(now, 0, untold)
+        failures.count += 1
+        if failures.count > FAILURES_TOLD:
+            failures.untold += 1
+            return
+        fields: dict[str, Value] = {"method": method, "address": address, "decision": "unauthenticated"}
+        if failures.untold:
+            fields["attempts_not_told"] = failures.untold
+            failures.untold = 0
+        self._audit.write("authentication_failed", {**fields, "why": error.message})
+
+    # -- reload and sessions -------------------------------------------------------------------------------------------
+
+    @property
+    def identities(self) -> Mapping[str, Identity]:
+        """The identities of the access file, by name."""
+        return self._file.identities
+
+    def replace(self, file: AccessFile) -> int:
+        """Takes a new access file into use; returns the number of calls that were ended [2]."""
+        before, self._file = self._file, file
+        self._directory = Directory.of(file)
+        self._permissions.clear()
+        for name, usage in self._usage.items():
+            identity = file.identities.get(name)
+            if identity is not None:
+                usage.limits = identity.limits
+        changed = StoreError(
+            Reason.ACCESS_CHANGED,
+            "the permissions of this caller have changed; call again",
+            retry_after_micros=MICROS // 10,
+        )
+        ended = 0
+        for session in list(self._sessions.values()):
+            name = session.identity
+            same = before.identities.get(name) == file.identities.get(name) and before.peers.get(
+                name
+            ) == file.peers.get(name)
+            if not same:
+                ended += end_calls(session, changed)
+        return ended
+
+    def end_expired(self) -> None:
+        """Ends the calls of credentials that have expired. To be called every second or so."""
+        now = self._now_micros()
+        for session in list(self._sessions.values()):
+            if session.expire_micros is not None and session.expire_micros <= now:
+                end_calls(
+                    session,
+                    StoreError(Reason.ACCESS_CHANGED, f"the {session.credential} of this caller has expired"),
+                )
+
+    def sessions(self) -> Iterator[Session]:
+        """The sessions, in the order of their begin."""
+        return iter(list(self._sessions.values()))
+
+    def permissions(self, identity: str) -> Permissions | None:
+        """The permissions of an identity, for a decision without a call."""
+        found = self._file.identities.get(identity)
+        return None if found is None else self._permissions_of(found)
+
+    def peer(self, name: str) -> Peer | None:
+        """A peer of the access file."""
+        return self._file.peers.get(name)
+
+    def close(self) -> None:
+        """Closes the audit log."""
+        self._audit.close()
+
+
+class Listener:
+    """The calls of one listener: the kind of credential is its own."""
+
+    def __init__(self, authorizer: Authorizer, prover: Prover) -> None:
+        self.authorizer: Final = authorizer
+        self.prover: Final = prover
+
+
+@dataclass(slots=True)
+class _Failures:
+    since: float
+    count: int
+    untold: int
+
+
+def end_calls(session: Session, error: StoreError) -> int:
+    """Ends the calls of a session that last; returns their number. Other calls are soon over by themselves, and a write
+    that was begun must be answered."""
+    ending = [call for call in session.calls if call.lasts]
+    for call in ending:
+        call.end(error)
+    return len(ending)
+
+
+def _described(call: Call) -> dict[str, Value]:
+    return {
+        "identity": call.owner,
+        "credential": call.credential,
+        "fingerprint": call.fingerprint,
+        "address": call.address,
+        "method": call.method,
+    }

@@ -1,0 +1,263 @@
+"""What one call may reach. A handler gets its topics here, and from nowhere else (access [3])."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final, NamedTuple, Protocol
+
+from sow_server.access.audit import Value
+from sow_server.access.limits import Usage, exceeded
+from sow_server.access.model import Peer
+from sow_server.access.needs import Action, Need
+from sow_server.access.permissions import ALLOWED, Decision, Permissions
+from sow_server.engine.catalog.topics import Topic, Topics, check_name
+from sow_server.engine.values.errors import Reason, StoreError
+from sow_server.engine.values.keys import parse_path
+from sow_server.engine.values.model import MessageType
+from sow_server.filters.restriction import UNRESTRICTED, Restriction
+from sow_server.filters.tree import Path, walk
+
+
+class Granted(NamedTuple):
+    """A topic, and the part of it that the call may see or change."""
+
+    topic: Topic
+    restriction: Restriction
+
+
+class Reports(Protocol):
+    """Hears of the decisions of a call."""
+
+    def denied(self, call: Call, action: Action, topic: str, decision: Decision) -> None:
+        """Something was refused. `topic` is "" for an action on the server."""
+
+
+class Call:
+    """One call of an RPC: its caller, and what that caller may do."""
+
+    __slots__ = (
+        "_permissions",
+        "_reports",
+        "_task",
+        "_topics",
+        "_usage",
+        "address",
+        "credential",
+        "ended",
+        "expire_micros",
+        "fingerprint",
+        "method",
+        "need",
+        "notes",
+        "owner",
+        "peer",
+        "seconds_left",
+    )
+
+    def __init__(
+        self,
+        method: str,
+        need: Need,
+        topics: Topics,
+        permissions: Permissions | None,
+        reports: Reports,
+        *,
+        owner: str = "",
+        credential: str = "none",
+        fingerprint: str = "",
+        address: str = "",
+        seconds_left: Callable[[], float | None] = lambda: None,
+        usage: Usage | None = None,
+        peer: Peer | None = None,
+        expire_micros: int | None = None,
+    ) -> None:
+        """`permissions` None: there is no access file, and everything is allowed. `owner`: the identity's name."""
+        self.method: Final = method
+        self.need: Final = need
+        self.owner: Final = owner
+        self.credential: Final = credential
+        self.fingerprint: Final = fingerprint
+        self.address: Final = address
+        self.expire_micros: Final = expire_micros
+        """When its credential expires; None: never."""
+        self.seconds_left: Final = seconds_left
+        """The time until the caller's deadline; None: it has none."""
+        self.notes: dict[str, Value] = {}
+        """Facts for the audit log, such as counts."""
+        self.ended: StoreError | None = None
+        """The reason for which the server has ended the call."""
+        self._topics = topics
+        self._permissions = permissions
+        self._reports = reports
+        self._usage = usage
+        self.peer: Final = peer
+        """The peer that calls, if it is one."""
+        self._task: asyncio.Task[object] | None = None
+
+    # -- decisions -----------------------------------------------------------------------------------------------------
+
+    @property
+    def unrestricted(self) -> bool:
+        """Whether there is no access file."""
+        return self._permissions is None
+
+    def topic(self, name: str, action: Action | None = None, *, whole: bool = False) -> Granted:
+        """The topic of a request, for the action that the method needs, or another one. `whole`: the action is on all
+        of it, so a caller that may see only a part of it is denied. Raises StoreError:
+        TOPIC_NOT_FOUND if there is none, and likewise if the caller has no grant on the name; PERMISSION_DENIED if it
+        has another grant on it."""
+        if self._permissions is None:
+            return Granted(self._topics.find(name), UNRESTRICTED)
+        action = action or self._action
+        decision = self.require(name, action)
+        topic = self._topics.find(name)
+        if not fits(topic, decision.restriction) or (whole and decision.restriction != UNRESTRICTED):
+            raise self._denied(action, name, Decision(allowed=False, place=decision.place))
+        return Granted(topic, decision.restriction)
+
+    def require(self, name: str, action: Action | None = None) -> Decision:
+        """The decision about a topic that may not exist. Raises StoreError as `topic`, if the action is denied."""
+        if self._permissions is None:
+            return ALLOWED
+        action = action or self._action
+        decision = self._permissions.decide(action, name)
+        if not decision.allowed:
+            raise self._denied(action, name, decision)
+        return decision
+
+    def require_on_server(self, action: Action) -> None:
+        """Raises StoreError PERMISSION_DENIED unless an action on the server is allowed."""
+        if self._permissions is None:
+            return
+        decision = self._permissions.decide(action)
+        if not decision.allowed:
+            self._reports.denied(self, action, "", decision)
+            raise StoreError(Reason.PERMISSION_DENIED, f"{self.owner} may not {action.value}")
+
+    def may(self, action: Action, topic: str = "") -> bool:
+        """Whether an action is allowed; it is not audited."""
+        return self._permissions is None or self._permissions.decide(action, topic).allowed
+
+    def sees(self, topic: Topic) -> bool:
+        """Whether the topic exists for the caller."""
+        return self._permissions is None or self._permissions.sees(topic.name)
+
+    def part_of(self, topic: Topic, action: Action | None = None) -> Restriction | None:
+        """The part of a topic that the action is allowed on; None: no part. For patterns: a topic that may not be seen
+        does not match."""
+        if self._permissions is None:
+            return UNRESTRICTED
+        decision = self._permissions.decide(action or self._action, topic.name)
+        return decision.restriction if decision.allowed and fits(topic, decision.restriction) else None
+
+    def owns(self, owner: str) -> bool:
+        """Whether the caller owns something: otherwise it does not exist for it. An operator owns everything."""
+        return self._permissions is None or owner == self.owner or self.may(Action.OPERATOR)
+
+    def own_name(self, name: str) -> str:
+        """The name by which the store knows something of the caller's own: two callers may use the same name. No name
+        that a client gives has a slash."""
+        return name if self._permissions is None else f"{self.owner}/{name}"
+
+    def shown_name(self, stored: str) -> str | None:
+        """The name that the caller has given; None: it is another one's. An operator sees the stored name."""
+        owner, slash, name = stored.rpartition("/")
+        if self._permissions is None or not slash:
+            return stored
+        if owner == self.owner:
+            return name
+        return stored if self.may(Action.OPERATOR) else None
+
+    def topics(self) -> list[Topic]:
+        """The topics that exist for the caller, by name."""
+        return [topic for _, topic in sorted(self._topics.by_name.items()) if self.sees(topic)]
+
+    def existing(self, name: str) -> Topic | None:
+        """A topic by its name, once the caller has passed `require` for it."""
+        return self._topics.by_name.get(name)
+
+    # -- limits --------------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def holding(self, limit: str) -> Iterator[None]:
+        """Holds one of what a limit counts, until the end of the block. Raises StoreError LIMIT_EXCEEDED."""
+        usage = self._usage
+        if usage is None:
+            yield
+            return
+        usage.take(limit, usage.limits.named().get(limit))
+        try:
+            yield
+        finally:
+            usage.free(limit)
+
+    @contextmanager
+    def holding_bytes(self, size: int) -> Iterator[None]:
+        """Counts the bytes of a request against the caller's limit. Raises StoreError LIMIT_EXCEEDED."""
+        usage = self._usage
+        if usage is None or usage.limits.bytes_in_flight is None:
+            yield
+            return
+        usage.take("bytes_in_flight", usage.limits.bytes_in_flight, size)
+        try:
+            yield
+        finally:
+            usage.free("bytes_in_flight", size)
+
+    def creates(self, kind: str, name: str) -> None:
+        """Counts a topic or a publisher that the caller makes. Raises StoreError LIMIT_EXCEEDED."""
+        if self._usage is not None:
+            self._usage.creates(kind, name, self._usage.limits.named().get(kind))
+
+    def check_limit(self, limit: str, held: int) -> None:
+        """Raises StoreError LIMIT_EXCEEDED if the caller has `held` of something already, and may have no more."""
+        if self._usage is not None:
+            most = self._usage.limits.named().get(limit)
+            if most is not None and held >= most:
+                raise exceeded(limit, most)
+
+    @property
+    def _action(self) -> Action:
+        assert self.need.action is not None, "a method whose handler asks for topics needs an action"
+        return self.need.action
+
+    def _denied(self, action: Action, name: str, decision: Decision) -> StoreError:
+        self._reports.denied(self, action, name, decision)
+        assert self._permissions is not None, "without permissions nothing is denied"
+        if self._permissions.sees(name):
+            return StoreError(
+                Reason.PERMISSION_DENIED, f"topic: {self.owner} may not {action.value} {name}", field="topic"
+            )
+        check_name(name)
+        return StoreError(Reason.TOPIC_NOT_FOUND, f"topic: there is no topic {name!r}", field="topic")
+
+    # -- its life ------------------------------------------------------------------------------------------------------
+
+    def runs(self, task: asyncio.Task[object]) -> None:
+        """The task of a call that answers with a stream; `end` stops it."""
+        self._task = task
+
+    @property
+    def lasts(self) -> bool:
+        """Whether it answers with a stream, so that it may last for days."""
+        return self._task is not None
+
+    def end(self, error: StoreError) -> None:
+        """Ends a call that lasts, with an error."""
+        if self.ended is None and self._task is not None:
+            self.ended = error
+            self._task.cancel()
+
+
+def fits(topic: Topic, restriction: Restriction) -> bool:
+    """Whether a restriction can be applied to a topic: a binary payload has no fields, and a key cannot be hidden."""
+    if restriction == UNRESTRICTED:
+        return True
+    if topic.settings.message_type is MessageType.BINARY:
+        reads = restriction.rows is not None and any(isinstance(node, Path) for node in walk(restriction.rows))
+        if restriction.hidden or reads:
+            return False
+    keys = [parse_path(path) for path in topic.settings.key]
+    return not any(key[: len(steps)] == steps for steps in restriction.hidden for key in keys)

@@ -1,0 +1,203 @@
+"""Finds the identity of a call by what it shows: a certificate, a token, or a JWT (rule A1).
+
+[1]  The kind of credential is the listener's, never the caller's choice.
+[2]  A secret is compared by its SHA-256, so the time of a comparison tells nothing about the secret.
+[3]  The algorithms of a JWT are those of the configuration, never those that the token names.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final, NamedTuple, Protocol, TypeVar
+
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding
+from cryptography.x509.oid import NameOID
+
+from sow_server.access.model import ANONYMOUS, AccessFile, Credential, Identity, Peer
+from sow_server.engine.values.errors import Reason, StoreError
+
+Holder = TypeVar("Holder", Identity, Peer)
+
+FINGERPRINT_DIGITS: Final = 16
+REMEMBERED: Final = 10_000
+"""Certificates and JWTs whose check is remembered, as it costs a fraction of a millisecond."""
+TOKEN_BYTES_MAX: Final = 16 * 2**10
+
+
+_SAN_TYPES: Final[dict[type[x509.GeneralName], str]] = {
+    x509.UniformResourceIdentifier: "URI",
+    x509.DNSName: "DNS",
+    x509.RFC822Name: "EMAIL",
+    x509.IPAddress: "IP",
+}
+
+
+class Shown(NamedTuple):
+    """The credentials that a call shows."""
+
+    token: str = ""
+    """The bearer token; "": none."""
+    certificate: bytes = b""
+    """The caller's certificate, as PEM; empty: none."""
+
+
+class Claim(NamedTuple):
+    """The names that a credential proves."""
+
+    kind: str
+    """"certificate", "token", "jwt" or "none"."""
+    names: tuple[str, ...]
+    """Of a certificate: its names with their types. Of a token: its SHA-256. Of a JWT: its claim."""
+    fingerprint: str
+    expire_micros: int | None = None
+
+
+NO_CLAIM: Final = Claim("none", (), "")
+
+
+class Prover(Protocol):
+    """Checks one kind of credential."""
+
+    def prove(self, shown: Shown) -> Claim:
+        """The names that the credential proves. Raises StoreError UNAUTHENTICATED."""
+
+
+def unauthenticated(message: str) -> StoreError:
+    """The refusal of a caller that has not proved its name."""
+    return StoreError(Reason.UNAUTHENTICATED, message)
+
+
+class Certificates:
+    """Client certificates; the TLS handshake has checked their chain and dates."""
+
+    def __init__(self, is_revoked: Callable[[bytes], bool] = lambda pem: False) -> None:
+        self._is_revoked = is_revoked
+        self._known: OrderedDict[bytes, Claim] = OrderedDict()
+
+    def prove(self, shown: Shown) -> Claim:
+        if not shown.certificate:
+            raise unauthenticated("the connection has no client certificate")
+        if self._is_revoked(shown.certificate):
+            raise unauthenticated("the client certificate is revoked")
+        found = self._known.get(shown.certificate)
+        if found is None:
+            found = _certificate_claim(shown.certificate)
+            _remember(self._known, shown.certificate, found)
+        return found
+
+
+def _certificate_claim(pem: bytes) -> Claim:
+    try:
+        certificate = x509.load_pem_x509_certificate(pem)
+        names = _certificate_names(certificate)
+    except ValueError as error:
+        raise unauthenticated(f"the client certificate cannot be read: {error}") from error
+    digest = hashlib.sha256(certificate.public_bytes(Encoding.DER)).hexdigest()
+    expire_micros = int(certificate.not_valid_after_utc.timestamp()) * 1_000_000
+    return Claim("certificate", names, digest[:FINGERPRINT_DIGITS], expire_micros)
+
+
+def _certificate_names(certificate: x509.Certificate) -> tuple[str, ...]:
+    names: list[str] = []
+    try:
+        given = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        for name in given:
+            prefix = _SAN_TYPES.get(type(name))
+            if prefix is not None:
+                names.append(f"{prefix}:{name.value}")
+    except x509.ExtensionNotFound:
+        pass
+    names += [f"CN:{name.value!s}" for name in certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
+    return tuple(names)
+
+
+class Tokens:
+    """Bearer tokens of 256 random bits, of which the access file has the SHA-256."""
+
+    def prove(self, shown: Shown) -> Claim:
+        digest = hashlib.sha256(_token(shown)).hexdigest()
+        return Claim("token", (digest,), digest[:FINGERPRINT_DIGITS])
+
+
+def _token(shown: Shown) -> bytes:
+    if not shown.token:
+        raise unauthenticated("the call has no bearer token")
+    token = shown.token.encode()
+    if len(token) > TOKEN_BYTES_MAX:
+        raise unauthenticated("the bearer token is too long")
+    return token
+
+
+class Anonymous:
+    """Callers without a credential: they have no name."""
+
+    def prove(self, shown: Shown) -> Claim:
+        return NO_CLAIM
+
+
+def _remember(known: OrderedDict[bytes, Claim], key: bytes, claim: Claim) -> None:
+    known[key] = claim
+    if len(known) > REMEMBERED:
+        known.popitem(last=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Directory:
+    """Identities and peers of one access file, by what proves them."""
+
+    identities: Mapping[tuple[str, str], Identity]
+    peers: Mapping[tuple[str, str], Peer]
+    anonymous: Identity | None
+    """The identity of callers without a credential, if the file has it."""
+
+    @classmethod
+    def of(cls, file: AccessFile) -> Directory:
+        """The directory of an access file."""
+        return cls(_by_proof(file.identities.values()), _by_proof(file.peers.values()), file.identities.get(ANONYMOUS))
+
+    def identity(self, claim: Claim) -> Identity | None:
+        """The identity that a claim proves."""
+        if claim.kind == "none":
+            return self.anonymous
+        return _first(self.identities, claim)
+
+    def peer(self, claim: Claim) -> Peer | None:
+        """The peer that a claim proves."""
+        return _first(self.peers, claim)
+
+
+def _by_proof(holders: Iterable[Holder]) -> dict[tuple[str, str], Holder]:
+    found: dict[tuple[str, str], Holder] = {}
+    for holder in holders:
+        credential = holder.credential
+        for kind, name in (
+            ("certificate", credential.certificate),
+            ("token", credential.token_sha256),
+            ("jwt", credential.jwt),
+        ):
+            if name:
+                found[kind, name] = holder
+    return found
+
+
+def _first(holders: Mapping[tuple[str, str], Holder], claim: Claim) -> Holder | None:
+    for name in claim.names:
+        holder = holders.get((claim.kind, name))
+        if holder is not None:
+            return holder
+    return None
+
+
+def check_expiry(claim: Claim, credential: Credential, now_micros: int) -> int | None:
+    """When the credential expires; None: never. Raises StoreError UNAUTHENTICATED if it has."""
+    times = [time for time in (claim.expire_micros, credential.expire_micros) if time is not None]
+    if not times:
+        return None
+    first = min(times)
+    if first <= now_micros:
+        raise unauthenticated(f"the {claim.kind} has expired")
+    return first

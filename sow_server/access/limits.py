@@ -1,0 +1,76 @@
+"""The use that one identity makes of its limits (rule A7). Event loop only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from sow_server.access.model import Limits
+from sow_server.engine.values.errors import Reason, StoreError
+from sow_server.engine.values.model import MICROS
+
+
+def exceeded(name: str, limit: int, retry_after_micros: int = 0) -> StoreError:
+    """The refusal at a limit."""
+    return StoreError(
+        Reason.LIMIT_EXCEEDED,
+        f"this caller has reached its limit of {name}, {limit}",
+        details={"limit": name, "value": str(limit)},
+        retry_after_micros=retry_after_micros,
+    )
+
+
+class Usage:
+    """Counts what one identity has under way, and how fast it calls."""
+
+    def __init__(self, limits: Limits, elapsed: Callable[[], float]) -> None:
+        """`elapsed`: seconds of a monotonic clock."""
+        self.limits = limits
+        self._elapsed: Final = elapsed
+        self._held: dict[str, int] = {}
+        self._tokens = float(limits.requests_per_second or 0)
+        self._at = elapsed()
+        self._created: dict[str, dict[str, None]] = {"topics": {}, "publishers": {}}
+
+    def held(self, name: str) -> int:
+        """How much of a limit is in use."""
+        return self._held.get(name, 0)
+
+    def take(self, name: str, limit: int | None, amount: int = 1) -> None:
+        """Takes a part of a limit, until `free`. Raises StoreError LIMIT_EXCEEDED."""
+        held = self._held.get(name, 0)
+        # A single request may exceed a limit of bytes, or it could never be made.
+        if limit is not None and held + amount > limit and (held or amount == 1):
+            raise exceeded(name, limit, MICROS // 10)
+        self._held[name] = held + amount
+
+    def free(self, name: str, amount: int = 1) -> None:
+        """Gives back."""
+        left = self._held.get(name, 0) - amount
+        if left:
+            self._held[name] = left
+        else:
+            self._held.pop(name, None)
+
+    def request(self) -> None:
+        """Counts one request against `requests_per_second`: a second's worth may come at once. Raises StoreError
+        LIMIT_EXCEEDED with the time to wait."""
+        rate = self.limits.requests_per_second
+        if rate is None:
+            return
+        now = self._elapsed()
+        self._tokens = min(float(rate), self._tokens + (now - self._at) * rate)
+        self._at = now
+        if self._tokens < 1:
+            wait = (1 - self._tokens) / rate if rate else 1.0
+            raise exceeded("requests_per_second", rate, round(wait * MICROS))
+        self._tokens -= 1
+
+    def creates(self, kind: str, name: str, limit: int | None) -> None:
+        """Counts something with a name that this identity makes, each name once. Raises StoreError LIMIT_EXCEEDED."""
+        made = self._created[kind]
+        if name in made:
+            return
+        if limit is not None and len(made) >= limit:
+            raise exceeded(kind, limit)
+        made[name] = None

@@ -1,0 +1,185 @@
+"""Access as the server runs it: the access file, the audit log, and the credentials that each listener asks for.
+
+[1]  A reload that fails changes nothing; the log and the caller hear why (rule A2).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from sow_server.access.audit import AuditLog, NoAudit
+from sow_server.access.authorizer import AccessObserver, Authorizer, Listener
+from sow_server.access.credentials import Anonymous, Certificates, Prover, Tokens
+from sow_server.access.file import load_access
+from sow_server.access.model import AccessFile
+from sow_server.certificates import CertificateFault
+from sow_server.config import Config, ConfigError, ListenerAuth, ListenerConfig
+from sow_server.engine.catalog.topics import Topics
+from sow_server.engine.values.errors import Reason, StoreError
+from sow_server.revocations import Revocations
+
+log = structlog.get_logger(__name__)
+
+LOOK_SECONDS: Final = 1.0
+"""How often expired credentials and new key files are looked for."""
+
+
+class AccessControlError(Exception):
+    """The server cannot start: the access file, the audit log or a key file cannot be used."""
+
+
+def read_access(config: Config) -> AccessFile | None:
+    """The access file of a configuration; None: it has none. Raises AccessControlError."""
+    path = config.access.file
+    if path is None:
+        return None
+    try:
+        file = load_access(path)
+    except ConfigError as error:
+        raise AccessControlError(str(error)) from error
+    for name in dict.fromkeys((*config.replication.accept, *(peer.name for peer in config.peers))):
+        if name not in file.peers:
+            raise AccessControlError(
+                f"{path}: [[peers]] has no {name}, which may send here: give its certificate or token_sha256"
+            )
+    return file
+
+
+def check(config: Config) -> None:
+    """Checks the files that the access control reads, without a server. Raises AccessControlError."""
+    read_access(config)
+    if any(listener.auth is ListenerAuth.JWT for listener in config.listeners):
+        jwt_prover(config)
+
+
+def jwt_prover(config: Config) -> tuple[Prover, Callable[[], None]]:
+    """Checks JWTs; and a function that reads their keys anew. Raises AccessControlError."""
+    try:
+        from sow_server.access import jwt
+    except ImportError as error:
+        raise AccessControlError('auth = "jwt" needs PyJWT: install sow[jwt]') from error
+    assert config.jwt is not None, "the relations of the configuration demand it"
+    try:
+        prover = jwt.Jwts(config.jwt)
+    except jwt.KeysUnusable as error:
+        raise AccessControlError(f"[access.jwt] jwks: {error}") from error
+    return prover, prover.refresh
+
+
+class AccessControl:
+    """Owns the authorizer. Event loop only."""
+
+    def __init__(self, config: Config, topics: Topics, observer: AccessObserver, readers: Executor) -> None:
+        """Raises AccessControlError."""
+        self._config = config
+        self._readers = readers
+        self._refreshed: list[Callable[[], None]] = []
+        """Read key files anew that have changed."""
+        self._looking: asyncio.Task[None] | None = None
+        self._reloading: asyncio.Task[None] | None = None
+        access = config.access
+        file = read_access(config)
+        try:
+            audit = (
+                NoAudit()
+                if file is None
+                else AuditLog(
+                    access.audit, bytes_max=access.audit_bytes_max, files=access.audit_files, now_micros=_now_micros
+                )
+            )
+        except OSError as error:
+            raise AccessControlError(f"[access] audit: {access.audit}: {error.strerror}") from error
+        self.authorizer: Final = Authorizer(
+            topics,
+            file,
+            audit,
+            observer,
+            now_micros=_now_micros,
+            elapsed=time.monotonic,
+            audit_reads=access.audit_reads,
+        )
+
+    def listener(self, config: ListenerConfig) -> Listener:
+        """The calls of a listener. Raises AccessControlError."""
+        return Listener(self.authorizer, self._prover(config))
+
+    def _prover(self, config: ListenerConfig) -> Prover:
+        match config.auth:
+            case ListenerAuth.NONE:
+                return Anonymous()
+            case ListenerAuth.TOKEN:
+                return Tokens()
+            case ListenerAuth.CERTIFICATE:
+                if config.revoked is None or config.client_ca is None:
+                    return Certificates()
+                return Certificates(self._revocations(config.revoked, config.client_ca).is_revoked)
+            case ListenerAuth.JWT:
+                prover, refresh = jwt_prover(self._config)
+                self._refreshed.append(refresh)
+                return prover
+
+    def _revocations(self, revoked: Path, client_ca: Path) -> Revocations:
+        try:
+            return Revocations(revoked, client_ca)
+        except CertificateFault as fault:
+            raise AccessControlError(f"{fault.key}: {fault}") from fault
+
+    async def reload(self) -> tuple[int, int]:
+        """Reads the access file again ([1]); returns the number of identities, and of the calls that were ended. Raises
+        StoreError."""
+        path = self._config.access.file
+        if path is None:
+            raise StoreError(Reason.INVALID_ARGUMENT, "this server has no access file, see [access] file")
+        try:
+            file = await asyncio.get_running_loop().run_in_executor(self._readers, load_access, path)
+        except ConfigError as error:
+            log.error("access_reload_failed", cause=str(error))
+            raise StoreError(
+                Reason.INVALID_ARGUMENT, f"the access file has a fault, and nothing was changed: {error}"
+            ) from error
+        ended = self.authorizer.replace(file)
+        log.info("access_reloaded", identities=len(file.identities), peers=len(file.peers), ended_calls=ended)
+        return len(file.identities), ended
+
+    def reload_soon(self) -> None:
+        """Reads the access file again (SIGHUP); without one, only the log tells of it."""
+        self._reloading = asyncio.get_running_loop().create_task(self._reload_quietly())
+
+    async def _reload_quietly(self) -> None:
+        with contextlib.suppress(StoreError):  # the log has it, or there is no access file
+            await self.reload()
+
+    def start(self) -> None:
+        """Looks after credentials, and hears SIGHUP, from now on."""
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self.reload_soon)
+        self._looking = asyncio.create_task(self._look())
+
+    def stop(self) -> None:
+        """Stops, and closes the audit log."""
+        if self._looking is not None:
+            self._looking.cancel()
+        self.authorizer.close()
+
+    async def _look(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            self.authorizer.end_expired()
+            for refresh in self._refreshed:
+                try:
+                    await asyncio.get_running_loop().run_in_executor(self._readers, refresh)
+                except Exception as error:  # noqa: BLE001  # a key file that is being written, or broken: the old keys stay
+                    log.error("keys_unusable", cause=str(error))
+
+
+def _now_micros() -> int:
+    """Wall time: credentials expire by it, not by the guarded clock of the records."""
+    return time.time_ns() // 1000

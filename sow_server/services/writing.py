@@ -1,0 +1,62 @@
+"""Applies a caller's permissions to its writes (rule A4): before they are queued, and in the writer's thread."""
+
+from __future__ import annotations
+
+from sow_server.access.caller import Call, Granted
+from sow_server.access.needs import Action
+from sow_server.engine.values.errors import Reason, StoreError
+from sow_server.engine.values.model import Delete, Publish, PublisherPosition, RecordMatcher, Touch
+from sow_server.query.filtering import permitted, rows_filter
+
+
+def permit_publish(call: Call, publish: Publish, *, dynamic: bool) -> None:
+    """Checks that a publish is allowed, and makes the writer judge its records if the caller may write only some.
+    `dynamic`: it creates a topic that does not exist. Raises StoreError."""
+    if call.unrestricted:
+        return
+    if publish.publisher is not None:
+        publish.publisher = own_publisher(call, publish.publisher)
+    restriction = call.require(publish.topic, Action.PUBLISH).restriction
+    if call.existing(publish.topic) is None:
+        if dynamic and restriction.rows is None and call.may(Action.CREATE, publish.topic):
+            call.creates("topics", publish.topic)
+            return
+        raise StoreError(Reason.TOPIC_NOT_FOUND, f"topic: there is no topic {publish.topic!r}", field="topic")
+    publish.permits = permitted(*call.topic(publish.topic, Action.PUBLISH))
+
+
+def permit_touch(call: Call, touch: Touch) -> None:
+    """The same for a touch."""
+    if not call.unrestricted:
+        touch.permits = permitted(*call.topic(touch.topic, Action.PUBLISH))
+
+
+def permit_delete(call: Call, delete: Delete, granted: Granted) -> None:
+    """Makes the writer pass over the records that the caller may not delete, as if they did not exist."""
+    if delete.publisher is not None:
+        delete.publisher = own_publisher(call, delete.publisher)
+    delete.matches = permitted_rows(granted)
+
+
+def permitted_rows(granted: Granted) -> RecordMatcher | None:
+    """Whether a stored record is one that the caller may see or change; None: all are."""
+    rows = rows_filter(granted.topic, granted.restriction)
+    return None if rows is None else rows.matches
+
+
+def own_publisher(call: Call, position: PublisherPosition) -> PublisherPosition:
+    """The publisher as the store knows it: nobody can take the id, or the epoch, of another caller's."""
+    call.creates("publishers", position.publisher_id)
+    return position._replace(publisher_id=call.own_name(position.publisher_id))
+
+
+def permit_load(call: Call, topic: str, *, dynamic: bool) -> None:
+    """Checks that a load is allowed: it replaces all records of a topic, so a caller with rows may not. Raises
+    StoreError."""
+    if call.unrestricted:
+        return
+    call.require(topic, Action.LOAD)
+    if call.existing(topic) is None and dynamic and call.may(Action.CREATE, topic):
+        call.creates("topics", topic)
+        return
+    call.topic(topic, Action.LOAD, whole=True)

@@ -1,0 +1,377 @@
+"""Identities and permissions against a real server (rules A1 to A8)."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+from google.protobuf.message_factory import GetMessageClass
+
+from sow.v1 import access_pb2, admin_pb2, load_pb2, replication_pb2, snapshot_pb2, sow_pb2
+from sow_client import Client, InvalidArgument, NotFound, PermissionDenied, ResourceExhausted, SowError
+from sow_server.access.needs import NEEDS, Scope
+from tests.support.access import GUARDED, client_of, grant, identity, peer, write_access
+from tests.support.server import ServerProcess, health, until
+
+ROWS = 'rows = "/region = \'eu\'"\nhide = ["/client/iban"]'
+ACCESS = (
+    identity("desk", "desk")
+    + grant("desk", "orders", "read publish delete consume", ROWS)
+    + identity("other", "other")
+    + grant("other", "orders", "read consume publish")
+    + identity("nobody")
+    + identity("late", "other", more="expires = 2020-01-01")
+    + identity("watcher", "watcher")
+    + '[[roles.watcher.grants]]\nallow = ["observe"]\n'
+    + identity("few", "few")
+    + grant("few", "orders", "read publish create consume")
+    + "[roles.few.limits]\nsubscriptions = 1\ndurables = 1\nexports = 1\npublishers = 2\n"
+    + peer("ldn")
+)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    folder = tmp_path_factory.mktemp("guarded")
+    write_access(folder, ACCESS)
+    with ServerProcess(folder, GUARDED + '[replication]\naccept = ["ldn"]\n') as made:
+        with client_of(made, "root") as root:
+            root.create_topic("orders", key=["/id"])
+            root.create_topic("secret", key=["/id"])
+        yield made
+
+
+@pytest.fixture
+def root(server: ServerProcess) -> Iterator[Client]:
+    with client_of(server, "root") as client:
+        client.sow_delete("orders", all=True)
+        client.publish("orders", {"id": "eu", "region": "eu", "price": 1, "client": {"iban": "X-EU", "name": "a"}})
+        client.publish("orders", {"id": "us", "region": "us", "price": 2, "client": {"iban": "X-US", "name": "b"}})
+        yield client
+
+
+@pytest.fixture
+def desk(server: ServerProcess, root: Client) -> Iterator[Client]:
+    with client_of(server, "desk") as client:
+        yield client
+
+
+# --- who calls -------------------------------------------------------------------------------------------------------
+
+
+def refused(server: ServerProcess, token: str | None) -> SowError:
+    with Client(server.address, token=token) as client, pytest.raises(PermissionDenied) as caught:
+        client.whoami()
+    return caught.value
+
+
+def test_a_call_without_a_known_credential_is_unauthenticated(server: ServerProcess) -> None:
+    assert refused(server, None).reason == "UNAUTHENTICATED"
+    assert refused(server, "guessed").reason == "UNAUTHENTICATED"
+    assert "has expired" in refused(server, "late").message
+
+
+def test_health_needs_no_credential(server: ServerProcess) -> None:
+    assert health(server.address) == "SERVING"
+
+
+def test_whoami_tells_roles_and_limits(server: ServerProcess) -> None:
+    with client_of(server, "few") as client:
+        found = client.whoami()
+    assert (found.name, found.credential, found.roles) == ("few", "token", ("few",))
+    assert found.limits["subscriptions"] == 1
+
+
+SERVICES = [
+    module.DESCRIPTOR.services_by_name[name]
+    for module, name in (
+        (sow_pb2, "SowService"),
+        (admin_pb2, "AdminService"),
+        (snapshot_pb2, "SnapshotService"),
+        (load_pb2, "LoadService"),
+        (access_pb2, "AccessService"),
+        (replication_pb2, "ReplicationService"),
+    )
+]
+METHODS = [
+    pytest.param(service, method, id=f"{service.name}.{method.name}")
+    for service in SERVICES
+    for method in service.methods
+]
+
+
+def code_of(server: ServerProcess, path: str, method: object, token: str | None) -> grpc.StatusCode:
+    """The status of a call of any method, with an empty request."""
+    request = GetMessageClass(method.input_type)()  # type: ignore[attr-defined]  # a method descriptor
+    metadata = () if token is None else (("authorization", f"Bearer {token}"),)
+    with grpc.insecure_channel(server.address) as channel:
+        streams_in, streams_out = method.client_streaming, method.server_streaming  # type: ignore[attr-defined]
+        write = type(request).SerializeToString
+        try:
+            if streams_in:
+                list(channel.stream_stream(path, write)(iter([request]), timeout=10, metadata=metadata))
+            elif streams_out:
+                list(channel.unary_stream(path, write)(request, timeout=10, metadata=metadata))
+            else:
+                channel.unary_unary(path, write)(request, timeout=10, metadata=metadata)
+        except grpc.RpcError as error:
+            code: grpc.StatusCode = error.code()
+            return code
+    return grpc.StatusCode.OK
+
+
+@pytest.mark.parametrize(("service", "method"), METHODS)
+def test_every_method_asks_for_what_the_table_says(server: ServerProcess, service: object, method: object) -> None:
+    """The table of needs is the golden one; what is shown here is that every method of the contract follows it."""
+    path = f"/{service.full_name}/{method.name}"  # type: ignore[attr-defined]
+    need = NEEDS[path]
+    for token in (None, "guessed", "late"):
+        assert code_of(server, path, method, token) is grpc.StatusCode.UNAUTHENTICATED
+    nobody = code_of(server, path, method, "nobody")
+    if need.scope is Scope.SERVER:
+        assert nobody is grpc.StatusCode.PERMISSION_DENIED
+        if path.startswith("/sow.v1.ReplicationService/"):
+            assert code_of(server, path, method, "root") is grpc.StatusCode.PERMISSION_DENIED, "only peers replicate"
+            assert code_of(server, path, method, "ldn") is not grpc.StatusCode.UNAUTHENTICATED
+        else:
+            assert code_of(server, path, method, "ldn") is grpc.StatusCode.UNAUTHENTICATED, "a peer is no identity"
+            observes = need.action is not None and need.action.value == "observe"
+            watcher = code_of(server, path, method, "watcher")
+            assert (watcher is grpc.StatusCode.PERMISSION_DENIED) is not observes
+    else:
+        assert nobody is not grpc.StatusCode.UNAUTHENTICATED
+        assert nobody is not grpc.StatusCode.INTERNAL
+
+
+# --- what may be seen ------------------------------------------------------------------------------------------------
+
+
+def test_what_is_not_granted_does_not_exist(desk: Client) -> None:
+    assert [record.key for record in desk.query("orders")] == ["eu"]
+    assert desk.get("orders", "us") is None
+    assert desk.count("orders") == 1
+    found = desk.get("orders", "eu")
+    assert found is not None
+    assert json.loads(found.payload)["client"] == {"name": "a"}
+    assert [topic.name for topic in desk.topics(with_statistics=True)] == ["orders"]
+    errors = []
+    for name in ("secret", "absent"):
+        with pytest.raises(NotFound) as caught:
+            desk.count(name)
+        errors.append(caught.value.message.replace(name, "…"))
+    assert errors[0] == errors[1]
+
+
+def test_a_hidden_field_is_null_in_filters_and_orders(desk: Client) -> None:
+    assert desk.count("orders", "/client/iban = 'X-EU'") == 0
+    assert desk.count("orders", "/client/iban IS NULL") == 1
+    assert [record.key for record in desk.query("orders", order_by="/client/iban DESC, /id")] == ["eu"]
+    assert b"X-EU" not in desk.get_many("orders", ["eu"], select=["/client/iban"])[0].payload
+
+
+def test_plans_and_counts_tell_nothing_of_other_rows(desk: Client) -> None:
+    plan = desk.explain("orders", "/price > 0")
+    assert (plan.filter, plan.index_entries) == ("/price > 0", 0)
+    assert "us" not in str(plan)
+    topic = desk.describe_topic("orders")
+    assert topic.statistics is None or topic.statistics.live_records == 0
+
+
+def test_a_write_needs_the_rows_before_and_after(root: Client, desk: Client) -> None:
+    desk.publish("orders", {"id": "new", "region": "eu"})
+    messages = set()
+    for document in ({"id": "us", "region": "eu"}, {"id": "mine", "region": "us"}, {"id": "eu", "region": "us"}):
+        with pytest.raises(PermissionDenied) as caught:
+            desk.publish("orders", document)
+        messages.add(caught.value.message)
+    assert len(messages) == 1, "nobody learns whether there is a hidden record"
+    with pytest.raises(NotFound):
+        desk.touch("orders", "us", ttl="1h")
+    assert desk.sow_delete("orders", keys=["us"]).deleted == 0
+    assert desk.sow_delete("orders", all=True).deleted == 2
+    assert [record.key for record in root.query("orders")] == ["us"]
+
+
+def test_a_record_that_leaves_the_rows_is_told_without_its_payload(root: Client, desk: Client) -> None:
+    with desk.sow_and_subscribe("orders", oof=True) as changes:
+        seen = []
+        for change in changes:
+            seen.append((change.op, change.reason, None if change.record is None else change.record.payload))
+            if change.op == "snapshot_end":
+                root.publish("orders", {"id": "us", "region": "us", "price": 3})
+                root.publish("orders", {"id": "eu", "region": "us", "client": {"iban": "SECRET"}})
+            if change.op == "oof":
+                break
+    assert seen[-1] == ("oof", "not_permitted", b"")
+    assert not any(b"iban" in (payload or b"") or b"us" in (payload or b"") for _, _, payload in seen)
+
+
+def test_exports_and_ranges_of_changes_are_restricted(server: ServerProcess, root: Client, desk: Client) -> None:
+    export = desk.open_export("orders")
+    batches = [batch for part in range(len(export.parts)) for batch in desk.read_export(export.id, part)]
+    assert [batch.count for batch in batches] == [1]
+    assert b"iban" not in bytes(batches[0].payloads)
+    with client_of(server, "other") as other, pytest.raises(NotFound):
+        list(other.read_export(export.id, 0))
+    desk.close_export(export.id)
+    with desk.subscribe("orders", changes=True, start="earliest") as changes:
+        root.publish("orders", {"id": "end", "region": "eu"})
+        for change in changes:
+            row = change.record or change.previous
+            assert row is not None
+            assert b"iban" not in row.payload
+            assert row.key != "us"
+            if row.key == "end":
+                break
+
+
+def test_a_pattern_follows_permitted_topics_only(root: Client, desk: Client) -> None:
+    with desk.sow_and_subscribe(topic_pattern=".*") as changes:
+        for change in changes:
+            if change.op == "snapshot_end":
+                break
+            assert change.topic == "orders"
+
+
+# --- what may be done ------------------------------------------------------------------------------------------------
+
+
+def test_what_acts_on_a_whole_topic_needs_all_of_it(desk: Client) -> None:
+    for act in (
+        lambda: desk.delete_topic("orders"),
+        lambda: desk.alter_topic("orders", max_age="1h"),
+        lambda: desk.create_topic("mine"),
+        desk.status,
+        lambda: desk.backup("x"),
+        desk.reload_access,
+    ):
+        with pytest.raises((PermissionDenied, NotFound)):
+            act()
+
+
+def test_a_durable_belongs_to_its_identity(server: ServerProcess, root: Client, desk: Client) -> None:
+    with client_of(server, "other") as other:
+        with desk.durable("orders", "mine", start="earliest") as consumer:
+            next(iter(consumer))
+        assert [durable.name for durable in desk.durables("orders")] == ["mine"]
+        assert other.durables("orders") == []
+        with pytest.raises(NotFound):
+            other.delete_durable("orders", "mine")
+        assert [durable.name for durable in root.durables("orders")] == ["desk/mine"]
+    root.delete_durable("orders", "desk/mine", force=True)
+
+
+def test_limits_hold_for_each_identity(server: ServerProcess, root: Client) -> None:
+    with client_of(server, "few") as few:
+        with few.sow_and_subscribe("orders") as first:
+            next(iter(first))
+            with pytest.raises(ResourceExhausted) as caught, few.subscribe("orders", retry_for=0) as second:
+                next(iter(second))
+        assert caught.value.details["limit"] == "subscriptions"
+        few.open_publisher("a")
+        few.open_publisher("b")
+        with pytest.raises(ResourceExhausted, match="publishers"):
+            few.open_publisher("c")
+
+
+# --- changing it -----------------------------------------------------------------------------------------------------
+
+
+def test_a_reload_is_whole_or_nothing_and_ends_the_streams_that_it_concerns(tmp_path: Path) -> None:
+    write_access(tmp_path, ACCESS)
+    with ServerProcess(tmp_path, GUARDED) as server, client_of(server, "root") as root:
+        root.create_topic("orders", key=["/id"])
+        root.publish("orders", {"id": "eu", "region": "eu"})
+        root.publish("orders", {"id": "us", "region": "us"})
+        with client_of(server, "desk") as desk, desk.sow_and_subscribe("orders", retry_for=20) as changes:
+            rows = iter(changes)
+            first = next(rows).record
+            assert first is not None
+            assert first.key == "eu"
+            assert [session.identity for session in root.sessions() if "Subscribe" in session.calls] == ["desk"]
+
+            (tmp_path / "auth.toml").write_text("[[identities]]\nname = 1\n")
+            with pytest.raises(InvalidArgument, match="name: expected"):
+                root.reload_access()
+            assert root.whoami().name == "root"
+
+            write_access(tmp_path, ACCESS.replace("/region = 'eu'", "/region = 'us'"))
+            server.signal(signal.SIGHUP)
+            keys = set()
+            for change in rows:
+                if change.record is not None:
+                    keys.add(change.record.key)
+                if "us" in keys:
+                    break
+            write_access(tmp_path, ACCESS.replace(identity("desk", "desk"), ""))
+            assert root.reload_access()[1] == 1
+            with pytest.raises(PermissionDenied):
+                desk.count("orders")
+
+
+def test_the_audit_log_has_denials_and_administration_and_no_content(server: ServerProcess, desk: Client) -> None:
+    with pytest.raises(NotFound):
+        desk.count("secret", "/x = 'CANARY'")
+    desk.sow_delete("orders", filter="/price = 12345")
+    refused(server, "CANARY-TOKEN")
+    lines = (server.config.parent / "audit.jsonl").read_text().splitlines()
+    events = [json.loads(line) for line in lines]
+    denied = [event for event in events if event["event"] == "denied" and event.get("topic") == "secret"]
+    assert denied[-1]["identity"] == "desk"
+    assert any(event["method"].endswith("SowDelete") and event["event"] == "end" for event in events)
+    assert any(event["event"] == "authentication_failed" for event in events)
+    text = "\n".join(lines)
+    assert "CANARY" not in text
+    assert "12345" not in text
+    assert oct((server.config.parent / "audit.jsonl").stat().st_mode & 0o777) == "0o600"
+
+
+def test_check_access_names_the_line_that_decides(root: Client) -> None:
+    found = root.check_access("desk", "publish", "orders", record='{"id":"x","region":"eu"}')
+    assert found.allowed
+    assert "roles.desk.grants[0]" in found.decided_by
+    assert not root.check_access("desk", "publish", "orders", record='{"id":"x","region":"us"}').allowed
+    assert root.check_access("desk", "load", "orders").decided_by == ""
+
+
+# --- peers -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_peer_is_who_its_credential_says(tmp_path: Path) -> None:
+    """Story: with one secret or authority for all, every peer could pose as any other."""
+    write_access(tmp_path / "nyc", peer("ldn", "orders") + peer("par"))
+    accepts = GUARDED.replace("[server]", '[server]\ninstance = "nyc"') + '[replication]\naccept = ["ldn", "par"]\n'
+    with ServerProcess(tmp_path / "nyc", accepts) as nyc, client_of(nyc, "root") as there:
+        there.create_topic("orders", key=["/id"])
+        there.create_topic("other", key=["/id"])
+
+        def instance(name: str, token: str) -> ServerProcess:
+            folder = tmp_path / f"{name}-{token}"
+            folder.mkdir()
+            (folder / "token").touch(0o600)
+            (folder / "token").write_text(token)
+            links = f'[[replication.peers]]\nname = "nyc"\naddress = "{nyc.address}"\ntoken_file = "token"\n'
+            topics = '[topics.orders]\nkey = ["/id"]\n[topics.other]\nkey = ["/id"]\n'
+            return ServerProcess(folder, f'[server]\ninstance = "{name}"\n{links}{topics}')
+
+        with instance("ldn", "par") as impostor, impostor.client() as client:
+            client.publish("orders", {"id": 1})
+            until(
+                lambda: (
+                    client.replication_status().outgoing[0].last_error is not None
+                    or "PEER_NOT_ACCEPTED" in str(client.replication_status())
+                ),
+                20,
+                "the impostor to be refused",
+            )
+            assert "PEER_NOT_ACCEPTED" in str(client.replication_status())
+            assert there.count("orders") == 0
+        with instance("ldn", "ldn") as honest, honest.client() as client:
+            client.publish("orders", {"id": 2})
+            client.publish("other", {"id": 3})
+            until(lambda: there.count("orders") == 1, 20, "the record of the peer")
+            assert there.count("other") == 0, "the peer may not send this topic"
