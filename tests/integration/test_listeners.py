@@ -16,7 +16,7 @@ from sow.v1 import replication_pb2, replication_pb2_grpc, sow_pb2, sow_pb2_grpc
 from sow_client import Client, Tls, Unavailable
 from tests.support.certificates import Authority
 from tests.support.http2 import RawClient
-from tests.support.server import DYNAMIC, ServerProcess, free_port, health
+from tests.support.server import DYNAMIC, ServerProcess, free_port, health, until
 
 STREAMS_MAX: Final = 256
 AT_ONCE: Final = 10.0
@@ -127,7 +127,7 @@ def test_streams_beyond_the_bound_are_refused_before_they_are_calls(server: Serv
     """A client that ignores the bound gets no further than one that keeps to it."""
     with RawClient(server.address) as client:
         client.open(SUBSCRIBE, sow_pb2.SubscribeRequest(topic="orders").SerializeToString(), 2_100)
-        assert client.refused == 2_100 - STREAMS_MAX
+        until(lambda: client.refused == 2_100 - STREAMS_MAX, 20, "the streams beyond the bound to be refused")
         _others_are_served(server)
         with server.client() as other:
             assert other.status().state == "serving"
