@@ -164,8 +164,8 @@ class Writer(Worker):
             op.outcome, op.replicated = "ok", durability == "replicated"
         except ReplicationUnavailable as error:
             op.reason = error.reason
-            # It stands here, though not there. With 0 nothing was written, or an attempt before has written it: gRPC may
-            # have repeated the call (rule P6).
+            # It stands here, though not there. With 0 nothing was written, or an attempt before has written it: gRPC
+            # may have repeated the call (rule P6).
             op.outcome = "ok" if error.applied else "unknown"
         except SowError as error:
             op.reason = error.reason or type(error).__name__
