@@ -48,9 +48,13 @@ def grant(role: str, topics: str, allow: str, more: str = "") -> str:
 def write_access(folder: Path, text: str) -> None:
     """Writes the access file of a server, with an administrator named root."""
     folder.mkdir(parents=True, exist_ok=True)
-    file = folder / "auth.toml"
-    file.touch(0o600)
-    file.write_text(ROOT + text, encoding="utf-8")
+    write_private(folder / "auth.toml", ROOT + text)
+
+
+def write_private(path: Path, text: str) -> None:
+    """Writes a file that only its user may read."""
+    path.touch(0o600)
+    path.write_text(text, encoding="utf-8")
 
 
 def client_of(server: ServerProcess, name: str) -> Client:

@@ -8,10 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from sow_server.access.file import load_access
 from sow_server.config import load
+from tests.support.access import write_private
 
 PAGE = Path(__file__).parents[2] / "docs" / "replication.md"
-EXAMPLES = re.findall(r"```toml\n(.+?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+BLOCKS: list[str] = re.findall(r"```toml\n(.+?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+ACCESS_FILES = [text for text in BLOCKS if text.startswith("# auth.toml")]
+EXAMPLES = [text for text in BLOCKS if text not in ACCESS_FILES]
 
 
 @pytest.mark.parametrize("text", [text for text in EXAMPLES if "tls" not in text])
@@ -19,6 +23,13 @@ def test_an_example_loads_and_replicates(text: str, tmp_path: Path) -> None:
     path = tmp_path / "sow.toml"
     path.write_text(text, encoding="utf-8")
     assert load(path).replicates
+
+
+@pytest.mark.parametrize("text", ACCESS_FILES)
+def test_an_example_of_an_access_file_loads_and_names_a_peer(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "auth.toml"
+    write_private(path, text)
+    assert load_access(path).peers
 
 
 def test_every_sender_of_the_examples_is_accepted_with_the_same_token() -> None:
