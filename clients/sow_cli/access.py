@@ -72,7 +72,7 @@ def check(
 
     The exit code is 1 if it may not.
 
-    \\b
+    \b
     Examples:
       sow auth check desk-eu publish orders --record order.json
       sow auth check ops operator
@@ -133,7 +133,7 @@ def new(out: Path) -> None:
     made = secrets.token_urlsafe(TOKEN_BYTES)
     try:
         with open(os.open(out, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
-            file.write(made + "\\n")
+            file.write(made + "\n")
     except OSError as error:
         raise click.UsageError(f"{out}: {error.strerror}") from error
     click.echo(f'token_sha256 = "{hashlib.sha256(made.encode()).hexdigest()}"')

@@ -42,6 +42,7 @@ _EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     "--tls-ca",
     type=_EXISTING_FILE,
     envvar="SOW_TLS_CA",
+    show_envvar=True,
     metavar="FILE",
     help="PEM certificates to trust; turns TLS on.",
 )
@@ -49,10 +50,18 @@ _EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     "--tls-cert",
     type=_EXISTING_FILE,
     envvar="SOW_TLS_CERT",
+    show_envvar=True,
     metavar="FILE",
     help="PEM certificate of this client; turns TLS on.",
 )
-@click.option("--tls-key", type=_EXISTING_FILE, envvar="SOW_TLS_KEY", metavar="FILE", help="PEM key of --tls-cert.")
+@click.option(
+    "--tls-key",
+    type=_EXISTING_FILE,
+    envvar="SOW_TLS_KEY",
+    show_envvar=True,
+    metavar="FILE",
+    help="PEM key of --tls-cert.",
+)
 @click.option(
     "--token-file",
     type=_EXISTING_FILE,
@@ -61,7 +70,13 @@ _EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     metavar="FILE",
     help="A file with the token to show.",
 )
-@click.option("--tls-server-name", metavar="NAME", help="Name to expect in the server's certificate; turns TLS on.")
+@click.option(
+    "--tls-server-name",
+    envvar="SOW_TLS_SERVER_NAME",
+    show_envvar=True,
+    metavar="NAME",
+    help="Name to expect in the server's certificate; turns TLS on.",
+)
 @click.version_option(_version(), message="%(prog)s %(version)s")
 @click.pass_context
 def sow(

@@ -27,6 +27,7 @@ from typing import Final, NoReturn
 import click
 
 from sow_cli import display
+from sow_cli.session import Session
 from sow_client import DeadlineExceeded, SowError, Unavailable
 
 SERVER_SAID_NO: Final = 1
@@ -77,7 +78,8 @@ class RootGroup(click.Group):
             _leave_quietly(ctx)
         except SowError as error:
             failure = NotReached if is_unanswered(error) else Refused
-            raise failure(describe(error)) from error
+            hint = ctx.obj.hint(error) if isinstance(ctx.obj, Session) else ""
+            raise failure(describe(error) + (f"\n  hint: {hint}" if hint else "")) from error
         return result
 
 

@@ -9,7 +9,7 @@ from typing import Final, TypeAlias
 
 import click
 
-from sow_client import Client, InvalidArgument, Tls
+from sow_client import Client, InvalidArgument, SowError, Tls
 
 DEFAULT_SERVER: Final = "127.0.0.1:7450"
 CONNECT_SECONDS_MAX: Final = 3.0
@@ -29,6 +29,14 @@ class Session:
     def command(self) -> str:
         """The beginning of a command to the same server, for hints."""
         return "sow" if self.server == DEFAULT_SERVER else f"sow --server {self.server}"
+
+    def hint(self, error: SowError) -> str:
+        """A next step for whoever has no access; "": the message says all."""
+        if error.reason == "UNAUTHENTICATED" and self.token_file is None and (self.tls is None or not self.tls.key):
+            return "no credential was given; see --token-file (SOW_TOKEN_FILE), or --tls-cert and --tls-key"
+        if error.reason == "PERMISSION_DENIED":
+            return "`sow auth check IDENTITY ACTION TOPIC` tells an operator which line of the access file decides"
+        return ""
 
     def client(self) -> Client:
         """A client that is not connected yet; use it in a `with` block. A bad address or TLS file is wrong usage."""

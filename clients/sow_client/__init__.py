@@ -16,7 +16,7 @@ Names that are not in `__all__` are private, whatever module they are in.
 from sow_client._access import AccessDecision, CallerSession, Identity
 from sow_client._aio_publisher import AsyncPublisher
 from sow_client._changes import ChangesPlan, Pin
-from sow_client._channel import Tls, Token
+from sow_client._channel import Tls
 from sow_client._durable import AsyncDurableSubscription, DurableSubscription
 from sow_client._exports import Export
 from sow_client._loads import AsyncLoadStager, Load, LoadFigures, LoadInfo, LoadPart, LoadProgress, LoadStager
@@ -76,6 +76,7 @@ from sow_client._setting_values import (
     TopicSettingsArguments,
 )
 from sow_client._subscription import AsyncSubscription, Subscription
+from sow_client._tokens import Token
 from sow_client._view import View
 from sow_client.aio import AsyncClient
 from sow_client.blocking import Client

@@ -11,7 +11,8 @@ import ipaddress
 import json
 import os
 import re
-from collections.abc import Callable
+import ssl
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -21,6 +22,7 @@ import grpc.aio
 
 from sow_client._records import invalid
 from sow_client._statuses import MESSAGE_BYTES_MAX, closed, request_too_large
+from sow_client._tokens import Bearer, Token
 
 DEFAULT_PORT: Final = 7450
 DEFAULT_SERVER: Final = f"127.0.0.1:{DEFAULT_PORT}"
@@ -94,14 +96,37 @@ class Tls:
     """The name in the server's certificate, when it differs from the host in the address."""
 
     def credentials(self) -> grpc.ChannelCredentials:
-        """Reads the files. Raises InvalidArgument with the name of a file that cannot be read."""
+        """Reads the files. Raises InvalidArgument with the name of a file that cannot be used."""
         if (self.certificate is None) != (self.key is None):
             raise invalid("tls", "certificate and key must be given together")
-        return grpc.ssl_channel_credentials(
-            root_certificates=_read(self.ca, "tls.ca"),
-            private_key=_read(self.key, "tls.key"),
-            certificate_chain=_read(self.certificate, "tls.certificate"),
-        )
+        roots = _read(self.ca, "tls.ca")
+        key = _read(self.key, "tls.key")
+        certificate = _read(self.certificate, "tls.certificate")
+        self._check()
+        return grpc.ssl_channel_credentials(root_certificates=roots, private_key=key, certificate_chain=certificate)
+
+    def _check(self) -> None:
+        """gRPC does not tell which file is at fault, only that the connection cannot be made."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.set_ciphers("ALL:@SECLEVEL=0")  # gRPC decides which keys are too short
+        if self.ca is not None:
+            try:
+                context.load_verify_locations(cafile=self.ca)
+            except (ssl.SSLError, ValueError) as error:
+                raise invalid("tls.ca", f"{os.fspath(self.ca)} holds no PEM certificates") from error
+        if self.certificate is not None and self.key is not None:
+            try:
+                context.load_cert_chain(self.certificate, self.key, password=_no_password)
+            except (ssl.SSLError, ValueError) as error:
+                certificate, key = os.fspath(self.certificate), os.fspath(self.key)
+                raise invalid(
+                    "tls.key", f"{key} is no PEM key, without a password, of the certificate {certificate}"
+                ) from error
+
+
+def _no_password() -> str:
+    """For a key with a password, which gRPC cannot use: without this, the terminal would be asked for it."""
+    return ""
 
 
 def _read(path: str | os.PathLike[str] | None, field: str) -> bytes | None:
@@ -149,6 +174,17 @@ def options(server: str, tls: Tls | None) -> Options:
     return result
 
 
+def proxy_variable(server: str, variables: Mapping[str, str]) -> str:
+    """The variable that makes gRPC connect through a proxy; "": there is none, or it is not for this server."""
+    match = _ADDRESS.fullmatch(server)
+    if match is None or _is_local(server):
+        return ""
+    without = variables.get("no_grpc_proxy") or variables.get("no_proxy") or ""
+    if any(match["host"].endswith(name.strip()) for name in without.split(",") if name.strip()):
+        return ""
+    return next((name for name in ("grpc_proxy", "https_proxy", "http_proxy") if variables.get(name)), "")
+
+
 def open_channel(server: str, tls: Tls | None) -> grpc.Channel:
     """A channel for the blocking client; it connects at the first call."""
     if tls is None:
@@ -163,40 +199,7 @@ def open_aio_channel(server: str, tls: Tls | None) -> grpc.aio.Channel:
     return grpc.aio.secure_channel(server, tls.credentials(), options=options(server, tls))
 
 
-Token: TypeAlias = "str | os.PathLike[str] | Callable[[], str]"
-"""A bearer token: the text itself, a file that holds it, or a function that gives it. A file is read again when it has
-changed, and a function is called before each call: so a token can be renewed while the client runs."""
-
-
-class Bearer:
-    """Gives the metadata that shows a token."""
-
-    def __init__(self, token: Token) -> None:
-        self._token = token
-        self._stamp: tuple[int, int] | None = None
-        self._read = ""
-
-    def metadata(self) -> tuple[tuple[str, str], ...]:
-        """The metadata of the next call. Raises InvalidArgument if the file cannot be read."""
-        return (("authorization", f"Bearer {self._text()}"),)
-
-    def _text(self) -> str:
-        if isinstance(self._token, str):
-            return self._token
-        if callable(self._token):
-            return self._token()
-        path = Path(self._token)
-        try:
-            state = path.stat()
-            stamp = (state.st_mtime_ns, state.st_ino)
-            if stamp != self._stamp:
-                if state.st_mode & 0o077:
-                    raise invalid("token", f"other users may read {path}; run: chmod 600 {path}")
-                self._read = path.read_text(encoding="utf-8").strip()
-                self._stamp = stamp
-        except OSError as error:
-            raise invalid("token", f"cannot read {path}: {error.strerror}") from error
-        return self._read
+_Call: TypeAlias = Callable[..., Any]
 
 
 def bearer(token: Token | None, server: str, tls: Tls | None) -> Bearer | None:
@@ -204,11 +207,12 @@ def bearer(token: Token | None, server: str, tls: Tls | None) -> Bearer | None:
     if token is None:
         return None
     if tls is None and not _is_local(server):
-        raise invalid("token", f"is not sent in plain text to {server}, which is on another machine: set tls")
-    found = Bearer(token)
-    if not callable(token):
-        found.metadata()  # a file that cannot be read is told at once
-    return found
+        raise invalid(
+            "token",
+            f"goes to another machine, {server}, over TLS only: give the authority of its certificate "
+            "(Tls(ca=...), --tls-ca, SOW_TLS_CA)",
+        )
+    return Bearer(token)
 
 
 def _is_local(server: str) -> bool:
@@ -224,7 +228,17 @@ def _is_local(server: str) -> bool:
         return False
 
 
-_Call: TypeAlias = Callable[..., Any]
+_SERVER_VARIABLE: Final = "SOW_SERVER"
+_TOKEN_VARIABLE: Final = "SOW_TOKEN_FILE"
+_TLS_VARIABLES: Final = ("SOW_TLS_CA", "SOW_TLS_CERT", "SOW_TLS_KEY", "SOW_TLS_SERVER_NAME")
+
+
+def from_environment(variables: Mapping[str, str]) -> tuple[str, Tls | None, Path | None]:
+    """Server, TLS and file of the token, as the variables of the command `sow` name them. An empty one is none."""
+    ca, certificate, key, server_name = (variables.get(name) or None for name in _TLS_VARIABLES)
+    tls = Tls(ca, certificate, key, server_name) if ca or certificate or key or server_name else None
+    token = variables.get(_TOKEN_VARIABLE)
+    return variables.get(_SERVER_VARIABLE) or DEFAULT_SERVER, tls, Path(token) if token else None
 
 
 class CheckedChannel:

@@ -153,9 +153,28 @@ def cut(what: str) -> Unavailable:
     return Unavailable(f"{what} was cut off before its end", reason="STREAM_CUT")
 
 
-def unreachable(server: str, seconds: float, cause: str = "") -> Unavailable:
-    """The error when no connection was made in time; `cause` is empty unless gRPC names one."""
+_CLOSED_BY_SERVER: Final = "the server may speak TLS only, or ask for a certificate of an authority that it knows"
+_HINTS: Final = (
+    ("WRONG_VERSION_NUMBER", "the server does not speak TLS at this address"),
+    (
+        "unable to get local issuer",
+        "the CA file, or without one the system, has no authority of the server's certificate",
+    ),
+    ("self signed", "the CA file, or without one the system, has no authority of the server's certificate"),
+    ("Hostname Verification", "the server's certificate has another name: give server_name (--tls-server-name)"),
+    ("Socket closed", _CLOSED_BY_SERVER),
+    ("End of TCP stream", _CLOSED_BY_SERVER),
+    ("Connection reset", _CLOSED_BY_SERVER),
+)
+"""Parts of the causes that gRPC names, and what they mean to somebody who does not know gRPC."""
+
+
+def unreachable(server: str, seconds: float, cause: str = "", *, proxy: str = "") -> Unavailable:
+    """The error when no connection was made in time; `cause` is empty unless gRPC names one. `proxy`: the variable that
+    names a proxy for the connection."""
     why = f": {cause}" if cause else ""
+    why += next((f" ({hint})" for part, hint in _HINTS if part in cause), "")
+    why += f" (through the proxy of {proxy}; no_proxy lists hosts without it)" if proxy else ""
     return Unavailable(f"cannot connect to {server} within {seconds:g} s{why}", reason="UNREACHABLE")
 
 

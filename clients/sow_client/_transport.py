@@ -10,6 +10,7 @@ channel on a thread of its own; an asynchronous channel is asked.
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -19,8 +20,17 @@ from typing import Final, cast
 import grpc
 import grpc.aio
 
-from sow_client._channel import CheckedChannel, Tls, Token, bearer, open_aio_channel, open_channel, target
+from sow_client._channel import (
+    CheckedChannel,
+    Tls,
+    bearer,
+    open_aio_channel,
+    open_channel,
+    proxy_variable,
+    target,
+)
 from sow_client._statuses import EndedCall, closed, unreachable
+from sow_client._tokens import Token
 
 CLOSE_SECONDS_MAX: Final = 1.0
 """The longest time that an interrupted program waits for its connection to close."""
@@ -184,7 +194,8 @@ class Connection:
         if is_closed:
             raise closed("client")
         if not over:
-            raise unreachable(self._server, timeout, self._ask_for_cause() if has_failed else "")
+            cause = self._ask_for_cause() if has_failed else ""
+            raise unreachable(self._server, timeout, cause, proxy=proxy_variable(self._server, os.environ))
 
     def _ask_for_cause(self) -> str:
         try:
@@ -239,7 +250,10 @@ class AioConnection:
                         await self._channel.wait_for_state_change(state)
             except TimeoutError as error:
                 has_failed = self._channel.get_state() is grpc.ChannelConnectivity.TRANSIENT_FAILURE
-                raise unreachable(self._server, timeout, await self._ask_for_cause() if has_failed else "") from error
+                cause = await self._ask_for_cause() if has_failed else ""
+                raise unreachable(
+                    self._server, timeout, cause, proxy=proxy_variable(self._server, os.environ)
+                ) from error
 
     async def _ask_for_cause(self) -> str:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -10,7 +11,8 @@ import grpc.aio
 
 from sow.v1 import access_pb2_grpc, admin_pb2_grpc, load_pb2_grpc, snapshot_pb2_grpc, sow_pb2_grpc
 from sow_client import _statuses, _transport, _writes
-from sow_client._channel import DEFAULT_SERVER, Tls, Token
+from sow_client._channel import DEFAULT_SERVER, Tls, from_environment
+from sow_client._tokens import Token
 
 _Request = TypeVar("_Request")
 _Response = TypeVar("_Response")
@@ -44,6 +46,13 @@ class AsyncCalls:
         self._access = access_pb2_grpc.AccessServiceStub(self._transport.calls)
         self._load = load_pb2_grpc.LoadServiceStub(self._transport.calls)
         self._sequencer = _writes.Sequencer()
+
+    @classmethod
+    def from_environment(cls, *, timeout: float = 30.0, connect_timeout: float = 5.0) -> Self:
+        """A client of the server, with the token and TLS files, that the environment names: SOW_SERVER, SOW_TOKEN_FILE,
+        SOW_TLS_CA, SOW_TLS_CERT, SOW_TLS_KEY, SOW_TLS_SERVER_NAME, as for the command `sow`."""
+        server, tls, token = from_environment(os.environ)
+        return cls(server, tls=tls, token=token, timeout=timeout, connect_timeout=connect_timeout)
 
     async def close(self) -> None:
         """Closes the connection; calls in progress end."""

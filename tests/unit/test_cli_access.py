@@ -1,0 +1,92 @@
+"""The commands `sow token`, `sow auth`, `sow whoami` and `sow sessions`, and what the command says to a caller without
+access."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from sow_cli.command import sow
+from sow_client import PermissionDenied, SowError
+from sow_client._tokens import Bearer
+from tests.support.fake_client import FakeClient
+
+DOCUMENTATION = Path(__file__).parents[2] / "docs" / "cli.md"
+
+
+def made(path: Path) -> Result:
+    return CliRunner().invoke(sow, ["token", "new", "--out", str(path)])
+
+
+def test_a_new_token_is_the_one_whose_digest_is_printed(tmp_path: Path) -> None:
+    """Story: the file ended with a backslash and an n, so no token of this command was ever accepted."""
+    path = tmp_path / "desk.token"
+    result = made(path)
+    assert result.exit_code == 0
+    ((_, shown),) = Bearer(path).metadata()
+    token = shown.removeprefix("Bearer ")
+    assert result.output == f'token_sha256 = "{hashlib.sha256(token.encode()).hexdigest()}"\n'
+    assert path.read_text() == token + "\n"
+    assert len(token) == 43, "256 bits"
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert token not in result.output
+
+
+def test_a_new_token_replaces_no_file(tmp_path: Path) -> None:
+    path = tmp_path / "desk.token"
+    path.write_text("old")
+    result = made(path)
+    assert result.exit_code == 2
+    assert f"Error: {path}: File exists" in result.stderr
+    assert path.read_text() == "old"
+    assert made(tmp_path / "missing" / "desk.token").exit_code == 2
+
+
+def commands(group: click.Group, *path: str) -> Iterator[tuple[str, ...]]:
+    for name, command in group.commands.items():
+        if isinstance(command, click.Group):
+            yield from commands(command, *path, name)
+        yield (*path, name)
+
+
+@pytest.mark.parametrize("path", list(commands(sow)), ids=" ".join)
+def test_examples_of_a_help_text_keep_their_lines(path: tuple[str, ...]) -> None:
+    """Story: `\\\\b` for `\\b` in a docstring ran the examples of `sow auth check` into one line."""
+    text = CliRunner().invoke(sow, [*path, "--help"]).stdout
+    assert "\\b" not in text
+
+
+def test_every_variable_of_the_environment_is_shown_and_documented() -> None:
+    text = CliRunner().invoke(sow, ["--help"]).stdout
+    client_page = DOCUMENTATION.with_name("client.md").read_text()
+    variables = [parameter.envvar for parameter in sow.params if isinstance(parameter, click.Option)]
+    named = [name for name in variables if isinstance(name, str)]
+    assert len(named) == 6
+    for name in named:
+        assert name in text
+        assert f"`{name}`" in DOCUMENTATION.read_text() or f"`${name}`" in DOCUMENTATION.read_text()
+        assert f"`{name}`" in client_page
+
+
+def refused(error: SowError, *options: str) -> str:
+    client = FakeClient()
+    client.fails_with = error
+    return CliRunner().invoke(sow, [*options, "topics"], obj=lambda _session: client).stderr
+
+
+def test_a_caller_who_gave_no_credential_is_told_how(tmp_path: Path) -> None:
+    error = PermissionDenied("the call has no bearer token", reason="UNAUTHENTICATED")
+    assert "hint: no credential was given; see --token-file (SOW_TOKEN_FILE)" in refused(error)
+    token = tmp_path / "desk.token"
+    made(token)
+    assert "hint" not in refused(error, "--token-file", str(token))
+
+
+def test_a_caller_who_may_not_is_told_who_can_find_out_why() -> None:
+    error = PermissionDenied("desk lacks the permission operator", reason="PERMISSION_DENIED")
+    assert "sow auth check IDENTITY ACTION TOPIC" in refused(error)
