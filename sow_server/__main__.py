@@ -63,10 +63,10 @@ def _run(given: argparse.Namespace) -> int:
         from sow_server.access_control import AccessControlError, check
 
         try:
-            check(settings)
+            doubtful = check(settings)
         except AccessControlError as error:
             return _trouble(str(error))
-        for warning in config.warnings(settings):
+        for warning in (*config.warnings(settings), *doubtful):
             sys.stderr.write(f"sow-server: warning: {given.config or 'default configuration'}: {warning}\n")
         sys.stdout.write(f"{given.config or 'default configuration'}: ok\n")
         return EXIT_OK

@@ -20,7 +20,7 @@ from sow_server.access.audit import AuditLog, NoAudit
 from sow_server.access.authorizer import AccessObserver, Authorizer, Listener
 from sow_server.access.credentials import Anonymous, Certificates, Prover, Tokens
 from sow_server.access.file import load_access
-from sow_server.access.model import AccessFile
+from sow_server.access.model import ANONYMOUS, AccessFile
 from sow_server.certificates import CertificateFault
 from sow_server.config import Config, ConfigError, ListenerAuth, ListenerConfig
 from sow_server.engine.catalog.topics import Topics
@@ -54,11 +54,20 @@ def read_access(config: Config) -> AccessFile | None:
     return file
 
 
-def check(config: Config) -> None:
-    """Checks the files that the access control reads, without a server. Raises AccessControlError."""
-    read_access(config)
+def check(config: Config) -> list[str]:
+    """Checks the files that the access control reads, without a server; returns what is doubtful, one line each. Raises
+    AccessControlError."""
+    file = read_access(config)
     if any(listener.auth is ListenerAuth.JWT for listener in config.listeners):
         jwt_prover(config)
+    if file is None or ANONYMOUS in file.identities:
+        return []
+    return [
+        f'{listener.listen} has auth = "none", and {config.access.file} has no identity "{ANONYMOUS}": every call '
+        'there is refused; set auth = "token", for example'
+        for listener in config.listeners
+        if listener.auth is ListenerAuth.NONE
+    ]
 
 
 def jwt_prover(config: Config) -> tuple[Prover, Callable[[], None]]:
@@ -66,7 +75,7 @@ def jwt_prover(config: Config) -> tuple[Prover, Callable[[], None]]:
     try:
         from sow_server.access import jwt
     except ImportError as error:
-        raise AccessControlError('auth = "jwt" needs PyJWT: install sow[jwt]') from error
+        raise AccessControlError("auth = \"jwt\" needs the Python package PyJWT: pip install 'sow[jwt]'") from error
     assert config.jwt is not None, "the relations of the configuration demand it"
     try:
         prover = jwt.Jwts(config.jwt)

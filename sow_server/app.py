@@ -406,7 +406,7 @@ def _listen(config: Config, register: Register, links: InstanceLinks) -> tuple[L
     try:
         listeners = Listeners(config, register, link_bytes_max=links.message_bytes_max)
         return listeners, listeners.bind()
-    except ListeningError as error:
+    except (ListeningError, AccessControlError) as error:
         raise StartError(str(error)) from error
 
 

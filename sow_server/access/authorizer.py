@@ -14,7 +14,7 @@ from typing import Final, Protocol
 
 from sow_server.access.audit import AuditLog, Value
 from sow_server.access.caller import Call
-from sow_server.access.credentials import NO_CLAIM, Claim, Directory, Prover, Shown, check_expiry, unauthenticated
+from sow_server.access.credentials import NO_CLAIM, Claim, Directory, Prover, Shown, check_expiry, unknown
 from sow_server.access.limits import Usage
 from sow_server.access.model import AccessFile, Identity, Peer
 from sow_server.access.needs import Action, Need, Scope
@@ -138,11 +138,7 @@ class Authorizer:
                 return peer, check_expiry(claim, peer.credential, self._now_micros())
         identity = self._directory.identity(claim)
         if identity is None:
-            raise unauthenticated(
-                "the call has no credential, and this server asks for one"
-                if claim.kind == "none"
-                else f"the {claim.kind} belongs to no identity that this server knows"
-            )
+            raise unknown(claim)
         return identity, check_expiry(claim, identity.credential, self._now_micros())
 
     def _permissions_of(self, holder: Identity | Peer) -> Permissions:

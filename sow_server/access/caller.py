@@ -134,7 +134,7 @@ class Call:
         decision = self._permissions.decide(action)
         if not decision.allowed:
             self._reports.denied(self, action, "", decision)
-            raise StoreError(Reason.PERMISSION_DENIED, f"{self.owner} may not {action.value}")
+            raise StoreError(Reason.PERMISSION_DENIED, f"{self.owner} lacks the permission {action.value}")
 
     def may(self, action: Action, topic: str = "") -> bool:
         """Whether an action is allowed; it is not audited."""
@@ -228,7 +228,9 @@ class Call:
         assert self._permissions is not None, "without permissions nothing is denied"
         if self._permissions.sees(name):
             return StoreError(
-                Reason.PERMISSION_DENIED, f"topic: {self.owner} may not {action.value} {name}", field="topic"
+                Reason.PERMISSION_DENIED,
+                f"topic: {self.owner} lacks the permission {action.value} on {name}",
+                field="topic",
             )
         check_name(name)
         return StoreError(Reason.TOPIC_NOT_FOUND, f"topic: there is no topic {name!r}", field="topic")

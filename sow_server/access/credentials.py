@@ -11,6 +11,7 @@ import hashlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Final, NamedTuple, Protocol, TypeVar
 
 from cryptography import x509
@@ -19,10 +20,14 @@ from cryptography.x509.oid import NameOID
 
 from sow_server.access.model import ANONYMOUS, AccessFile, Credential, Identity, Peer
 from sow_server.engine.values.errors import Reason, StoreError
+from sow_server.engine.values.model import MICROS
 
 Holder = TypeVar("Holder", Identity, Peer)
 
 FINGERPRINT_DIGITS: Final = 16
+NAMES_SHOWN_MAX: Final = 8
+NAME_SHOWN_MAX: Final = 200
+"""How much of what its credential proves a caller is told."""
 REMEMBERED: Final = 10_000
 """Certificates and JWTs whose check is remembered, as it costs a fraction of a millisecond."""
 TOKEN_BYTES_MAX: Final = 16 * 2**10
@@ -69,6 +74,23 @@ class Prover(Protocol):
 def unauthenticated(message: str) -> StoreError:
     """The refusal of a caller that has not proved its name."""
     return StoreError(Reason.UNAUTHENTICATED, message)
+
+
+def unknown(claim: Claim) -> StoreError:
+    """The refusal of a caller without an identity. It tells what the credential proves, to compare it with the access
+    file."""
+    if claim.kind == "none":
+        return unauthenticated(
+            'this address asks for no credential (auth = "none"), and the access file has no identity anonymous'
+        )
+    if claim.kind == "token":
+        shown = f"the token whose SHA-256 begins with {claim.fingerprint}"
+    elif claim.kind == "jwt":
+        shown = f"the JWT of {claim.names[0][:NAME_SHOWN_MAX]!r}"
+    else:
+        names = ", ".join(name[:NAME_SHOWN_MAX] for name in claim.names[:NAMES_SHOWN_MAX])
+        shown = f"the certificate for {names or 'no name'}"
+    return unauthenticated(f"{shown} belongs to no identity that this server knows")
 
 
 class Certificates:
@@ -199,5 +221,6 @@ def check_expiry(claim: Claim, credential: Credential, now_micros: int) -> int |
         return None
     first = min(times)
     if first <= now_micros:
-        raise unauthenticated(f"the {claim.kind} has expired")
+        moment = datetime.fromtimestamp(first / MICROS, UTC)
+        raise unauthenticated(f"the {claim.kind} has expired, at {moment:%Y-%m-%d %H:%M:%S} UTC")
     return first

@@ -12,6 +12,7 @@ from typing import Final
 
 from sow_server.access.model import Grant, Identity
 from sow_server.access.needs import SERVER_ACTIONS, Action
+from sow_server.engine.values.patterns import searcher
 from sow_server.filters.restriction import UNRESTRICTED, Restriction, Steps
 from sow_server.filters.tree import Filter, Or
 
@@ -76,6 +77,14 @@ class Permissions:
         """The line of the first grant that allows the action with these rows."""
         for grant in self._grants:
             if action in grant.allow and grant.rows == rows and grant.matches(topic):
+                return grant.place
+        return ""
+
+    def nearly(self, action: Action, topic: str) -> str:
+        """The line of the first grant whose pattern matches only a part of the topic's name: a frequent mistake; "":
+        there is none. Slow, for an explanation."""
+        for grant in self._grants:
+            if action in grant.allow and grant.topics and searcher(grant.topics)(topic) and not grant.matches(topic):
                 return grant.place
         return ""
 

@@ -66,12 +66,14 @@ class AccessService:
         on = f" on {request.topic}" if request.topic else ""
         if not decision.allowed:
             why = "a grant denies it" if decision.place else "no grant allows it"
-            response.explanation = f"{name} may not {action.value}{on}: {why}"
+            if not decision.place and (near := permissions.nearly(action, request.topic)):
+                why += f"; the topics of {near} match only a part of this name"
+            response.explanation = f"{name} lacks {action.value}{on}: {why}"
         elif request.HasField("payload") and rows is not None:
             self._judge_record(permissions, action, request, call, response)
         else:
             part = "" if rows is None else ", for some rows"
-            response.explanation = f"{name} may {action.value}{on}{part}"
+            response.explanation = f"{name} has {action.value}{on}{part}"
         return response
 
     def _judge_record(
@@ -94,10 +96,10 @@ class AccessService:
             permits = permitted(topic, Restriction(rows))
             if permits is not None and permits(key, request.payload):
                 response.decided_by = permissions.place_of(action, request.topic, rows)
-                response.explanation = f"{name} may {action.value} this record of {request.topic}"
+                response.explanation = f"{name} has {action.value} on {request.topic}, this record included"
                 return
         response.allowed = False
-        response.explanation = f"{name} may {action.value} on {request.topic}, but no row filter has this record"
+        response.explanation = f"{name} has {action.value} on {request.topic}, but no rows have this record"
 
     async def ReloadAccess(
         self, request: access_pb2.ReloadAccessRequest, call: Call
