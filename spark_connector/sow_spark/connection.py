@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final, TypeVar
 
 from sow_client import Client, Tls, Unavailable
@@ -32,6 +33,7 @@ def connect(connecting: Connecting) -> Client:
     return Client(
         connecting.server,
         tls=tls,
+        token=None if connecting.token_file is None else Path(connecting.token_file),
         timeout=connecting.timeout_micros / 1e6,
         connect_timeout=connecting.connect_timeout_micros / 1e6,
     )

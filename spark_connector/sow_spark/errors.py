@@ -51,7 +51,9 @@ HINTS: Final[Mapping[str, str]] = {
     "BOOKMARK_MALFORMED": "give startingFrom a bookmark as it was received, a time, earliest or latest",
     "TIME_IN_FUTURE": "give startingFrom a time that is not in the future; compare the clocks",
     "UNIMPLEMENTED": "the server is older than this connector",
-    "PERMISSION_DENIED": "check the tls options",
+    "UNAUTHENTICATED": "check the option tokenFile, or tlsCertificate and tlsKey",
+    "PERMISSION_DENIED": "`sow auth check` tells an operator which line of the access file decides",
+    "ACCESS_CHANGED": "run it again; its credential may have expired",
 }
 """The remedy for a reason, where the message does not make it plain."""
 

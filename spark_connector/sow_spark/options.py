@@ -56,6 +56,8 @@ class Connecting:
     tls_certificate: str | None = None
     tls_key: str | None = None
     tls_server_name: str | None = None
+    token_file: str | None = None
+    """The path of a file with the token to show, on the driver and on every executor."""
     timeout_micros: int = 30_000_000
     """Bound of a call that has one answer."""
     connect_timeout_micros: int = 5_000_000
@@ -141,6 +143,7 @@ _COMMON: Final = (
     "tlsCertificate",
     "tlsKey",
     "tlsServerName",
+    "tokenFile",
     "timeout",
     "connectTimeout",
     "retryFor",
@@ -249,6 +252,7 @@ def _connecting(given: _Given) -> Connecting:
         tls_certificate=given.text("tlsCertificate"),
         tls_key=given.text("tlsKey"),
         tls_server_name=given.text("tlsServerName"),
+        token_file=given.text("tokenFile"),
         timeout_micros=given.micros("timeout", defaults.timeout_micros, 2**62),
         connect_timeout_micros=given.micros("connectTimeout", defaults.connect_timeout_micros, 2**62),
         retry_for_micros=given.micros("retryFor", defaults.retry_for_micros, 2**62, zero=True),

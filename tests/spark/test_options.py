@@ -26,6 +26,7 @@ def test_every_option_of_reading_is_read_whatever_its_case() -> None:
             "PATH": "orders",
             "server": "host:1",
             "tlsca": "ca.pem",
+            "tokenfile": "desk.token",
             "timeout": "1s",
             "connecttimeout": "2s",
             "retryfor": "0s",
@@ -47,6 +48,7 @@ def test_every_option_of_reading_is_read_whatever_its_case() -> None:
     )
     assert reading.topic == "orders"
     assert reading.connecting.tls
+    assert reading.connecting.token_file == "desk.token"
     assert (reading.connecting.timeout_micros, reading.connecting.retry_for_micros) == (1_000_000, 0)
     assert (reading.filter, reading.partitions, reading.infer_records) == ("/a = 1", 7, 10)
     assert (reading.metadata, reading.payload, reading.mode) == ("changes", "string", "DROPMALFORMED")
