@@ -147,6 +147,7 @@ class AccessControl:
         StoreError."""
         path = self._config.access.file
         if path is None:
+            log.warning("access_reload_refused", cause="there is no access file, see [access] file")
             raise StoreError(Reason.INVALID_ARGUMENT, "this server has no access file, see [access] file")
         try:
             file = await asyncio.get_running_loop().run_in_executor(self._readers, load_access, path)

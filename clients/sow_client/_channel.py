@@ -189,14 +189,20 @@ def open_channel(server: str, tls: Tls | None) -> grpc.Channel:
     """A channel for the blocking client; it connects at the first call."""
     if tls is None:
         return grpc.insecure_channel(server, options=options(server, tls))
-    return grpc.secure_channel(server, tls.credentials(), options=options(server, tls))
+    return grpc.secure_channel(server, _credentials(tls), options=options(server, tls))
 
 
 def open_aio_channel(server: str, tls: Tls | None) -> grpc.aio.Channel:
     """A channel for the asynchronous client; it connects at the first call."""
     if tls is None:
         return grpc.aio.insecure_channel(server, options=options(server, tls))
-    return grpc.aio.secure_channel(server, tls.credentials(), options=options(server, tls))
+    return grpc.aio.secure_channel(server, _credentials(tls), options=options(server, tls))
+
+
+def _credentials(tls: Tls) -> grpc.ChannelCredentials:
+    if not isinstance(tls, Tls):
+        raise invalid("tls", f'expected Tls(ca="ca.pem"), or Tls() for the system\'s authorities, found {tls!r}')
+    return tls.credentials()
 
 
 _Call: TypeAlias = Callable[..., Any]

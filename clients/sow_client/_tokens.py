@@ -34,6 +34,8 @@ class Bearer:
             if os.path.isfile(token):  # no error for a token that is longer than a name may be
                 raise invalid("token", f"{token!r} is the name of a file, not a token; give it as a Path")
             self._read = _checked(token, "the text")
+        elif not isinstance(token, os.PathLike) and not callable(token):
+            raise invalid("token", f"expected a text, a Path or a function, found {type(token).__name__}")
         elif not callable(token):
             self._text()
 

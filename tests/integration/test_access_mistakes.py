@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -14,7 +15,7 @@ from click.testing import CliRunner, Result
 from sow_cli.command import sow
 from sow_client import AsyncClient, Client, PermissionDenied
 from tests.support.access import GUARDED, client_of, grant, identity, write_access, write_private
-from tests.support.server import DidNotStart, ServerProcess
+from tests.support.server import DidNotStart, ServerProcess, until
 
 ACCESS = (
     identity("desk", "desk")
@@ -128,3 +129,17 @@ def test_a_start_without_the_keys_of_jwts_ends_with_one_message(tmp_path: Path) 
     assert caught.value.code == 2
     assert "sow-server: [access.jwt] jwks: " in caught.value.said
     assert "Traceback" not in caught.value.said
+
+
+def test_a_server_without_an_access_file_says_so(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path) as server:
+        found = called(server, tmp_path, None, "whoami")
+        assert (found.exit_code, json.loads(found.stdout)["identity"]) == (0, "")
+        assert "has no access file: everybody who reaches it may do everything" in found.stderr
+        for arguments in (("auth", "reload"), ("auth", "check", "desk", "read", "orders")):
+            refused = called(server, tmp_path, None, *arguments)
+            assert refused.exit_code == 1
+            assert "this server has no access file" in refused.stderr
+        server.signal(signal.SIGHUP)
+        until(lambda: len(server.events("access_reload_refused")) == 2, 30, "the refusals of the command and of SIGHUP")
+        assert server.alive

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.serialization import (
@@ -82,6 +83,18 @@ def test_a_function_without_a_token_is_told_of_at_the_call(gives: Callable[[], s
     made = Bearer(gives)
     with pytest.raises(InvalidArgument, match="what the function gives is no token"):
         made.metadata()
+
+
+def test_what_is_neither_a_token_nor_tls_is_refused_by_its_type() -> None:
+    wrong: Any
+    for wrong in (b"bytes", 5):
+        with pytest.raises(InvalidArgument, match="token: expected a text, a Path or a function, found"):
+            Client(token=wrong)
+    for wrong in ("ca.pem", True):
+        with pytest.raises(InvalidArgument, match=r"tls: expected Tls\(ca="):
+            Client(tls=wrong)
+        with pytest.raises(InvalidArgument, match=r"tls: expected Tls\(ca="):
+            AsyncClient(tls=wrong)
 
 
 def test_a_file_that_others_may_read_is_refused_with_the_remedy(tmp_path: Path) -> None:
