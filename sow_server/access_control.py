@@ -60,6 +60,9 @@ def check(config: Config) -> list[str]:
     file = read_access(config)
     if any(listener.auth is ListenerAuth.JWT for listener in config.listeners):
         jwt_prover(config)
+    folder = config.access.audit.parent
+    if file is not None and not folder.is_dir():
+        raise AccessControlError(f"[access] audit: there is no directory {folder}")
     if file is None or ANONYMOUS in file.identities:
         return []
     return [

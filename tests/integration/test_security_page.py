@@ -23,6 +23,9 @@ RUN_SECONDS_MAX = 120.0
 MODULES = {"sow": "-m sow_cli", "sow-server": "-m sow_server", "python": ""}
 
 
+PRICER = "sow --tls-cert pricer.pem --tls-key pricer.key whoami"
+
+
 class Reader:
     """Does what the page says: writes its files, runs its commands, and has one server at a time."""
 
@@ -56,6 +59,10 @@ class Reader:
         self._exports += "".join(re.findall(r"^export .*\n", text, re.MULTILINE))
         assert done.returncode == 0, f"{text}\n{done.stdout}{done.stderr}"
         return done.stdout
+
+    def refusal(self, command: str) -> str:
+        """What a command writes to standard error."""
+        return self._run(self._exports + command).stderr
 
     def _run(self, text: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -97,13 +104,17 @@ def reader(tmp_path: Path) -> Iterator[Reader]:
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="the page makes certificates with the command openssl")
 def test_the_walk_through_tokens_certificates_and_jwts_works(reader: Reader) -> None:
     """Story: the token of the first line was refused, and the query found no topic."""
-    written = [json.loads(line) for block in BLOCKS for line in reader.follow(*block).splitlines()]
+    written: list[dict[str, object]] = []
+    for language, text in BLOCKS:
+        written += map(json.loads, reader.follow(language, text).splitlines())
+        if "-revoke" in text:
+            until(lambda: "the client certificate is revoked" in reader.refusal(PRICER), 30, "the revocation")
     assert [line["identity"] for line in written if "identity" in line] == ["desk-eu", "pricer", "alice"]
     assert [line["credential"] for line in written if "credential" in line] == ["token", "certificate", "jwt"]
     payloads = [line["payload"] for line in written if "payload" in line]
     assert payloads == [{"id": 1, "region": "eu", "client": {"name": "A"}}] * 3, "without /client/iban"
     (checked,) = (line for line in written if "allowed" in line)
     assert checked["allowed"]
-    assert checked["decided_by"].startswith("auth.toml:11 "), "the line of [[roles.trader-eu.grants]]"
+    assert str(checked["decided_by"]).startswith("auth.toml:11 "), "the line of [[roles.trader-eu.grants]]"
     for name in ("auth.toml", "desk.token", "ops.token", "alice.jwt", "server.key", "pricer.key", "sow-audit.jsonl"):
         assert (reader.folder / name).stat().st_mode & 0o777 == 0o600, name

@@ -97,3 +97,10 @@ def test_a_missing_library_for_jwts_is_told_with_the_command_that_installs_it(
 def test_a_missing_file_of_keys_is_told_by_table_key_and_name(tmp_path: Path) -> None:
     with pytest.raises(AccessControlError, match=r"\[access.jwt\] jwks: .*keys.json"):
         check(load(config_of(tmp_path, JWT)))
+
+
+def test_an_audit_log_in_a_missing_directory_is_told_before_the_start(tmp_path: Path) -> None:
+    path = config_of(tmp_path, '[server]\nauth = "token"')
+    path.write_text(path.read_text() + 'audit = "logs/audit.jsonl"\n')
+    with pytest.raises(AccessControlError, match=r"\[access\] audit: there is no directory .*logs"):
+        check(load(path))

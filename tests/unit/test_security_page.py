@@ -15,7 +15,7 @@ from sow_server.access.needs import GRANTABLE
 from sow_server.access_control import check
 from sow_server.config import load
 from tests.support.access import grant, identity, write_private
-from tests.support.certificates import Authority
+from tests.support.certificates import DAY, Authority
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "security.md").read_text(encoding="utf-8")
@@ -29,7 +29,9 @@ PROGRAMS: list[str] = re.findall(r"```python\n(.+?)```", PAGE, re.DOTALL)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with the files that the configurations name."""
     monkeypatch.chdir(tmp_path)
-    Authority(tmp_path, "ca").issue("server")
+    authority = Authority(tmp_path, "ca")
+    authority.issue("server")
+    (tmp_path / "revoked.pem").write_bytes(authority.revocations([], due=365 * DAY))
     write_private(tmp_path / "auth.toml", identity("desk-eu", "trader-eu") + grant("trader-eu", "orders", "read"))
     for program in PROGRAMS:
         exec(compile(program, "docs/security.md", "exec"), {})
