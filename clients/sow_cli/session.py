@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +29,16 @@ class Session:
     @property
     def command(self) -> str:
         """The beginning of a command to the same server, for hints."""
-        return "sow" if self.server == DEFAULT_SERVER else f"sow --server {self.server}"
+        tls = self.tls or Tls()
+        given = {
+            "--server": None if self.server == DEFAULT_SERVER else self.server,
+            "--tls-ca": tls.ca,
+            "--tls-cert": tls.certificate,
+            "--tls-key": tls.key,
+            "--tls-server-name": tls.server_name,
+            "--token-file": self.token_file,
+        }
+        return shlex.join(["sow", *(part for name, value in given.items() if value for part in (name, str(value)))])
 
     def hint(self, error: SowError) -> str:
         """A next step for whoever has no access; "": the message says all."""

@@ -12,7 +12,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from sow_cli.command import sow
-from sow_client import PermissionDenied, SowError
+from sow_cli.session import Session, connect
+from sow_client import PermissionDenied, SowError, Tls
 from sow_client._tokens import Bearer
 from tests.support.fake_client import FakeClient
 
@@ -71,6 +72,16 @@ def test_every_variable_of_the_environment_is_shown_and_documented() -> None:
         assert name in text
         assert f"`{name}`" in DOCUMENTATION.read_text() or f"`${name}`" in DOCUMENTATION.read_text()
         assert f"`{name}`" in client_page
+
+
+def test_the_command_of_a_hint_shows_the_same_credentials() -> None:
+    """Story: the command that continues `durable browse` was refused, for want of --token-file."""
+    assert Session("127.0.0.1:7450", None, connect).command == "sow"
+    tls = Tls(ca=Path("my ca.pem"), certificate="desk.pem", key="desk.key", server_name="sow")
+    assert Session("host:1", tls, connect, Path("desk.token")).command == (
+        "sow --server host:1 --tls-ca 'my ca.pem' --tls-cert desk.pem --tls-key desk.key --tls-server-name sow "
+        "--token-file desk.token"
+    )
 
 
 def refused(error: SowError, *options: str) -> str:
