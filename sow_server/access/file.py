@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import datetime
+import difflib
 import re
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from sow_server.access.model import ANONYMOUS, AccessFile, Credential, Grant, Identity, Limits, Peer, Role
 from sow_server.access.needs import GRANTABLE, SERVER_ACTIONS, Action
@@ -31,7 +32,7 @@ from sow_server.config.private import check_private_file
 from sow_server.engine.values.keys import parse_path
 from sow_server.engine.values.model import MICROS
 from sow_server.engine.values.patterns import matcher
-from sow_server.filters import parse
+from sow_server.filters import FilterError, compile_filter, parse
 from sow_server.filters.restriction import Steps
 from sow_server.filters.tree import Call, Filter, Function, Metadata, MetadataName, walk
 
@@ -40,6 +41,9 @@ T = TypeVar("T")
 _NAME: Final = Text(r"[A-Za-z0-9_.:@-]{1,200}", "1 to 200 of [A-Za-z0-9_.:@-]")
 _CERTIFICATE: Final = Text(r"(URI|DNS|CN|EMAIL|IP):.{1,1000}", 'a name with its type such as "URI:spiffe://bank/desk"')
 _SHA256: Final = Text(r"[0-9a-f]{64}", "64 hexadecimal digits, as `sow token new` prints them")
+_SUBSCRIPTED: Final = re.compile(r"\[[0-9*]*\]\Z")
+_HEADING: Final = re.compile(r"""\s*(?:\[\[((?:[^]"']|"[^"]*"|'[^']*')+)\]\]|\[((?:[^]["']|"[^"]*"|'[^']*')+)\])""")
+_CREDENTIALS: Final = ("certificate", "token_sha256", "jwt")
 _EVERY_TOPIC: Final = ".*"
 
 
@@ -68,10 +72,19 @@ class _Paths:
 
     def read(self, value: object, folder: Path) -> tuple[Steps, ...]:
         texts = Texts('paths such as ["/client/iban"]').read(value, folder)
-        return tuple(parse_path(text) for text in texts)
+        return tuple(_hidden_path(text) for text in texts)
 
     def show(self, value: tuple[Steps, ...]) -> str:
         return repr(value)
+
+
+def _hidden_path(text: str) -> Steps:
+    steps = parse_path(text)
+    for step in steps:
+        # Here it is a part of a name, as in keys, and would hide nothing of an array. In brackets it is meant.
+        if _SUBSCRIPTED.search(step) and f"/{step}" in text:
+            raise ValueError(f"{quoted(text)} has a subscript; leave it out: a field is hidden in each element")
+    return steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,8 +166,8 @@ def load_access(path: Path) -> AccessFile:
         raise ConfigError(f"{path}: cannot be read ({error.strerror or error})") from error
     except ValueError as error:
         raise ConfigError(str(error)) from None
-    reader = TableReader(str(path), path.absolute().parent)
-    return _File(reader, _Places(path), parse_toml(path)).read()
+    tables = parse_toml(path)
+    return _File(path, _Places(path), tables).read()
 
 
 class _Places:
@@ -163,143 +176,180 @@ class _Places:
     def __init__(self, path: Path) -> None:
         self._name = path.name
         self._lines: dict[str, list[int]] = {}
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-            if (heading := re.match(r"\s*\[\[(.+)\]\]", line)) is not None:
-                name = re.sub(r"[\s\"']", "", heading[1])
+        try:
+            text = path.read_text(encoding="utf-8", errors="replace")
+        except OSError:  # it was removed since it was read; its lines are for messages only
+            text = ""
+        for number, line in enumerate(text.splitlines(), 1):
+            if (heading := _HEADING.match(line)) is not None:
+                name = re.sub(r"[\s\"']", "", heading[1] or heading[2])
                 self._lines.setdefault(name, []).append(number)
+
+    def line(self, name: str, index: int = 0) -> int | None:
+        """The line of the heading `[name]`, or of the heading `[[name]]` number `index`, from 0."""
+        lines = self._lines.get(re.sub(r"[\s\"']", "", name), [])
+        return lines[index] if index < len(lines) else None
 
     def of(self, name: str, index: int) -> str:
         """The place of the heading `[[name]]` number `index`, from 0."""
-        lines = self._lines.get(name, [])
-        line = f":{lines[index]}" if index < len(lines) else ""
-        return f"{self._name}{line} {name}[{index}]"
+        line = self.line(name, index)
+        return f"{self._name}{'' if line is None else f':{line}'} {name}[{index}]"
+
+
+class _Table(NamedTuple):
+    """A table of the file: where it stands, and what it has."""
+
+    name: str
+    reader: TableReader
+    """Its errors name the file and the line."""
+    place: str
+    given: dict[str, object]
+
+    def error(self, key: str, message: str) -> ConfigError:
+        return self.reader.error(self.name, key, message)
 
 
 class _File:
-    def __init__(self, reader: TableReader, places: _Places, tables: dict[str, object]) -> None:
-        self._reader = reader
+    def __init__(self, path: Path, places: _Places, tables: dict[str, object]) -> None:
+        self._path = path
         self._places = places
         self._tables = tables
+        self._reader = self._reader_at(None)
 
     def read(self) -> AccessFile:
-        for name in self._tables:
+        for name, value in self._tables.items():
             if name not in ("identities", "peers", "roles"):
-                raise self._reader.error("", name, "unknown table (known: identities, peers, roles)")
-        roles = {name: self._role(name, value) for name, value in self._table("roles", self._tables).items()}
+                raise self._reader.unknown_key("", name, value, ["identities", "peers", "roles"])
+        roles = {name: self._role(name, value) for name, value in self._table("roles", self._tables).given.items()}
+        holders: dict[str, Identity | Peer] = {}
+        proofs: dict[tuple[str, str], str] = {}
+
+        def taken(table: _Table, holder: Identity | Peer) -> None:
+            """One name has one caller, and so has one credential."""
+            if holder.name in holders:
+                raise table.error("name", f"{quoted(holder.name)} names two callers")
+            holders[holder.name] = holder
+            for kind in _CREDENTIALS:
+                value: str = getattr(holder.credential, kind)
+                if value and proofs.setdefault((kind, value), holder.name) != holder.name:
+                    other = proofs[kind, value]
+                    raise table.error(kind, f"{quoted(other)} and {quoted(holder.name)} have the same one")
+
         identities: dict[str, Identity] = {}
-        for identity in [self._identity(given, roles) for given in self._entries("identities", self._tables)]:
-            if identity.name in identities:
-                raise self._reader.error("identities", "name", f"{quoted(identity.name)} names two identities")
+        for table in self._entries("identities", self._tables):
+            identity = self._identity(table, roles)
+            taken(table, identity)
             identities[identity.name] = identity
         peers: dict[str, Peer] = {}
-        for index, given in enumerate(self._entries("peers", self._tables)):
-            peer = self._peer(index, given)
-            if peer.name in peers or peer.name in identities:
-                what = "two peers" if peer.name in peers else "an identity and a peer"
-                raise self._reader.error("peers", "name", f"{quoted(peer.name)} names {what}")
+        for table in self._entries("peers", self._tables):
+            peer = self._peer(table)
+            taken(table, peer)
             peers[peer.name] = peer
-        self._check_credentials([*identities.values(), *peers.values()])
         return AccessFile(MappingProxyType(identities), MappingProxyType(peers))
 
-    def _table(self, name: str, tables: dict[str, object]) -> dict[str, object]:
-        value = tables.get(name.rpartition(".")[2], {})
-        if not isinstance(value, dict):
-            raise self._reader.error("", name, f"expected the table [{name}], found {noun(value)}")
-        return dict(value)
+    def _reader_at(self, line: int | None) -> TableReader:
+        source = str(self._path) if line is None else f"{self._path}:{line}"
+        return TableReader(source, self._path.absolute().parent, is_configuration=False)
 
-    def _entries(self, name: str, tables: dict[str, object]) -> list[dict[str, object]]:
+    def _table(self, name: str, tables: dict[str, object]) -> _Table:
+        value = tables.get(name.rpartition(".")[2], {})
+        reader = self._reader_at(self._places.line(name))
+        if not isinstance(value, dict):
+            raise reader.error("", name, f"expected the table [{name}], found {noun(value)}")
+        return _Table(name, reader, "", dict(value))
+
+    def _entries(self, name: str, tables: dict[str, object]) -> list[_Table]:
         value = tables.get(name.rpartition(".")[2], [])
         if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
             raise self._reader.error("", name, f"expected tables, each under the heading [[{name}]]")
-        return [dict(entry) for entry in value]
+        return [
+            _Table(
+                f"{name}[{index}]",
+                self._reader_at(self._places.line(name, index)),
+                self._places.of(name, index),
+                dict(entry),
+            )
+            for index, entry in enumerate(value)
+        ]
 
     def _role(self, name: str, value: object) -> Role:
         table = f"roles.{name}"
         if not isinstance(value, dict):
             raise self._reader.error("", table, f"expected the table [{table}], found {noun(value)}")
-        for key in value:
+        for key, found in value.items():
             if key not in ("grants", "limits"):
-                raise self._reader.error(table, key, "unknown key (known: grants, limits)")
-        grants = [
-            self._grant(f"{table}.grants", index, given)
-            for index, given in enumerate(self._entries(f"{table}.grants", value))
-        ]
-        limits = self._reader.section(_LimitsForm, f"{table}.limits", self._table(f"{table}.limits", value))
+                raise self._reader_at(self._places.line(table)).unknown_key(table, key, found, ["grants", "limits"])
+        grants = [self._grant(entry) for entry in self._entries(f"{table}.grants", value)]
+        found = self._table(f"{table}.limits", value)
+        limits = found.reader.section(_LimitsForm, found.name, found.given)
         given = {limit.name: getattr(limits, limit.name) for limit in fields(limits)}
         return Role(name, tuple(grants), MappingProxyType({key: at for key, at in given.items() if at is not None}))
 
-    def _grant(self, table: str, index: int, given: dict[str, object]) -> Grant:
-        place = self._places.of(table, index)
-        which = f"{table}[{index}]"
-        form = self._reader.section(_GrantForm, which, given)
+    def _grant(self, table: _Table) -> Grant:
+        form = table.reader.section(_GrantForm, table.name, table.given)
         if not form.allow and not form.deny:
-            raise self._reader.error(which, "allow", "is missing; a grant allows or denies something")
+            raise table.error("allow", "is missing; a grant allows or denies something")
         on_topics = (form.allow | form.deny) - SERVER_ACTIONS
         if on_topics and not form.topics:
             words = ", ".join(sorted(action.value for action in on_topics))
-            raise self._reader.error(which, "topics", f"is missing, and {words} needs it")
+            raise table.error("topics", f"is missing, and {words} needs it")
         if form.deny and (form.rows or form.hide):
-            raise self._reader.error(which, "deny", "cannot be combined with rows or hide; deny the whole topic")
+            raise table.error("deny", "cannot be combined with rows or hide; deny the whole topic")
+        for key in ("rows", "hide"):
+            if not on_topics and getattr(form, key):
+                words = ", ".join(sorted(action.value for action in form.allow))
+                raise table.error(key, f"restricts actions on topics; {words} is for the whole server")
         return Grant(
-            place,
+            table.place,
             form.topics,
             matcher(form.topics) if form.topics else _no_topic,
             form.allow,
             form.deny,
-            self._rows(which, form.rows) if form.rows else None,
+            self._rows(table, form.rows) if form.rows else None,
             form.hide,
         )
 
-    def _rows(self, table: str, text: str) -> Filter:
+    def _rows(self, table: _Table, text: str) -> Filter:
         tree = parse(text)
         for node in walk(tree):
             if isinstance(node, Metadata) and node.name not in (MetadataName.KEY, MetadataName.TOPIC):
-                raise self._reader.error(
-                    table, "rows", f"@{node.name.value} changes without a new record; use fields, @key and @topic"
+                raise table.error(
+                    "rows", f"@{node.name.value} changes without a new record; use fields, @key and @topic"
                 )
             if isinstance(node, Call) and node.function is Function.NOW_MICROS:
-                raise self._reader.error(table, "rows", "NOW_MICROS() changes without a new record")
+                raise table.error("rows", "NOW_MICROS() changes without a new record")
+        try:
+            # Regular expressions are not read before.
+            compile_filter(tree, key_paths=[], allow_now=False)
+        except FilterError as error:
+            raise table.error("rows", error.message) from None
         return tree
 
-    def _credential(self, table: str, name: str, form: _CredentialForm) -> Credential:
+    def _credential(self, table: _Table, form: _CredentialForm, name: str) -> Credential:
         if not name:
-            raise self._reader.error(table, "name", "is missing")
-        given = [key for key in ("certificate", "token_sha256", "jwt") if getattr(form, key)]
+            raise table.error("name", "is missing")
+        given = [key for key in _CREDENTIALS if getattr(form, key)]
         if name == ANONYMOUS and not given and isinstance(form, _IdentityForm):
-            return Credential()
+            return Credential(expire_micros=form.expires)
         if len(given) != 1:
             found = " and ".join(given) if given else "none"
-            raise self._reader.error(
-                table, "", f"{quoted(name)} needs one of certificate, token_sha256 and jwt, found {found}"
-            )
+            raise table.error("", f"{quoted(name)} needs one of certificate, token_sha256 and jwt, found {found}")
         return Credential(form.certificate, form.token_sha256, form.jwt, form.expires)
 
-    def _identity(self, given: dict[str, object], roles: dict[str, Role]) -> Identity:
-        form = self._reader.section(_IdentityForm, "identities", given)
-        credential = self._credential("identities", form.name, form)
+    def _identity(self, table: _Table, roles: dict[str, Role]) -> Identity:
+        form = table.reader.section(_IdentityForm, table.name, table.given)
+        credential = self._credential(table, form, form.name)
         for name in form.roles:
             if name not in roles:
-                raise self._reader.error("identities", "roles", f"{quoted(form.name)} has the unknown role {name}")
+                near = difflib.get_close_matches(name, roles, n=1)
+                hint = f", did you mean {quoted(near[0])}?" if near else ""
+                raise table.error("roles", f"{quoted(form.name)} has the unknown role {quoted(name)}{hint}")
         return Identity(form.name, credential, tuple(roles[name] for name in form.roles))
 
-    def _peer(self, index: int, given: dict[str, object]) -> Peer:
-        form = self._reader.section(_PeerForm, "peers", given)
-        credential = self._credential("peers", form.name, form)
-        return Peer(self._places.of("peers", index), form.name, credential, form.topics, matcher(form.topics))
-
-    def _check_credentials(self, holders: list[Identity | Peer]) -> None:
-        """One credential names one caller."""
-        names: dict[tuple[str, str], str] = {}
-        for holder in holders:
-            for kind in ("certificate", "token_sha256", "jwt"):
-                value: str = getattr(holder.credential, kind)
-                other = names.setdefault((kind, value), holder.name) if value else holder.name
-                if other != holder.name:
-                    raise ConfigError(
-                        str(
-                            self._reader.error("", kind, f"{quoted(other)} and {quoted(holder.name)} have the same one")
-                        )
-                    )
+    def _peer(self, table: _Table) -> Peer:
+        form = table.reader.section(_PeerForm, table.name, table.given)
+        credential = self._credential(table, form, form.name)
+        return Peer(table.place, form.name, credential, form.topics, matcher(form.topics))
 
 
 def _no_topic(name: str) -> bool:

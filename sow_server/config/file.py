@@ -109,6 +109,10 @@ def parse_toml(path: Path) -> dict[str, object]:
         line, column = _end_of(text) if where is None or where[1] is None else (int(where[1]), int(where[2]))
         message = text_of_error if where is None else text_of_error[: where.start()]
         raise ConfigError(f"{path}:{line}:{column}: {message[:1].lower()}{message[1:]}") from error
+    except RecursionError:
+        raise ConfigError(f"{path}: tables or arrays are nested too deeply") from None
+    except ValueError as error:
+        raise ConfigError(f"{path}: has an integer of more than 64 bits") from error
 
 
 def _end_of(text: str) -> tuple[int, int]:
@@ -118,9 +122,11 @@ def _end_of(text: str) -> tuple[int, int]:
 class TableReader:
     """Reads the tables of one file; every error begins with the file's name."""
 
-    def __init__(self, source: str, folder: Path) -> None:
+    def __init__(self, source: str, folder: Path, *, is_configuration: bool = True) -> None:
+        """`is_configuration`: it has the tables of a `Config`, and a key in the wrong one is told the right one."""
         self._source = source
         self._folder = folder
+        self._is_configuration = is_configuration
 
     def error(self, table: str, key: str, message: str) -> ConfigError:
         where = f"[{table}] {key}" if table and key else f"[{table}]" if table else key
@@ -192,7 +198,7 @@ class TableReader:
         for key, value in given.items():
             knob = known.get(key)
             if knob is None:
-                raise self._unknown_key(table, key, value, list(known))
+                raise self.unknown_key(table, key, value, list(known))
             try:
                 values[knob.field] = knob.kind.read(value, self._folder)
             except ValueError as error:
@@ -364,9 +370,10 @@ class TableReader:
         if isinstance(value, dict):
             near = [f"[{table}]" for table in difflib.get_close_matches(name, known, n=1)]
             return self.error(name, "", f"unknown table{_near(near) or _known(known)}")
-        return self._unknown_key("", name, value, [])
+        return self.unknown_key("", name, value, [])
 
-    def _unknown_key(self, table: str, key: str, value: object, known: list[str]) -> ConfigError:
+    def unknown_key(self, table: str, key: str, value: object, known: list[str]) -> ConfigError:
+        """The error about a key that is none of the known ones."""
         near = difflib.get_close_matches(key, known, n=1)
         if near:
             return self.error(table, key, f"unknown key{_near(near)}")
@@ -375,7 +382,7 @@ class TableReader:
             return self.error(
                 table, key, f"unknown key; if it is part of a topic's name, write [topics.{quoted(dotted)}]"
             )
-        homes = [knob.table for knob in knobs() if knob.key == key and knob.table != table]
+        homes = [knob.table for knob in knobs() if self._is_configuration and knob.key == key and knob.table != table]
         if homes:
             home = "topics.NAME" if table == "defaults" and "topics.NAME" in homes else homes[0]
             return self.error(table, key, f"unknown key, it belongs in [{home}]")

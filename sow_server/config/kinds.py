@@ -41,7 +41,8 @@ def noun(value: object) -> str:
         case bool():
             return "true" if value else "false"
         case int():
-            return f"the integer {value}"
+            # Python refuses to print one of thousands of digits, which base 16 may give.
+            return f"the integer {value}" if abs(value) < 2**64 else "an integer of more than 64 bits"
         case float():
             return f"the number {value}"
         case str():
