@@ -98,6 +98,8 @@ class AccessControl:
         """Read key files anew that have changed."""
         self._looking: asyncio.Task[None] | None = None
         self._reloading: asyncio.Task[None] | None = None
+        self._one_reload = asyncio.Lock()
+        """Two at a time could end with the older file."""
         access = config.access
         file = read_access(config)
         try:
@@ -152,14 +154,15 @@ class AccessControl:
         if path is None:
             log.warning("access_reload_refused", cause="there is no access file, see [access] file")
             raise StoreError(Reason.INVALID_ARGUMENT, "this server has no access file, see [access] file")
-        try:
-            file = await asyncio.get_running_loop().run_in_executor(self._readers, load_access, path)
-        except ConfigError as error:
-            log.error("access_reload_failed", cause=str(error))
-            raise StoreError(
-                Reason.INVALID_ARGUMENT, f"the access file has a fault, and nothing was changed: {error}"
-            ) from error
-        ended = self.authorizer.replace(file)
+        async with self._one_reload:
+            try:
+                file = await asyncio.get_running_loop().run_in_executor(self._readers, load_access, path)
+            except ConfigError as error:
+                log.error("access_reload_failed", cause=str(error))
+                raise StoreError(
+                    Reason.INVALID_ARGUMENT, f"the access file has a fault, and nothing was changed: {error}"
+                ) from error
+            ended = self.authorizer.replace(file)
         log.info("access_reloaded", identities=len(file.identities), peers=len(file.peers), ended_calls=ended)
         return len(file.identities), ended
 
@@ -185,7 +188,7 @@ class AccessControl:
     async def _look(self) -> None:
         while True:
             await asyncio.sleep(LOOK_SECONDS)
-            self.authorizer.end_expired()
+            self.authorizer.look()
             for refresh in self._refreshed:
                 try:
                     await asyncio.get_running_loop().run_in_executor(self._readers, refresh)

@@ -5,6 +5,7 @@ file           reads the access file
 needs          one table: what each RPC needs
 permissions    decides: identity, action and topic in, decision out
 credentials    finds the identity of a call: certificate, token, JWT
+failures       bounds the cost of failed attempts
 authorizer     admits each call, or refuses it; owns the sessions
 caller         what a handler may reach: topics, with the rows and fields that are granted
 audit          writes the audit log

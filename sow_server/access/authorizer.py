@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-from sow_server.access.audit import AuditLog, Value
+from sow_server.access.audit import Audit, Value
 from sow_server.access.caller import Call
 from sow_server.access.credentials import NO_CLAIM, Claim, Directory, Prover, Shown, check_expiry, unknown
+from sow_server.access.failures import Failures, Untold
 from sow_server.access.limits import Usage
 from sow_server.access.model import AccessFile, Identity, Peer
 from sow_server.access.needs import Action, Need, Scope
@@ -22,11 +23,6 @@ from sow_server.access.permissions import Decision, Permissions
 from sow_server.engine.catalog.topics import Topics
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import MICROS
-
-FAILURES_TOLD: Final = 10
-"""Failed attempts of one address in a minute that the audit log has one by one; of the others it has the count."""
-FAILURE_WINDOW_SECONDS: Final = 60.0
-ADDRESSES_MAX: Final = 10_000
 
 
 class AccessObserver(Protocol):
@@ -60,7 +56,7 @@ class Authorizer:
         self,
         topics: Topics,
         file: AccessFile | None,
-        audit: AuditLog,
+        audit: Audit,
         observer: AccessObserver,
         *,
         now_micros: Callable[[], int],
@@ -76,7 +72,7 @@ class Authorizer:
         self._elapsed = elapsed
         self._sessions: dict[tuple[str, str, str], Session] = {}
         self._numbers = itertools.count(1)
-        self._failures: dict[str, _Failures] = {}
+        self.failures: Final = Failures(elapsed)
         self._usage: dict[str, Usage] = {}
         self._permissions: dict[str, Permissions] = {}
         self.guarded: Final = file is not None
@@ -127,7 +123,7 @@ class Authorizer:
             self._check_server_need(call, identity)
             self._tell_begin(call)
         except BaseException:
-            self._leave_usage(call)
+            call.leave()
             raise
         return call, self._enter(call, claim, expire_micros)
 
@@ -191,14 +187,9 @@ class Authorizer:
             self._sessions.pop((session.identity, session.fingerprint, session.address), None)
         if not self.guarded:
             return
-        self._leave_usage(call)
+        call.leave()
         if self._is_audited(call):
             self._audit.write("end", {**_described(call), "code": code, **call.notes})
-
-    def _leave_usage(self, call: Call) -> None:
-        usage = self._usage.get(call.owner)
-        if usage is not None and usage.held("rpcs"):
-            usage.free("rpcs")
 
     # -- audit ---------------------------------------------------------------------------------------------------------
 
@@ -230,23 +221,15 @@ class Authorizer:
     def _failed(self, method: str, address: str, error: StoreError) -> None:
         """Counts a failed attempt. Many of one address are told together, so that a flood cannot fill the disk."""
         self._observer.authentication_failed()
-        host = address.rpartition(":")[0]
-        now = self._elapsed()
-        failures = self._failures.get(host)
-        if failures is None or now - failures.since > FAILURE_WINDOW_SECONDS:
-            if len(self._failures) >= ADDRESSES_MAX:
-                self._failures.clear()
-            untold = 0 if failures is None else failures.untold
-            failures = self._failures[host] = _Failures(now, 0, untold)
-        failures.count += 1
-        if failures.count > FAILURES_TOLD:
-            failures.untold += 1
-            return
-        fields: dict[str, Value] = {"method": method, "address": address, "decision": "unauthenticated"}
-        if failures.untold:
-            fields["attempts_not_told"] = failures.untold
-            failures.untold = 0
-        self._audit.write("authentication_failed", {**fields, "why": error.message})
+        if self.failures.failed(address):
+            self._audit.write(
+                "authentication_failed",
+                {"method": method, "address": address, "decision": "unauthenticated", "why": error.message},
+            )
+
+    def _tell_untold(self, counts: list[Untold]) -> None:
+        for host, attempts in counts:
+            self._audit.write("authentications_failed", {"address": host, "attempts_not_told": attempts})
 
     # -- reload and sessions -------------------------------------------------------------------------------------------
 
@@ -272,15 +255,14 @@ class Authorizer:
         ended = 0
         for session in list(self._sessions.values()):
             name = session.identity
-            same = before.identities.get(name) == file.identities.get(name) and before.peers.get(
-                name
-            ) == file.peers.get(name)
-            if not same:
+            if _may(before, name) != _may(file, name):
                 ended += end_calls(session, changed)
         return ended
 
-    def end_expired(self) -> None:
-        """Ends the calls of credentials that have expired. To be called every second or so."""
+    def look(self) -> None:
+        """Ends the calls of credentials that have expired, and tells the counts of failed attempts that are due. To be
+        called every second or so."""
+        self._tell_untold(self.failures.due())
         now = self._now_micros()
         for session in list(self._sessions.values()):
             if session.expire_micros is not None and session.expire_micros <= now:
@@ -303,7 +285,8 @@ class Authorizer:
         return self._file.peers.get(name)
 
     def close(self) -> None:
-        """Closes the audit log."""
+        """Tells the last counts of failed attempts, and closes the audit log."""
+        self._tell_untold(self.failures.due(at_the_end=True))
         self._audit.close()
 
 
@@ -315,11 +298,11 @@ class Listener:
         self.prover: Final = prover
 
 
-@dataclass(slots=True)
-class _Failures:
-    since: float
-    count: int
-    untold: int
+def _may(file: AccessFile, name: str) -> tuple[object, ...]:
+    """All of a file that decides what streams of a caller may do. Limits are no part of it: new ones hold at once."""
+    identity = file.identities.get(name)
+    grants = None if identity is None else [grant for role in identity.roles for grant in role.grants]
+    return None if identity is None else identity.credential, grants, file.peers.get(name)
 
 
 def end_calls(session: Session, error: StoreError) -> int:

@@ -235,6 +235,11 @@ class Call:
         check_name(name)
         return StoreError(Reason.TOPIC_NOT_FOUND, f"topic: there is no topic {name!r}", field="topic")
 
+    def leave(self) -> None:
+        """Gives back the limits that it has held since it was admitted."""
+        if self._usage is not None:
+            self._usage.free("rpcs")
+
     # -- its life ------------------------------------------------------------------------------------------------------
 
     def runs(self, task: asyncio.Task[object]) -> None:

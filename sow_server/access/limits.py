@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Final
 
@@ -28,7 +29,8 @@ class Usage:
         self.limits = limits
         self._elapsed: Final = elapsed
         self._held: dict[str, int] = {}
-        self._tokens = float(limits.requests_per_second or 0)
+        self._recent = 0.0
+        """Requests that count against the rate: each is forgotten as time passes."""
         self._at = elapsed()
         self._created: dict[str, dict[str, None]] = {"topics": {}, "publishers": {}}
 
@@ -47,6 +49,7 @@ class Usage:
     def free(self, name: str, amount: int = 1) -> None:
         """Gives back."""
         left = self._held.get(name, 0) - amount
+        assert left >= 0, "only what was taken is given back"
         if left:
             self._held[name] = left
         else:
@@ -59,12 +62,12 @@ class Usage:
         if rate is None:
             return
         now = self._elapsed()
-        self._tokens = min(float(rate), self._tokens + (now - self._at) * rate)
+        recent = self._recent = max(0.0, self._recent - (now - self._at) * rate)
         self._at = now
-        if self._tokens < 1:
-            wait = (1 - self._tokens) / rate if rate else 1.0
-            raise exceeded("requests_per_second", rate, round(wait * MICROS))
-        self._tokens -= 1
+        if recent + 1 > rate:
+            # With a rate of 0, waiting does not help.
+            raise exceeded("requests_per_second", rate, math.ceil((recent + 1 - rate) / rate * MICROS) if rate else 0)
+        self._recent += 1
 
     def creates(self, kind: str, name: str, limit: int | None) -> None:
         """Counts something with a name that this identity makes, each name once. Raises StoreError LIMIT_EXCEEDED."""

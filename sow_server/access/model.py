@@ -47,9 +47,9 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """One grant of a role. `place` names its line in the access file."""
+    """One grant of a role. `place` names its line in the access file; grants on other lines are equal."""
 
-    place: str
+    place: str = field(compare=False)
     topics: str
     matches: Callable[[str], bool] = field(compare=False, repr=False)
     allow: frozenset[Action]
@@ -102,7 +102,7 @@ class Identity:
 class Peer:
     """An instance that may replicate to this one, under this name and no other."""
 
-    place: str
+    place: str = field(compare=False)
     name: str
     credential: Credential
     topics: str

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
@@ -88,10 +88,17 @@ class Received(NamedTuple):
 class CallAdmission:
     """Admits the calls of one listener, and counts them."""
 
-    def __init__(self, listener: Listener, rpcs: RpcObserver, in_flight: InFlight) -> None:
+    def __init__(
+        self,
+        listener: Listener,
+        rpcs: RpcObserver,
+        in_flight: InFlight,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
         self._listener = listener
         self._rpcs = rpcs
         self._in_flight = in_flight
+        self._sleep = sleep
 
     def reader(self, kind: type[Message]) -> Callable[[bytes], Received]:
         """Parses requests, if there is room for them: their bytes are counted before."""
@@ -112,11 +119,21 @@ class CallAdmission:
         """The bytes of a request are no longer held."""
         self._in_flight.free(size)
 
-    def admit(self, method: str, need: Need, context: Context) -> tuple[Call, Session | None]:
-        """Raises StoreError."""
+    async def admit(self, method: str, need: Need, context: Context, size: int = 0) -> tuple[Call, Session | None]:
+        """Admits a call with a request of `size` bytes. Of many failed attempts of one address, some wait before they
+        are refused (rule A1). Raises StoreError."""
         listener = self._listener
-        shown = _shown(context) if listener.authorizer.guarded else NOTHING_SHOWN
-        return listener.authorizer.admit(listener.prover, method, need, shown, context.peer(), context.time_remaining)
+        authorizer = listener.authorizer
+        shown = _shown(context) if authorizer.guarded else NOTHING_SHOWN
+        address = context.peer()
+        try:
+            return authorizer.admit(listener.prover, method, need, shown, address, context.time_remaining)
+        except StoreError as error:
+            if error.reason is Reason.UNAUTHENTICATED:
+                with authorizer.failures.held(address, size) as seconds:
+                    if seconds:
+                        await self._sleep(seconds)
+            raise
 
     def finished(self, method: str, admitted: tuple[Call, Session | None] | None, code: str, seconds: float) -> None:
         """A call has ended."""
@@ -198,7 +215,7 @@ def _unary(path: str, need: Need, handler: Handler, admission: CallAdmission) ->
         code = grpc.StatusCode.OK
         admitted: tuple[Call, Session | None] | None = None
         try:
-            admitted = admission.admit(path, need, context)
+            admitted = await admission.admit(path, need, context, size)
             readable(request)
             with admitted[0].holding_bytes(size):
                 return await handler(request, admitted[0])
@@ -226,7 +243,7 @@ def _streaming(path: str, need: Need, handler: Handler, admission: CallAdmission
         admitted: tuple[Call, Session | None] | None = None
         responses: AsyncGenerator[object, None] | None = None
         try:
-            admitted = admission.admit(path, need, context)
+            admitted = await admission.admit(path, need, context, arriving.size)
             call = admitted[0]
             call.runs(_this_task())
             responses = handler(arriving.request(call), call)
@@ -263,6 +280,11 @@ class _Arriving:
         self._admission = admission
         self._single = isinstance(received, Received)
         self._held = received.size if isinstance(received, Received) else 0
+
+    @property
+    def size(self) -> int:
+        """The bytes that are counted."""
+        return self._held
 
     def request(self, call: Call) -> object:
         """The request, or an iterator. Raises StoreError for a single one that is `Unreadable`."""
@@ -313,7 +335,7 @@ def _foreign(
     async def once(request: object, context: Context) -> object:
         admitted: tuple[Call, Session | None] | None = None
         try:
-            admitted = admission.admit(path, need, context)
+            admitted = await admission.admit(path, need, context, _size(request))
             return await handler(_parsed(request), context_of(context, admitted[0]))
         except Exception as error:  # the last line of defence: logged, and answered as INTERNAL
             await end(error, context)
@@ -324,7 +346,7 @@ def _foreign(
     async def many(request: object, context: Context) -> AsyncGenerator[object, None]:
         admitted: tuple[Call, Session | None] | None = None
         try:
-            admitted = admission.admit(path, need, context)
+            admitted = await admission.admit(path, need, context, _size(request))
             admitted[0].runs(_this_task())
             async with aclosing(handler(_parsed(request), context_of(context, admitted[0]))) as responses:
                 async for response in responses:
@@ -350,6 +372,10 @@ def _parsed(request: Any) -> Any:
     if request is _UNREADABLE:
         raise DecodeError
     return request
+
+
+def _size(request: object) -> int:
+    return request.ByteSize() if isinstance(request, Message) else 0
 
 
 async def _all_parsed(requests: AsyncIterator[object]) -> AsyncGenerator[object, None]:
