@@ -7,12 +7,13 @@ changes what the restriction means.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, assert_never
 
 from sow_server.filters.tree import (
     And,
     Arithmetic,
     Between,
+    Boolean,
     Call,
     Compare,
     Expression,
@@ -22,11 +23,14 @@ from sow_server.filters.tree import (
     IsNull,
     Like,
     Matches,
+    Metadata,
     Negate,
     Not,
     Null,
+    Number,
     Or,
     Path,
+    Text,
 )
 
 Steps: TypeAlias = tuple[str, ...]
@@ -90,5 +94,7 @@ def without(expression: Expression, hidden: tuple[Steps, ...]) -> Expression:
             return replace(expression, operand=shown(operand), texts=all_shown(texts))
         case And(operands) | Or(operands):
             return replace(expression, operands=all_shown(operands))
-        case _:
+        case Null() | Boolean() | Number() | Text() | Metadata():
             return expression
+        case _:  # a new kind of node must not pass unseen
+            assert_never(expression)

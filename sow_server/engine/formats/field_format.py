@@ -56,7 +56,8 @@ class FieldFormat:
     def project(self, payload: bytes, projection: Projection) -> bytes:
         included = {path[0].encode() for path in projection.include}
         excluded = {path[0].encode() for path in projection.exclude}
-        hidden = {path[0].encode() for path in projection.hidden}
+        # A longer path leads into no field of this format: in a filter, too, it is null and hides nothing.
+        hidden = {path[0].encode() for path in projection.hidden if len(path) == 1}
 
         def keeps(part: bytes) -> bool:
             name = part.split(b"=", 1)[0]
