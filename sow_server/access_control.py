@@ -186,14 +186,19 @@ class AccessControl:
         self.authorizer.close()
 
     async def _look(self) -> None:
+        causes: list[str] = []
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             self.authorizer.look()
+            before, causes = causes, []
             for refresh in self._refreshed:
                 try:
                     await asyncio.get_running_loop().run_in_executor(self._readers, refresh)
                 except Exception as error:  # noqa: BLE001  # a key file that is being written, or broken: the old keys stay
-                    log.error("keys_unusable", cause=str(error))
+                    causes.append(str(error))
+            if causes != before:  # not once a second
+                for cause in causes:
+                    log.error("keys_unusable", cause=cause)
 
 
 def _now_micros() -> int:

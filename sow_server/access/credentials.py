@@ -41,6 +41,10 @@ _SAN_TYPES: Final[dict[type[x509.GeneralName], str]] = {
 }
 
 
+_UNREADABLE: Final = (ValueError, x509.InvalidVersion, x509.DuplicateExtension, x509.UnsupportedGeneralNameType)
+"""Of a certificate that its authority should not have made; the library has no common ancestor of them."""
+
+
 class Shown(NamedTuple):
     """The credentials that a call shows."""
 
@@ -116,7 +120,7 @@ def _certificate_claim(pem: bytes) -> Claim:
     try:
         certificate = x509.load_pem_x509_certificate(pem)
         names = _certificate_names(certificate)
-    except ValueError as error:
+    except _UNREADABLE as error:
         raise unauthenticated(f"the client certificate cannot be read: {error}") from error
     digest = hashlib.sha256(certificate.public_bytes(Encoding.DER)).hexdigest()
     expire_micros = int(certificate.not_valid_after_utc.timestamp()) * 1_000_000

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import jwt
 
@@ -24,10 +25,36 @@ from sow_server.access.credentials import (
 from sow_server.config import JwtConfig
 
 MICROS: Final = 1_000_000
+EXPIRE_SECONDS_MAX: Final = (2**63 - 1) // MICROS
+"""Answers have the time in 64 bits, in microseconds."""
+_ALGORITHMS: Final = {
+    "EC": ("ES256", "ES384", "ES512"),
+    "RSA": ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512"),
+    "OKP": ("EdDSA",),
+}
+"""The algorithms of each type of key. Symmetric keys have none."""
+_FAULTS: Final = (
+    jwt.PyJWTError,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+"""Faults of a token or a key file. For odd ones the library raises errors of Python: for a number in the place of an
+object, for arrays nested by the thousand, for a time that is infinite."""
 
 
 class KeysUnusable(Exception):
     """The JWKS file cannot be used; the message says why."""
+
+
+class _Keys(NamedTuple):
+    """The keys of a file, and the tokens that were checked with them."""
+
+    by_id: Mapping[str, jwt.PyJWK]
+    known: OrderedDict[bytes, Claim]
 
 
 class Jwts:
@@ -37,8 +64,8 @@ class Jwts:
         """Raises KeysUnusable."""
         self._config = config
         self._stamp: tuple[int, int, int] | None = None
-        self._keys: dict[str, jwt.PyJWK] = {}
-        self._known: OrderedDict[bytes, Claim] = OrderedDict()
+        self._keys = _Keys({}, OrderedDict())
+        """Replaced as a whole: `refresh` runs on another thread than `prove`."""
         self.refresh()
 
     def refresh(self) -> None:
@@ -49,48 +76,52 @@ class Jwts:
             stamp = (state.st_mtime_ns, state.st_ino, state.st_size)
             if stamp == self._stamp:
                 return
-            keys = jwt.PyJWKSet.from_json(path.read_text(encoding="utf-8")).keys
-        except (OSError, ValueError, jwt.PyJWTError) as error:
+            found = jwt.PyJWKSet.from_json(path.read_text(encoding="utf-8")).keys
+            keys = {key.key_id or "": key for key in found if key.key_type in _ALGORITHMS}
+        except (OSError, *_FAULTS) as error:
             raise KeysUnusable(f"{path} holds no JSON web keys ({error})") from error
-        self._keys = {key.key_id or "": key for key in keys}
+        if not keys:
+            raise KeysUnusable(f"{path} holds no public key")
+        self._keys = _Keys(keys, OrderedDict())
         self._stamp = stamp
-        self._known.clear()
 
     def prove(self, shown: Shown) -> Claim:
         """The claim of a token. Raises StoreError UNAUTHENTICATED."""
         token = shown.token
         if not token:
             raise unauthenticated("the call has no bearer token")
-        if len(token) > TOKEN_BYTES_MAX:
+        data = token.encode()
+        if len(data) > TOKEN_BYTES_MAX:
             raise unauthenticated("the bearer token is too long")
-        digest = hashlib.sha256(token.encode())
-        found = self._known.get(digest.digest())
+        digest = hashlib.sha256(data)
+        keys, known = self._keys
+        found = known.get(digest.digest())
         if found is None:
-            found = self._checked(token, digest.hexdigest()[:FINGERPRINT_DIGITS])
-            self._known[digest.digest()] = found
-            if len(self._known) > REMEMBERED:
-                self._known.popitem(last=False)
+            found = known[digest.digest()] = self._checked(keys, token, digest.hexdigest()[:FINGERPRINT_DIGITS])
+            if len(known) > REMEMBERED:
+                known.popitem(last=False)
         return found
 
-    def _checked(self, token: str, fingerprint: str) -> Claim:
+    def _checked(self, keys: Mapping[str, jwt.PyJWK], token: str, fingerprint: str) -> Claim:
         config = self._config
         try:
-            kid = jwt.get_unverified_header(token).get("kid", "")
-            key = self._keys.get(kid)
+            key = keys.get(jwt.get_unverified_header(token).get("kid", ""))
             if key is None:
                 raise unauthenticated("the JWT names a key that is not in the key file")
+            fitting = _ALGORITHMS[str(key.key_type)]
             claims: dict[str, Any] = jwt.decode(
                 token,
                 key.key,
-                algorithms=list(config.algorithms),
+                algorithms=[name for name in config.algorithms if name in fitting],
                 audience=config.audience,
                 issuer=config.issuer,
                 leeway=0,
                 options={"require": ["exp", "aud", "iss", config.claim]},
             )
-        except jwt.PyJWTError as error:
+            expire_seconds = min(int(claims["exp"]), EXPIRE_SECONDS_MAX)
+        except _FAULTS as error:
             raise unauthenticated(f"the JWT is refused: {error}") from error
         name = claims[config.claim]
         if not isinstance(name, str) or not name:
             raise unauthenticated(f"the JWT's claim {config.claim} is no text")
-        return Claim("jwt", (name,), fingerprint, int(claims["exp"]) * MICROS)
+        return Claim("jwt", (name,), fingerprint, expire_seconds * MICROS)
