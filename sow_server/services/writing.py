@@ -14,9 +14,9 @@ def permit_publish(call: Call, publish: Publish, *, dynamic: bool) -> None:
     `dynamic`: it creates a topic that does not exist. Raises StoreError."""
     if call.unrestricted:
         return
+    restriction = call.require(publish.topic, Action.PUBLISH).restriction
     if publish.publisher is not None:
         publish.publisher = own_publisher(call, publish.publisher)
-    restriction = call.require(publish.topic, Action.PUBLISH).restriction
     if call.existing(publish.topic) is None:
         if dynamic and restriction.rows is None and call.may(Action.CREATE, publish.topic):
             call.creates("topics", publish.topic)
