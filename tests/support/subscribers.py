@@ -24,6 +24,7 @@ from sow_server.engine.store import Store
 from sow_server.engine.values.errors import StoreError
 from sow_server.engine.values.model import Expiration, Lifetime, LifetimeKind, TopicSettings
 from sow_server.engine.values.policies import Declared
+from sow_server.filters.restriction import UNRESTRICTED, Restriction
 from sow_server.services.topic_filters import TopicFilters
 from sow_server.subscriptions.consumer import Attachment, Consumer
 from sow_server.subscriptions.consumers import Consumers
@@ -54,6 +55,8 @@ NAMES: Final = {
     (ChangeOp.OOF, ChangeReason.DELETED): "oof deleted",
     (ChangeOp.OOF, ChangeReason.EXPIRED): "oof expired",
     (ChangeOp.OOF, ChangeReason.MATCH): "oof match",
+    (ChangeOp.OOF, ChangeReason.NOT_PERMITTED): "oof not permitted",
+    (ChangeOp.DELETE, ChangeReason.NOT_PERMITTED): "delete not permitted",
     (ChangeOp.DELETE, ChangeReason.NONE): "delete",
     (ChangeOp.EXPIRE, ChangeReason.NONE): "expire",
 }
@@ -138,10 +141,11 @@ def request(
     conflation: int = 0,
     progress: int = PROGRESS_MICROS,
     batch_size: int = 1000,
+    restriction: Restriction = UNRESTRICTED,
 ) -> Request:
     """The request of a subscriber. Raises StoreError."""
 
-    filters = TopicFilters(store.cuts, filter, include, exclude, batch_size)
+    filters = TopicFilters(store.cuts, filter, include, exclude, batch_size, lambda topic: restriction)
     asked = Request(
         filters.view,
         filters.snapshot,
@@ -213,6 +217,7 @@ class Subscribers:
         conflation: int = 0,
         progress: int = PROGRESS_MICROS,
         batch_size: int = 1000,
+        restriction: Restriction = UNRESTRICTED,
         settled: bool = True,
     ) -> Follower:
         """A new subscriber; unless told otherwise it has got what there is for it now. Raises StoreError."""
@@ -234,6 +239,7 @@ class Subscribers:
                 conflation=conflation,
                 progress=progress,
                 batch_size=batch_size,
+                restriction=restriction,
             ),
         )
         if settled:
