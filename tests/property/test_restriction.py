@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pathlib
 from typing import get_args
 
 import msgspec
@@ -13,6 +14,7 @@ from sow_server.engine.formats.field_format import FieldFormat
 from sow_server.engine.formats.json_format import JsonFormat
 from sow_server.engine.formats.msgpack_format import MsgpackFormat
 from sow_server.engine.formats.payloads import Projection
+from sow_server.engine.values.model import TopicSettings
 from sow_server.filters import Filter, Meta, compile_filter, parse, print_filter
 from sow_server.filters.restriction import UNRESTRICTED, Restriction, Steps, hides, joined, without
 from sow_server.filters.tree import (
@@ -43,9 +45,11 @@ from sow_server.filters.tree import (
     children,
     walk,
 )
+from sow_server.query.ordering import callers_order, print_order
 from tests.property.test_filters import KEYS, documents, filters, metas
 from tests.support.examples import examples
 from tests.support.naive_filter import NaiveFilter
+from tests.support.stores import Rig
 
 HIDDEN: list[Steps] = [
     ("a",),
@@ -258,3 +262,27 @@ def test_a_field_of_a_flat_payload_is_hidden_by_its_own_path_only() -> None:
     document = b"client=a|iban=b|"
     assert fields.project(document, Projection(hidden=(("client", "iban"),))) == document
     assert fields.project(document, Projection(hidden=(("client",),))) == b"iban=b|"
+
+
+# --- orders ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        ("/iban", ""),
+        ("/iban DESC, /client/iban[0]", ""),
+        ("/iban/country, /name", "/name"),
+        ("/name, /client[1]/iban", "/name"),
+        ("/name DESC, /client, @key", "/name DESC, /client, @key"),
+        ("@version, /iban", "@version"),
+    ],
+)
+def test_an_order_by_a_hidden_field_decides_nothing(tmp_path: pathlib.Path, text: str, left: str) -> None:
+    rig = Rig(tmp_path)
+    try:
+        topic = rig.create_topic("orders", TopicSettings())
+        found = callers_order(topic, text, (("iban",), ("client", "iban")))
+        assert ("" if found is None else print_order(found.terms)) == left
+    finally:
+        rig.close()
