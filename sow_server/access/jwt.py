@@ -46,6 +46,16 @@ _FAULTS: Final = (
 object, for arrays nested by the thousand, for a time that is infinite."""
 
 
+_WHY: Final[dict[type[Exception], str]] = {
+    jwt.ExpiredSignatureError: "it has expired",
+    jwt.ImmatureSignatureError: "it is not valid yet",
+    jwt.InvalidAlgorithmError: "its algorithm is not configured, or does not fit its key",
+    jwt.InvalidAudienceError: "its audience is another one",
+    jwt.InvalidIssuerError: "its issuer is another one",
+    jwt.InvalidSignatureError: "its signature is not that of the key",
+}
+
+
 class KeysUnusable(Exception):
     """The JWKS file cannot be used; the message says why."""
 
@@ -120,8 +130,15 @@ class Jwts:
             )
             expire_seconds = min(int(claims["exp"]), EXPIRE_SECONDS_MAX)
         except _FAULTS as error:
-            raise unauthenticated(f"the JWT is refused: {error}") from error
+            raise unauthenticated(f"the JWT is refused: {_why(error)}") from error
         name = claims[config.claim]
         if not isinstance(name, str) or not name:
             raise unauthenticated(f"the JWT's claim {config.claim} is no text")
         return Claim("jwt", (name,), fingerprint, expire_seconds * MICROS)
+
+
+def _why(error: Exception) -> str:
+    """The fault of a token, without any part of it: the audit log has it."""
+    if isinstance(error, jwt.MissingRequiredClaimError):
+        return f"it has no {error.claim}"
+    return _WHY.get(type(error), "it is malformed")

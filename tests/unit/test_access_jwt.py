@@ -355,3 +355,21 @@ def test_a_missing_or_binary_key_file_leaves_the_old_keys(jwts: Jwts, keys: Path
     with pytest.raises(KeysUnusable):
         jwts.refresh()
     assert jwts.prove(Shown(token())).names == ("desk",)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "CANARY",
+        "CANARY.CANARY.CANARY",
+        raw({"alg": "CANARY", "kid": "one"}),
+        raw({"alg": "ES256", "kid": "CANARY"}),
+        raw({"alg": "ES256", "kid": ["CANARY"]}),
+        raw({"alg": "ES256", "kid": "one", "crit": ["CANARY"]}),
+        *[token({**CLAIMS, name: "CANARY"}) for name in ("aud", "iss", "exp", "nbf", "iat")],
+        *[token({**CLAIMS, name: ["CANARY"]}) for name in ("aud", "iss", "sub", "exp")],
+    ],
+)
+def test_no_part_of_a_token_is_in_the_refusal(jwts: Jwts, text: str) -> None:
+    """The audit log has the refusal (rule A8)."""
+    assert "CANARY" not in refused(jwts, text)

@@ -1,0 +1,338 @@
+"""The wrapper of every RPC: whatever way a call ends, it gives back what it held (rules A6, A7)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import grpc
+import pytest
+from google.rpc import error_details_pb2, status_pb2
+
+from sow.v1 import sow_pb2
+from sow_server.access.authorizer import Listener
+from sow_server.access.caller import Call
+from sow_server.access.credentials import Tokens
+from sow_server.engine.values.errors import Reason, StoreError
+from sow_server.services.guard import CallAdmission, InFlight, foreign_handlers, handlers
+from tests.support.access import grant, identity
+from tests.support.access_parts import HERE, Guarded, access_of
+
+SERVICE = sow_pb2.DESCRIPTOR.services_by_name["SowService"]
+FILE = identity("desk", "desk") + grant("desk", "orders", "read publish") + "[roles.desk.limits]\nrpcs = 3\n"
+REQUEST = sow_pb2.GetRequest(topic="orders", keys=["a"]).SerializeToString()
+
+
+class Aborted(Exception):
+    """As gRPC ends a handler that aborts."""
+
+
+class FakeContext:
+    """gRPC's context of a call."""
+
+    def __init__(self, token: str) -> None:
+        self._token = token
+        self.reason = ""
+
+    def invocation_metadata(self) -> tuple[tuple[str, str | bytes], ...]:
+        return (("authorization", f"Bearer {self._token}"),) if self._token else ()
+
+    def auth_context(self) -> dict[str, list[bytes]]:
+        return {}
+
+    def peer(self) -> str:
+        return HERE
+
+    def time_remaining(self) -> None:
+        return None
+
+    async def abort(self, code: grpc.StatusCode, message: str, trailing: tuple[tuple[str, bytes], ...]) -> None:
+        found = status_pb2.Status.FromString(dict(trailing)["grpc-status-details-bin"])
+        info = error_details_pb2.ErrorInfo()
+        found.details[0].Unpack(info)
+        self.reason = info.reason
+        raise Aborted
+
+
+class Rpcs:
+    def __init__(self) -> None:
+        self.codes: list[str] = []
+
+    def rpc_finished(self, method: str, code: str, seconds: float) -> None:
+        self.codes.append(code)
+
+
+class Served:
+    """One method of a service behind the guard."""
+
+    def __init__(self, folder: Path, bytes_max: int = 10**6) -> None:
+        self.guarded = Guarded(access_of(folder, FILE))
+        self.rpcs = Rpcs()
+        self.in_flight = InFlight(bytes_max)
+
+        async def no_sleep(seconds: float) -> None:
+            pass
+
+        self.admission = CallAdmission(Listener(self.guarded.authorizer, Tokens()), self.rpcs, self.in_flight, no_sleep)
+
+    def method(self, name: str, handler: Callable[..., object], *, foreign: bool = False) -> Any:
+        """The handler as gRPC gets it; it has the functions that fit its method."""
+        every = {method.name: handler for method in SERVICE.methods}
+        made = (foreign_handlers if foreign else handlers)(SERVICE, SimpleNamespace(**every), self.admission)
+        found = made.service(cast(Any, SimpleNamespace(method=f"/sow.v1.SowService/{name}", invocation_metadata=())))
+        assert found is not None
+        return found
+
+    def check_all_given_back(self) -> None:
+        assert self.in_flight.bytes == 0
+        assert list(self.guarded.authorizer.sessions()) == []
+        for name in self.guarded.authorizer.identities:
+            usage = self.guarded.authorizer.usage_of(self.guarded.authorizer.identities[name])
+            assert [usage.held(limit) for limit in ("rpcs", "bytes_in_flight")] == [0, 0]
+
+
+async def get(
+    served: Served, handler: Callable[..., Awaitable[object]], token: str = "desk", data: bytes = REQUEST
+) -> str:
+    """Calls a method that answers once; returns the reason of its refusal."""
+    method = served.method("Get", handler)
+    context = FakeContext(token)
+    received = method.request_deserializer(data)
+    try:
+        await method.unary_unary(received, context)
+    except Aborted:
+        return context.reason
+    return ""
+
+
+async def answers(request: object, call: Call) -> object:
+    return sow_pb2.GetResponse()
+
+
+async def fails(request: object, call: Call) -> object:
+    raise RuntimeError("CANARY")
+
+
+async def refuses(request: object, call: Call) -> object:
+    raise StoreError(Reason.TOPIC_NOT_FOUND, "there is none")
+
+
+async def aborts_by_cancelling(request: object, call: Call) -> object:
+    raise asyncio.CancelledError
+
+
+@pytest.mark.parametrize(
+    ("handler", "token", "data", "reason"),
+    [
+        (answers, "desk", REQUEST, ""),
+        (fails, "desk", REQUEST, "INTERNAL"),
+        (refuses, "desk", REQUEST, "TOPIC_NOT_FOUND"),
+        (answers, "", REQUEST, "UNAUTHENTICATED"),
+        (answers, "guess", REQUEST, "UNAUTHENTICATED"),
+        (answers, "desk", b"\xff\xff", "INVALID_ARGUMENT"),
+        (answers, "guess", b"\xff\xff", "UNAUTHENTICATED"),
+    ],
+)
+def test_a_call_that_answers_once_gives_all_back(
+    tmp_path: Path, handler: Callable[..., Awaitable[object]], token: str, data: bytes, reason: str
+) -> None:
+    served = Served(tmp_path)
+    for _ in range(5):  # more than `rpcs` allows at a time
+        assert asyncio.run(get(served, handler, token, data)) == reason
+        served.check_all_given_back()
+    assert len(served.rpcs.codes) == 5
+
+
+def test_a_call_that_is_cancelled_gives_all_back(tmp_path: Path) -> None:
+    served = Served(tmp_path)
+    for _ in range(5):
+        with pytest.raises(asyncio.CancelledError):
+            asyncio.run(get(served, aborts_by_cancelling))
+        served.check_all_given_back()
+    assert served.rpcs.codes == ["CANCELLED"] * 5
+
+
+def test_calls_beyond_the_limit_are_refused_and_hold_nothing(tmp_path: Path) -> None:
+    served = Served(tmp_path)
+
+    async def main() -> None:
+        go = asyncio.Event()
+
+        async def waits(request: object, call: Call) -> object:
+            await go.wait()
+            return sow_pb2.GetResponse()
+
+        running = [asyncio.create_task(get(served, waits)) for _ in range(3)]
+        await asyncio.sleep(0)
+        assert await get(served, answers) == "LIMIT_EXCEEDED"
+        go.set()
+        assert await asyncio.gather(*running) == [""] * 3
+
+    asyncio.run(main())
+    served.check_all_given_back()
+
+
+def test_a_request_without_room_is_refused_before_it_is_parsed(tmp_path: Path) -> None:
+    served = Served(tmp_path, bytes_max=10)
+    assert served.in_flight.take(5)
+    assert asyncio.run(get(served, answers)) == "OVERLOADED"
+    assert served.in_flight.bytes == 5
+
+
+# --- streams ---------------------------------------------------------------------------------------------------------
+
+
+async def subscribe(
+    served: Served,
+    handler: Callable[..., AsyncIterator[object]],
+    token: str = "desk",
+    *,
+    meanwhile: Callable[[int], None] = lambda count: None,
+    stop_after: int = 100,
+) -> tuple[str, int]:
+    """Calls a method that answers with a stream; returns the reason of its end, and the number of answers."""
+    method = served.method("Subscribe", handler)
+    context = FakeContext(token)
+    received = method.request_deserializer(b"")
+    count = 0
+
+    async def run() -> None:
+        nonlocal count
+        stream = method.unary_stream(received, context)
+        try:
+            async for _ in stream:
+                count += 1
+                meanwhile(count)
+                if count == stop_after:
+                    break
+                await asyncio.sleep(0)
+        finally:
+            await stream.aclose()
+
+    try:
+        await asyncio.create_task(run())
+    except Aborted:
+        return context.reason, count
+    return "", count
+
+
+async def forever(request: object, call: Call) -> AsyncIterator[object]:
+    while True:
+        yield b""
+        await asyncio.sleep(0)
+
+
+async def two(request: object, call: Call) -> AsyncIterator[object]:
+    yield b""
+    yield b""
+
+
+async def fails_later(request: object, call: Call) -> AsyncIterator[object]:
+    yield b""
+    raise RuntimeError("CANARY")
+
+
+async def refuses_at_once(request: object, call: Call) -> AsyncIterator[object]:
+    raise StoreError(Reason.TOPIC_NOT_FOUND, "there is none")
+    yield b""  # type: ignore[unreachable]  # it makes a generator
+
+
+@pytest.mark.parametrize(
+    ("handler", "token", "stop_after", "end"),
+    [
+        (two, "desk", 100, ("", 2)),
+        (forever, "desk", 3, ("", 3)),
+        (fails_later, "desk", 100, ("INTERNAL", 1)),
+        (refuses_at_once, "desk", 100, ("TOPIC_NOT_FOUND", 0)),
+        (two, "guess", 100, ("UNAUTHENTICATED", 0)),
+    ],
+)
+def test_a_stream_gives_all_back(
+    tmp_path: Path, handler: Callable[..., AsyncIterator[object]], token: str, stop_after: int, end: tuple[str, int]
+) -> None:
+    served = Served(tmp_path)
+    for _ in range(5):
+        assert asyncio.run(subscribe(served, handler, token, stop_after=stop_after)) == end
+        served.check_all_given_back()
+
+
+def test_a_stream_ends_with_the_reason_when_its_grants_change(tmp_path: Path) -> None:
+    served = Served(tmp_path)
+
+    def change(count: int) -> None:
+        if count == 2:
+            assert served.guarded.authorizer.replace(access_of(tmp_path, FILE.replace("read", "consume"))) == 1
+
+    reason, count = asyncio.run(subscribe(served, forever, meanwhile=change))
+    assert reason == "ACCESS_CHANGED"
+    assert count <= 3
+    served.check_all_given_back()
+
+
+def test_a_stream_goes_on_when_the_grants_of_others_change(tmp_path: Path) -> None:
+    served = Served(tmp_path)
+
+    def change(count: int) -> None:
+        if count == 2:
+            more = identity("other", "other") + grant("other", "x", "read")
+            assert served.guarded.authorizer.replace(access_of(tmp_path, "# new\n" + FILE + more)) == 0
+
+    assert asyncio.run(subscribe(served, forever, meanwhile=change, stop_after=10)) == ("", 10)
+    served.check_all_given_back()
+
+
+def test_the_handler_of_a_stream_is_closed_when_its_caller_has_gone(tmp_path: Path) -> None:
+    served = Served(tmp_path)
+    closed: list[bool] = []
+
+    async def noting(request: object, call: Call) -> AsyncIterator[object]:
+        try:
+            with call.holding("subscriptions"):
+                while True:
+                    yield b""
+        finally:
+            closed.append(True)
+
+    asyncio.run(subscribe(served, noting, stop_after=2))
+    assert closed == [True]
+    usage = served.guarded.authorizer.usage_of(served.guarded.authorizer.identities["desk"])
+    assert usage.held("subscriptions") == 0
+
+
+# --- handlers of gRPC's own services ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("token", "data", "fault", "reason"),
+    [
+        ("desk", REQUEST, None, ""),
+        ("guess", REQUEST, None, "UNAUTHENTICATED"),
+        ("desk", b"\xff\xff", None, "INVALID_ARGUMENT"),
+        ("desk", REQUEST, RuntimeError("CANARY"), "INTERNAL"),
+    ],
+)
+def test_a_foreign_call_gives_all_back(
+    tmp_path: Path, token: str, data: bytes, fault: Exception | None, reason: str
+) -> None:
+    served = Served(tmp_path)
+
+    async def handler(request: object, context: object) -> object:
+        if fault is not None:
+            raise fault
+        return sow_pb2.GetResponse()
+
+    async def main() -> str:
+        method = served.method("Get", handler, foreign=True)
+        context = FakeContext(token)
+        try:
+            await method.unary_unary(method.request_deserializer(data), context)
+        except Aborted:
+            return context.reason
+        return ""
+
+    for _ in range(5):
+        assert asyncio.run(main()) == reason
+        served.check_all_given_back()
