@@ -122,6 +122,7 @@ def test_bytes_that_are_no_certificate_are_refused() -> None:
     assert "no client certificate" in refused(Certificates(), Shown("token"))
 
 
+@pytest.mark.filterwarnings("ignore::cryptography.utils.CryptographyDeprecationWarning")  # of the damaged ones
 def test_a_damaged_certificate_is_read_or_refused() -> None:
     """Story: for some faults, such as a version, the library has errors of its own. They became INTERNAL."""
     der = x509.load_pem_x509_certificate(certificate([x509.DNSName("a")], ["x"])).public_bytes(Encoding.DER)

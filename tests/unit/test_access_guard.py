@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -11,6 +11,8 @@ from typing import Any, cast
 import grpc
 import pytest
 from google.rpc import error_details_pb2, status_pb2
+from structlog.testing import capture_logs
+from structlog.typing import EventDict
 
 from sow.v1 import sow_pb2
 from sow_server.access.authorizer import Listener
@@ -24,6 +26,13 @@ from tests.support.access_parts import HERE, Guarded, access_of
 SERVICE = sow_pb2.DESCRIPTOR.services_by_name["SowService"]
 FILE = identity("desk", "desk") + grant("desk", "orders", "read publish") + "[roles.desk.limits]\nrpcs = 3\n"
 REQUEST = sow_pb2.GetRequest(topic="orders", keys=["a"]).SerializeToString()
+
+
+@pytest.fixture(autouse=True)
+def logs() -> Iterator[list[EventDict]]:
+    """The log has the faults; to print them is most of the work."""
+    with capture_logs() as logs:
+        yield logs
 
 
 class Aborted(Exception):
