@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -17,6 +17,7 @@ from sow_server.engine.catalog.topics import Topics
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import MICROS
 from tests.support.access_parts import Clocks
+from tests.support.examples import examples
 from tests.support.parts import NoReports
 
 AT_A_TIME = ("rpcs", "subscriptions", "exports", "loads", "durables")
@@ -226,4 +227,5 @@ class Holders(RuleBasedStateMachine):
         assert [self.usage.held(name) for name in ("exports", "rpcs", "bytes_in_flight")] == [0, 0, 0]
 
 
+Holders.TestCase.settings = settings(max_examples=examples(100))
 test_held_amounts_are_exact = Holders.TestCase

@@ -6,7 +6,7 @@ import re
 from types import MappingProxyType
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sow_server.access import permissions
@@ -16,6 +16,7 @@ from sow_server.access.permissions import DENIED, Decision, Permissions
 from sow_server.engine.values.patterns import matcher
 from sow_server.filters import Filter, Meta, parse
 from sow_server.filters.restriction import UNRESTRICTED
+from tests.support.examples import examples
 from tests.support.naive_filter import NaiveFilter
 
 PATTERNS = [".*", "orders", "o.*", "orders|trades", "trade", "", "orders.eu", "(?i)ORDERS", "[a-z]+"]
@@ -79,6 +80,7 @@ class Oracle:
 
 
 @given(identities, st.lists(st.tuples(st.sampled_from(GRANTABLE), st.sampled_from(TOPICS)), min_size=10, max_size=30))
+@settings(max_examples=examples(200))
 def test_a_decision_is_the_oracles(identity: Identity, questions: list[tuple[Action, str]]) -> None:
     found = Permissions(identity)
     for action, topic in questions:
@@ -97,6 +99,7 @@ def test_a_decision_is_the_oracles(identity: Identity, questions: list[tuple[Act
 
 
 @given(identities)
+@settings(max_examples=examples(100))
 def test_a_topic_exists_for_whoever_may_do_anything_with_it(identity: Identity) -> None:
     found = Permissions(identity)
     for topic in TOPICS:
@@ -107,6 +110,7 @@ def test_a_topic_exists_for_whoever_may_do_anything_with_it(identity: Identity) 
 
 
 @given(identities, st.sampled_from(GRANTABLE), st.sampled_from(TOPICS), st.sampled_from(RECORDS))
+@settings(max_examples=examples(200))
 def test_the_line_that_decides_about_a_record(
     identity: Identity, action: Action, topic: str, record: dict[str, int]
 ) -> None:
@@ -126,6 +130,7 @@ def test_the_line_that_decides_about_a_record(
 
 
 @given(identities)
+@settings(max_examples=examples(60))
 def test_the_cache_changes_no_answer(identity: Identity) -> None:
     kept = permissions.DECISIONS_KEPT
     permissions.DECISIONS_KEPT = 7  # type: ignore[misc]  # a small one is full soon
