@@ -18,6 +18,7 @@ from sow.v1 import sow_pb2
 from sow_server.access.authorizer import Listener
 from sow_server.access.caller import Call
 from sow_server.access.credentials import Tokens
+from sow_server.access.failures import HELD_BYTES_MAX, PER_MINUTE, WAIT_SECONDS
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.services.guard import CallAdmission, InFlight, foreign_handlers, handlers
 from tests.support.access import grant, identity
@@ -82,10 +83,12 @@ class Served:
         self.rpcs = Rpcs()
         self.in_flight = InFlight(bytes_max)
 
-        async def no_sleep(seconds: float) -> None:
-            pass
+        self.waited: list[float] = []
 
-        self.admission = CallAdmission(Listener(self.guarded.authorizer, Tokens()), self.rpcs, self.in_flight, no_sleep)
+        async def sleep(seconds: float) -> None:
+            self.waited.append(seconds)
+
+        self.admission = CallAdmission(Listener(self.guarded.authorizer, Tokens()), self.rpcs, self.in_flight, sleep)
 
     def method(self, name: str, handler: Callable[..., object], *, foreign: bool = False) -> Any:
         """The handler as gRPC gets it; it has the functions that fit its method."""
@@ -344,4 +347,36 @@ def test_a_foreign_call_gives_all_back(
 
     for _ in range(5):
         assert asyncio.run(main()) == reason
+        served.check_all_given_back()
+
+
+# --- many failed attempts --------------------------------------------------------------------------------------------
+
+
+def test_failed_attempts_of_every_kind_of_call_wait(tmp_path: Path) -> None:
+    served = Served(tmp_path)
+    for _ in range(PER_MINUTE + 1):
+        served.guarded.authorizer.failures.failed(HERE)
+
+    async def foreign(request: object, context: object) -> object:
+        raise AssertionError("it is not admitted")
+
+    async def call_foreign(data: bytes) -> None:
+        method = served.method("Get", foreign, foreign=True)
+        with pytest.raises(Aborted):
+            await method.unary_unary(method.request_deserializer(data), FakeContext("guess"))
+
+    large = sow_pb2.GetRequest(topic="x" * HELD_BYTES_MAX, keys=["a"]).SerializeToString()
+    for act, waits in (
+        (lambda: get(served, answers, "guess"), 1),
+        (lambda: get(served, answers, "guess", large), 0),
+        (lambda: subscribe(served, two, "guess"), 1),
+        (lambda: call_foreign(REQUEST), 1),
+        (lambda: call_foreign(large), 0),
+        (lambda: get(served, answers, "desk"), 0),
+        (lambda: subscribe(served, two, "desk"), 0),
+    ):
+        served.waited.clear()
+        asyncio.run(act())
+        assert served.waited == [WAIT_SECONDS] * waits
         served.check_all_given_back()
