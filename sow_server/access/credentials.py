@@ -225,6 +225,6 @@ def check_expiry(claim: Claim, credential: Credential, now_micros: int) -> int |
         return None
     first = min(times)
     if first <= now_micros:
-        moment = datetime.fromtimestamp(first / MICROS, UTC)
+        moment = datetime.fromtimestamp(max(0, first) / MICROS, UTC)  # a zone may lead to before the year 1
         raise unauthenticated(f"the {claim.kind} has expired, at {moment:%Y-%m-%d %H:%M:%S} UTC")
     return first

@@ -249,3 +249,9 @@ def test_the_earlier_end_holds(shown: int | None, given: int | None, expires: in
         for now in (10, 11):
             with pytest.raises(StoreError, match="the jwt has expired"):
                 check_expiry(claim, credential, now)
+
+
+def test_an_end_before_all_years_has_passed() -> None:
+    """Story: 0001-01-01T00:00:00+14:00 is a date of TOML, and no moment that can be shown: it was INTERNAL."""
+    with pytest.raises(StoreError, match="the token has expired"):
+        check_expiry(Claim("token", ("x",), ""), Credential(token_sha256="x", expire_micros=-62135647200_000_000), 9)
