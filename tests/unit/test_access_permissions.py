@@ -153,6 +153,18 @@ def test_a_caller_that_asks_for_many_topics_fills_no_memory() -> None:
     assert len(found._decisions) <= permissions.DECISIONS_KEPT
 
 
+def test_a_deny_of_one_role_beats_the_allow_of_another() -> None:
+    def role(topics: str, *, allow: frozenset[Action], deny: frozenset[Action]) -> Role:
+        return Role(topics, (Grant(topics, topics, matcher(topics), allow, deny, None, ()),), MappingProxyType({}))
+
+    read, nothing = frozenset({Action.READ}), frozenset[Action]()
+    allows, denies = role(".*", allow=read, deny=nothing), role("hr.*", allow=nothing, deny=read)
+    for roles in ((allows, denies), (denies, allows)):
+        found = Permissions(Identity("desk", Credential(), roles))
+        assert found.decide(Action.READ, "orders") == Decision(allowed=True, place=".*")
+        assert found.decide(Action.READ, "hr.pay") == Decision(allowed=False, place="hr.*")
+
+
 def test_without_a_role_nothing_is_allowed() -> None:
     found = Permissions(Identity("desk", Credential(), ()))
     assert {found.decide(action, "orders") for action in Action} == {Decision(allowed=False)}
