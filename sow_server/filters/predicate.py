@@ -38,5 +38,10 @@ class Predicate:
     constant: bool | None
     """The answer for every record; None if it depends on the record."""
 
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The top-level fields it reads, each once."""
+        return tuple(dict.fromkeys(str(steps[0]) for steps in self.paths))
+
     def __call__(self, document: object, meta: Meta) -> bool:
         return self.matches(document, meta)

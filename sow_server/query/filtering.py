@@ -8,6 +8,7 @@ Queries, deletes, restamps and subscriptions take their filters from here, so a 
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final, NamedTuple
@@ -17,7 +18,7 @@ from sow_server.engine.disk.layout import HEADER_BYTES, read_header
 from sow_server.engine.formats.payloads import Format
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.keys import parse_path
-from sow_server.engine.values.model import NEVER, MessageType, PayloadMatcher, RecordMatcher
+from sow_server.engine.values.model import NEVER, MessageType, RecordMatcher, WritableRows
 from sow_server.filters import Filter, FilterError, Meta, Predicate, compile_filter, parse, print_filter
 from sow_server.filters.restriction import UNRESTRICTED, Restriction, joined
 from sow_server.filters.tree import Metadata, MetadataName, walk
@@ -103,17 +104,40 @@ def rows_filter(topic: Topic, restriction: Restriction) -> RecordFilter | None:
     return _on(topic, _compiled_rows(restriction.rows, topic.settings.key), 0)
 
 
-def permitted(topic: Topic, restriction: Restriction) -> PayloadMatcher | None:
-    """Whether a record with a key and a payload, which need not be stored, is among the rows that a restriction allows;
-    None: all are."""
-    found = rows_filter(topic, restriction)
-    if found is None:
+def permitted(topic: Topic, restriction: Restriction) -> WritableRows | None:
+    """The rows that a restriction allows, for records that need not be stored; None: all."""
+    rows = restriction.rows
+    if rows is None:
         return None
-    matches, decode, fixed = found.predicate.matches, found.payloads.decode, found.fixed_meta
-    constant = found.predicate.constant
+    payloads = topic.format
+    return _writable(rows, topic.settings.key, payloads, topic.name)  # type: ignore[arg-type]  # hashed by its identity
+
+
+@lru_cache(maxsize=CACHED_FILTERS)
+def _writable(rows: Filter, key: tuple[str, ...], payloads: Format, topic: str) -> WritableRows:
+    # A decoder for certain fields takes as long to make as a hundred records to decode.
+    found = _compiled_rows(rows, key)
+    predicate, fixed = found.predicate, Meta("", 0, 0, None, topic, 0)
+    matches, constant = predicate.matches, predicate.constant
+
+    def metas(keys: Sequence[bytes]) -> Iterator[Meta]:
+        return (fixed._replace(key=key.decode(errors="backslashreplace")) for key in keys)
+
     if constant is not None:
-        return lambda key, payload: constant
-    return lambda key, payload: matches(decode(payload), fixed._replace(key=key.decode(errors="backslashreplace")))
+        return WritableRows(lambda keys, payloads: [constant] * len(keys), reads_payloads=False)
+    if not predicate.uses_payload:
+        return WritableRows(lambda keys, payloads: [matches(None, meta) for meta in metas(keys)], reads_payloads=False)
+    decode = payloads.decoder(predicate.fields)
+    if not found.uses_metadata:
+        return WritableRows(
+            lambda keys, payloads: [matches(decode(payload), fixed) for payload in payloads], reads_payloads=True
+        )
+    return WritableRows(
+        lambda keys, payloads: [
+            matches(decode(payload), meta) for payload, meta in zip(payloads, metas(keys), strict=True)
+        ],
+        reads_payloads=True,
+    )
 
 
 def _on(topic: Topic, found: _Compiled, now_micros: int) -> RecordFilter:

@@ -363,8 +363,7 @@ def sieve(topic: Topic, given: RecordFilter | None, now_micros: int) -> Sieve | 
     predicate = given.predicate
     matches = predicate.matches
     fixed = given.fixed_meta._replace(now_micros=now_micros)
-    names = dict.fromkeys([str(steps[0]) for steps in predicate.paths])
-    decode = topic.format.decoder(tuple(names)) if predicate.uses_payload else None
+    decode = topic.format.decoder(predicate.fields) if predicate.uses_payload else None
 
     def metas(keys: Sequence[bytes], values: Sequence[bytes]) -> Iterable[Meta]:
         columns = header_columns(values)

@@ -96,7 +96,7 @@ class AccessService:
         name = permissions.identity.name
         for rows in permissions.rows(action, request.topic):
             permits = permitted(topic, Restriction(rows))
-            if permits is not None and permits(key, request.payload):
+            if permits is not None and permits.has(key, request.payload):
                 response.decided_by = permissions.place_of(action, request.topic, rows)
                 response.explanation = f"{name} has {action.value} on {request.topic}, this record included"
                 return

@@ -50,7 +50,8 @@ def fetch_values(draft: Draft, chosen: Sequence[tuple[Job, int]]) -> None:
     wanted: list[bytes] = []
     for job, count in chosen:
         assert job.topic is not None, "the job has been prepared"
-        guarded = isinstance(job.request, Publish) and job.request.permits is not None
+        permits = job.request.permits if isinstance(job.request, Publish) else None
+        guarded = permits is not None and permits.reads_payloads
         if job.delta is not None or guarded or (job.topic.wants_previous and not isinstance(job.request, READ_WHOLE)):
             wanted += store_keys(job, count)
     draft.fetch_values(wanted)
@@ -108,7 +109,7 @@ def _touch_one(draft: Draft, topic: Topic, index: int, key: bytes, request: Touc
     except LifetimeError as error:
         return Refusal(index, error.reason, error.message)
     head = draft.live_head(topic, key, store_key)
-    if head is None or (permits is not None and not permits(key, draft.body(store_key))):
+    if head is None or (permits is not None and not permits.has(key, draft.body(store_key))):
         return Refusal(index, Reason.RECORD_NOT_FOUND, f"key: there is no live record {_shown(key)}")
     if condition is not None and (failed := failed_condition(condition, head, index)) is not None:
         return failed

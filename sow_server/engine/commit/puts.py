@@ -44,6 +44,7 @@ from sow_server.engine.values.model import (
     PublisherPosition,
     Refusal,
     TtlMode,
+    WritableRows,
 )
 
 
@@ -142,15 +143,15 @@ def _remembered(runs: Sequence[AnsweredRun], sequence: int) -> tuple[int, int, i
 def _put_all(draft: Draft, job: Job, request: Publish, topic: Topic, start: int, stop: int, part: Slice) -> None:
     """Puts the records of a slice: runs of plain ones column by column, the others one by one.
 
-    One by one: records without a key, with a refused or already-over lifetime, or replacing an overdue record; and all
-    records if the request has conditions, keeps stamps, merges, is atomic, or wants results.
+    One by one: records without a key, with a refused or already-over lifetime, replacing an overdue record, or outside
+    of the publisher's rows; and all records if the request has conditions, keeps stamps, merges, is atomic, or wants
+    results.
     """
     count = stop - start
     if (
         request.conditions is not None
         or job.delta is not None
         or request.ttl_mode is TtlMode.KEEP
-        or request.permits is not None
         or request.want_results
         or request.atomic
         or count < PLAIN_RECORDS_MIN
@@ -168,6 +169,12 @@ def _put_all(draft: Draft, job: Job, request: Publish, topic: Topic, start: int,
         stamps = [_NEVER_BYTES if head is None else head[EXPIRE_TIME] for head in map(draft.heads.get, store_keys)]
         if min(stamps) <= draft.now_bytes:
             one_by_one.update(index for index, stamp in enumerate(stamps) if stamp <= draft.now_bytes)
+    if request.permits is not None:
+        if one_by_one:
+            # One that expires may put a dead letter under the key of a later record, whose rows are to be judged then.
+            _put_each(draft, job, request, topic, start, stop, part)
+            return
+        one_by_one = _forbidden_records(draft, request.permits, job, request, start, stop)
     if len(one_by_one) * PLAIN_RECORDS_MIN > count:
         _put_each(draft, job, request, topic, start, stop, part)
         return
@@ -179,6 +186,31 @@ def _put_all(draft: Draft, job: Job, request: Publish, topic: Topic, start: int,
         at = index + 1
     if at < count:
         _put_plain(draft, job, request, topic, expire_times[at:], start + at, stop, part)
+
+
+def _forbidden_records(
+    draft: Draft, permits: WritableRows, job: Job, request: Publish, start: int, stop: int
+) -> set[int]:
+    """The records of a slice that the publisher may not write, counted from its begin. All have keys; none expires.
+
+    A key may come twice. The first record of it replaces the stored one, and later ones replace a record of this
+    publisher, which it may write. So if the stored one is hidden, all are refused, and otherwise the new ones decide.
+    """
+    keys: list[bytes] = job.keys[start:stop]  # type: ignore[assignment]  # all have keys
+    allowed = permits.judge(keys, request.payloads[start:stop])
+    found = {index for index, one in enumerate(allowed) if not one}
+    if permits.reads_payloads:
+        store_keys = job.store_keys[start:stop]
+        there = {
+            store_key: key
+            for key, store_key in zip(keys, store_keys, strict=True)
+            if draft.heads[store_key] is not None
+        }
+        seen = permits.judge(list(there.values()), list(map(draft.body, there)))
+        hidden = {store_key for store_key, one in zip(there, seen, strict=True) if not one}
+        if hidden:
+            found.update(index for index, store_key in enumerate(store_keys) if store_key in hidden)
+    return found
 
 
 def _expire_times(request: Publish, topic: Topic, now_micros: int, start: int, stop: int) -> list[int]:
@@ -313,7 +345,7 @@ def _put_one(draft: Draft, topic: Topic, job: Job, request: Publish, index: int,
         return Refusal(index, error.reason, error.message)
     head = draft.live_head(topic, key, store_key)
     permits = request.permits
-    hidden = permits is not None and head is not None and not permits(key, draft.body(store_key))
+    hidden = permits is not None and head is not None and not _seen(draft, permits, key, store_key)
     if condition is not None and (failed := failed_condition(condition, None if hidden else head, index)) is not None:
         return failed
     if hidden:
@@ -330,7 +362,7 @@ def _put_one(draft: Draft, topic: Topic, job: Job, request: Publish, index: int,
                 f" {delta.payload_bytes_max}",
             )
         payload = merged
-    if permits is not None and not permits(key, payload):
+    if permits is not None and not permits.has(key, payload):
         return _forbidden(index)
     if request.ttl_mode is TtlMode.KEEP and head is not None:
         expire_time = read_header(head).expire_time_micros
@@ -353,6 +385,11 @@ def _put_one(draft: Draft, topic: Topic, job: Job, request: Publish, index: int,
         draft.expire(topic, key, store_key, value[HEADER], letters=not delivered)
     ignored = ttl_ignored(topic, lifetime)
     return Applied(key.decode(), version, expire_time, sequence, ttl_ignored=ignored, delivered=delivered)
+
+
+def _seen(draft: Draft, permits: WritableRows, key: bytes, store_key: bytes) -> bool:
+    """Whether an existing record is among the publisher's rows."""
+    return permits.has(key, draft.body(store_key) if permits.reads_payloads else b"")
 
 
 def _forbidden(index: int) -> Refusal:

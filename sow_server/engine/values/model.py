@@ -114,8 +114,20 @@ RecordMatcher = Callable[[bytes, bytes], bool]
 """Whether a record is selected, by its record key and its stored value (header and payload)."""
 
 
-PayloadMatcher = Callable[[bytes, bytes], bool]
-"""Whether a publisher may write a record, by its record key and its payload."""
+@dataclass(frozen=True, slots=True)
+class WritableRows:
+    """The records that a publisher may write, in a topic where it may not write all (rule A4)."""
+
+    judge: Callable[[Sequence[bytes], Sequence[bytes]], Sequence[bool]]
+    """From record keys and payloads: whether each of them is one. In columns, because a call for each record would
+    cost as much as the test itself."""
+    reads_payloads: bool
+    """False: the key decides, so a new record is one if the record that it replaces is one, and payloads may be
+    anything."""
+
+    def has(self, key: bytes, payload: bytes) -> bool:
+        """The same for one record."""
+        return self.judge((key,), (payload,))[0]
 
 
 class PublishChannel:
@@ -148,8 +160,8 @@ class Publish:
     """Whether payloads are merged into the live records (rule P2)."""
     unset_paths: Sequence[str] = ()
     """Fields to remove from each record; only with `delta`."""
-    permits: PayloadMatcher | None = None
-    """Must hold for each new record, and for the live record that it replaces (rule A4); None: all may be written."""
+    permits: WritableRows | None = None
+    """Must have each new record, and the live record that it replaces (rule A4); None: all may be written."""
 
 
 @dataclass(slots=True, eq=False)
@@ -161,8 +173,8 @@ class Touch:
     lifetime: Lifetime = ABSENT
     condition: Condition | None = None
     durability: Durability = Durability.FSYNC
-    permits: PayloadMatcher | None = None
-    """A record for which it does not hold counts as absent (rule A4)."""
+    permits: WritableRows | None = None
+    """A record that it does not have counts as absent (rule A4)."""
 
 
 @dataclass(slots=True, eq=False)
