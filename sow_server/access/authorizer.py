@@ -140,10 +140,9 @@ class Authorizer:
     def _permissions_of(self, holder: Identity | Peer) -> Permissions:
         if isinstance(holder, Peer):
             return Permissions(Identity(holder.name, holder.credential, ()))
-        identity = holder
-        found = self._permissions.get(identity.name)
-        if found is None or found.identity != identity:
-            found = self._permissions[identity.name] = Permissions(identity)
+        found = self._permissions.get(holder.name)
+        if found is None or found.identity is not holder:
+            found = self._permissions[holder.name] = Permissions(holder)
         return found
 
     def usage_of(self, identity: Identity) -> Usage:

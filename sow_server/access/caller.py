@@ -187,11 +187,16 @@ class Call:
         if usage is None:
             yield
             return
-        usage.take(limit, usage.limits.named().get(limit))
+        usage.take(limit, usage.limits.of(limit))
         try:
             yield
         finally:
             usage.free(limit)
+
+    @property
+    def counts_bytes(self) -> bool:
+        """Whether `holding_bytes` has an effect."""
+        return self._usage is not None and self._usage.limits.bytes_in_flight is not None
 
     @contextmanager
     def holding_bytes(self, size: int) -> Iterator[None]:
@@ -209,12 +214,12 @@ class Call:
     def creates(self, kind: str, name: str) -> None:
         """Counts a topic or a publisher that the caller makes. Raises StoreError LIMIT_EXCEEDED."""
         if self._usage is not None:
-            self._usage.creates(kind, name, self._usage.limits.named().get(kind))
+            self._usage.creates(kind, name, self._usage.limits.of(kind))
 
     def check_limit(self, limit: str, held: int) -> None:
         """Raises StoreError LIMIT_EXCEEDED if the caller has `held` of something already, and may have no more."""
         if self._usage is not None:
-            most = self._usage.limits.named().get(limit)
+            most = self._usage.limits.of(limit)
             if most is not None and held >= most:
                 raise exceeded(limit, most)
 

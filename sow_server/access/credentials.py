@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import enum
 import hashlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
@@ -68,8 +69,19 @@ class Claim(NamedTuple):
 NO_CLAIM: Final = Claim("none", (), "")
 
 
+class Asked(enum.Enum):
+    """The part of a call that a prover looks at."""
+
+    NOTHING = enum.auto()
+    TOKEN = enum.auto()
+    CERTIFICATE = enum.auto()
+
+
 class Prover(Protocol):
     """Checks one kind of credential."""
+
+    asks: Asked
+    """The rest of `Shown` may be empty."""
 
     def prove(self, shown: Shown) -> Claim:
         """The names that the credential proves. Raises StoreError UNAUTHENTICATED."""
@@ -99,6 +111,8 @@ def unknown(claim: Claim) -> StoreError:
 
 class Certificates:
     """Client certificates; the TLS handshake has checked their chain and dates."""
+
+    asks = Asked.CERTIFICATE
 
     def __init__(self, is_revoked: Callable[[bytes], bool] = lambda pem: False) -> None:
         self._is_revoked = is_revoked
@@ -144,6 +158,8 @@ def _certificate_names(certificate: x509.Certificate) -> tuple[str, ...]:
 class Tokens:
     """Bearer tokens of 256 random bits, of which the access file has the SHA-256."""
 
+    asks = Asked.TOKEN
+
     def prove(self, shown: Shown) -> Claim:
         digest = hashlib.sha256(_token(shown)).hexdigest()
         return Claim("token", (digest,), digest[:FINGERPRINT_DIGITS])
@@ -160,6 +176,8 @@ def _token(shown: Shown) -> bytes:
 
 class Anonymous:
     """Callers without a credential: they have no name."""
+
+    asks = Asked.NOTHING
 
     def prove(self, shown: Shown) -> Claim:
         return NO_CLAIM

@@ -18,6 +18,7 @@ from sow_server.access.credentials import (
     FINGERPRINT_DIGITS,
     REMEMBERED,
     TOKEN_BYTES_MAX,
+    Asked,
     Claim,
     Shown,
     unauthenticated,
@@ -69,6 +70,8 @@ class _Keys(NamedTuple):
 
 class Jwts:
     """Checks JWTs. The keys are read anew when the file has changed."""
+
+    asks = Asked.TOKEN
 
     def __init__(self, config: JwtConfig) -> None:
         """Raises KeysUnusable."""

@@ -39,6 +39,11 @@ class Limits:
     """Bytes of its requests that are not answered."""
     requests_per_second: int | None = None
 
+    def of(self, name: str) -> int | None:
+        """One limit by its name; None: there is none."""
+        found: int | None = getattr(self, name)
+        return found
+
     def named(self) -> dict[str, int]:
         """The limits that apply, by name."""
         found = {limit.name: getattr(self, limit.name) for limit in fields(self)}

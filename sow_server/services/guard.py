@@ -24,7 +24,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 from sow_server.access.authorizer import Listener, Session
 from sow_server.access.caller import Call
-from sow_server.access.credentials import Shown
+from sow_server.access.credentials import Asked, Shown
 from sow_server.access.needs import Need, need_of
 from sow_server.engine.disk.rocks import Damaged, RocksError
 from sow_server.engine.values.errors import Reason, StoreError
@@ -99,6 +99,8 @@ class CallAdmission:
         self._rpcs = rpcs
         self._in_flight = in_flight
         self._sleep = sleep
+        # The kind that the listener asks for, and no other: reading one costs as much as the rest of the check.
+        self._shown = _SHOWN[listener.prover.asks if listener.authorizer.guarded else Asked.NOTHING]
 
     def reader(self, kind: type[Message]) -> Callable[[bytes], Received]:
         """Parses requests, if there is room for them: their bytes are counted before."""
@@ -124,10 +126,11 @@ class CallAdmission:
         are refused (rule A1). Raises StoreError."""
         listener = self._listener
         authorizer = listener.authorizer
-        shown = _shown(context) if authorizer.guarded else NOTHING_SHOWN
         address = context.peer()
         try:
-            return authorizer.admit(listener.prover, method, need, shown, address, context.time_remaining)
+            return authorizer.admit(
+                listener.prover, method, need, self._shown(context), address, context.time_remaining
+            )
         except StoreError as error:
             if error.reason is Reason.UNAUTHENTICATED:
                 with authorizer.failures.held(address, size) as seconds:
@@ -146,18 +149,29 @@ class CallAdmission:
             self._listener.authorizer.finished(*admitted, code)
 
 
-NOTHING_SHOWN: Final = Shown()
+_NOTHING_SHOWN: Final = Shown()
 
 
-def _shown(context: Context) -> Shown:
+def _token_shown(context: Context) -> Shown:
     token = ""
     for name, value in context.invocation_metadata() or ():
         if name == "authorization":
             text = value if isinstance(value, str) else value.decode("latin-1")
             scheme, _, rest = text.partition(" ")
             token = rest.strip() if scheme.lower() == "bearer" else ""
+    return Shown(token)
+
+
+def _certificate_shown(context: Context) -> Shown:
     certificates = context.auth_context().get("x509_pem_cert", ())
-    return Shown(token, next(iter(certificates), b""))
+    return Shown("", next(iter(certificates), b""))
+
+
+_SHOWN: Final[dict[Asked, Callable[[Context], Shown]]] = {
+    Asked.NOTHING: lambda context: _NOTHING_SHOWN,
+    Asked.TOKEN: _token_shown,
+    Asked.CERTIFICATE: _certificate_shown,
+}
 
 
 def handlers(service: ServiceDescriptor, servicer: object, admission: CallAdmission) -> grpc.GenericRpcHandler:
@@ -217,8 +231,11 @@ def _unary(path: str, need: Need, handler: Handler, admission: CallAdmission) ->
         try:
             admitted = await admission.admit(path, need, context, size)
             readable(request)
-            with admitted[0].holding_bytes(size):
-                return await handler(request, admitted[0])
+            call = admitted[0]
+            if not call.counts_bytes:
+                return await handler(request, call)
+            with call.holding_bytes(size):
+                return await handler(request, call)
         except asyncio.CancelledError:
             code = grpc.StatusCode.CANCELLED
             raise

@@ -1,0 +1,195 @@
+"""The cost of access: credentials, one grant, and a grant with rows, against a server without an access file.
+
+Servers with the same records take turns (`turns`). A ratio is that of CPU times, without to with, so 0.97 × means that
+the guarded server spends 3 % more on a record or a call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from benchmarks.documents import documents
+from benchmarks.followers import Followers
+from benchmarks.processes import TOPIC, SowServer
+from benchmarks.publishing import publish
+from benchmarks.rows import MICROSECONDS, PER_SECOND, TIMES, Figure, Row, Target
+from benchmarks.setting import Setting
+from benchmarks.turns import BUYS, Case, Cases, Ratio, Side, Spent, measured
+from sow_client import Client, Tls
+from tests.support.certificates import Authority
+
+FOLLOWERS: Final = 100
+LOAD_RECORDS: Final = 100_000
+LOADER: Final = "loader"
+"""The name, and the token, of an identity that may write all records."""
+CALLER: Final = "caller"
+OPEN: Final = "no access file"
+BY_HAND: Final = "the filter by hand"
+TOKEN: Final = "token, one grant"
+ROWS: Final = "token, a grant with rows"
+TLS: Final = "TLS, no access file"
+CERTIFICATE: Final = "certificate, one grant"
+GUARDED_TARGET: Final = Target(0.97, f"{TIMES} of without")
+ROWS_TARGET: Final = Target(1.0, f"{TIMES} of by hand")
+
+
+@dataclass(frozen=True, slots=True)
+class _Setup:
+    """A server and its callers."""
+
+    auth: str = "none"
+    guarded: bool = False
+    rows: str = ""
+    """The rows of the caller's grant."""
+    asked: str = ""
+    """The filter that the caller asks with."""
+    tls: bool = False
+
+
+_SETUPS: Final = {
+    OPEN: _Setup(),
+    BY_HAND: _Setup(asked=BUYS),
+    TOKEN: _Setup("token", guarded=True),
+    ROWS: _Setup("token", guarded=True, rows=BUYS),
+    TLS: _Setup(tls=True),
+    CERTIFICATE: _Setup("certificate", guarded=True, tls=True),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Comparison:
+    """Two setups, and the target of their ratio; None: for information."""
+
+    ours: str
+    peer: str
+    target: Target | None
+
+
+_WRITES: Final = (
+    _Comparison(TOKEN, OPEN, GUARDED_TARGET),
+    _Comparison(CERTIFICATE, TLS, GUARDED_TARGET),
+    _Comparison(ROWS, OPEN, None),
+    _Comparison(BY_HAND, OPEN, None),  # the same twice: how much two equal servers differ
+)
+_READS: Final = (
+    _Comparison(TOKEN, OPEN, GUARDED_TARGET),
+    _Comparison(CERTIFICATE, TLS, GUARDED_TARGET),
+    _Comparison(ROWS, BY_HAND, ROWS_TARGET),
+)
+_DELIVERIES: Final = tuple(one for one in _READS if one.ours != CERTIFICATE)
+
+
+def access(setting: Setting) -> Iterator[Row]:
+    """Every case on servers with and without access, in turns."""
+    rounds = setting.size(11, quick=3)
+    cases = Cases(
+        records=setting.size(30_000, quick=10_000),
+        calls=setting.size(1_000, quick=200),
+        loaded=setting.size(60_000, quick=20_000),
+    )
+    with asyncio.Runner() as runner, ExitStack() as stack:
+        sides = {
+            name: _side(stack, runner, setting.directory / str(number), setup, cases)
+            for number, (name, setup) in enumerate(_SETUPS.items())
+        }
+        plan: list[tuple[str, Case, Sequence[_Comparison]]] = [
+            (f"stream publish, {cases.records:,} new records", cases.new_keys, _WRITES),
+            (f"stream publish, {cases.records:,} updates", cases.updates, _WRITES),
+            (f"{cases.calls:,} single publishes", cases.single_publishes, _WRITES),
+            (f"{cases.calls:,} single gets", cases.single_gets, _WRITES),
+            (f"query of the whole topic, {2 * cases.loaded + cases.records:,} records", cases.query, _READS),
+            (f"delete by filter, {cases.records:,} records", cases.deletes, _READS),
+        ]
+        spent: dict[str, list[dict[str, Spent]]] = {}
+        setting.say(f"{rounds} rounds")
+        for number in range(-1, rounds):  # the first one warms up
+            for name, case, _ in plan:
+                of_round = measured(sides, case, number + 1)
+                if number >= 0:
+                    spent.setdefault(name, []).append(of_round)
+        for name, _, comparisons in plan:
+            for comparison in comparisons:
+                yield _row(name, spent[name], comparison)
+        setting.say(f"{rounds} rounds with {FOLLOWERS} followers")
+        following = {name: side for name, side in sides.items() if side.followers is not None}
+        for side in following.values():
+            assert side.followers is not None, "chosen so"
+            side.followers.subscribe([side.filter] * FOLLOWERS)
+        delivered = [measured(following, cases.deliveries, number + 1) for number in range(-1, rounds)][1:]
+        for comparison in _DELIVERIES:
+            yield _row(f"{cases.records:,} updates to each of {FOLLOWERS} followers", delivered, comparison)
+
+
+def _row(name: str, rounds: Sequence[Mapping[str, Spent]], comparison: _Comparison) -> Row:
+    ours, peer = ([one[side] for one in rounds] for side in (comparison.ours, comparison.peer))
+    ratio = Ratio.of([one.micros for one in peer], [one.micros for one in ours])
+    rates = Ratio.of([one.rate for one in ours], [one.rate for one in peer])
+    noted = [f"rounds {ratio.spread} ×", f"rate {_median_rate(ours)} to {_median_rate(peer)}, {rates.median:.2f} ×"]
+    if ours[0].p50_milliseconds:
+        ours_p50, peer_p50 = (statistics.median(one.p50_milliseconds for one in side) for side in (ours, peer))
+        noted.append(f"p50 {ours_p50:.3f} to {peer_p50:.3f} ms")
+    judged = Figure(ratio.median, TIMES)
+    return Row(
+        f"{name}: {comparison.ours}, to {comparison.peer}; server CPU of each, {len(rounds)} rounds",
+        Figure(statistics.median(one.micros for one in ours), MICROSECONDS),
+        peer=Figure(statistics.median(one.micros for one in peer), MICROSECONDS),
+        judged=judged,
+        target=comparison.target,
+        note="; ".join(noted),
+    )
+
+
+def _median_rate(side: Sequence[Spent]) -> Figure:
+    return Figure(statistics.median(one.rate for one in side), PER_SECOND)
+
+
+def _side(stack: ExitStack, runner: asyncio.Runner, home: Path, setup: _Setup, cases: Cases) -> Side:
+    """A server with records, half of which the caller may see if its grant has rows, and its caller."""
+    home.mkdir()
+    authority = Authority(home, "authority")
+    tables = f'[access]\nfile = "{_access_file(home, setup)}"\n' if setup.guarded else ""
+    if setup.tls:
+        issued = authority.issue("server")
+        tables += f'[server.tls]\ncertificate = "{issued.certificate}"\nkey = "{issued.key}"\n'
+        if setup.auth == "certificate":
+            tables += f'client_ca = "{authority.file}"\n'
+    server = stack.enter_context(SowServer(home, server=f'auth = "{setup.auth}"\n', more=tables))
+
+    def client(name: str) -> Client:
+        if not setup.tls:
+            return Client(server.address, token=name if setup.guarded else None)
+        issued = authority.issue(name)
+        return Client(server.address, tls=Tls(authority.file, issued.certificate, issued.key))
+
+    with client(LOADER) as loader:
+        for first in range(0, 2 * cases.loaded, LOAD_RECORDS):
+            publish(loader, documents(range(first, min(first + LOAD_RECORDS, 2 * cases.loaded))), "buffered")
+    caller, publisher = ((("authorization", f"Bearer {name}"),) if setup.guarded else () for name in (CALLER, LOADER))
+    followers = Followers(server.address, metadata=caller, publishing=publisher, runner=runner)
+    if not setup.tls:
+        stack.enter_context(followers)
+    return Side(server, stack.enter_context(client(CALLER)), setup.asked, None if setup.tls else followers)
+
+
+def _access_file(home: Path, setup: _Setup) -> Path:
+    file = home / "auth.toml"
+    file.touch(0o600)
+    lines: list[str] = []
+    for name, rows in ((LOADER, ""), (CALLER, setup.rows)):
+        proof = (
+            f'certificate = "CN:{name}"'
+            if setup.tls
+            else f'token_sha256 = "{hashlib.sha256(name.encode()).hexdigest()}"'
+        )
+        lines += ["[[identities]]", f'name = "{name}"', proof, f'roles = ["{name}"]']
+        lines += [f"[[roles.{name}.grants]]", f"topics = '{TOPIC}'", 'allow = ["read", "publish", "delete"]']
+        lines += [f'rows = "{rows}"'] if rows else []
+    file.write_text("\n".join(lines) + "\n")
+    return file

@@ -1,0 +1,221 @@
+"""Two servers or more, which do the same work in turns: the cases, and the CPU time that each server spends on them.
+
+For differences of a few percent. They do not show in rates, because other users of the machine slow one side down and
+then the other. CPU time hardly depends on them.
+
+[1]  Within a round every side does the same work, and the sides take turns in going first.
+[2]  A ratio is the median of the ratios of the rounds.
+[3]  Documents are those of even numbers and revisions, so all of them have the side `buy` (`BUYS`).
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from benchmarks.documents import TTL_SECONDS, document, documents
+from benchmarks.followers import AT_ONCE_RECORDS, Follower, Followers
+from benchmarks.processes import TOPIC, SowServer
+from benchmarks.publishing import BATCH_RECORDS, publish
+from benchmarks.rows import percentile
+from sow_client import Client
+
+BUYS: Final = "/side = 'buy'"
+"""True for the documents of the cases."""
+EXPIRED_METRIC: Final = "sow_records_expired_total"
+EXPIRING_SECONDS: Final = 1.0
+POLL_SECONDS: Final = 0.2
+EXPIRING_FROM: Final = 1_000_000_000
+"""The number of the first document that expires; below are those that stay."""
+SEED: Final = 7
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """A server, and a caller of it."""
+
+    server: SowServer
+    client: Client
+    filter: str = ""
+    """The caller asks for the records with this filter; "": for all that it may see."""
+    followers: Followers | None = None
+    """Connections of the same caller for subscriptions."""
+
+
+class Done(NamedTuple):
+    """The work of one round of a case."""
+
+    records: int
+    """The records, or the calls, that it was about."""
+    milliseconds: Sequence[float] = ()
+    """Of each call, where calls are made one after the other."""
+
+
+Case = Callable[[Side, int], Done]
+"""Does the work of one round, whose number it gets, on one side."""
+
+
+class Spent(NamedTuple):
+    """The cost of one round of a case on one side."""
+
+    micros: float
+    """CPU time of the server for a record or a call."""
+    rate: float
+    """Records or calls per second."""
+    p50_milliseconds: float
+    """0.0 where no single calls are made."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cases:
+    """The work on one topic."""
+
+    records: int
+    """Records that one round of a case is about."""
+    calls: int
+    """Single calls of a round."""
+    loaded: int = 0
+    """Documents with even numbers that are there before the first round; 0: the updates are of those of the first."""
+
+    def new_keys(self, side: Side, number: int) -> Done:
+        """Publishes new records in a stream."""
+        publish(side.client, _documents(self._new(number)), "buffered")
+        return Done(self.records)
+
+    def updates(self, side: Side, number: int) -> Done:
+        """Replaces random records in a stream."""
+        numbers = random.Random(SEED + number).choices(range(self.loaded or self.records), k=self.records)
+        publish(side.client, _documents(numbers, number + 1), "buffered")
+        return Done(self.records)
+
+    def query(self, side: Side, _number: int) -> Done:
+        """Reads the whole topic, by batches. The count is of the records found."""
+        return Done(sum(len(batch.keys) for batch in side.client.query(TOPIC, side.filter).batches()))
+
+    def expiry(self, side: Side, number: int) -> Done:
+        """Publishes records that expire a second later, and waits until they have."""
+        before = _expired(side.server)
+        first = EXPIRING_FROM + number * self.records
+        payloads = _documents(range(first, first + self.records))
+        with side.client.publisher(
+            TOPIC, ttl=EXPIRING_SECONDS, durability="buffered", batch_records=BATCH_RECORDS
+        ) as publisher:
+            for payload in payloads:
+                publisher.publish(payload)
+        while _expired(side.server) - before < self.records:
+            time.sleep(POLL_SECONDS)
+        return Done(self.records)
+
+    def single_publishes(self, side: Side, number: int) -> Done:
+        """Replaces one record after the other, each by a call of its own."""
+        return _calls(
+            self._some(number),
+            lambda one: side.client.publish(
+                TOPIC, document(2 * one, 2 * number), ttl=TTL_SECONDS, durability="buffered"
+            ),
+        )
+
+    def single_gets(self, side: Side, number: int) -> Done:
+        """Gets one record after the other."""
+
+        def get(one: int) -> None:
+            assert side.client.get(TOPIC, str(2 * one)) is not None, f"there is no record {2 * one}"
+
+        return _calls(self._some(number), get)
+
+    def deliveries(self, side: Side, number: int) -> Done:
+        """Publishes updates, and waits until each follower has them. The followers stay."""
+        followers = side.followers
+        assert followers is not None, "it has followers"
+        for follower in followers.followers:
+            follower.forget()
+        numbers = random.Random(SEED - number).choices(range(self.loaded), k=self.records)
+        offered = followers.publish(
+            _documents(numbers, number), per_tick=AT_ONCE_RECORDS, tick_seconds=0, until=followers.followers
+        )
+        assert _received(followers.followers) == self.records * len(followers.followers), "every change, to everybody"
+        return Done(offered.records)
+
+    def deletes(self, side: Side, number: int) -> Done:
+        """Deletes the new records of the same round by a filter."""
+        first = 2 * self._new(number)[0]
+        chosen = f"/id >= {first}"
+        outcome = side.client.sow_delete(TOPIC, filter=f"{side.filter} AND {chosen}" if side.filter else chosen)
+        assert outcome.deleted == self.records, f"{outcome.deleted} of {self.records} were deleted"
+        return Done(self.records)
+
+    def _new(self, number: int) -> range:
+        first = self.loaded + number * self.records
+        return range(first, first + self.records)
+
+    def _some(self, number: int) -> Sequence[int]:
+        return random.Random(SEED + number).choices(range(self.loaded or self.records), k=self.calls)
+
+
+def measured(sides: Mapping[str, Side], case: Case, number: int) -> dict[str, Spent]:
+    """The cost of one round of a case for each side [1]."""
+    names = list(sides) if number % 2 else list(sides)[::-1]
+    spent: dict[str, Spent] = {}
+    for name in names:
+        server = sides[name].server
+        before, begin = server.cpu_seconds(), time.perf_counter()
+        done = case(sides[name], number)
+        seconds, cpu = time.perf_counter() - begin, server.cpu_seconds() - before
+        p50 = percentile(done.milliseconds, 0.5) if done.milliseconds else 0.0
+        spent[name] = Spent(cpu / done.records * 1e6, done.records / seconds, p50)
+    return spent
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """How the figures of two sides compare, round by round [2]."""
+
+    median: float
+    least: float
+    greatest: float
+
+    @classmethod
+    def of(cls, figures: Sequence[float], others: Sequence[float]) -> Ratio:
+        """Of `figures` to `others`."""
+        ratios = [figure / other for figure, other in zip(figures, others, strict=True)]
+        return cls(statistics.median(ratios), min(ratios), max(ratios))
+
+    @property
+    def spread(self) -> str:
+        """The ratios of single rounds."""
+        return f"{self.least:.3f} to {self.greatest:.3f}"
+
+
+def _documents(numbers: Sequence[int], revision: int = 0) -> list[bytes]:
+    return documents([2 * number for number in numbers], 2 * revision)
+
+
+def _calls(numbers: Sequence[int], call: Callable[[int], object]) -> Done:
+    milliseconds: list[float] = []
+    for number in numbers:
+        begin = time.perf_counter()
+        call(number)
+        milliseconds.append((time.perf_counter() - begin) * 1000)
+    return Done(len(numbers), milliseconds)
+
+
+def _received(followers: Sequence[Follower]) -> int:
+    return sum(len(follower.keys) for follower in followers)
+
+
+def _expired(server: SowServer) -> float:
+    return server.metrics().total(EXPIRED_METRIC)
+
+
+def against_cases(cases: Cases) -> Iterator[tuple[str, Case]]:
+    """The cases that need no credentials, by name."""
+    yield "publish-new", cases.new_keys
+    yield "publish-updates", cases.updates
+    yield "query", cases.query
+    yield "mass-expiry", cases.expiry
+    yield "single-publish", cases.single_publishes
+    yield "single-get", cases.single_gets
