@@ -190,6 +190,7 @@ class AccessControl:
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             self.authorizer.look()
+            self.authorizer.forget_idle()
             before, causes = causes, []
             for refresh in self._refreshed:
                 try:

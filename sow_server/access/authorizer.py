@@ -71,6 +71,8 @@ class Authorizer:
         self._now_micros = now_micros
         self._elapsed = elapsed
         self._sessions: dict[tuple[str, str, str], Session] = {}
+        """By identity, fingerprint and address. A session without calls stays until `forget_idle`, because most callers
+        make one call after the other."""
         self._numbers = itertools.count(1)
         self.failures: Final = Failures(elapsed)
         self._usage: dict[str, Usage] = {}
@@ -120,8 +122,10 @@ class Authorizer:
             usage.request()
             usage.take("rpcs", usage.limits.rpcs)
         try:
-            self._check_server_need(call, identity)
-            self._tell_begin(call)
+            if need.scope is Scope.SERVER or need.action is Action.REPLICATE:
+                self._check_server_need(call, identity)
+            if need.audited or self._audit_reads:
+                self._tell_begin(call)
         except BaseException:
             call.leave()
             raise
@@ -157,7 +161,7 @@ class Authorizer:
             if not isinstance(holder, Peer):
                 self.denied(call, Action.REPLICATE, "", Decision(allowed=False))
                 raise StoreError(Reason.PERMISSION_DENIED, f"{holder.name} is no peer of this instance")
-        elif call.need.scope is Scope.SERVER:
+        else:
             assert call.need.action is not None, "the scope is that of an action"
             call.require_on_server(call.need.action)
 
@@ -174,6 +178,8 @@ class Authorizer:
                 self._now_micros(),
                 expire_micros,
             )
+        else:
+            session.expire_micros = expire_micros  # a reload may have changed it
         session.calls[call] = None
         return session
 
@@ -181,24 +187,17 @@ class Authorizer:
         """A call has ended with the gRPC status `code`."""
         if session is None:
             return
-        session.calls.pop(call, None)
-        if not session.calls:
-            self._sessions.pop((session.identity, session.fingerprint, session.address), None)
+        del session.calls[call]
         if not self.guarded:
             return
         call.leave()
-        if self._is_audited(call):
+        if call.need.audited or self._audit_reads:
             self._audit.write("end", {**_described(call), "code": code, **call.notes})
 
     # -- audit ---------------------------------------------------------------------------------------------------------
 
-    def _is_audited(self, call: Call) -> bool:
-        return call.need.audited or self._audit_reads
-
     def _tell_begin(self, call: Call) -> None:
         """Raises StoreError AUDIT_UNAVAILABLE for a call that must be audited, and cannot be."""
-        if not self._is_audited(call):
-            return
         told = self._audit.write("begin", {**_described(call), "decision": "allowed"})
         if not told and call.need.audited:
             raise StoreError(
@@ -270,9 +269,15 @@ class Authorizer:
                     StoreError(Reason.ACCESS_CHANGED, f"the {session.credential} of this caller has expired"),
                 )
 
+    def forget_idle(self) -> None:
+        """Forgets sessions without calls. To be called every second or so."""
+        for key, session in list(self._sessions.items()):
+            if not session.calls:
+                del self._sessions[key]
+
     def sessions(self) -> Iterator[Session]:
-        """The sessions, in the order of their begin."""
-        return iter(list(self._sessions.values()))
+        """The sessions with calls, in the order of their begin."""
+        return iter([session for session in self._sessions.values() if session.calls])
 
     def permissions(self, identity: str) -> Permissions | None:
         """The permissions of an identity, for a decision without a call."""

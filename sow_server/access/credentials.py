@@ -238,9 +238,9 @@ def _first(holders: Mapping[tuple[str, str], Holder], claim: Claim) -> Holder | 
 
 def check_expiry(claim: Claim, credential: Credential, now_micros: int) -> int | None:
     """When the credential expires; None: never. Raises StoreError UNAUTHENTICATED if it has."""
-    times = [time for time in (claim.expire_micros, credential.expire_micros) if time is not None]
-    if not times:
+    if claim.expire_micros is None and credential.expire_micros is None:
         return None
+    times = [time for time in (claim.expire_micros, credential.expire_micros) if time is not None]
     first = min(times)
     if first <= now_micros:
         moment = datetime.fromtimestamp(max(0, first) / MICROS, UTC)  # a zone may lead to before the year 1

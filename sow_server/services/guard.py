@@ -95,10 +95,13 @@ class CallAdmission:
         in_flight: InFlight,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        self._listener = listener
+        self._authorizer = listener.authorizer
+        self._prover = listener.prover
         self._rpcs = rpcs
         self._in_flight = in_flight
         self._sleep = sleep
+        self.free: Final = in_flight.free
+        """The bytes of a request are no longer held."""
         # The kind that the listener asks for, and no other: reading one costs as much as the rest of the check.
         self._shown = _SHOWN[listener.prover.asks if listener.authorizer.guarded else Asked.NOTHING]
 
@@ -117,19 +120,14 @@ class CallAdmission:
 
         return read
 
-    def free(self, size: int) -> None:
-        """The bytes of a request are no longer held."""
-        self._in_flight.free(size)
-
     async def admit(self, method: str, need: Need, context: Context, size: int = 0) -> tuple[Call, Session | None]:
         """Admits a call with a request of `size` bytes. Of many failed attempts of one address, some wait before they
         are refused (rule A1). Raises StoreError."""
-        listener = self._listener
-        authorizer = listener.authorizer
+        authorizer = self._authorizer
         address = context.peer()
         try:
             return authorizer.admit(
-                listener.prover, method, need, self._shown(context), address, context.time_remaining
+                self._prover, method, need, self._shown(context), address, context.time_remaining
             )
         except StoreError as error:
             if error.reason is Reason.UNAUTHENTICATED:
@@ -141,12 +139,13 @@ class CallAdmission:
     def finished(self, method: str, admitted: tuple[Call, Session | None] | None, code: str, seconds: float) -> None:
         """A call has ended."""
         self._rpcs.rpc_finished(method, code, seconds)
-        self.left(admitted, code)
+        if admitted is not None:
+            self._authorizer.finished(*admitted, code)
 
     def left(self, admitted: tuple[Call, Session | None] | None, code: str = "") -> None:
         """A call has ended that is not counted."""
         if admitted is not None:
-            self._listener.authorizer.finished(*admitted, code)
+            self._authorizer.finished(*admitted, code)
 
 
 _NOTHING_SHOWN: Final = Shown()
