@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, Self, TypeAlias, TypeVar
 
 import grpc.aio
 
@@ -23,6 +23,7 @@ from benchmarks.rows import percentile
 from sow.v1 import sow_pb2, sow_pb2_grpc, types_pb2
 
 T = TypeVar("T")
+Metadata: TypeAlias = tuple[tuple[str, str], ...]
 
 MICROS: Final = 1_000_000
 AT_ONCE_RECORDS: Final = 1_000
@@ -175,13 +176,29 @@ class Follower:
 class Followers:
     """Owns an event loop, the connections on it, and the subscriptions over them. Its callers are not asynchronous."""
 
-    def __init__(self, address: str, *, publish_to: str = "") -> None:
-        """Subscriptions are at the server of `address`. Loads are published there, too, or to `publish_to`."""
+    def __init__(
+        self,
+        address: str,
+        *,
+        publish_to: str = "",
+        metadata: Metadata = (),
+        publishing: Metadata = (),
+        runner: asyncio.Runner | None = None,
+    ) -> None:
+        """Subscriptions are at the server of `address`. Loads are published there, too, or to `publish_to`.
+
+        `metadata`: of subscriptions, such as a token; `publishing`: of publishes. `runner`: an event
+        loop that is another one's.
+        """
         self._address = address
         self._publish_to = publish_to or address
-        self._runner = asyncio.Runner()
+        self._metadata = metadata
+        self._publishing = publishing
+        self._owns_runner = runner is None
+        self._runner = runner or asyncio.Runner()
         self._channels: list[grpc.aio.Channel] = []
-        self._followers: list[Follower] = []
+        self.followers: list[Follower] = []
+        """Those that are subscribed."""
         self._publisher: sow_pb2_grpc.SowServiceAsyncStub | None = None
 
     def __enter__(self) -> Self:
@@ -193,7 +210,8 @@ class Followers:
         try:
             self.run(self._close())
         finally:
-            self._runner.close()
+            if self._owns_runner:
+                self._runner.close()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Runs the loop until `work` is done."""
@@ -230,7 +248,7 @@ class Followers:
         `SAMPLE_SECONDS`."""
 
         async def work() -> Offered:
-            offered = await _offer(self.publisher(), payloads, per_tick, tick_seconds, durability)
+            offered = await _offer(self.publisher(), payloads, per_tick, tick_seconds, durability, self._publishing)
             for follower in until:
                 await follower.reach(offered.last_sequence)
             return offered
@@ -256,8 +274,8 @@ class Followers:
             stub = self._stub(self._address)
             for text in filters[first : first + STREAMS_PER_CHANNEL]:
                 request = sow_pb2.SubscribeRequest(topic=TOPIC, filter=text, progress_micros=progress_micros)
-                followers.append(Follower(stub.Subscribe(request)))
-        self._followers += followers
+                followers.append(Follower(stub.Subscribe(request, metadata=self._metadata)))
+        self.followers += followers
         await asyncio.gather(*(follower.stand() for follower in followers))
         if reading:
             for follower in followers:
@@ -266,10 +284,10 @@ class Followers:
 
     async def _unsubscribe(self, followers: Sequence[Follower]) -> None:
         await asyncio.gather(*(follower.close() for follower in followers))
-        self._followers = [follower for follower in self._followers if follower not in followers]
+        self.followers = [follower for follower in self.followers if follower not in followers]
 
     async def _close(self) -> None:
-        await self._unsubscribe(self._followers)
+        await self._unsubscribe(self.followers)
         for channel in self._channels:
             await channel.close()
 
@@ -280,8 +298,9 @@ async def _offer(
     per_tick: int,
     tick_seconds: float,
     durability: types_pb2.Durability.ValueType,
+    metadata: Metadata,
 ) -> Offered:
-    call = stub.PublishStream()
+    call = stub.PublishStream(metadata=metadata)
     applied = last_sequence = 0
     ended = 0.0
 

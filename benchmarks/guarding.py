@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 from benchmarks.documents import documents
 from benchmarks.followers import Followers
@@ -26,6 +26,8 @@ from sow_client import Client, Tls
 from tests.support.certificates import Authority
 
 FOLLOWERS: Final = 100
+CALLS: Final = 50
+"""Single calls of a round."""
 LOAD_RECORDS: Final = 100_000
 LOADER: Final = "loader"
 """The name, and the token, of an identity that may write all records."""
@@ -86,52 +88,84 @@ _READS: Final = (
 _DELIVERIES: Final = tuple(one for one in _READS if one.ours != CERTIFICATE)
 
 
+@dataclass(frozen=True, slots=True)
+class _Measurement:
+    """A case, and what its costs are compared with."""
+
+    name: str
+    case: Case
+    comparisons: tuple[_Comparison, ...]
+
+
+_Figures: TypeAlias = dict[str, list[dict[str, Spent]]]
+"""By measurement, then by round and side."""
+
+
 def access(setting: Setting) -> Iterator[Row]:
-    """Every case on servers with and without access, in turns."""
-    rounds = setting.size(11, quick=3)
+    """Every case on servers with and without access, in turns.
+
+    The servers are started anew several times: two equal ones differ by some percent as long as they run.
+    """
+    starts = setting.size(3, quick=1)
+    rounds = setting.size(4, quick=2)
     cases = Cases(
         records=setting.size(30_000, quick=10_000),
-        calls=setting.size(1_000, quick=200),
+        calls=CALLS,
+        delivered=setting.size(5_000, quick=1_000),
         loaded=setting.size(60_000, quick=20_000),
     )
-    with asyncio.Runner() as runner, ExitStack() as stack:
-        sides = {
-            name: _side(stack, runner, setting.directory / str(number), setup, cases)
-            for number, (name, setup) in enumerate(_SETUPS.items())
-        }
-        plan: list[tuple[str, Case, Sequence[_Comparison]]] = [
-            (f"stream publish, {cases.records:,} new records", cases.new_keys, _WRITES),
-            (f"stream publish, {cases.records:,} updates", cases.updates, _WRITES),
-            (f"{cases.calls:,} single publishes", cases.single_publishes, _WRITES),
-            (f"{cases.calls:,} single gets", cases.single_gets, _WRITES),
-            (f"query of the whole topic, {2 * cases.loaded + cases.records:,} records", cases.query, _READS),
-            (f"delete by filter, {cases.records:,} records", cases.deletes, _READS),
-        ]
-        spent: dict[str, list[dict[str, Spent]]] = {}
-        setting.say(f"{rounds} rounds")
-        for number in range(-1, rounds):  # the first one warms up
-            for name, case, _ in plan:
-                of_round = measured(sides, case, number + 1)
-                if number >= 0:
-                    spent.setdefault(name, []).append(of_round)
-        for name, _, comparisons in plan:
-            for comparison in comparisons:
-                yield _row(name, spent[name], comparison)
-        setting.say(f"{rounds} rounds with {FOLLOWERS} followers")
-        following = {name: side for name, side in sides.items() if side.followers is not None}
-        for side in following.values():
-            assert side.followers is not None, "chosen so"
-            side.followers.subscribe([side.filter] * FOLLOWERS)
-        delivered = [measured(following, cases.deliveries, number + 1) for number in range(-1, rounds)][1:]
-        for comparison in _DELIVERIES:
-            yield _row(f"{cases.records:,} updates to each of {FOLLOWERS} followers", delivered, comparison)
+    streams = (
+        _Measurement(f"stream publish, {cases.records:,} new records", cases.new_keys, _WRITES),
+        _Measurement(f"stream publish, {cases.records:,} updates", cases.updates, _WRITES),
+        _Measurement(f"query of the whole topic, {2 * cases.loaded + cases.records:,} records", cases.query, _READS),
+        _Measurement(f"delete by filter, {cases.records:,} records", cases.deletes, _READS),
+    )
+    singles = (
+        _Measurement(f"{CALLS} single publishes", cases.single_publishes, _WRITES),
+        _Measurement(f"{CALLS} single gets", cases.single_gets, _WRITES),
+    )
+    deliveries = (
+        _Measurement(f"{cases.delivered:,} updates to each of {FOLLOWERS} followers", cases.deliveries, _DELIVERIES),
+    )
+    spent: _Figures = {}
+    with asyncio.Runner() as runner:
+        for start in range(starts):
+            setting.say(f"start {start + 1} of {starts}")
+            with ExitStack() as stack:
+                sides = {
+                    name: _side(stack, runner, setting.directory / f"{start}-{number}", setup, cases)
+                    for number, (name, setup) in enumerate(_SETUPS.items())
+                }
+                _measure(sides, streams, rounds, spent)
+                # A single call costs so much that a few percent of it show only where the sides take turns often.
+                _measure(sides, singles, 15 * rounds, spent)
+                following = {name: side for name, side in sides.items() if side.followers is not None}
+                for side in following.values():
+                    assert side.followers is not None, "chosen so"
+                    side.followers.subscribe([side.filter] * FOLLOWERS)
+                _measure(following, deliveries, rounds, spent)
+    for one in (*streams, *singles, *deliveries):
+        for comparison in one.comparisons:
+            yield _row(one.name, spent[one.name], comparison)
+
+
+def _measure(sides: Mapping[str, Side], measurements: Sequence[_Measurement], rounds: int, spent: _Figures) -> None:
+    """Adds the figures of `rounds` rounds, after one that warms up."""
+    for number in range(rounds + 1):
+        for one in measurements:
+            of_round = measured(sides, one.case, number)
+            if number:
+                spent.setdefault(one.name, []).append(of_round)
 
 
 def _row(name: str, rounds: Sequence[Mapping[str, Spent]], comparison: _Comparison) -> Row:
     ours, peer = ([one[side] for one in rounds] for side in (comparison.ours, comparison.peer))
     ratio = Ratio.of([one.micros for one in peer], [one.micros for one in ours])
     rates = Ratio.of([one.rate for one in ours], [one.rate for one in peer])
-    noted = [f"rounds {ratio.spread} ×", f"rate {_median_rate(ours)} to {_median_rate(peer)}, {rates.median:.2f} ×"]
+    noted = [
+        f"rounds {ratio.spread} ×, the middle half {ratio.middle} ×",
+        f"rate {_median_rate(ours)} to {_median_rate(peer)}, {rates.median:.2f} ×",
+    ]
     if ours[0].p50_milliseconds:
         ours_p50, peer_p50 = (statistics.median(one.p50_milliseconds for one in side) for side in (ours, peer))
         noted.append(f"p50 {ours_p50:.3f} to {peer_p50:.3f} ms")

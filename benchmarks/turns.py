@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from benchmarks.documents import TTL_SECONDS, document, documents
-from benchmarks.followers import AT_ONCE_RECORDS, Follower, Followers
+from benchmarks.followers import Follower, Followers
 from benchmarks.processes import TOPIC, SowServer
 from benchmarks.publishing import BATCH_RECORDS, publish
 from benchmarks.rows import percentile
@@ -31,6 +31,8 @@ EXPIRING_SECONDS: Final = 1.0
 POLL_SECONDS: Final = 0.2
 EXPIRING_FROM: Final = 1_000_000_000
 """The number of the first document that expires; below are those that stay."""
+PER_TICK: Final = 50
+TICK_SECONDS: Final = 0.01
 SEED: Final = 7
 
 
@@ -78,6 +80,8 @@ class Cases:
     """Records that one round of a case is about."""
     calls: int
     """Single calls of a round."""
+    delivered: int = 0
+    """Records of a round with followers."""
     loaded: int = 0
     """Documents with even numbers that are there before the first round; 0: the updates are of those of the first."""
 
@@ -133,11 +137,12 @@ class Cases:
         assert followers is not None, "it has followers"
         for follower in followers.followers:
             follower.forget()
-        numbers = random.Random(SEED - number).choices(range(self.loaded), k=self.records)
+        numbers = random.Random(SEED - number).choices(range(self.loaded), k=self.delivered)
+        # Paced, because followers that fall behind read the journal, each by itself.
         offered = followers.publish(
-            _documents(numbers, number), per_tick=AT_ONCE_RECORDS, tick_seconds=0, until=followers.followers
+            _documents(numbers, number), per_tick=PER_TICK, tick_seconds=TICK_SECONDS, until=followers.followers
         )
-        assert _received(followers.followers) == self.records * len(followers.followers), "every change, to everybody"
+        assert _received(followers.followers) == self.delivered * len(followers.followers), "every change, to everybody"
         return Done(offered.records)
 
     def deletes(self, side: Side, number: int) -> Done:
@@ -172,22 +177,28 @@ def measured(sides: Mapping[str, Side], case: Case, number: int) -> dict[str, Sp
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """How the figures of two sides compare, round by round [2]."""
+    """How the figures of two sides compare, in each round ([2])."""
 
     median: float
-    least: float
-    greatest: float
+    ratios: Sequence[float]
+    """In rising order."""
 
     @classmethod
     def of(cls, figures: Sequence[float], others: Sequence[float]) -> Ratio:
         """Of `figures` to `others`."""
-        ratios = [figure / other for figure, other in zip(figures, others, strict=True)]
-        return cls(statistics.median(ratios), min(ratios), max(ratios))
+        ratios = sorted(figure / other for figure, other in zip(figures, others, strict=True))
+        return cls(statistics.median(ratios), ratios)
 
     @property
     def spread(self) -> str:
-        """The ratios of single rounds."""
-        return f"{self.least:.3f} to {self.greatest:.3f}"
+        """The least and the greatest ratio of a round."""
+        return f"{self.ratios[0]:.3f} to {self.ratios[-1]:.3f}"
+
+    @property
+    def middle(self) -> str:
+        """The first and the third quartile."""
+        low, _, high = statistics.quantiles(self.ratios, n=4)
+        return f"{low:.3f} to {high:.3f}"
 
 
 def _documents(numbers: Sequence[int], revision: int = 0) -> list[bytes]:
