@@ -10,11 +10,20 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from sow_server.access.audit import Audit, Value
 from sow_server.access.caller import Call
-from sow_server.access.credentials import NO_CLAIM, Claim, Directory, Prover, Shown, check_expiry, unknown
+from sow_server.access.credentials import (
+    NO_CLAIM,
+    REMEMBERED,
+    Claim,
+    Directory,
+    Prover,
+    Shown,
+    check_expiry,
+    unknown,
+)
 from sow_server.access.failures import Failures, Untold
 from sow_server.access.limits import Usage
 from sow_server.access.model import AccessFile, Identity, Peer
@@ -77,6 +86,8 @@ class Authorizer:
         self.failures: Final = Failures(elapsed)
         self._usage: dict[str, Usage] = {}
         self._permissions: dict[str, Permissions] = {}
+        self._callers: dict[Claim, _Caller] = {}
+        """Identities by their claims, as long as the access file is the same. A call looks up this alone."""
         self.guarded: Final = file is not None
         self._file = file or AccessFile()
         self._directory = Directory.of(self._file)
@@ -98,21 +109,23 @@ class Authorizer:
             return call, None if need.scope is Scope.OPEN else self._enter(call, NO_CLAIM, None)
         try:
             claim = prover.prove(shown)
-            identity, expire_micros = self._identified(claim, need)
+            caller = self._peer_of(claim, need) or self._caller_of(claim)
+            holder = caller.holder
+            expire_micros = check_expiry(claim, holder.credential, self._now_micros())
         except StoreError as error:
             self._failed(method, address, error)
             raise
-        usage = self.usage_of(identity) if isinstance(identity, Identity) else None
+        usage = caller.usage
         call = Call(
             method,
             need,
             self._topics,
-            self._permissions_of(identity),
+            caller.permissions,
             self,
             usage=usage,
             expire_micros=expire_micros,
-            peer=identity if isinstance(identity, Peer) else None,
-            owner=identity.name,
+            peer=holder if isinstance(holder, Peer) else None,
+            owner=holder.name,
             credential=claim.kind,
             fingerprint=claim.fingerprint,
             address=address,
@@ -123,7 +136,7 @@ class Authorizer:
             usage.take("rpcs", usage.limits.rpcs)
         try:
             if need.scope is Scope.SERVER or need.action is Action.REPLICATE:
-                self._check_server_need(call, identity)
+                self._check_server_need(call, holder)
             if need.audited or self._audit_reads:
                 self._tell_begin(call)
         except BaseException:
@@ -131,22 +144,29 @@ class Authorizer:
             raise
         return call, self._enter(call, claim, expire_micros)
 
-    def _identified(self, claim: Claim, need: Need) -> tuple[Identity | Peer, int | None]:
-        if need.action is Action.REPLICATE:
-            peer = self._directory.peer(claim)
-            if peer is not None:
-                return peer, check_expiry(claim, peer.credential, self._now_micros())
-        identity = self._directory.identity(claim)
-        if identity is None:
-            raise unknown(claim)
-        return identity, check_expiry(claim, identity.credential, self._now_micros())
+    def _peer_of(self, claim: Claim, need: Need) -> _Caller | None:
+        if need.action is not Action.REPLICATE:
+            return None
+        peer = self._directory.peer(claim)
+        return None if peer is None else _Caller(peer, Permissions(Identity(peer.name, peer.credential, ())), None)
 
-    def _permissions_of(self, holder: Identity | Peer) -> Permissions:
-        if isinstance(holder, Peer):
-            return Permissions(Identity(holder.name, holder.credential, ()))
-        found = self._permissions.get(holder.name)
-        if found is None or found.identity is not holder:
-            found = self._permissions[holder.name] = Permissions(holder)
+    def _caller_of(self, claim: Claim) -> _Caller:
+        """Raises StoreError UNAUTHENTICATED."""
+        found = self._callers.get(claim)
+        if found is None:
+            identity = self._directory.identity(claim)
+            if identity is None:
+                raise unknown(claim)
+            if len(self._callers) >= REMEMBERED:
+                self._callers.clear()
+            found = _Caller(identity, self._permissions_of(identity), self.usage_of(identity))
+            self._callers[claim] = found
+        return found
+
+    def _permissions_of(self, identity: Identity) -> Permissions:
+        found = self._permissions.get(identity.name)
+        if found is None or found.identity is not identity:
+            found = self._permissions[identity.name] = Permissions(identity)
         return found
 
     def usage_of(self, identity: Identity) -> Usage:
@@ -241,6 +261,7 @@ class Authorizer:
         before, self._file = self._file, file
         self._directory = Directory.of(file)
         self._permissions.clear()
+        self._callers.clear()
         for name, usage in self._usage.items():
             identity = file.identities.get(name)
             if identity is not None:
@@ -307,6 +328,15 @@ def _may(file: AccessFile, name: str) -> tuple[object, ...]:
     identity = file.identities.get(name)
     grants = None if identity is None else [grant for role in identity.roles for grant in role.grants]
     return None if identity is None else identity.credential, grants, file.peers.get(name)
+
+
+class _Caller(NamedTuple):
+    """An identity or a peer, and what its calls share."""
+
+    holder: Identity | Peer
+    permissions: Permissions
+    usage: Usage | None
+    """None: a peer has no limits."""
 
 
 def end_calls(session: Session, error: StoreError) -> int:

@@ -10,6 +10,8 @@ from typing import Final, NamedTuple
 class Action(enum.Enum):
     """Something that a grant allows or denies."""
 
+    __hash__ = object.__hash__  # Enum's own runs Python, and decisions are looked up by action for every call
+
     READ = "read"
     CONSUME = "consume"
     PUBLISH = "publish"

@@ -71,7 +71,10 @@ class Permissions:
         if on_server:
             return Decision(allowed=True, place=allowing[0].place)
         first = next((grant for grant in allowing if grant.rows is None), allowing[0])
-        return Decision(allowed=True, place=first.place, restriction=Restriction(rows_of(allowing), _hidden(grants)))
+        restriction = Restriction(rows_of(allowing), _hidden(grants))
+        if restriction == UNRESTRICTED:
+            restriction = UNRESTRICTED  # so that it is recognised at the first look
+        return Decision(allowed=True, place=first.place, restriction=restriction)
 
     def place_of(self, action: Action, topic: str, rows: Filter) -> str:
         """The line of the first grant that allows the action with these rows."""

@@ -18,7 +18,7 @@ from sow_server.engine.disk.layout import HEADER_BYTES, read_header
 from sow_server.engine.formats.payloads import Format
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.keys import parse_path
-from sow_server.engine.values.model import NEVER, MessageType, RecordMatcher, WritableRows
+from sow_server.engine.values.model import NEVER, MessageType, PermittedRows, RecordMatcher
 from sow_server.filters import Filter, FilterError, Meta, Predicate, compile_filter, parse, print_filter
 from sow_server.filters.restriction import UNRESTRICTED, Restriction, joined
 from sow_server.filters.tree import Metadata, MetadataName, walk
@@ -104,17 +104,17 @@ def rows_filter(topic: Topic, restriction: Restriction) -> RecordFilter | None:
     return _on(topic, _compiled_rows(restriction.rows, topic.settings.key), 0)
 
 
-def permitted(topic: Topic, restriction: Restriction) -> WritableRows | None:
+def permitted(topic: Topic, restriction: Restriction) -> PermittedRows | None:
     """The rows that a restriction allows, for records that need not be stored; None: all."""
     rows = restriction.rows
     if rows is None:
         return None
     payloads = topic.format
-    return _writable(rows, topic.settings.key, payloads, topic.name)  # type: ignore[arg-type]  # hashed by its identity
+    return _permitted(rows, topic.settings.key, payloads, topic.name)  # type: ignore[arg-type]  # hashed by its identity
 
 
 @lru_cache(maxsize=CACHED_FILTERS)
-def _writable(rows: Filter, key: tuple[str, ...], payloads: Format, topic: str) -> WritableRows:
+def _permitted(rows: Filter, key: tuple[str, ...], payloads: Format, topic: str) -> PermittedRows:
     # A decoder for certain fields takes as long to make as a hundred records to decode.
     found = _compiled_rows(rows, key)
     predicate, fixed = found.predicate, Meta("", 0, 0, None, topic, 0)
@@ -124,15 +124,15 @@ def _writable(rows: Filter, key: tuple[str, ...], payloads: Format, topic: str) 
         return (fixed._replace(key=key.decode(errors="backslashreplace")) for key in keys)
 
     if constant is not None:
-        return WritableRows(lambda keys, payloads: [constant] * len(keys), reads_payloads=False)
+        return PermittedRows(lambda keys, payloads: [constant] * len(keys), reads_payloads=False)
     if not predicate.uses_payload:
-        return WritableRows(lambda keys, payloads: [matches(None, meta) for meta in metas(keys)], reads_payloads=False)
+        return PermittedRows(lambda keys, payloads: [matches(None, meta) for meta in metas(keys)], reads_payloads=False)
     decode = payloads.decoder(predicate.fields)
     if not found.uses_metadata:
-        return WritableRows(
+        return PermittedRows(
             lambda keys, payloads: [matches(decode(payload), fixed) for payload in payloads], reads_payloads=True
         )
-    return WritableRows(
+    return PermittedRows(
         lambda keys, payloads: [
             matches(decode(payload), meta) for payload, meta in zip(payloads, metas(keys), strict=True)
         ],

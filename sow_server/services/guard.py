@@ -126,9 +126,7 @@ class CallAdmission:
         authorizer = self._authorizer
         address = context.peer()
         try:
-            return authorizer.admit(
-                self._prover, method, need, self._shown(context), address, context.time_remaining
-            )
+            return authorizer.admit(self._prover, method, need, self._shown(context), address, context.time_remaining)
         except StoreError as error:
             if error.reason is Reason.UNAUTHENTICATED:
                 with authorizer.failures.held(address, size) as seconds:
@@ -156,6 +154,9 @@ def _token_shown(context: Context) -> Shown:
     for name, value in context.invocation_metadata() or ():
         if name == "authorization":
             text = value if isinstance(value, str) else value.decode("latin-1")
+            if text[:7] == "Bearer ":
+                token = text[7:].strip()
+                continue
             scheme, _, rest = text.partition(" ")
             token = rest.strip() if scheme.lower() == "bearer" else ""
     return Shown(token)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from concurrent.futures import Executor
 from contextlib import aclosing
 from dataclasses import replace
@@ -22,8 +22,8 @@ from sow_server.engine.disk.layout import PAYLOAD
 from sow_server.engine.durables import Durable, RewindTo
 from sow_server.engine.values import model
 from sow_server.engine.values.errors import Reason, StoreError
-from sow_server.engine.values.model import MICROS, Delete, Durability, Outcome, PublishChannel
-from sow_server.query.filtering import callers_filter, record_filter, rows_filter
+from sow_server.engine.values.model import MICROS, Delete, Durability, Outcome, PermittedRows, PublishChannel
+from sow_server.query.filtering import callers_filter, permitted, record_filter, rows_filter
 from sow_server.query.ordering import callers_order
 from sow_server.query.projection import projection
 from sow_server.query.scan import Query, RecordBatch, Scan, point_keys
@@ -34,7 +34,7 @@ from sow_server.services.ownership import OwnedDurables
 from sow_server.services.reading import StoreReading
 from sow_server.services.selection import CHANGE_RECORDS, close_after, count, count_selected, selected
 from sow_server.services.submissions import Submissions, settle
-from sow_server.services.writing import permit_delete, permit_publish, permit_touch, permitted_rows
+from sow_server.services.writing import permit_delete, permit_publish, permit_touch
 from sow_server.subscriptions.consumer import Attachment, Consumer
 from sow_server.subscriptions.consumers import Consumers
 from sow_server.subscriptions.hub import Hub
@@ -56,6 +56,13 @@ GET_BYTES_MAX: Final = 16 * 2**20
 """Payloads and keys of one answer: together with the other fields they stay below the largest gRPC message."""
 GET_CHUNK: Final = 256
 """Keys that a get reads on the event loop; a get of more keys runs on a reader thread."""
+
+
+def _among(rows: PermittedRows, keys: Sequence[bytes], values: list[bytes | None]) -> list[bytes | None]:
+    """The stored values that a caller may see, None for the others."""
+    found = [(key, value) for key, value in zip(keys, values, strict=True) if value is not None]
+    allowed = iter(rows.judge([key for key, _ in found], [value[PAYLOAD] for _, value in found]))
+    return [None if value is None or not next(allowed) else value for value in values]
 
 
 async def _until_ready(share: SortShare) -> None:
@@ -214,13 +221,15 @@ class SowService:
     def _get(self, granted: Granted, request: sow_pb2.GetRequest) -> sow_pb2.GetResponse:
         topic, restriction = granted
         projected = projection(topic, request.select.include, request.select.exclude, restriction.hidden)
-        permits = permitted_rows(granted)
         keys = point_keys(request.keys)
         now, values = self._reading.cuts.get(topic, keys)
+        rows = permitted(topic, restriction)
+        if rows is not None:
+            values = _among(rows, keys, values)
         response = sow_pb2.GetResponse(as_of_micros=now)
         size = 0
         for key, value in zip(keys, values, strict=True):
-            if value is None or (permits is not None and not permits(key, value)):
+            if value is None:
                 continue
             payload = None if projected is None else topic.format.project(value[PAYLOAD], projected)
             found = convert.record(self._reading.origins.names, topic, key, value, payload)

@@ -6,6 +6,7 @@ from sow_server.access.caller import Call, Granted
 from sow_server.access.needs import Action
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import Delete, Publish, PublisherPosition, RecordMatcher, Touch
+from sow_server.filters.restriction import UNRESTRICTED
 from sow_server.query.filtering import permitted, rows_filter
 
 
@@ -22,7 +23,8 @@ def permit_publish(call: Call, publish: Publish, *, dynamic: bool) -> None:
             call.creates("topics", publish.topic)
             return
         raise StoreError(Reason.TOPIC_NOT_FOUND, f"topic: there is no topic {publish.topic!r}", field="topic")
-    publish.permits = permitted(*call.topic(publish.topic, Action.PUBLISH))
+    if restriction is not UNRESTRICTED:
+        publish.permits = permitted(*call.topic(publish.topic, Action.PUBLISH))
 
 
 def permit_touch(call: Call, touch: Touch) -> None:

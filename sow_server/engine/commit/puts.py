@@ -40,11 +40,11 @@ from sow_server.engine.values.model import (
     Expiration,
     Lifetime,
     LifetimeKind,
+    PermittedRows,
     Publish,
     PublisherPosition,
     Refusal,
     TtlMode,
-    WritableRows,
 )
 
 
@@ -189,7 +189,7 @@ def _put_all(draft: Draft, job: Job, request: Publish, topic: Topic, start: int,
 
 
 def _forbidden_records(
-    draft: Draft, permits: WritableRows, job: Job, request: Publish, start: int, stop: int
+    draft: Draft, permits: PermittedRows, job: Job, request: Publish, start: int, stop: int
 ) -> set[int]:
     """The records of a slice that the publisher may not write, counted from its begin. All have keys; none expires.
 
@@ -387,7 +387,7 @@ def _put_one(draft: Draft, topic: Topic, job: Job, request: Publish, index: int,
     return Applied(key.decode(), version, expire_time, sequence, ttl_ignored=ignored, delivered=delivered)
 
 
-def _seen(draft: Draft, permits: WritableRows, key: bytes, store_key: bytes) -> bool:
+def _seen(draft: Draft, permits: PermittedRows, key: bytes, store_key: bytes) -> bool:
     """Whether an existing record is among the publisher's rows."""
     return permits.has(key, draft.body(store_key) if permits.reads_payloads else b"")
 

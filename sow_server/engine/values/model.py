@@ -115,8 +115,8 @@ RecordMatcher = Callable[[bytes, bytes], bool]
 
 
 @dataclass(frozen=True, slots=True)
-class WritableRows:
-    """The records that a publisher may write, in a topic where it may not write all (rule A4)."""
+class PermittedRows:
+    """The records that a caller may see or write, in a topic where these are not all (rule A4)."""
 
     judge: Callable[[Sequence[bytes], Sequence[bytes]], Sequence[bool]]
     """From record keys and payloads: whether each of them is one. In columns, because a call for each record would
@@ -160,7 +160,7 @@ class Publish:
     """Whether payloads are merged into the live records (rule P2)."""
     unset_paths: Sequence[str] = ()
     """Fields to remove from each record; only with `delta`."""
-    permits: WritableRows | None = None
+    permits: PermittedRows | None = None
     """Must have each new record, and the live record that it replaces (rule A4); None: all may be written."""
 
 
@@ -173,7 +173,7 @@ class Touch:
     lifetime: Lifetime = ABSENT
     condition: Condition | None = None
     durability: Durability = Durability.FSYNC
-    permits: WritableRows | None = None
+    permits: PermittedRows | None = None
     """A record that it does not have counts as absent (rule A4)."""
 
 
