@@ -117,15 +117,32 @@ class Call:
             raise self._denied(action, name, Decision(allowed=False, place=decision.place))
         return Granted(topic, decision.restriction)
 
-    def require(self, name: str, action: Action | None = None) -> Decision:
-        """The decision about a topic that may not exist. Raises StoreError as `topic`, if the action is denied."""
+    def require(
+        self, name: str, action: Action | None = None, *, all_rows: bool = False, whole: bool = False
+    ) -> Decision:
+        """The decision about a topic that may not exist. `all_rows`: the action is on all rows, so a caller with `rows`
+        is denied; `whole`: so is one with hidden fields. Raises StoreError as `topic`, if the action is denied."""
         if self._permissions is None:
             return ALLOWED
         action = action or self._action
         decision = self._permissions.decide(action, name)
-        if not decision.allowed:
-            raise self._denied(action, name, decision)
+        limited = (all_rows and decision.restriction.rows is not None) or (
+            whole and decision.restriction != UNRESTRICTED
+        )
+        if not decision.allowed or limited:
+            raise self._denied(action, name, Decision(allowed=False, place=decision.place))
         return decision
+
+    def require_create(self, name: str) -> None:
+        """Raises StoreError as `topic`, unless the caller may create a topic. Its settings decide about all rows, so a
+        caller with `rows` may not."""
+        self.require(name, Action.CREATE, all_rows=True)
+
+    def may_create(self, name: str) -> bool:
+        """Whether `require_create` passes; it is not audited."""
+        return self._permissions is None or (
+            (decision := self._permissions.decide(Action.CREATE, name)).allowed and decision.restriction.rows is None
+        )
 
     def require_on_server(self, action: Action) -> None:
         """Raises StoreError PERMISSION_DENIED unless an action on the server is allowed."""

@@ -7,6 +7,8 @@
     [3]  An export ends by itself, a lease after its last use, but not while it is read. A client that does not take the
          records for a lease, and does not renew it, is considered gone.
     [4]  Closing waits for the piece that is under way: a cursor must not be closed while a reader uses it.
+    [5]  Where the owner may see only some rows, neither the parts nor the positions in them depend on other rows: there
+         are as many parts as it asked for, some perhaps empty, split at keys that it may see (rule A4).
 
 Exports live in memory: a restart of the server ends them.
 """
@@ -23,21 +25,25 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import compress, pairwise
 from typing import Final, NamedTuple
+from zlib import crc32
 
 from sow.durations import format_micros
 from sow_server.engine.catalog.topics import Topic, Topics, topic_deleted
-from sow_server.engine.formats.payloads import Projection, Steps
+from sow_server.engine.formats.payloads import Projection
 from sow_server.engine.formats.topic_formats import key_paths
 from sow_server.engine.reading import Cut, Cuts
 from sow_server.engine.values.clock import boot_micros
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import MICROS
+from sow_server.filters.restriction import UNRESTRICTED, Restriction
 from sow_server.query.filtering import RecordFilter
 from sow_server.query.planner import ABOVE_ALL, EVERYTHING, NOTHING, Access, IndexBound, Plan, Range, plan
 from sow_server.query.scan import Points, Race, Ranges, Rows, merged, sieve
 
 PARTS_MAX: Final = 10_000
 PARTS_APT_MAX: Final = 64
+PARTS_APT_OF_ROWS: Final = 8
+"""Parts of an export of some rows, if the client leaves their number to the server ([5])."""
 PART_RECORDS_APT: Final = 100_000
 """Stored records of a part, if the client leaves the number of parts to the server."""
 PART_RECORDS_MIN: Final = 100
@@ -48,6 +54,8 @@ SAMPLES_MIN: Final = 2048
 """Samples of a topic, at least, so that they serve another number of parts, too."""
 SAMPLE_CHUNK: Final = 20_000
 """Stored records that a piece of sampling passes: some ten milliseconds."""
+LOOK_UPS: Final = 500
+"""Samples that a piece of work looks up, to see whether the owner may see them [5]."""
 PIECE_BYTES: Final = 400 * 2**10
 """Size of a piece, approximately. From 512 KiB on each copy would be memory fresh from the system, and the result would
 fall out of the processor's cache. Pieces of 2 MiB give half as many records a second."""
@@ -113,15 +121,16 @@ class Export:
         splits: SplitCache,
         *,
         owner: str = "",
-        hidden: tuple[Steps, ...] = (),
+        restriction: Restriction = UNRESTRICTED,
     ) -> None:
-        """`parts`: about how many; 0: the server decides. `owner`: the identity that opens it; `hidden`: the fields
-        that it may not see. Call `prepare` until it returns True before reading."""
+        """`parts`: about how many; 0: the server decides. `owner`: the identity that opens it; `restriction`: the part
+        of the topic that it may see. Call `prepare` until it returns True before reading."""
         self.id: Final = secrets.token_hex(12)
         self.owner: Final = owner
         self.granted: Final = None if given is None else given.granted
         """The filter of the rows that the owner may see; None: all."""
-        self._projection = Projection(hidden=hidden) if hidden else None
+        self.restriction: Final = restriction
+        self._projection = Projection(hidden=restriction.hidden) if restriction.hidden else None
         self.topic: Final = topic
         self.parts: tuple[ExportPart, ...] = ()
         self._wanted = parts
@@ -134,7 +143,9 @@ class Export:
         self.stored: Final = topic.statistics.records
         """Stored records of the topic, approximately: of a moment after the cut."""
         self._sieve = sieve(topic, given, self.cut.now_micros)
-        self._sieve_wants_keys = given is not None and (given.uses_metadata or not given.predicate.uses_payload)
+        sieve_wants_keys = given is not None and (given.uses_metadata or not given.predicate.uses_payload)
+        self._needs_keys = sieve_wants_keys or self.granted is not None
+        """Whether keys are read in any case: for the filter, or for the position behind a record [5]."""
         self._preparing: Iterator[tuple[ExportPart, ...] | None] = self._prepare()
 
     @property
@@ -149,7 +160,8 @@ class Export:
             found = next(self._preparing)
         if found is None:
             return False
-        self.parts = found
+        missing = 0 if self.granted is None else self._parts_of_rows - len(found)
+        self.parts = found + (ExportPart(0),) * missing
         return True
 
     def _prepare(self) -> Iterator[tuple[ExportPart, ...] | None]:
@@ -162,10 +174,13 @@ class Export:
                 yield (ExportPart(self.stored, bound=found[0]),)
                 return
             if found is not None:
-                yield self._of_keys(sorted(set(found[1] or ())))
+                yield from self._of_keys(sorted(set(found[1] or ())))
                 return
         if not ranges:
-            yield self._of_keys(points)
+            yield from self._of_keys(points)
+            return
+        if self.granted is not None:
+            yield from self._of_visible_ranges(ranges, self.granted)
             return
         if self._wanted == 1 or (ranges == EVERYTHING and self.stored <= PART_RECORDS_MIN):
             # The figures are of a moment later, when the records of the cut may be gone, so the cut itself is asked.
@@ -195,10 +210,16 @@ class Export:
             self._splits.keep(self.topic, self.cut, samples)
         yield self._of_ranges(ranges, samples) if samples.records else ()
 
-    def _of_keys(self, keys: Sequence[bytes]) -> tuple[ExportPart, ...]:
-        count = _parts(self._wanted, len(keys))
-        edges = [len(keys) * index // count for index in range(count + 1)] if count else []
-        return tuple([ExportPart(stop - start, keys=keys[start:stop]) for start, stop in pairwise(edges)])
+    def _of_keys(self, keys: Sequence[bytes]) -> Iterator[tuple[ExportPart, ...] | None]:
+        if self.granted is None:
+            count = _parts(self._wanted, len(keys))
+            edges = [len(keys) * index // count for index in range(count + 1)] if count else []
+        else:
+            visible: list[bytes] = []
+            yield from self._sample_visible(keys, len(keys), self.granted, visible)
+            inner = [bisect.bisect_left(keys, place) for place in _places(visible, self._parts_of_rows)]
+            edges = sorted({0, *inner, len(keys)}) if keys else []
+        yield tuple([ExportPart(stop - start, keys=keys[start:stop]) for start, stop in pairwise(edges)])
 
     def _of_ranges(self, ranges: Sequence[Range], samples: KeySamples) -> tuple[ExportPart, ...]:
         """The parts together are the ranges, whatever the samples are."""
@@ -215,6 +236,52 @@ class Export:
             parts.append(ExportPart(samples.records - before, tuple(left)))
         return tuple(parts)
 
+    # -- where only some rows may be seen ([5]) -----------------------------------------------------------------------
+
+    @property
+    def _parts_of_rows(self) -> int:
+        return self._wanted or PARTS_APT_OF_ROWS
+
+    def _of_visible_ranges(
+        self, ranges: Sequence[Range], granted: RecordFilter
+    ) -> Iterator[tuple[ExportPart, ...] | None]:
+        """The parts together are the ranges. They are split so that each has about as many visible records."""
+        prefix = self.topic.prefix
+        visible: list[bytes] = []
+        for start, stop in ranges:
+            at: bytes | None = prefix + start
+            end = self.topic.stop if stop == ABOVE_ALL else prefix + stop
+            while at is not None:
+                stored: list[bytes] = []
+                at, _ = self.cut.records.sample_keys(at, end, 1, SAMPLE_CHUNK, stored)
+                keys = [key[len(prefix) :] for key in stored]
+                yield from self._sample_visible(keys, self.stored, granted, visible)
+        parts: list[ExportPart] = []
+        left = list(ranges)
+        for edge in _places(visible, self._parts_of_rows):
+            mine, left = _split(left, edge)
+            if mine:
+                parts.append(ExportPart(0, tuple(mine)))
+        if left:
+            parts.append(ExportPart(0, tuple(left)))
+        yield tuple(parts)
+
+    def _sample_visible(
+        self, keys: Sequence[bytes], of: int, granted: RecordFilter, visible: list[bytes]
+    ) -> Iterator[None]:
+        """Adds some of the keys, those that the owner may see. A hash chooses them, so that the choice among visible
+        keys does not tell how many others lie between them; `of`: the number of all keys, of which it takes so many
+        that there are enough samples."""
+        every = max(1, of // max(SAMPLES_MIN, self._parts_of_rows * SAMPLES_PER_PART))
+        mask = (1 << every.bit_length() - 1) - 1
+        chosen = [key for key in keys if crc32(key) & mask == 0]
+        for start in range(0, len(chosen), LOOK_UPS):
+            for key in chosen[start : start + LOOK_UPS]:
+                value = self.cut.find(key)
+                if value is not None and granted.matches(key, value):
+                    visible.append(key)
+            yield None
+
     def reading(self, index: int, begin: bytes = b"", *, keys_wanted: bool = True) -> Reading:
         """A reading of a part, from the key `begin` on."""
         return Reading(self, self.parts[index], begin, keys_wanted=keys_wanted)
@@ -224,7 +291,7 @@ class Export:
         ones read."""
         keys: list[bytes] = []
         values: list[bytes] = []
-        if not (keys_wanted or self._sieve_wants_keys) and isinstance(rows, Ranges):
+        if not (keys_wanted or self._needs_keys) and isinstance(rows, Ranges):
             scanned = rows.read_values(limit, values)
         else:
             scanned = rows.read(limit, keys, values)
@@ -291,6 +358,8 @@ class Reading:
                 self._limit = max(1, min(PIECE_RECORDS_MAX, PIECE_BYTES // (size + 1)))
             self.scanned += scanned
             self.returned += len(values)
+            if self._export.granted is not None and keys:
+                return ExportPiece(keys, values, keys[-1] + b"\0")  # the next stored key may be hidden [5]
             return ExportPiece(keys, values, self._rows.position)
 
 
@@ -309,6 +378,11 @@ def _parts(wanted: int, records: int) -> int:
     if wanted == 0:
         wanted = min(PARTS_APT_MAX, math.ceil(records / PART_RECORDS_APT))
     return min(wanted, math.ceil(records / PART_RECORDS_MIN))
+
+
+def _places(visible: Sequence[bytes], parts: int) -> list[bytes]:
+    """Where to split, for parts with about equally many of the visible keys."""
+    return sorted({visible[len(visible) * index // parts] for index in range(1, parts)}) if visible else []
 
 
 def _split(ranges: Sequence[Range], edge: bytes) -> tuple[list[Range], list[Range]]:

@@ -5,6 +5,7 @@
     [3]  A piece of work is bounded by the records it reads, not by those it finds. So a query with few matches can be
          cancelled at any time, and other queries get their turns.
     [4]  Whatever the plan, a record is returned only if the whole filter is true for it.
+    [5]  For a caller that may see only some rows, a page is the last one unless another match follows it (rule A4).
 
 A `Scan` is used by one thread at a time; its owner closes it.
 """
@@ -128,6 +129,7 @@ class Scan:
         self._values: list[bytes] = []
         self._last_key = b""
         self._more = False
+        self._looks_ahead = bool(query.page_size) and _is_restricted(query.filter)
         self._ended = False
         self._matched = self._returned = self._scanned = 0
         self._rows: Rows | None = None
@@ -251,7 +253,7 @@ class Scan:
             self._matched += skipped
             del self._keys[:skipped], self._values[:skipped]
         size = query.batch_size
-        if self._limit is not None:
+        if self._limit is not None:  # 0 while it looks ahead
             size = min(size, self._limit - self._returned)
         keys, values = self._keys[:size], self._values[:size]
         del self._keys[:size], self._values[:size]
@@ -261,7 +263,7 @@ class Scan:
             self._last_key = keys[-1]
         if self._returned == self._limit:
             self._more = bool(self._keys) or not rows.ended
-            self._ended = True
+            self._ended = bool(self._keys) or rows.ended or not self._looks_ahead
         return self._batch(keys, values)
 
     def _sort(self, sorter: Sorter) -> RecordBatch:
@@ -336,6 +338,11 @@ def _plan(query: Query) -> Plan:
         indexed=[index.steps for index in topic.indexes.all],
         keys=query.keys or None,
     )
+
+
+def _is_restricted(given: RecordFilter | None) -> bool:
+    """Whether there may be records that the caller may not see."""
+    return given is not None and given.granted is not None and given.predicate.constant is None
 
 
 def _sorter(query: Query, memory: SortMemory) -> Sorter | None:

@@ -25,6 +25,7 @@ from sow_server.engine.values import lifetimes, model
 from sow_server.engine.values.clock import GuardedClock
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.policies import Declared, Policy, declared_warnings, planned_journal_bytes, warnings
+from sow_server.filters.restriction import UNRESTRICTED
 from sow_server.services import convert
 from sow_server.services.ownership import OwnedDurables
 from sow_server.services.reading import StoreReading
@@ -95,10 +96,10 @@ class AdminService:
         return await asyncio.get_running_loop().run_in_executor(self._readers, read)
 
     async def CreateTopic(self, request: admin_pb2.CreateTopicRequest, call: Call) -> admin_pb2.CreateTopicResponse:
-        call.require(request.name)
+        call.require_create(request.name)
         call.creates("topics", request.name)
         declared = convert.settings(request.settings)
-        self._check_dead_letter(call, declared)
+        self._check_dead_letter(call, request.name, declared)
         created: Topic = await self._await(lambda done: self._administration.create_topic(request.name, declared, done))
         log.info("topic_created", topic=created.name)
         return admin_pb2.CreateTopicResponse(
@@ -108,7 +109,7 @@ class AdminService:
     async def AlterTopic(self, request: admin_pb2.AlterTopicRequest, call: Call) -> admin_pb2.AlterTopicResponse:
         call.topic(request.name, whole=True)
         given = convert.settings(request.settings)
-        self._check_dead_letter(call, given)
+        self._check_dead_letter(call, request.name, given)
         paths = list(request.update_paths)
         altered: Topic = await self._await(
             lambda done: self._administration.alter_topic(
@@ -195,17 +196,16 @@ class AdminService:
         return found
 
     def _figures_told(self, call: Call, topic: Topic) -> bool:
-        """Whether a caller may know how much a topic has: figures count records that it may not see."""
-        if call.may(Action.OBSERVE):
-            return True
-        part = call.part_of(topic, Action.READ)
-        return part is not None and part.rows is None
+        """Whether a caller may know how much a topic has: figures count records and fields that it may not see."""
+        return call.may(Action.OBSERVE) or call.part_of(topic, Action.READ) == UNRESTRICTED
 
-    def _check_dead_letter(self, call: Call, declared: Declared) -> None:
-        """Dead letters are written to their target as if the caller had published them. Raises StoreError."""
+    def _check_dead_letter(self, call: Call, topic: str, declared: Declared) -> None:
+        """Dead letters are whole records of the topic, written to their target as if the caller had published them: it
+        must be allowed to read them all, and to write them all there. Raises StoreError."""
         target = declared.get("dead_letter")
         if isinstance(target, str) and target:
-            call.require(target, Action.PUBLISH)
+            call.require(target, Action.PUBLISH, all_rows=True)
+            call.require(topic, Action.READ, whole=True)
 
     # -- durables ---------------------------------------------------------------------------------------------------
 
@@ -228,10 +228,10 @@ class AdminService:
             for topic in chosen:
                 if self._durables.count(topic):
                     durables, now = self._durable_commits.all_figures(topic)
-                    part = call.part_of(topic, Action.CONSUME)
+                    told = call.part_of(topic, Action.CONSUME) == UNRESTRICTED
                     found += [
                         self._described(topic, durable, shown, figures, now)
-                        if part is not None and part.rows is None
+                        if told
                         else self._durable(topic, durable, shown)
                         for durable, figures in durables
                         if (shown := call.shown_name(durable.name)) is not None
@@ -248,8 +248,8 @@ class AdminService:
 
         def describe() -> admin_pb2.Durable:
             durable, figures, now = self._durable_commits.figures(topic, name)
-            if restriction.rows is not None and not request.exact:
-                return self._durable(topic, durable, request.name)  # the figures count records that it may not see
+            if restriction != UNRESTRICTED and not request.exact:
+                return self._durable(topic, durable, request.name)  # the figures count what it may not see
             if request.exact:
                 figures = self._consumers.entries.exact(topic, durable, figures, restriction)
             message = self._described(topic, durable, request.name, figures, now)
@@ -298,7 +298,7 @@ class AdminService:
         return admin_pb2.DeleteDurableResponse()
 
     async def ClearBacklog(self, request: admin_pb2.ClearBacklogRequest, call: Call) -> admin_pb2.ClearBacklogResponse:
-        topic = call.topic(request.topic).topic
+        topic, restriction = call.topic(request.topic)
         if request.name:
             name = self._owned.name(call, request.topic, request.name)
         else:
@@ -306,7 +306,8 @@ class AdminService:
             name = ""
         cleared: ClearedBacklogs = await self._await(lambda done: self._consumers.clear(topic, name, done))
         log.info("backlog_cleared", topic=topic.name, durables=cleared.durables, entries=cleared.entries)
-        return admin_pb2.ClearBacklogResponse(acknowledged_entries=cleared.entries)
+        told = restriction.rows is None  # before any filter, so they count records that the caller may not see
+        return admin_pb2.ClearBacklogResponse(acknowledged_entries=cleared.entries if told else 0)
 
     async def CheckTopic(
         self, request: admin_pb2.CheckTopicRequest, call: Call

@@ -95,7 +95,9 @@ class ChangesService:
             self._hub.check_time(start.time_micros, "start_time_micros")
         if request.parts > PARTS_MAX:
             raise convert.invalid("parts", f"must be between 1 and {PARTS_MAX}")
-        limits = RangeLimits(request.max_entries, request.max_bytes, request.parts or 1)
+        # With hidden fields the bytes of a range would tell how long those are.
+        bytes_max = 0 if granted.restriction.hidden else request.max_bytes
+        limits = RangeLimits(request.max_entries, bytes_max, request.parts or 1, by_sequence=not told)
         position = await self._position_on_disk(request.bookmark) if start.kind is StartKind.BOOKMARK else 0
         end = await self._position_on_disk(request.end_bookmark) if request.end_bookmark else None
         found = await asyncio.shield(
@@ -104,12 +106,11 @@ class ChangesService:
         return snapshot_pb2.PlanChangesResponse(
             start_bookmark=reading.instance.bookmark(found.start),
             end_bookmark=reading.instance.bookmark(found.end),
-            # Sequences tell how many changes there were of all topics; the counts would tell those of this one.
-            entries=found.entries if told else found.end - found.start,
-            bytes=found.bytes if told else 0,
+            entries=found.entries,
+            bytes=0 if granted.restriction.hidden else found.bytes,
             part_ends=[reading.instance.bookmark(position) for position in found.part_ends],
             head_bookmark=reading.instance.bookmark(found.head),
-            entries_left=found.entries_left if told else found.head - found.end,
+            entries_left=found.entries_left,
             earliest_bookmark=reading.instance.bookmark(found.earliest),
         )
 

@@ -78,7 +78,7 @@ class SnapshotService(ChangesService):
                 request.parts,
                 self._exports.splits,
                 owner=call.owner,
-                hidden=restriction.hidden,
+                restriction=restriction,
             )
 
         with self._exports.room():
@@ -107,9 +107,9 @@ class SnapshotService(ChangesService):
             parts=told.parts,
         )
 
-    def _check_owner(self, call: Call, export_id: str, *, may_be_gone: bool = False) -> None:
-        """An export of another caller does not exist, and one of a topic that the caller may not read any more ends.
-        Raises StoreError."""
+    def _check_owner(self, call: Call, export_id: str, *, may_be_gone: bool = False, reads: bool = False) -> None:
+        """An export of another caller does not exist. One of a topic that the caller may not read any more, or may read
+        another part of, cannot be read. Raises StoreError."""
         if call.unrestricted:
             return
         owner = self._exports.owner(export_id)
@@ -117,7 +117,10 @@ class SnapshotService(ChangesService):
             return
         if owner is not None and not call.owns(owner):
             raise not_found(export_id, NEVER_OPENED)
-        call.topic(self._exports.find(export_id).topic.name)
+        export = self._exports.find(export_id)
+        granted = call.topic(export.topic.name)
+        if reads and granted.restriction != export.restriction:
+            raise not_found(export_id, "the caller may see other rows or fields than at its opening")
 
     def _described(self, export: Export, lease_micros: int) -> snapshot_pb2.RenewExportResponse:
         topic = export.topic
@@ -134,7 +137,7 @@ class SnapshotService(ChangesService):
         """Messages as bytes on the wire, made on the reader threads."""
         wanted = packing.columns(request.columns, packing.RECORD_COLUMNS)
         size = packing.batch_size(request.batch_size)
-        self._check_owner(call, request.export_id)
+        self._check_owner(call, request.export_id, reads=True)
         with self._exports.reader(request.export_id) as export:
             if request.part >= len(export.parts):
                 raise invalid("part", f"{request.part} is not below {len(export.parts)}, the number of parts")

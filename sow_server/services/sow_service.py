@@ -321,8 +321,7 @@ class SowService:
         """Messages as bytes on the wire: a message for many subscribers is encoded once."""
         attachment = subscribe_convert.attachment(request)
         action = Action.READ if attachment is None else Action.CONSUME
-        if request.topic:
-            call.topic(request.topic, action)
+        figures = not request.topic or call.topic(request.topic, action).restriction.rows is None
         asked = subscribe_convert.request(request, self._reading, lambda topic: call.part_of(topic, action))
         with call.holding("subscriptions"):
             if request.filter or not call.unrestricted:
@@ -334,7 +333,7 @@ class SowService:
                 frames = stream(await self._attach(call, asked, attachment), self._readers)
             async with aclosing(frames):
                 async for frame in frames:
-                    yield subscribe_convert.response(frame, self._reading)
+                    yield subscribe_convert.response(frame, self._reading, figures=figures)
 
     async def _attach(self, call: Call, asked: Request, attachment: Attachment) -> Consumer:
         name = self._owned.name(call, asked.topic, attachment.name, creates="durable.name")
@@ -384,7 +383,7 @@ class SowService:
         return sow_pb2.AcknowledgeResponse(bookmark=self._reading.instance.bookmark(durable.position))
 
     async def Rewind(self, request: sow_pb2.RewindRequest, call: Call) -> sow_pb2.RewindResponse:
-        topic = call.topic(request.topic).topic
+        topic, restriction = call.topic(request.topic)
         match request.WhichOneof("to"):
             case "bookmark":
                 to = RewindTo(position=self._hub.position(request.bookmark))
@@ -401,7 +400,9 @@ class SowService:
         durable, entries = await rewound
         log.info("durable_rewound", topic=topic.name, durable=durable.name, position=durable.position)
         return sow_pb2.RewindResponse(
-            bookmark=self._reading.instance.bookmark(durable.position), unacknowledged_entries=entries
+            bookmark=self._reading.instance.bookmark(durable.position),
+            # Before any filter, so they count records that the caller may not see.
+            unacknowledged_entries=entries if restriction.rows is None else 0,
         )
 
     # -- deleting ---------------------------------------------------------------------------------------------------

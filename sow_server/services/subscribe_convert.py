@@ -94,8 +94,9 @@ def _start(message: sow_pb2.SubscribeRequest) -> Start:
             return Start(StartKind.EARLIEST)
 
 
-def response(frame: Frame, reading: StoreReading) -> bytes:
-    """The bytes of a frame on the wire."""
+def response(frame: Frame, reading: StoreReading, *, figures: bool = True) -> bytes:
+    """The bytes of a frame on the wire. Not `figures`: the caller must not know how many entries there are (rule
+    A4)."""
     message = sow_pb2.SubscribeResponse()
     match frame:
         case ChangeFrame():
@@ -123,7 +124,7 @@ def response(frame: Frame, reading: StoreReading) -> bytes:
             message.gap.reason = sow_pb2.GapReason.ValueType(reason.value)
             message.gap.after_bookmark = reading.instance.bookmark(after)
             message.gap.upto_bookmark = reading.instance.bookmark(upto)
-            message.gap.entries = entries
+            message.gap.entries = entries if figures else 0
     return message.SerializeToString()
 
 

@@ -19,7 +19,7 @@ def permit_publish(call: Call, publish: Publish, *, dynamic: bool) -> None:
     if publish.publisher is not None:
         publish.publisher = own_publisher(call, publish.publisher)
     if call.existing(publish.topic) is None:
-        if dynamic and restriction.rows is None and call.may(Action.CREATE, publish.topic):
+        if dynamic and restriction.rows is None and call.may_create(publish.topic):
             call.creates("topics", publish.topic)
             return
         raise StoreError(Reason.TOPIC_NOT_FOUND, f"topic: there is no topic {publish.topic!r}", field="topic")
@@ -58,7 +58,7 @@ def permit_load(call: Call, topic: str, *, dynamic: bool) -> None:
     if call.unrestricted:
         return
     call.require(topic, Action.LOAD)
-    if call.existing(topic) is None and dynamic and call.may(Action.CREATE, topic):
+    if call.existing(topic) is None and dynamic and call.may_create(topic):
         call.creates("topics", topic)
         return
     call.topic(topic, Action.LOAD, whole=True)

@@ -224,7 +224,7 @@ class Change(Version):
             self.version,
             0,
             NEVER,
-            self.origin,
+            0,
             self.sequence,
             False,
             (),

@@ -187,8 +187,11 @@ class DurableEntries:
                 if row.sequence > durable.position:
                     unacknowledged = [unacknowledged[0] + 1, unacknowledged[1] + size]
             position = found.position
+        # The oldest entry, as it was found without a filter, may be one that the caller may not see.
+        oldest = figures.oldest_micros if restriction.rows is None else None
         return replace(
             figures,
+            oldest_micros=oldest,
             total_entries=total[0],
             total_bytes=total[1],
             unacknowledged_entries=unacknowledged[0],

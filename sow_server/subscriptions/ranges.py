@@ -55,11 +55,16 @@ _REASONS: Final = bytes.maketrans(
 
 @dataclass(frozen=True, slots=True)
 class RangeLimits:
-    """Limits of a range; 0: no limit. One commit is always taken whole. `parts`: about how many parts to make."""
+    """Limits of a range; 0: no limit. One commit is always taken whole. `parts`: about how many parts to make.
+
+    `by_sequence`: count sequences, which are those of all topics, in the place of this topic's entries, and no bytes. A
+    caller that may see only some rows must not learn where the changes of others lie (rule A4).
+    """
 
     entries: int = 0
     bytes: int = 0
     parts: int = 1
+    by_sequence: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +109,10 @@ def plan_range(
                 f"end_bookmark: names the sequence {last}, and the range begins after {first}",
                 field="end_bookmark",
             )
+        if limits.by_sequence:
+            last = _limited_by_sequence(ledger, first, last, limits.entries)
+            ends = tuple(_parts_by_sequence(ledger, first, last, limits.parts))
+            return RangePlan(first, last, head, ledger.earliest, last - first, 0, head - last, ends)
         base = ledger.counts(first)
         last = _limited(ledger, first, last, base, limits)
         held, all_ = ledger.counts(last), ledger.counts(head)
@@ -155,6 +164,33 @@ def _limited(ledger: Ledger, start: int, end: int, base: JournalCounts, limits: 
     if before > start and ledger.counts(before).entries > base.entries:
         return min(end, before)
     return min(end, commit.last_sequence)
+
+
+def _limited_by_sequence(ledger: Ledger, start: int, end: int, sequences: int) -> int:
+    """The end of the range: at most so many sequences behind its start, and at least one commit."""
+    if not 0 < sequences < end - start:
+        return end
+    limit = start + sequences
+    commit = ledger.cut.commit_before(limit)
+    if commit is None or commit.last_sequence <= limit:
+        return limit  # the sequences in between are of no journal
+    before = commit.first_sequence - 1
+    return before if before > start else min(end, commit.last_sequence)
+
+
+def _parts_by_sequence(ledger: Ledger, start: int, end: int, parts: int) -> Iterator[int]:
+    """The ends of parts with about equal numbers of sequences, each a place where the range could end."""
+    reached = start
+    for part in range(1, min(parts, end - start)):
+        goal = start + (end - start) * part // parts
+        if goal > reached:
+            position = _limited_by_sequence(ledger, reached, end, goal - reached)
+            if position >= end:
+                break
+            yield position
+            reached = position
+    if end > start:
+        yield end
 
 
 def _parts(ledger: Ledger, start: int, end: int, base: JournalCounts, entries: int, parts: int) -> Iterator[int]:

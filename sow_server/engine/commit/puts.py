@@ -358,8 +358,8 @@ def _put_one(draft: Draft, topic: Topic, job: Job, request: Publish, index: int,
             return Refusal(
                 index,
                 Reason.PAYLOAD_TOO_LARGE,
-                f"payload: merged into the record it has {len(merged)} bytes, more than the limit of"
-                f" {delta.payload_bytes_max}",
+                # Not how many: some of them may be of fields that the publisher may not see.
+                f"payload: merged into the record it has more bytes than the limit of {delta.payload_bytes_max}",
             )
         payload = merged
     if permits is not None and not permits.has(key, payload):

@@ -99,9 +99,14 @@ class JournalCut:
 
     def commit_at(self, sequence: int) -> Commit:
         """The commit of a retained sequence, or the last one before it."""
+        found = self.commit_before(sequence)
+        assert found is not None, "there is a commit at or before it"
+        return found
+
+    def commit_before(self, sequence: int) -> Commit | None:
+        """The commit of a sequence of any topic, or the last one before it that is retained."""
         row = self._commits.last_before(i64(sequence))
-        assert row is not None, "there is a commit at or before it"
-        return decode_commit(*row)
+        return None if row is None else decode_commit(*row)
 
     def close(self) -> None:
         """Lets go of the cursors."""
