@@ -25,6 +25,7 @@ from sow_server.access.authorizer import Authorizer
 from sow_server.access.caller import Call
 from sow_server.access.credentials import Shown, Tokens
 from sow_server.access.file import load_access
+from sow_server.access.model import AccessFile
 from sow_server.access.needs import Action, need_of
 from sow_server.engine.values.errors import StoreError
 from sow_server.engine.values.model import Durability
@@ -69,18 +70,16 @@ FRAMES_MAX: Final = 50
 class GuardedParts:
     """Owns the services, and the event loop that they run on."""
 
-    def __init__(self, rig: Rig, access: str) -> None:
-        """`access`: the access file; root is added to it."""
+    def __init__(self, rig: Rig, access: str | AccessFile) -> None:
+        """`access`: the access file, or its text without root, which is added."""
         self.rig = rig
         self.subscribers = Subscribers(rig, ticks=lambda: 0.0)  # a slice takes no time
         self.audit = _KeptAudit()
         self._loop = asyncio.new_event_loop()
         self._readers = _InThisThread()
-        folder = rig.path.parent
-        write_access(folder, access)
         self.authorizer = Authorizer(
             rig.store.topics,
-            load_access(folder / "auth.toml"),
+            self._read(access),
             self.audit,
             _NoObserver(),
             now_micros=lambda: rig.time.wall_micros,
@@ -88,11 +87,16 @@ class GuardedParts:
         )
         self._services = self._loop.run_until_complete(self._built())
 
-    def replace_access(self, access: str) -> None:
+    def replace_access(self, access: str | AccessFile) -> None:
         """Reloads the access file."""
+        self.authorizer.replace(self._read(access))
+
+    def _read(self, access: str | AccessFile) -> AccessFile:
+        if isinstance(access, AccessFile):
+            return access
         folder = self.rig.path.parent
         write_access(folder, access)
-        self.authorizer.replace(load_access(folder / "auth.toml"))
+        return load_access(folder / "auth.toml")
 
     async def _built(self) -> dict[str, object]:
         store, clock, hub, consumers = self.rig.store, self.rig.clock, self.subscribers.hub, self.subscribers.consumers

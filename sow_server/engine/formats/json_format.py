@@ -113,10 +113,10 @@ class JsonFormat:
     def project(self, payload: bytes, projection: Projection) -> bytes:
         try:
             level = self._level.decode(payload)
-            if projection.include or projection.exclude:
-                level = project_level(level, projection, self._level.decode, msgspec.json.encode)
             if projection.hidden:
                 level = hide_level(level, projection.hidden, self._inner.decode, msgspec.json.encode)
+            if projection.include or projection.exclude:
+                level = project_level(level, projection, self._level.decode, msgspec.json.encode)
             return msgspec.json.encode(level)
         except (msgspec.MsgspecError, RecursionError):
             return b"{}"  # valid by its syntax, undecodable in fact: a document without fields

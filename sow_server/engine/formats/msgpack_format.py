@@ -72,10 +72,10 @@ class MsgpackFormat:
     def project(self, payload: bytes, projection: Projection) -> bytes:
         try:
             level = self._level.decode(payload)
-            if projection.include or projection.exclude:
-                level = project_level(level, projection, self._level.decode, msgspec.msgpack.encode)
             if projection.hidden:
                 level = hide_level(level, projection.hidden, self._inner.decode, msgspec.msgpack.encode)
+            if projection.include or projection.exclude:
+                level = project_level(level, projection, self._level.decode, msgspec.msgpack.encode)
             return msgspec.msgpack.encode(level)
         except RecursionError:
             # How deep a document may be nested depends on the depth of the caller's stack: one at the very limit was
