@@ -1,0 +1,45 @@
+"""Spark jobs see what their identity may see (rules A4, A5)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from sow_client import Client
+from tests.support.access import grant, write_access
+from tests.support.server import ServerProcess, free_port
+
+RESTRICTION = 'rows = "/region = \'eu\' AND /price > 2"\nhide = ["/iban"]'
+
+
+def test_a_snapshot_has_the_permitted_rows_without_hidden_fields(spark: SparkSession, tmp_path: Path) -> None:
+    """As root sees them that filters by hand. The job calls a listener that asks for no credential."""
+    write_access(
+        tmp_path,
+        '[[identities]]\nname = "anonymous"\nroles = ["job"]\n' + grant("job", "orders", "read", RESTRICTION),
+    )
+    plain, guarded = free_port(), free_port()
+    config = (
+        "[access]\nfile = 'auth.toml'\naudit = 'audit.jsonl'\n"
+        f"[[server.listeners]]\nlisten = '127.0.0.1:{plain}'\nauth = 'none'\n"
+        f"[[server.listeners]]\nlisten = '127.0.0.1:{guarded}'\nauth = 'token'\n"
+    )
+    with ServerProcess(tmp_path, config, port=plain), Client(f"127.0.0.1:{guarded}", token="root") as root:
+        root.create_topic("orders", key=["/id"])
+        with root.publisher("orders") as publisher:
+            for number in range(300):
+                region = "eu" if number % 7 == 0 else "us"
+                publisher.publish({"id": number, "region": region, "price": number % 5, "iban": f"secret {number}"})
+        by_hand = [json.loads(record.payload) for record in root.query("orders", "/region = 'eu' AND /price > 2")]
+        frame = (
+            spark.read.format("sow")
+            .options(server=f"127.0.0.1:{plain}", partitions="3")
+            .schema("id LONG, region STRING, price LONG, iban STRING")
+            .load("orders")
+        )
+        assert frame.rdd.getNumPartitions() == 3
+        found = sorted(tuple(row) for row in frame.collect())
+        assert found == sorted((row["id"], row["region"], row["price"], None) for row in by_hand)
+        assert len(found) > 10
