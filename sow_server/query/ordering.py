@@ -224,14 +224,14 @@ class Order:
 
 def callers_order(topic: Topic, text: str, hidden: tuple[tuple[str, ...], ...]) -> Order | None:
     """The order `text` for a caller from which fields are hidden: they are null in all records, so they decide nothing
-    (rule A5). None: the order of the keys. Raises StoreError as `order`."""
+    (rule A5). If they are all of its fields, records come in the order of their keys. Raises StoreError as `order`."""
     if not text:
         return None
     given = order(topic, text)
     terms = [term for term in given.terms if not (isinstance(term.field, Path) and hides(hidden, term.field.steps))]
     if len(terms) == len(given.terms):
         return given
-    return order(topic, print_order(terms)) if terms else None
+    return order(topic, print_order(terms) if terms else "@key")
 
 
 def order(topic: Topic, text: str) -> Order:
