@@ -52,9 +52,10 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """One grant of a role. `place` names its line in the access file; grants on other lines are equal."""
+    """One grant of a role."""
 
     place: str = field(compare=False)
+    """Its line in the access file. A grant that only moved in the file is the same grant."""
     topics: str
     matches: Callable[[str], bool] = field(compare=False, repr=False)
     allow: frozenset[Action]
@@ -65,11 +66,12 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """Grants and limits that identities share. `limits` has the ones that the file gives."""
+    """Grants and limits that identities share."""
 
     name: str
     grants: tuple[Grant, ...]
-    limits: Mapping[str, int]
+    limits: Mapping[str, int] = field(compare=False)
+    """The ones that the file gives. They say how much, not what: a change of them ends no stream (rule A6)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +110,7 @@ class Peer:
     """An instance that may replicate to this one, under this name and no other."""
 
     place: str = field(compare=False)
+    """Its line in the access file."""
     name: str
     credential: Credential
     topics: str

@@ -124,7 +124,8 @@ class Export:
         restriction: Restriction = UNRESTRICTED,
     ) -> None:
         """`parts`: about how many; 0: the server decides. `owner`: the identity that opens it; `restriction`: the part
-        of the topic that it may see. Call `prepare` until it returns True before reading."""
+        of the topic that it may see, whose rows `given` has already. Call `prepare` until it returns True before
+        reading."""
         self.id: Final = secrets.token_hex(12)
         self.owner: Final = owner
         self.granted: Final = None if given is None else given.granted
@@ -659,6 +660,7 @@ class Exports:
 
 
 NEVER_OPENED: Final = "this server has not opened it since its start"
+NOT_PERMITTED: Final = "it has records or fields that this caller may not see any more"
 
 
 def not_found(export_id: str, why: str) -> StoreError:

@@ -15,11 +15,13 @@ from sow_server.access.caller import Call
 from sow_server.engine.commit.commits import Commits
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import MessageType
+from sow_server.filters.restriction import UNRESTRICTED
 from sow_server.query.exports import (
     LEASE_MICROS,
     LEASE_MICROS_MAX,
     LEASE_MICROS_MIN,
     NEVER_OPENED,
+    NOT_PERMITTED,
     PARTS_MAX,
     Export,
     Exports,
@@ -107,20 +109,17 @@ class SnapshotService(ChangesService):
             parts=told.parts,
         )
 
-    def _check_owner(self, call: Call, export_id: str, *, may_be_gone: bool = False, reads: bool = False) -> None:
-        """An export of another caller does not exist. One of a topic that the caller may not read any more, or may read
-        another part of, cannot be read. Raises StoreError."""
+    def _check_owner(self, call: Call, export_id: str) -> None:
+        """An export of another caller does not exist, and neither does one with more than the caller may read by now.
+        Raises StoreError."""
         if call.unrestricted:
             return
         owner = self._exports.owner(export_id)
-        if owner is None and may_be_gone:
-            return
         if owner is not None and not call.owns(owner):
             raise not_found(export_id, NEVER_OPENED)
         export = self._exports.find(export_id)
-        granted = call.topic(export.topic.name)
-        if reads and granted.restriction != export.restriction:
-            raise not_found(export_id, "the caller may see other rows or fields than at its opening")
+        if call.topic(export.topic.name).restriction not in (UNRESTRICTED, export.restriction):
+            raise not_found(export_id, NOT_PERMITTED)
 
     def _described(self, export: Export, lease_micros: int) -> snapshot_pb2.RenewExportResponse:
         topic = export.topic
@@ -137,7 +136,7 @@ class SnapshotService(ChangesService):
         """Messages as bytes on the wire, made on the reader threads."""
         wanted = packing.columns(request.columns, packing.RECORD_COLUMNS)
         size = packing.batch_size(request.batch_size)
-        self._check_owner(call, request.export_id, reads=True)
+        self._check_owner(call, request.export_id)
         with self._exports.reader(request.export_id) as export:
             if request.part >= len(export.parts):
                 raise invalid("part", f"{request.part} is not below {len(export.parts)}, the number of parts")
@@ -209,8 +208,9 @@ class SnapshotService(ChangesService):
     async def CloseExport(
         self, request: snapshot_pb2.CloseExportRequest, call: Call
     ) -> snapshot_pb2.CloseExportResponse:
-        self._check_owner(call, request.export_id, may_be_gone=True)
-        self._exports.close(request.export_id)
+        owner = self._exports.owner(request.export_id)
+        if owner is not None and call.owns(owner):  # else it is as if it had ended, which is no error
+            self._exports.close(request.export_id)
         return snapshot_pb2.CloseExportResponse()
 
 

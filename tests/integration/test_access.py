@@ -1,4 +1,5 @@
-"""Identities and permissions against a real server (rules A1 to A8)."""
+"""Identities and permissions against a real server (rules A1 to A8). `test_access_matrix.py` has the rights of each
+method."""
 
 from __future__ import annotations
 
@@ -7,15 +8,11 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
-import grpc
 import pytest
-from google.protobuf.message_factory import GetMessageClass
 
-from sow.v1 import access_pb2, admin_pb2, load_pb2, replication_pb2, snapshot_pb2, sow_pb2
 from sow_client import Client, InvalidArgument, NotFound, PermissionDenied, ResourceExhausted, SowError
-from sow_server.access.needs import NEEDS, Scope
 from tests.support.access import GUARDED, client_of, grant, identity, peer, write_access
-from tests.support.server import ServerProcess, health, until
+from tests.support.server import ServerProcess, health, reason_of, until
 
 ROWS = 'rows = "/region = \'eu\'"\nhide = ["/client/iban"]'
 ACCESS = (
@@ -25,8 +22,6 @@ ACCESS = (
     + grant("other", "orders", "read consume publish")
     + identity("nobody")
     + identity("late", "other", more="expires = 2020-01-01")
-    + identity("watcher", "watcher")
-    + '[[roles.watcher.grants]]\nallow = ["observe"]\n'
     + identity("few", "few")
     + grant("few", "orders", "read publish create consume")
     + "[roles.few.limits]\nsubscriptions = 1\ndurables = 1\nexports = 1\npublishers = 2\n"
@@ -84,67 +79,6 @@ def test_whoami_tells_roles_and_limits(server: ServerProcess) -> None:
         found = client.whoami()
     assert (found.name, found.credential, found.roles) == ("few", "token", ("few",))
     assert found.limits["subscriptions"] == 1
-
-
-SERVICES = [
-    module.DESCRIPTOR.services_by_name[name]
-    for module, name in (
-        (sow_pb2, "SowService"),
-        (admin_pb2, "AdminService"),
-        (snapshot_pb2, "SnapshotService"),
-        (load_pb2, "LoadService"),
-        (access_pb2, "AccessService"),
-        (replication_pb2, "ReplicationService"),
-    )
-]
-METHODS = [
-    pytest.param(service, method, id=f"{service.name}.{method.name}")
-    for service in SERVICES
-    for method in service.methods
-]
-
-
-def code_of(server: ServerProcess, path: str, method: object, token: str | None) -> grpc.StatusCode:
-    """The status of a call of any method, with an empty request."""
-    request = GetMessageClass(method.input_type)()  # type: ignore[attr-defined]  # a method descriptor
-    metadata = () if token is None else (("authorization", f"Bearer {token}"),)
-    with grpc.insecure_channel(server.address) as channel:
-        streams_in, streams_out = method.client_streaming, method.server_streaming  # type: ignore[attr-defined]
-        write = type(request).SerializeToString
-        try:
-            if streams_in:
-                list(channel.stream_stream(path, write)(iter([request]), timeout=10, metadata=metadata))
-            elif streams_out:
-                list(channel.unary_stream(path, write)(request, timeout=10, metadata=metadata))
-            else:
-                channel.unary_unary(path, write)(request, timeout=10, metadata=metadata)
-        except grpc.RpcError as error:
-            code: grpc.StatusCode = error.code()
-            return code
-    return grpc.StatusCode.OK
-
-
-@pytest.mark.parametrize(("service", "method"), METHODS)
-def test_every_method_asks_for_what_the_table_says(server: ServerProcess, service: object, method: object) -> None:
-    """The table of needs is the golden one; what is shown here is that every method of the contract follows it."""
-    path = f"/{service.full_name}/{method.name}"  # type: ignore[attr-defined]
-    need = NEEDS[path]
-    for token in (None, "guessed", "late"):
-        assert code_of(server, path, method, token) is grpc.StatusCode.UNAUTHENTICATED
-    nobody = code_of(server, path, method, "nobody")
-    if need.scope is Scope.SERVER:
-        assert nobody is grpc.StatusCode.PERMISSION_DENIED
-        if path.startswith("/sow.v1.ReplicationService/"):
-            assert code_of(server, path, method, "root") is grpc.StatusCode.PERMISSION_DENIED, "only peers replicate"
-            assert code_of(server, path, method, "ldn") is not grpc.StatusCode.UNAUTHENTICATED
-        else:
-            assert code_of(server, path, method, "ldn") is grpc.StatusCode.UNAUTHENTICATED, "a peer is no identity"
-            observes = need.action is not None and need.action.value == "observe"
-            watcher = code_of(server, path, method, "watcher")
-            assert (watcher is grpc.StatusCode.PERMISSION_DENIED) is not observes
-    else:
-        assert nobody is not grpc.StatusCode.UNAUTHENTICATED
-        assert nobody is not grpc.StatusCode.INTERNAL
 
 
 # --- what may be seen ------------------------------------------------------------------------------------------------
@@ -311,6 +245,28 @@ def test_a_reload_is_whole_or_nothing_and_ends_the_streams_that_it_concerns(tmp_
             assert root.reload_access()[1] == 1
             with pytest.raises(PermissionDenied):
                 desk.count("orders")
+
+
+def test_an_export_with_more_than_its_owner_may_see_by_now_is_gone(tmp_path: Path) -> None:
+    """Story: an export kept the rows and fields of the moment in which it was opened, whatever was loaded later."""
+    write_access(tmp_path, ACCESS)
+    with ServerProcess(tmp_path, GUARDED) as server, client_of(server, "root") as root:
+        root.create_topic("orders", key=["/id"])
+        root.publish("orders", {"id": "eu", "region": "eu"})
+        with client_of(server, "desk") as desk:
+            first, second = desk.open_export("orders"), desk.open_export("orders")
+            write_access(tmp_path, ACCESS + grant("desk", "elsewhere", "read"))
+            root.reload_access()
+            assert [batch.count for batch in desk.read_export(first.id, 0)] == [1], "its part of the topic is the same"
+            for changed in ("/region = 'us'", "/client/name"):
+                which = "/region = 'eu'" if changed.startswith("/region") else "/client/iban"
+                write_access(tmp_path, ACCESS.replace(which, changed))
+                root.reload_access()
+                assert reason_of(lambda: list(desk.read_export(first.id, 0))) == "EXPORT_NOT_FOUND"
+                assert reason_of(lambda: desk.renew_export(second.id)) == "EXPORT_NOT_FOUND"
+            desk.close_export(second.id)
+            assert [batch.count for batch in root.read_export(first.id, 0)] == [1], "an operator reaches it"
+            assert reason_of(lambda: root.renew_export(second.id)) == "EXPORT_NOT_FOUND"
 
 
 def test_the_audit_log_has_denials_and_administration_and_no_content(server: ServerProcess, desk: Client) -> None:
