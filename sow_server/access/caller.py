@@ -159,7 +159,11 @@ class Call:
 
     def sees(self, topic: Topic) -> bool:
         """Whether the topic exists for the caller."""
-        return self._permissions is None or self._permissions.sees(topic.name)
+        return self._sees(topic.name)
+
+    def _sees(self, name: str) -> bool:
+        """Whether the caller may know of a topic of this name: it has a grant on it, or may know of all topics."""
+        return self._permissions is None or self._permissions.sees(name) or self.may(Action.OBSERVE)
 
     def part_of(self, topic: Topic, action: Action | None = None) -> Restriction | None:
         """The part of a topic that the action is allowed on; None: no part. For patterns: a topic that may not be seen
@@ -247,8 +251,8 @@ class Call:
 
     def _denied(self, action: Action, name: str, decision: Decision) -> StoreError:
         self._reports.denied(self, action, name, decision)
-        assert self._permissions is not None, "without permissions nothing is denied"
-        if self._permissions.sees(name):
+        # Who may not create a topic learns nothing from a denial: it is the same whether the topic exists or not.
+        if action is Action.CREATE or self._sees(name):
             return StoreError(
                 Reason.PERMISSION_DENIED,
                 f"topic: {self.owner} lacks the permission {action.value} on {name}",

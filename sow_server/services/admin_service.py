@@ -302,7 +302,7 @@ class AdminService:
         if request.name:
             name = self._owned.name(call, request.topic, request.name)
         else:
-            call.topic(request.topic, Action.TOPIC_ADMIN)
+            call.topic(request.topic, Action.TOPIC_ADMIN, whole=True)
             name = ""
         cleared: ClearedBacklogs = await self._await(lambda done: self._consumers.clear(topic, name, done))
         log.info("backlog_cleared", topic=topic.name, durables=cleared.durables, entries=cleared.entries)

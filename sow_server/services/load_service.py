@@ -10,6 +10,7 @@ from typing import Final
 
 from sow.v1 import load_pb2
 from sow_server.access.caller import Call
+from sow_server.access.needs import Action
 from sow_server.engine.commit.commits import Commits
 from sow_server.engine.commit.requests import RequestLimits
 from sow_server.engine.loads import (
@@ -260,7 +261,9 @@ class LoadService:
             loads=[
                 _described(load)
                 for load in self._loads.registry.all()
-                if (not request.topic or load.row.topic == request.topic) and call.owns(load.row.owner)
+                if (not request.topic or load.row.topic == request.topic)
+                and call.owns(load.row.owner)
+                and call.may(Action.LOAD, load.row.topic)
             ]
         )
 
