@@ -253,21 +253,22 @@ def _unary(path: str, need: Need, handler: Handler, admission: CallAdmission) ->
 def _streaming(path: str, need: Need, handler: Handler, admission: CallAdmission) -> Handler:
     name = path.rpartition("/")[2]
 
-    async def guarded(received: Received | AsyncIterator[Received], context: Context) -> AsyncGenerator[object, None]:
+    # It writes its answers itself. If gRPC took them from a generator, a cancellation during a write would reach gRPC
+    # alone, which drops the generator and sends no status.
+    async def guarded(received: Received | AsyncIterator[Received], context: Context) -> None:
         arriving = _Arriving(received, admission)
         started = time.perf_counter()
         code = grpc.StatusCode.OK
         admitted: tuple[Call, Session | None] | None = None
-        responses: AsyncGenerator[object, None] | None = None
         try:
             admitted = await admission.admit(path, need, context, arriving.size)
             call = admitted[0]
             call.runs(_this_task())
-            responses = handler(arriving.request(call), call)
-            async for response in responses:
-                arriving.answered()
-                yield response
-        except (asyncio.CancelledError, GeneratorExit):
+            async with aclosing(handler(arriving.request(call), call)) as responses:
+                async for response in responses:
+                    arriving.answered()
+                    await context.write(response)
+        except asyncio.CancelledError:
             ended = None if admitted is None else admitted[0].ended
             if ended is None:
                 code = grpc.StatusCode.CANCELLED
@@ -275,13 +276,14 @@ def _streaming(path: str, need: Need, handler: Handler, admission: CallAdmission
             _this_task().uncancel()  # the authorizer has cancelled this task, to end the call with a status
             code = CODES[ended.reason]
             await abort(context, ended)
+        except grpc.aio.BaseError:  # the caller has gone, or the server stops
+            code = grpc.StatusCode.CANCELLED
+            raise
         except Exception as error:  # noqa: BLE001  # the last line of defence: logged, and answered as INTERNAL
             known = _known(error, name)
             code = CODES[known.reason]
             await abort(context, known)
         finally:
-            if responses is not None:
-                await responses.aclose()
             arriving.release()
             admission.finished(name, admitted, code.name, time.perf_counter() - started)
 
@@ -360,14 +362,14 @@ def _foreign(
         finally:
             admission.left(admitted)
 
-    async def many(request: object, context: Context) -> AsyncGenerator[object, None]:
+    async def many(request: object, context: Context) -> None:
         admitted: tuple[Call, Session | None] | None = None
         try:
             admitted = await admission.admit(path, need, context, _size(request))
             admitted[0].runs(_this_task())
             async with aclosing(handler(_parsed(request), context_of(context, admitted[0]))) as responses:
                 async for response in responses:
-                    yield response
+                    await context.write(response)
         except asyncio.CancelledError:
             ended = None if admitted is None else admitted[0].ended
             if ended is None:
