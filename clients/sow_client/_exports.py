@@ -24,6 +24,8 @@ from sow_client.errors import SowError
 
 OPEN_SECONDS: Final = 600.0
 """The time that opening an export may take: the server may have to read all keys of the topic."""
+PASSING_REASONS: Final = _statuses.CUT_REASONS | {"ACCESS_CHANGED"}
+"""The part is read on from the position reached. A caller that may not read all of it any more is refused then."""
 READ_RETRY_SECONDS: Final = 60.0
 """The time to reconnect. A restarted server has no exports any more, and refuses the part."""
 BATCH_SIZE_MAX: Final = 100_000
@@ -133,7 +135,7 @@ class PartCore:
     def failed(self, error: SowError, *, now: float, jitter: float) -> float:
         """Seconds to wait before the next call, after one that ended with `error`; raises that error if no call is to
         follow. `now` is a monotonic clock in seconds, `jitter` a random number in [0, 1)."""
-        if error.reason not in _statuses.CUT_REASONS:
+        if error.reason not in PASSING_REASONS:
             raise error
         limit = READ_RETRY_SECONDS if self._stood else self._connect_timeout
         delay = self._backoff.delay(error, now=now, jitter=jitter, limit=limit)
