@@ -340,9 +340,9 @@ class _Caller(NamedTuple):
 
 
 def end_calls(session: Session, error: StoreError) -> int:
-    """Ends the calls of a session that last; returns their number. Other calls are soon over by themselves, and a write
-    that was begun must be answered."""
-    ending = [call for call in session.calls if call.lasts]
+    """Ends the calls of a session that last; returns their number, without those that end already. Other calls are soon
+    over by themselves, and a write that was begun must be answered."""
+    ending = [call for call in session.calls if call.lasts and call.ended is None]
     for call in ending:
         call.end(error)
     return len(ending)

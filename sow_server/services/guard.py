@@ -265,9 +265,10 @@ def _streaming(path: str, need: Need, handler: Handler, admission: CallAdmission
             call = admitted[0]
             call.runs(_this_task())
             async with aclosing(handler(arriving.request(call), call)) as responses:
+                answers = _Answers(context, call)
                 async for response in responses:
                     arriving.answered()
-                    await context.write(response)
+                    await answers.write(response)
         except asyncio.CancelledError:
             ended = None if admitted is None else admitted[0].ended
             if ended is None:
@@ -288,6 +289,39 @@ def _streaming(path: str, need: Need, handler: Handler, admission: CallAdmission
             admission.finished(name, admitted, code.name, time.perf_counter() - started)
 
     return guarded
+
+
+class _Answers:
+    """Writes the answers of a call, so that it can be ended with a status at any moment."""
+
+    def __init__(self, context: Context, call: Call) -> None:
+        self._context = context
+        self._call = call
+        self._begun = False
+
+    async def write(self, answer: object) -> None:
+        """Writes one. Raises StoreError if the call was ended."""
+        if self._call.ended is not None:
+            raise self._call.ended  # something on the way here has swallowed the cancellation
+        if self._begun:
+            await self._context.write(answer)
+            return
+        self._begun = True
+        # The first answer brings the headers with it. If its write is cancelled, gRPC forgets that they are under way,
+        # sends them a second time with the status, and the core refuses that: the client would wait for ever.
+        first = asyncio.ensure_future(self._context.write(answer))
+        first.add_done_callback(_heard)
+        try:
+            await asyncio.shield(first)
+        except asyncio.CancelledError:
+            await asyncio.wait((first,))
+            raise
+
+
+def _heard(written: asyncio.Future[None]) -> None:
+    """Marks an error as seen: the call has another one."""
+    if not written.cancelled():
+        written.exception()
 
 
 class _Arriving:
@@ -366,10 +400,12 @@ def _foreign(
         admitted: tuple[Call, Session | None] | None = None
         try:
             admitted = await admission.admit(path, need, context, _size(request))
-            admitted[0].runs(_this_task())
-            async with aclosing(handler(_parsed(request), context_of(context, admitted[0]))) as responses:
+            call = admitted[0]
+            call.runs(_this_task())
+            async with aclosing(handler(_parsed(request), context_of(context, call))) as responses:
+                answers = _Answers(context, call)
                 async for response in responses:
-                    await context.write(response)
+                    await answers.write(response)
         except asyncio.CancelledError:
             ended = None if admitted is None else admitted[0].ended
             if ended is None:

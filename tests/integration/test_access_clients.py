@@ -5,15 +5,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 import pytest
 
-from sow_client import Client
+from sow_client import Client, _channel
 from tests.support.access import GUARDED, client_of, grant, identity, peer, write_access
-from tests.support.open_streams import BIG_RECORDS, prepare
+from tests.support.open_streams import BIG_RECORDS, SLOW_READER, prepare
 from tests.support.server import ServerProcess, reason_of, until
 
 ALL: Final = "read consume publish delete create load topic-admin"
@@ -36,11 +35,16 @@ class Guarded:
         return sum(sum(session.calls.values()) for session in self.root.sessions() if session.identity == "desk")
 
     def change(self, streams: int) -> None:
-        """Changes the rights of desk once it has so many calls, which this ends."""
-        until(lambda: self.streams() >= streams, 30, f"{streams} calls of desk")
-        self._number += 1
-        write_access(self.folder, FILE + grant("desk", f"unused-{self._number}", "read"))
-        assert self.root.reload_access()[1] == streams
+        """Changes the rights of desk while it has so many streams, which this ends."""
+
+        def ended() -> bool:
+            # Some of those that are counted may be ending, of the change before.
+            until(lambda: self.streams() >= streams, 30, f"{streams} calls of desk")
+            self._number += 1
+            write_access(self.folder, FILE + grant("desk", f"unused-{self._number}", "read"))
+            return self.root.reload_access()[1] == streams
+
+        until(ended, 30, f"{streams} streams of desk at a time")
 
 
 @pytest.fixture(scope="module")
@@ -59,27 +63,45 @@ def guarded(made: tuple[ServerProcess, Guarded]) -> Guarded:
 
 
 @pytest.fixture
-def desk(made: tuple[ServerProcess, Guarded]) -> Iterator[Client]:
+def desk(made: tuple[ServerProcess, Guarded], monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
+    """A client that takes no more than the test reads."""
+    usual = _channel.options
+    monkeypatch.setattr(_channel, "options", lambda server, tls: (*usual(server, tls), *SLOW_READER))
     with client_of(made[0], "desk") as client:
         yield client
 
 
-@contextmanager
-def collecting(numbers: Iterable[int], last: int) -> Iterator[list[int]]:
-    """Collects numbers up to the last one in a thread, and awaits it at the end."""
-    found: list[int] = []
+class Collector(threading.Thread):
+    """Collects numbers up to the last one."""
 
-    def collect() -> None:
-        for number in numbers:
-            found.append(number)
-            if number == last:
-                return
+    def __init__(self, numbers: Iterable[int], last: int) -> None:
+        super().__init__(daemon=True)
+        self.found: list[int] = []
+        self._numbers = numbers
+        self._last = last
+        self._failure: BaseException | None = None
+        self.start()
 
-    thread = threading.Thread(target=collect, daemon=True)
-    thread.start()
-    yield found
-    thread.join(30)
-    assert not thread.is_alive(), f"{last} has not come; {len(found)} others have"
+    def run(self) -> None:
+        try:
+            for number in self._numbers:
+                self.found.append(number)
+                if number == self._last:
+                    return
+        except BaseException as failure:
+            self._failure = failure
+            raise
+
+    def check(self) -> None:
+        """Fails if it has failed."""
+        assert self._failure is None, f"after {len(self.found)} numbers: {self._failure!r}"
+
+    def end(self) -> list[int]:
+        """Awaits the last number; returns all."""
+        self.join(30)
+        self.check()
+        assert not self.is_alive(), f"{self._last} has not come; {len(self.found)} others have"
+        return self.found
 
 
 def test_publishers_subscribers_and_durables_go_on(guarded: Guarded, desk: Client) -> None:
@@ -99,17 +121,14 @@ def test_publishers_subscribers_and_durables_go_on(guarded: Guarded, desk: Clien
                 yield int(change.record.key)
                 changes.acknowledge(change)
 
-    with (
-        collecting(subscribed(), last) as live,
-        collecting(consumed(), last) as durable,
-        desk.publisher("numbers", publisher_id="numbers", batch_records=7) as publisher,
-    ):
+    live, durable = Collector(subscribed(), last), Collector(consumed(), last)
+    with desk.publisher("numbers", publisher_id="numbers", batch_records=7) as publisher:
         for number in range(last + 1):
             publisher.publish({"id": number})
             if number % EACH == EACH // 2:
                 guarded.change(streams=3)
-    assert live == list(range(last + 1)), "each once, in order"
-    assert list(dict.fromkeys(durable)) == list(range(last + 1)), "a durable may repeat what was not acknowledged"
+    assert live.end() == list(range(last + 1)), "each once, in order"
+    assert list(dict.fromkeys(durable.end())) == list(range(last + 1)), "a durable may repeat what was not acknowledged"
     assert guarded.root.count("numbers") == last + 1
     assert publisher.refused == 0
 
@@ -180,13 +199,15 @@ def test_connections_that_are_old_are_replaced_under_their_streams(tmp_path: Pat
                         yield int(change.record.key)
 
             stop = 100_000
-            with collecting(subscribed(), stop) as live, desk.publisher("numbers", publisher_id="numbers") as publisher:
+            live = Collector(subscribed(), stop)
+            with desk.publisher("numbers", publisher_id="numbers") as publisher:
                 number = 0
                 while look() < 3:
+                    live.check()
                     publisher.publish({"id": number})
                     number += 1
                 publisher.publish({"id": stop})
-            assert live == [*range(number), stop]
+            assert live.end() == [*range(number), stop]
             assert root.count("numbers") == number + 1
         assert not server.faults()
 

@@ -9,10 +9,11 @@ from typing import Final
 import grpc
 import pytest
 
+from sow.v1 import snapshot_pb2
 from sow_client import Client
 from tests.support.access import GUARDED, client_of, grant, identity, peer, write_access
 from tests.support.clocked_server import FILE as CLOCK
-from tests.support.open_streams import LASTING, PEER, Caller, End, Stream, end_of, prepare, watch
+from tests.support.open_streams import LASTING, PEER, Caller, End, Stream, end_of, prepare, reading, watch
 from tests.support.server import ServerProcess, reason_of
 
 ALL: Final = "read consume publish delete create load topic-admin"
@@ -102,6 +103,16 @@ def test_an_operator_ends_the_streams_of_a_session(guarded: Guarded, desk: Calle
     assert end_of(streams[0]) == CHANGED
     streams[1].goes_on()
     other.close()
+
+
+def test_a_stream_that_is_ended_while_its_first_answer_is_written_hears_of_it(guarded: Guarded, desk: Caller) -> None:
+    """Story: its headers were sent a second time with the status, which gRPC refuses, so its client waited for ever."""
+    request = snapshot_pb2.OpenExportRequest(topic="big", parts=1)
+    export = desk.one("sow.v1.SnapshotService.OpenExport", request).export_id
+    call = desk.call("sow.v1.SnapshotService.ReadExport", iter([reading(export)]))
+    call.initial_metadata()  # the headers are here; the rest of the answer is more than the client takes unread
+    assert guarded.load(FILE.replace(DESK, DESK + grant("desk", "more", "read"))) == 1
+    assert end_of(Stream(call, lambda: None)) == CHANGED
 
 
 def test_streams_end_when_their_token_expires(guarded: Guarded, desk: Caller) -> None:

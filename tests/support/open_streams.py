@@ -25,9 +25,10 @@ from tests.support.access_cases import ORDERS
 from tests.support.methods import METHODS, OpenCall, opened, reason_of_call
 from tests.support.server import ServerProcess
 
-BIG_RECORDS: Final = 30
-BIG_BYTES: Final = 900_000
-"""Together more than gRPC holds back for a client that does not read."""
+SLOW_READER: Final = (("grpc.use_local_subchannel_pool", 1), ("grpc.http2.bdp_probe", 0))
+"""Options of a channel that takes no more than is read from it: else gRPC lets the server send megabytes ahead."""
+BIG_RECORDS: Final = 20
+BIG_BYTES: Final = 500_000
 PEER: Final = "ldn"
 
 
@@ -50,9 +51,7 @@ class Caller:
     _number: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
-        self._channel = self._open.enter_context(
-            grpc.insecure_channel(self.server.address, (("grpc.use_local_subchannel_pool", 1),))
-        )
+        self._channel = self._open.enter_context(grpc.insecure_channel(self.server.address, SLOW_READER))
 
     def close(self) -> None:
         """Ends all of its calls."""
@@ -185,10 +184,13 @@ def read_export(caller: Caller) -> Stream:
     """The same of an export."""
     asked = snapshot_pb2.OpenExportRequest(topic="big", parts=1)
     export = caller.one("sow.v1.SnapshotService.OpenExport", asked).export_id
-    request = snapshot_pb2.ReadExportRequest(
-        export_id=export, columns=[snapshot_pb2.PACKED_COLUMN_PAYLOAD], batch_size=1
-    )
-    return _read(caller.call("sow.v1.SnapshotService.ReadExport", iter([request])))
+    return _read(caller.call("sow.v1.SnapshotService.ReadExport", iter([reading(export)])))
+
+
+def reading(export: str) -> snapshot_pb2.ReadExportRequest:
+    """A request to read an export record by record."""
+    columns = [snapshot_pb2.PACKED_COLUMN_PAYLOAD]
+    return snapshot_pb2.ReadExportRequest(export_id=export, columns=columns, batch_size=1)
 
 
 def read_changes(caller: Caller) -> Stream:
