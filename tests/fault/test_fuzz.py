@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 import random
 import threading
 import zlib
@@ -13,19 +11,18 @@ from typing import Final, cast
 
 import grpc
 import pytest
-from google.protobuf.descriptor import Descriptor, FieldDescriptor, MethodDescriptor, ServiceDescriptor
+from google.protobuf.descriptor import Descriptor, FieldDescriptor, MethodDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 from google.rpc import error_details_pb2, status_pb2
-from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import sow.v1
 from sow.v1 import admin_pb2, replication_pb2, sow_pb2, types_pb2
 from sow_client import SowError
 from sow_replication.wire import sealed
+from tests.support import methods
 from tests.support.bad_rows import Bad, packed
 from tests.support.server import ServerProcess, reason_of
 
@@ -50,15 +47,8 @@ key = ["/id"]
 [replication]
 accept = ["peer"]
 """
-MODULES: Final = [importlib.import_module(f"sow.v1.{module.name}") for module in pkgutil.iter_modules(sow.v1.__path__)]
-SERVICES: Final[tuple[ServiceDescriptor, ...]] = tuple(
-    service
-    for module in (*MODULES, health_pb2, reflection_pb2)
-    if not module.__name__.endswith("_grpc")
-    for service in module.DESCRIPTOR.services_by_name.values()
-)
 OURS: Final = "sow.v1."
-METHODS: Final[tuple[MethodDescriptor, ...]] = tuple(method for service in SERVICES for method in service.methods)
+METHODS: Final[tuple[MethodDescriptor, ...]] = tuple(methods.METHODS.values())
 """All methods of all services: one that is added is fuzzed from then on."""
 ENDLESS: Final = {"Subscribe", "Watch"}
 """Streams that go on once they stand."""
@@ -221,7 +211,7 @@ def test_the_server_has_no_service_that_is_not_fuzzed(channel: grpc.Channel) -> 
     read = reflection_pb2.ServerReflectionResponse.FromString
     (answer,) = channel.stream_stream(path, bytes, read)(iter([request]))
     told = {service.name for service in answer.list_services_response.service}
-    assert told == {service.full_name for service in SERVICES}
+    assert told == {service.full_name for service in methods.SERVICES}
 
 
 def test_text_that_is_not_utf8_is_refused_by_name(server: ServerProcess, channel: grpc.Channel) -> None:

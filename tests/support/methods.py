@@ -67,7 +67,14 @@ class OpenCall(Protocol):
     def trailing_metadata(self) -> Sequence[tuple[str, str | bytes]] | None: ...
 
 
-def attempt(channel: grpc.Channel, method: MethodDescriptor, requests: Sequence[bytes], *, token: str = "") -> Ended:
+def attempt(
+    channel: grpc.Channel,
+    method: MethodDescriptor,
+    requests: Sequence[bytes],
+    *,
+    token: str = "",
+    timeout: float = CALL_SECONDS,
+) -> Ended:
     """Calls a method, and awaits its end; of an endless one the first answer."""
     done = threading.Event()
     answers: list[Message] = []
@@ -77,7 +84,7 @@ def attempt(channel: grpc.Channel, method: MethodDescriptor, requests: Sequence[
         if method.name in ENDLESS:
             done.wait(CALL_SECONDS)  # a link whose sender has no more to say ends
 
-    call = opened(channel, method, sent(), token=token)
+    call = opened(channel, method, sent(), token=token, timeout=timeout)
     try:
         for answer in call:
             answers.append(answer)

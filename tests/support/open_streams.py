@@ -103,6 +103,10 @@ class Sending:
         """Sends one."""
         self._queue.put(request)
 
+    def end(self) -> None:
+        """Sends no more."""
+        self._queue.put(None)
+
     def __iter__(self) -> Iterator[Message]:
         while (request := self._queue.get()) is not None:
             yield request
