@@ -55,6 +55,8 @@ class Session:
     address: str
     since_micros: int
     expire_micros: int | None
+    is_withdrawn: Callable[[], bool]
+    """Whether the credential was withdrawn: a certificate that is revoked."""
     calls: dict[Call, None] = field(default_factory=dict)
 
 
@@ -197,6 +199,7 @@ class Authorizer:
                 call.address,
                 self._now_micros(),
                 expire_micros,
+                claim.is_withdrawn,
             )
         else:
             session.expire_micros = expire_micros  # a reload may have changed it
@@ -279,16 +282,18 @@ class Authorizer:
         return ended
 
     def look(self) -> None:
-        """Ends the calls of credentials that have expired, and tells the counts of failed attempts that are due. To be
+        """Ends the calls of credentials that have expired or are revoked, and tells the counts of failed attempts that are due. To be
         called every second or so."""
         self._tell_untold(self.failures.due())
         now = self._now_micros()
         for session in list(self._sessions.values()):
             if session.expire_micros is not None and session.expire_micros <= now:
-                end_calls(
-                    session,
-                    StoreError(Reason.ACCESS_CHANGED, f"the {session.credential} of this caller has expired"),
-                )
+                why = "has expired"
+            elif session.is_withdrawn():
+                why = "is revoked"
+            else:
+                continue
+            end_calls(session, StoreError(Reason.ACCESS_CHANGED, f"the {session.credential} of this caller {why}"))
 
     def forget_idle(self) -> None:
         """Forgets sessions without calls. To be called every second or so."""

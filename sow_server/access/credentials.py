@@ -13,6 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import Final, NamedTuple, Protocol, TypeVar
 
 from cryptography import x509
@@ -55,6 +56,10 @@ class Shown(NamedTuple):
     """The caller's certificate, as PEM; empty: none."""
 
 
+def _never() -> bool:
+    return False
+
+
 class Claim(NamedTuple):
     """The names that a credential proves."""
 
@@ -64,6 +69,8 @@ class Claim(NamedTuple):
     """Of a certificate: its names with their types. Of a token: its SHA-256. Of a JWT: its claim."""
     fingerprint: str
     expire_micros: int | None = None
+    is_withdrawn: Callable[[], bool] = _never
+    """Whether the credential was withdrawn since it was checked."""
 
 
 NO_CLAIM: Final = Claim("none", (), "")
@@ -125,7 +132,8 @@ class Certificates:
             raise unauthenticated("the client certificate is revoked")
         found = self._known.get(shown.certificate)
         if found is None:
-            found = _certificate_claim(shown.certificate)
+            withdrawn = partial(self._is_revoked, shown.certificate)
+            found = _certificate_claim(shown.certificate)._replace(is_withdrawn=withdrawn)
             _remember(self._known, shown.certificate, found)
         return found
 

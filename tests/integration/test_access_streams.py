@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
 import grpc
 import pytest
 
-from sow.v1 import snapshot_pb2
+from sow.v1 import snapshot_pb2, sow_pb2
 from sow_client import Client
 from tests.support.access import GUARDED, client_of, grant, identity, peer, write_access
+from tests.support.certificates import Authority, Issued, replace
 from tests.support.clocked_server import FILE as CLOCK
+from tests.support.methods import METHODS, OpenCall, opened
 from tests.support.open_streams import LASTING, PEER, Caller, End, Stream, end_of, prepare, reading, watch
 from tests.support.server import ServerProcess, reason_of
 
@@ -161,3 +164,35 @@ def test_limits_that_are_loaded_count_from_the_next_call_on(guarded: Guarded, de
         streams.append(third(desk))
     for stream in streams:
         stream.goes_on()
+
+
+def test_streams_end_when_their_certificate_is_revoked(tmp_path: Path) -> None:
+    """Story: only new calls were refused, so whoever had a stolen certificate kept the stream that it had opened."""
+    authority = Authority(tmp_path, "ca")
+    shown, stolen, other = (authority.issue(name) for name in ("server", "stolen", "other"))
+    revoked = tmp_path / "revoked.pem"
+    revoked.write_bytes(authority.revocations([]))
+    config = (
+        f'[server.tls]\ncertificate = "{shown.certificate}"\nkey = "{shown.key}"\nclient_ca = "{authority.file}"\n'
+        'revoked = "revoked.pem"\n[access]\nfile = "auth.toml"\n[topics.orders]\nkey = ["/id"]\n'
+    )
+    names = "".join(
+        f'[[identities]]\nname = "{name}"\ncertificate = "CN:{name}"\nroles = ["desk"]\n'
+        for name in ("stolen", "other")
+    )
+    write_access(tmp_path, names + DESK)
+    with ServerProcess(tmp_path, config) as server, ExitStack() as connections:
+
+        def subscribed(issued: Issued) -> OpenCall:
+            credentials = grpc.ssl_channel_credentials(authority.file.read_bytes(), issued.key.read_bytes(), issued.pem)
+            channel = connections.enter_context(grpc.secure_channel(server.address, credentials))
+            request = sow_pb2.SubscribeRequest(topic="orders", sow=True).SerializeToString()
+            call = opened(channel, METHODS["sow.v1.SowService.Subscribe"], iter([request]))
+            next(call)
+            return call
+
+        ending, staying = subscribed(stolen), subscribed(other)
+        replace(revoked, authority.revocations([stolen]))
+        assert end_of(Stream(ending, lambda: None)) == CHANGED
+        assert staying.is_active()
+        assert not server.faults()

@@ -129,10 +129,10 @@ def test_a_credential_ends_its_calls_at_the_moment_in_which_it_expires(guarded: 
         guarded.load(FILE.replace('roles = ["desk"]', 'roles = ["desk"]\nexpires = 2025-06-15T15:06:50Z'))
         call, other = guarded.call("desk"), guarded.call("root")
         guarded.now_micros = BEGIN + 10 * MICROS - 1
-        guarded.authorizer.end_expired()
+        guarded.authorizer.look()
         assert why(call) is None
         guarded.now_micros += 1
-        guarded.authorizer.end_expired()
+        guarded.authorizer.look()
         assert [why(call), why(other)] == [Reason.ACCESS_CHANGED, None]
         with pytest.raises(StoreError, match="has expired"):
             guarded.call("desk")
