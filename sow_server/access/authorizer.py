@@ -282,8 +282,8 @@ class Authorizer:
         return ended
 
     def look(self) -> None:
-        """Ends the calls of credentials that have expired or are revoked, and tells the counts of failed attempts that are due. To be
-        called every second or so."""
+        """Ends the calls of credentials that have expired or are revoked, and tells the counts of failed attempts that
+        are due. To be called every second or so."""
         self._tell_untold(self.failures.due())
         now = self._now_micros()
         for session in list(self._sessions.values()):

@@ -54,7 +54,9 @@ INSTANCE: Final = replication_pb2.Instance(name=PEER, id="id", epoch="epoch")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     folder = tmp_path_factory.mktemp("guarded")
     write_access(folder, ACCESS)
-    with ServerProcess(folder, CONFIG) as made:
+    with ServerProcess(folder, CONFIG, start=False) as made:
+        made.module = "tests.support.clocked_server"
+        made.start()
         yield made
         assert made.terminate() == 0
         assert not made.faults()

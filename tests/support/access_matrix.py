@@ -153,7 +153,9 @@ client_ca = "{authority.file}"
 revoked = "revoked.pem"
 {issuer.config}"""
         self._write(everything=True)
-        self.server = self._open.enter_context(ServerProcess(self.folder, config, port=tokens))
+        self.server = self._open.enter_context(ServerProcess(self.folder, config, port=tokens, start=False))
+        self.server.module = "tests.support.clocked_server"
+        self.server.start()
 
         def plain(port: int) -> grpc.Channel:
             return self._open.enter_context(grpc.insecure_channel(f"127.0.0.1:{port}", OWN_CONNECTION))

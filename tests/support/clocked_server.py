@@ -1,5 +1,5 @@
 """A server with a clock for credentials that a test sets: the file `clock` beside its configuration has the seconds by
-which the clock is ahead of the machine's."""
+which the clock is ahead of the machine's. Failed attempts do not wait, however many there are."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ def main(arguments: list[str]) -> int:
     with (
         mock.patch("sow_server.access_control._now_micros", now_micros),
         mock.patch("sow_server.access_control.LOOK_SECONDS", LOOK_SECONDS),
+        mock.patch("sow_server.access.failures.WAIT_SECONDS", 0.0),
     ):
         return __main__.main(arguments)
 
