@@ -211,23 +211,22 @@ async def subscribe(
     received = method.request_deserializer(b"")
     count = 0
 
-    async def run() -> None:
+    async def write(answer: object) -> None:
         nonlocal count
-        stream = method.unary_stream(received, context)
-        try:
-            async for _ in stream:
-                count += 1
-                meanwhile(count)
-                if count == stop_after:
-                    break
-                await asyncio.sleep(0)
-        finally:
-            await stream.aclose()
+        count += 1
+        meanwhile(count)
+        if count == stop_after:
+            calling.cancel()  # the caller has gone
+        await asyncio.sleep(0)
 
+    context.write = write  # type: ignore[attr-defined]  # as gRPC's context has it
+    calling = asyncio.ensure_future(method.unary_stream(received, context))
     try:
-        await asyncio.create_task(run())
+        await calling
     except Aborted:
         return context.reason, count
+    except asyncio.CancelledError:
+        return "", count
     return "", count
 
 
