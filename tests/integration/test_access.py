@@ -257,7 +257,8 @@ def test_an_export_with_more_than_its_owner_may_see_by_now_is_gone(tmp_path: Pat
             first, second = desk.open_export("orders"), desk.open_export("orders")
             write_access(tmp_path, ACCESS + grant("desk", "elsewhere", "read"))
             root.reload_access()
-            assert [batch.count for batch in desk.read_export(first.id, 0)] == [1], "its part of the topic is the same"
+            read = [batch for part in range(len(first.parts)) for batch in desk.read_export(first.id, part)]
+            assert [batch.count for batch in read] == [1], "its part of the topic is the same"
             for changed in ("/region = 'us'", "/client/name"):
                 which = "/region = 'eu'" if changed.startswith("/region") else "/client/iban"
                 write_access(tmp_path, ACCESS.replace(which, changed))
@@ -316,15 +317,7 @@ def test_a_peer_is_who_its_credential_says(tmp_path: Path) -> None:
 
         with instance("ldn", "par") as impostor, impostor.client() as client:
             client.publish("orders", {"id": 1})
-            until(
-                lambda: (
-                    client.replication_status().outgoing[0].last_error is not None
-                    or "PEER_NOT_ACCEPTED" in str(client.replication_status())
-                ),
-                20,
-                "the impostor to be refused",
-            )
-            assert "PEER_NOT_ACCEPTED" in str(client.replication_status())
+            until(lambda: "PEER_NOT_ACCEPTED" in str(client.replication_status()), 20, "the impostor to be refused")
             assert there.count("orders") == 0
         with instance("ldn", "ldn") as honest, honest.client() as client:
             client.publish("orders", {"id": 2})
