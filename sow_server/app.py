@@ -28,7 +28,7 @@ import structlog
 import uvloop
 from google.protobuf import descriptor_pool
 from google.protobuf.descriptor import ServiceDescriptor
-from grpc_health.v1 import health, health_pb2
+from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection
 
 from sow.v1 import access_pb2, admin_pb2, load_pb2, snapshot_pb2, sow_pb2
@@ -53,7 +53,9 @@ from sow_server.retention.idle import IdleTopics
 from sow_server.services.access_service import AccessService
 from sow_server.services.admin_service import AdminService
 from sow_server.services.admission import Admission
-from sow_server.services.guard import CallAdmission, InFlight, foreign_handlers, handlers
+from sow_server.services.capacity import InFlight
+from sow_server.services.guard import CallAdmission, handlers, standard_handlers
+from sow_server.services.health_service import HealthService
 from sow_server.services.load_service import LoadService
 from sow_server.services.loading import Loading
 from sow_server.services.ownership import OwnedDurables
@@ -137,15 +139,15 @@ async def _start(config: Config, running: AsyncExitStack) -> None:
     metrics.watch_jobs(timers.jobs)
     loading = Loading(store.loads, store.commits, clock, parts.admission, readers)
     services = (*SERVICES, *links.services)
-    healthy = health.aio.HealthServicer()
+    healthy = HealthService()
     access = _access(config, store, metrics, readers)
     running.callback(access.stop)
     own = _services(parts, links, loading, readers, config, access)
 
-    in_flight = InFlight(config.limits.in_flight_bytes_max)
+    admission_of = _admissions(config, access, metrics)
 
     def register(server: grpc.aio.Server, listener: ListenerConfig) -> None:
-        admission = CallAdmission(access.listener(listener), metrics, in_flight)
+        admission = admission_of(listener)
         server.add_generic_rpc_handlers(tuple(handlers(of, servicer, admission) for of, servicer in own))
         server.add_generic_rpc_handlers(_standard_handlers(healthy, services, admission, reflects=config.reflects))
         if listener.links:
@@ -164,10 +166,10 @@ async def _start(config: Config, running: AsyncExitStack) -> None:
     await links.start(metrics.links_are)
     running.push_async_callback(links.stop)
     running.callback(parts.end_streams)
-    await _set_health(healthy, services, serving=True)
+    _set_health(healthy, services, serving=True)
     readiness.ready()
     watch = asyncio.create_task(_watch_failure(store, healthy, services, readiness))
-    running.push_async_callback(healthy.enter_graceful_shutdown)
+    running.callback(healthy.stopping)
     running.callback(watch.cancel)
     running.callback(readiness.stopping)
     running.callback(stopped.set)  # first of all: a scrub or compaction gives way
@@ -293,6 +295,22 @@ def _access(config: Config, store: Store, metrics: Metrics, readers: Executor) -
         raise StartError(str(error)) from error
 
 
+def _admissions(config: Config, access: AccessControl, metrics: Metrics) -> Callable[[ListenerConfig], CallAdmission]:
+    """Makes the admission of each listener. The bytes in flight are those of all listeners together."""
+    in_flight = InFlight(config.limits.in_flight_bytes_max)
+
+    def admission(listener: ListenerConfig) -> CallAdmission:
+        return CallAdmission(
+            access.listener(listener),
+            metrics,
+            in_flight,
+            calls_max=listener.max_concurrent_rpcs or config.server.max_concurrent_rpcs,
+            message_bytes_max=config.limits.message_bytes_max,
+        )
+
+    return admission
+
+
 def _services(
     parts: _Parts, links: InstanceLinks, loading: Loading, readers: Executor, config: Config, access: AccessControl
 ) -> tuple[tuple[ServiceDescriptor, object], ...]:
@@ -356,16 +374,16 @@ def _totals(topics: Topics) -> tuple[int, int]:
 
 
 def _standard_handlers(
-    healthy: health.aio.HealthServicer, services: Sequence[str], admission: CallAdmission, *, reflects: bool
+    healthy: HealthService, services: Sequence[str], admission: CallAdmission, *, reflects: bool
 ) -> tuple[grpc.GenericRpcHandler, ...]:
     """The handlers of health, and of reflection if it is to be served."""
     of_health = health_pb2.DESCRIPTOR.services_by_name["Health"]
-    found = foreign_handlers(of_health, healthy, admission)  # type: ignore[arg-type]  # the stubs name another base
+    found = standard_handlers(of_health, healthy, admission)  # type: ignore[arg-type]  # the stubs name another base
     if not reflects:
         return (found,)
     of_reflection = descriptor_pool.Default().FindServiceByName(reflection.SERVICE_NAME)
     reflecting = reflection.aio.ReflectionServicer((*services, of_health.full_name, of_reflection.full_name))
-    return (found, foreign_handlers(of_reflection, reflecting, admission))
+    return (found, standard_handlers(of_reflection, reflecting, admission))
 
 
 def _link(store: Store, clock: GuardedClock, config: Config, readers: Executor) -> InstanceLinks:
@@ -422,21 +440,18 @@ def _serve_metrics(settings: MetricsConfig, metrics: Metrics, readiness: Readine
         log.info("metrics_served", address=f"{settings.listen.rpartition(':')[0]}:{server.address[1]}")
 
 
-async def _set_health(healthy: health.aio.HealthServicer, services: Sequence[str], *, serving: bool) -> None:
-    status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
+def _set_health(healthy: HealthService, services: Sequence[str], *, serving: bool) -> None:
     for service in ("", *services):
-        await healthy.set(service, status)
+        healthy.set(service, serving=serving)
 
 
-async def _watch_failure(
-    store: Store, healthy: health.aio.HealthServicer, services: Sequence[str], readiness: Readiness
-) -> None:
+async def _watch_failure(store: Store, healthy: HealthService, services: Sequence[str], readiness: Readiness) -> None:
     """A store that has stopped writing is not healthy, though its reads go on (rule X3)."""
     # It is set on the writer's thread, and a fifth of a second is soon.
     while (failure := store.commits.failure) is None:  # noqa: ASYNC110
         await asyncio.sleep(0.2)
     readiness.failed(failure.reason.name)
-    await _set_health(healthy, services, serving=False)
+    _set_health(healthy, services, serving=False)
 
 
 def _pace(stopped: threading.Event) -> bool:

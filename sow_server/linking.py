@@ -22,13 +22,14 @@ from sow_replication.options import Mode, NodeOptions, PeerOptions
 from sow_replication.service import Replication
 from sow_server.access.caller import Call
 from sow_server.config import Config, PeerConfig, peer_tokens, replication_token
+from sow_server.config.kinds import is_loopback
 from sow_server.engine.commit.commits import Commits
 from sow_server.engine.store import Store
 from sow_server.engine.values.clock import GuardedClock
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import MICROS
 from sow_server.peers import PeerStore
-from sow_server.services.guard import CallAdmission, Context, foreign_handlers
+from sow_server.services.guard import CallAdmission, Context, link_handlers
 from sow_server.services.replication import Links
 
 log = structlog.get_logger(__name__)
@@ -109,7 +110,7 @@ class Linked(InstanceLinks):
     def handlers(self, admission: CallAdmission) -> tuple[grpc.GenericRpcHandler, ...]:
         """The handlers of the service that peers call."""
         service = replication_pb2.DESCRIPTOR.services_by_name["ReplicationService"]
-        return (foreign_handlers(service, self._links.servicer, admission, _LinkContext),)
+        return (link_handlers(service, self._links.servicer, admission, _LinkContext),)
 
     async def start(self, report: Callable[[admin_pb2.GetReplicationStatusResponse], None]) -> None:
         """Dials the peers, and reports."""
@@ -267,11 +268,13 @@ def dialling(config: Config) -> Callable[[str], grpc.aio.Channel]:
         ("grpc.max_reconnect_backoff_ms", 1_000),
     )
     credentials = {peer.address: _credentials(peer) for peer in config.peers}
+    # A connection to this machine needs no proxy, whatever http_proxy says; and a proxy would read its token.
+    without_proxy = (*options, ("grpc.enable_http_proxy", 0))
 
     def dial(address: str) -> grpc.aio.Channel:
         shown = credentials[address]
         if shown is None:
-            return grpc.aio.insecure_channel(address, options)
+            return grpc.aio.insecure_channel(address, without_proxy if is_loopback(address) else options)
         return grpc.aio.secure_channel(address, shown, options)
 
     return dial

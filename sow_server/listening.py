@@ -6,11 +6,13 @@
 [4]  A connection can use up its own streams alone. A client that opens more of them than it may, or opens and
      resets them without end, has them refused before they become calls.
 [5]  A new connection sees the certificates that are in the files by then (`certificates`).
+[6]  Connections leave files for the store, which could not write without them. Those that say nothing end soon.
 """
 
 from __future__ import annotations
 
 import asyncio
+import resource
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -18,15 +20,21 @@ from typing import Final, TypeAlias
 
 import grpc
 
+from sow_server.access.failures import HELD_MAX
 from sow_server.certificates import CertificateFault, Certificates, CertificateSet, Expiry
 from sow_server.config import Config, ListenerConfig, ServerConfig
 from sow_server.engine.values.model import MICROS
+from sow_server.services.capacity import RESERVED_CALLS
 
 Register: TypeAlias = Callable[[grpc.aio.Server, ListenerConfig], None]
 """Adds the handlers to the server of a listener."""
 
 LOOK_SECONDS: Final = 60.0
 """How often certificates are looked at besides at each connection, for the log and the metrics."""
+HANDSHAKE_MS: Final = 10_000
+"""How long a client may take for TLS and the preface of HTTP/2."""
+FILES_MAX: Final = 1_000_000
+"""Where the system has no limit of open files."""
 _IDENTITY_ALONE: Final = 1
 _MILLI: Final = MICROS // 1000
 
@@ -86,8 +94,12 @@ class _Listener:
     def of(cls, config: ListenerConfig, whole: Config, register: Register, link_bytes_max: int) -> _Listener:
         message_bytes_max = (link_bytes_max if config.links else 0) or whole.limits.message_bytes_max
         server = grpc.aio.server(
-            options=options(config, whole.server, message_bytes_max),
-            maximum_concurrent_rpcs=config.max_concurrent_rpcs or whole.server.max_concurrent_rpcs,
+            options=options(config, whole.server, message_bytes_max, connections_of(len(whole.listeners))),
+            # A call is refused by its method and its caller, so that health and administrators have places of their
+            # own; here all are stopped, for the case that calls come faster than they are refused.
+            maximum_concurrent_rpcs=(config.max_concurrent_rpcs or whole.server.max_concurrent_rpcs)
+            + RESERVED_CALLS
+            + HELD_MAX,
         )
         register(server, config)
         try:
@@ -113,8 +125,20 @@ class _Listener:
         return f"{listen.rpartition(':')[0]}:{port}"
 
 
-def options(listener: ListenerConfig, server: ServerConfig, message_bytes_max: int) -> Sequence[tuple[str, int]]:
-    """The options of gRPC for a listener."""
+def connections_of(listeners: int) -> int:
+    """The connections that each of so many listeners may have, if the configuration does not say: half of the files
+    that the process may open are for all of them together [6]. Also allows the process as many files as it can get."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    files = FILES_MAX if hard == resource.RLIM_INFINITY else min(hard, FILES_MAX)
+    return max(1, files // 2 // listeners)
+
+
+def options(
+    listener: ListenerConfig, server: ServerConfig, message_bytes_max: int, connections_max: int | None = None
+) -> Sequence[tuple[str, int]]:
+    """The options of gRPC for a listener. `connections_max`: the bound if the configuration has none."""
     found = [
         ("grpc.max_receive_message_length", message_bytes_max),
         ("grpc.max_send_message_length", message_bytes_max),
@@ -124,6 +148,7 @@ def options(listener: ListenerConfig, server: ServerConfig, message_bytes_max: i
         ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),  # clients may ask twice a minute
         ("grpc.so_reuseport", 0),  # a second server on the port must fail instead of sharing it
         ("grpc.max_concurrent_streams", server.streams_per_connection_max),
+        ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
         # Streams that were reset count until their calls are gone, and beyond the bound new ones are refused at once.
         # It is gRPC's default, without which the bound is of no use against resets ([4]); so it is written here.
         ("grpc.http.overload_protection", 1),
@@ -131,7 +156,7 @@ def options(listener: ListenerConfig, server: ServerConfig, message_bytes_max: i
     if not server.compression:
         # One byte of a compressed message may become a thousand in memory, before any bound of ours sees it.
         found.append(("grpc.compression_enabled_algorithms_bitset", _IDENTITY_ALONE))
-    connections_max = listener.max_connections or server.max_connections
+    connections_max = listener.max_connections or server.max_connections or connections_max
     if connections_max is not None:
         found.append(("grpc.max_allowed_incoming_connections", connections_max))
     if server.max_connection_age_micros is not None:

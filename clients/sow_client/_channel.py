@@ -168,8 +168,8 @@ def options(server: str, tls: Tls | None) -> Options:
     if tls is not None and tls.server_name is not None:
         result.append(("grpc.ssl_target_name_override", tls.server_name))
         result.append(("grpc.default_authority", tls.server_name))
-    if server.startswith(("127.", "localhost:", "[::1]:")):
-        # A connection to this machine needs no proxy, whatever http_proxy says.
+    if _is_local(server):
+        # A connection to this machine needs no proxy, whatever http_proxy says; and a proxy would read its token.
         result.append(("grpc.enable_http_proxy", 0))
     return result
 

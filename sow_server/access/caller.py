@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Final, NamedTuple, Protocol
 
 from sow_server.access.audit import Value
-from sow_server.access.limits import Usage, exceeded
+from sow_server.access.limits import Usage
 from sow_server.access.model import Peer
 from sow_server.access.needs import Action, Need
 from sow_server.access.permissions import ALLOWED, Decision, Permissions
@@ -111,9 +111,9 @@ class Call:
         if self._permissions is None:
             return Granted(self._topics.find(name), UNRESTRICTED)
         action = action or self._action
-        decision = self.require(name, action)
+        decision = self.require(name, action, whole=whole)
         topic = self._topics.find(name)
-        if not fits(topic, decision.restriction) or (whole and decision.restriction != UNRESTRICTED):
+        if not fits(topic, decision.restriction):
             raise self._denied(action, name, Decision(allowed=False, place=decision.place))
         return Granted(topic, decision.restriction)
 
@@ -124,6 +124,7 @@ class Call:
         is denied; `whole`: so is one with hidden fields. Raises StoreError as `topic`, if the action is denied."""
         if self._permissions is None:
             return ALLOWED
+        check_name(name)  # first: no pattern runs over it, and no decision about it is remembered, unless it can exist
         action = action or self._action
         decision = self._permissions.decide(action, name)
         limited = (all_rows and decision.restriction.rows is not None) or (
@@ -237,12 +238,19 @@ class Call:
         if self._usage is not None:
             self._usage.creates(kind, name, self._usage.limits.of(kind))
 
-    def check_limit(self, limit: str, held: int) -> None:
-        """Raises StoreError LIMIT_EXCEEDED if the caller has `held` of something already, and may have no more."""
-        if self._usage is not None:
-            most = self._usage.limits.of(limit)
-            if most is not None and held >= most:
-                raise exceeded(limit, most)
+    @contextmanager
+    def making(self, limit: str, held: int) -> Iterator[None]:
+        """Makes one more of something within the block, of which the caller has `held` already. Those that it is about
+        to make count, too. Raises StoreError LIMIT_EXCEEDED."""
+        usage = self._usage
+        if usage is None:
+            yield
+            return
+        usage.make(limit, held, usage.limits.of(limit))
+        try:
+            yield
+        finally:
+            usage.made(limit)
 
     @property
     def _action(self) -> Action:
@@ -258,7 +266,6 @@ class Call:
                 f"topic: {self.owner} lacks the permission {action.value} on {name}",
                 field="topic",
             )
-        check_name(name)
         return StoreError(Reason.TOPIC_NOT_FOUND, f"topic: there is no topic {name!r}", field="topic")
 
     def leave(self) -> None:

@@ -29,6 +29,7 @@ class Usage:
         self.limits = limits
         self._elapsed: Final = elapsed
         self._held: dict[str, int] = {}
+        self._making: dict[str, int] = {}
         self._recent = 0.0
         """Requests that count against the rate: each is forgotten as time passes."""
         self._at = elapsed()
@@ -54,6 +55,17 @@ class Usage:
             self._held[name] = left
         else:
             self._held.pop(name, None)
+
+    def make(self, limit: str, held: int, most: int | None) -> None:
+        """Begins to make something, until `made`. Raises StoreError LIMIT_EXCEEDED."""
+        making = self._making.get(limit, 0)
+        if most is not None and held + making >= most:
+            raise exceeded(limit, most)
+        self._making[limit] = making + 1
+
+    def made(self, limit: str) -> None:
+        """It was made, and is held from now on, or was not."""
+        self._making[limit] -= 1
 
     def request(self) -> None:
         """Counts one request against `requests_per_second`: a second's worth may come at once. Raises StoreError

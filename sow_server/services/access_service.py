@@ -10,6 +10,7 @@ from sow_server.access.caller import Call
 from sow_server.access.needs import GRANTABLE, SERVER_ACTIONS, Action
 from sow_server.access.permissions import Permissions
 from sow_server.access_control import AccessControl
+from sow_server.engine.catalog.topics import check_name
 from sow_server.engine.commit.requests import payload_key
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.filters import print_filter, print_path
@@ -51,6 +52,8 @@ class AccessService:
         if (action in SERVER_ACTIONS) == bool(request.topic):
             needs = "no topic" if request.topic else "a topic"
             raise invalid("topic", f"{action.value} needs {needs}")
+        if request.topic:
+            check_name(request.topic)
         return self._decided(permissions, action, request, call)
 
     def _decided(

@@ -174,7 +174,10 @@ class ChangesService:
             footer.returned += count
             if not count:
                 return b""
-            response = snapshot_pb2.ReadChangesResponse(bookmark=reading.instance.bookmark(piece.position))
+            position = piece.position
+            if restriction.rows is not None and not reader.done:
+                position = piece.columns.headers.sequence[-1]  # not the end of so many changes, some of them hidden
+            response = snapshot_pb2.ReadChangesResponse(bookmark=reading.instance.bookmark(position))
             _fill(response.batch, piece.columns, columns, reading.origins.names, lines=request.lines, json=json)
             return response.SerializeToString()
 
@@ -200,10 +203,10 @@ class ChangesService:
         if idle_ttl < IDLE_TTL_MICROS_MIN:
             raise convert.invalid("idle_ttl_micros", f"must be at least {IDLE_TTL_MICROS_MIN}, or 0 for an hour")
         position = self._hub.position(request.bookmark)
-        name = self._owned.name(call, request.topic, request.name, creates="name")
         pinned: asyncio.Future[tuple[Durable, bool]] = asyncio.get_running_loop().create_future()
-        self._consumers.pin(topic, name, position, lambda result: settle(pinned, result), idle_ttl_micros=idle_ttl)
-        durable, created = await pinned
+        with self._owned.making(call, request.topic, request.name, "name") as name:
+            self._consumers.pin(topic, name, position, lambda result: settle(pinned, result), idle_ttl_micros=idle_ttl)
+            durable, created = await pinned
         if created:
             log.info("journal_pinned", topic=topic.name, durable=durable.name, position=durable.position)
         return snapshot_pb2.PinJournalResponse(

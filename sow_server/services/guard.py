@@ -5,6 +5,8 @@ are no message of the method are INVALID_ARGUMENT: gRPC itself would answer UNKN
 
     [1]  A method that is not in the table of needs is not served: the server does not start.
     [2]  No handler runs before its caller is admitted.
+    [3]  No request is read before its caller is admitted, and the place of a call is kept for a bounded time until it
+         has come.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import asyncio
 import inspect
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 import grpc
@@ -25,10 +27,10 @@ from google.protobuf.message_factory import GetMessageClass
 from sow_server.access.authorizer import Listener, Session
 from sow_server.access.caller import Call
 from sow_server.access.credentials import Asked, Shown
-from sow_server.access.needs import Need, need_of
+from sow_server.access.needs import Need, Scope, need_of
 from sow_server.engine.disk.rocks import Damaged, RocksError
 from sow_server.engine.values.errors import Reason, StoreError
-from sow_server.engine.values.model import MICROS
+from sow_server.services.capacity import InFlight, Places, no_room, unread
 from sow_server.services.errors import CODES, abort
 
 log = structlog.get_logger(__name__)
@@ -36,6 +38,15 @@ log = structlog.get_logger(__name__)
 Context = grpc.aio.ServicerContext[Any, Any]
 Handler: TypeAlias = Callable[[Any, Any], Any]
 """A handler of a service: `handler(request, call)`. `request` is an iterator where the client streams."""
+
+REQUEST_SECONDS: Final = 60.0
+"""How long the one request of a call may take to arrive."""
+OPEN_REQUEST_SECONDS: Final = 5.0
+"""The same for calls without a credential."""
+STANDARD_BYTES_MAX: Final = 4096
+"""Bytes of a request of health and reflection."""
+LARGE_BYTES: Final = 64 * 2**10
+"""Bytes of a message from which on it counts for its connection."""
 
 
 class RpcObserver(Protocol):
@@ -49,37 +60,17 @@ class Unreadable:
     """Stands for a request whose bytes are no message of its method."""
 
 
+Reader: TypeAlias = "Callable[[bytes], Received]"
 _UNREADABLE: Final = Unreadable()
 _NO_ROOM: Final = Unreadable()
 """Stands for a request that was not parsed, because there is no room for its bytes."""
-_KINDS: Final = {
-    (False, False): grpc.unary_unary_rpc_method_handler,
-    (False, True): grpc.unary_stream_rpc_method_handler,
-    (True, True): grpc.stream_stream_rpc_method_handler,
-}
-
-
-class InFlight:
-    """Bounds the bytes of the requests that are not answered, of all callers together. On the event loop."""
-
-    def __init__(self, bytes_max: int) -> None:
-        self._bytes_max = bytes_max
-        self.bytes = 0
-
-    def take(self, size: int) -> bool:
-        """Takes bytes until `free`; False if there is no room. The first request always has room."""
-        if self.bytes and self.bytes + size > self._bytes_max:
-            return False
-        self.bytes += size
-        return True
-
-    def free(self, size: int) -> None:
-        """Gives bytes back."""
-        self.bytes -= size
+_TOO_LARGE: Final = Unreadable()
+_KINDS: Final = {False: grpc.stream_unary_rpc_method_handler, True: grpc.stream_stream_rpc_method_handler}
+"""By whether the server answers with a stream."""
 
 
 class Received(NamedTuple):
-    """A request as it arrived: parsed, and its size on the wire. It is counted until `CallAdmission.free`."""
+    """A request as it arrived: parsed, and its size on the wire. It is counted until `Held.release`."""
 
     request: object
     size: int
@@ -93,24 +84,30 @@ class CallAdmission:
         listener: Listener,
         rpcs: RpcObserver,
         in_flight: InFlight,
+        *,
+        calls_max: int,
+        message_bytes_max: int,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
+        """`calls_max`: calls at a time. `message_bytes_max`: of one request; links may send larger ones."""
         self._authorizer = listener.authorizer
         self._prover = listener.prover
-        self._rpcs = rpcs
-        self._in_flight = in_flight
-        self._sleep = sleep
-        self.free: Final = in_flight.free
-        """The bytes of a request are no longer held."""
         # The kind that the listener asks for, and no other: reading one costs as much as the rest of the check.
         self._shown = _SHOWN[listener.prover.asks if listener.authorizer.guarded else Asked.NOTHING]
+        self._rpcs = rpcs
+        self._in_flight = in_flight
+        self._places = Places(calls_max)
+        self._message_bytes_max = message_bytes_max
+        self._sleep = sleep
 
-    def reader(self, kind: type[Message]) -> Callable[[bytes], Received]:
+    def reader(self, kind: type[Message]) -> Reader:
         """Parses requests, if there is room for them: their bytes are counted before."""
-        parse, in_flight = kind.FromString, self._in_flight
+        parse, in_flight, bytes_max = kind.FromString, self._in_flight, self._message_bytes_max
 
         def read(data: bytes) -> Received:
             size = len(data)
+            if size > bytes_max:
+                return Received(_TOO_LARGE, 0)
             if not in_flight.take(size):
                 return Received(_NO_ROOM, 0)
             try:
@@ -120,30 +117,129 @@ class CallAdmission:
 
         return read
 
-    async def admit(self, method: str, need: Need, context: Context, size: int = 0) -> tuple[Call, Session | None]:
-        """Admits a call with a request of `size` bytes. Of many failed attempts of one address, some wait before they
+    def link_reader(self, kind: type[Message]) -> Reader:
+        """Parses requests of peers. They are counted, and there is always room: a peer has its own bounds, and would
+        come again."""
+        parse, in_flight = kind.FromString, self._in_flight
+
+        def read(data: bytes) -> Received:
+            in_flight.bytes += len(data)
+            try:
+                return Received(parse(data), len(data))
+            except DecodeError:
+                return Received(_UNREADABLE, len(data))
+
+        return read
+
+    def standard_reader(self, kind: type[Message]) -> Reader:
+        """Parses requests that have nothing but a name. Callers without a credential send them, too."""
+        parse = kind.FromString
+
+        def read(data: bytes) -> Received:
+            if len(data) > STANDARD_BYTES_MAX:
+                return Received(_TOO_LARGE, 0)
+            try:
+                return Received(parse(data), 0)
+            except DecodeError:
+                return Received(_UNREADABLE, 0)
+
+        return read
+
+    async def admit(self, method: str, need: Need, context: Context) -> tuple[Call, Session | None]:
+        """Admits a call, whose request is not read yet. Of many failed attempts of one address, some wait before they
         are refused (rule A1). Raises StoreError."""
         authorizer = self._authorizer
         address = context.peer()
         try:
-            return authorizer.admit(self._prover, method, need, self._shown(context), address, context.time_remaining)
+            call, session = authorizer.admit(
+                self._prover, method, need, self._shown(context), address, context.time_remaining
+            )
         except StoreError as error:
             if error.reason is Reason.UNAUTHENTICATED:
-                with authorizer.failures.held(address, size) as seconds:
+                with authorizer.failures.held(address, 0) as seconds:
                     if seconds:
                         await self._sleep(seconds)
             raise
+        try:
+            self._places.enter(need, call.address)
+        except StoreError as error:
+            authorizer.finished(call, session, CODES[error.reason].name)
+            raise
+        return call, session
+
+    async def request(self, need: Need, context: Context) -> Received:
+        """The one request of a call. It is read only now: callers that are not admitted send nothing into memory, and
+        none keeps its place without sending one. Raises StoreError."""
+        seconds = OPEN_REQUEST_SECONDS if need.scope is Scope.OPEN else REQUEST_SECONDS
+        try:
+            async with asyncio.timeout(seconds):
+                received = await context.read()
+        except TimeoutError:
+            message = f"request: it has not arrived within {seconds:g} s"
+            raise StoreError(Reason.INVALID_ARGUMENT, message, field="request") from None
+        if received is grpc.aio.EOF:
+            raise StoreError(Reason.INVALID_ARGUMENT, "request: the call has none", field="request")
+        assert isinstance(received, Received), "a reader made it"
+        return received
+
+    def held(self, call: Call) -> Held:
+        """The memory of an admitted call."""
+        return Held(self._in_flight, call.address)
 
     def finished(self, method: str, admitted: tuple[Call, Session | None] | None, code: str, seconds: float) -> None:
         """A call has ended."""
         self._rpcs.rpc_finished(method, code, seconds)
-        if admitted is not None:
-            self._authorizer.finished(*admitted, code)
+        self.left(admitted, code)
 
     def left(self, admitted: tuple[Call, Session | None] | None, code: str = "") -> None:
         """A call has ended that is not counted."""
         if admitted is not None:
-            self._authorizer.finished(*admitted, code)
+            call, session = admitted
+            self._places.leave(call.need, call.address)
+            self._authorizer.finished(call, session, code)
+
+
+class Held:
+    """The memory that one call holds. Small messages are not worth counting for each connection."""
+
+    __slots__ = ("_arrived", "_connection", "_in_flight", "_kept")
+
+    def __init__(self, in_flight: InFlight, connection: str) -> None:
+        self._in_flight = in_flight
+        self._connection = connection
+        self._arrived = self._kept = 0
+
+    def take(self, received: Received) -> object:
+        """A request that a reader has counted. Raises StoreError if it is `Unreadable`, or if there is no room."""
+        size = self._arrived = received.size
+        if size > LARGE_BYTES:
+            if not self._in_flight.connections.take(self._connection, size):
+                raise no_room()
+            self._kept = size
+        readable(received.request)
+        return received.request
+
+    def answered(self) -> None:
+        """The call has an answer. Its request counts for its connection alone, if it is large: it may be kept."""
+        arrived, self._arrived = self._arrived, 0
+        self._in_flight.free(arrived)
+
+    def release(self) -> None:
+        """The request is no longer held."""
+        self.answered()
+        if self._kept:
+            kept, self._kept = self._kept, 0
+            self._in_flight.connections.free(self._connection, kept)
+
+    def sending(self, answer: bytes, context: Context) -> None:
+        """Holds the only answer of a call until the client has taken it. Raises StoreError."""
+        size = len(answer)
+        if size <= LARGE_BYTES:
+            return
+        connections, connection = self._in_flight.connections, self._connection
+        if not connections.take(connection, size):
+            raise unread()
+        context.add_done_callback(lambda _: connections.free(connection, size))  # type: ignore[arg-type]  # a protocol in the stubs that no function fits
 
 
 _NOTHING_SHOWN: Final = Shown()
@@ -179,29 +275,44 @@ def handlers(service: ServiceDescriptor, servicer: object, admission: CallAdmiss
     return _generic(service, servicer, admission.reader, lambda method, handler: _own(method, handler, admission))
 
 
-def foreign_handlers(
+def link_handlers(
     service: ServiceDescriptor,
     servicer: object,
     admission: CallAdmission,
-    context_of: Callable[[Context, Call], Any] = lambda context, call: context,
+    context_of: Callable[[Context, Call], Any],
 ) -> grpc.GenericRpcHandler:
-    """The handlers of a service whose methods take gRPC's context: links, health, reflection. They are admitted as all
-    others. `context_of`: the context that the service gets. Raises MissingNeed [1]."""
+    """The handlers of the service of links, whose methods take gRPC's context. They are admitted as all others.
+    `context_of`: the context that the service gets. Raises MissingNeed [1]."""
     return _generic(
-        service, servicer, _reader, lambda method, handler: _foreign(method, handler, admission, context_of)
+        service,
+        servicer,
+        admission.link_reader,
+        lambda method, handler: _foreign(method, handler, admission, context_of),
+    )
+
+
+def standard_handlers(service: ServiceDescriptor, servicer: object, admission: CallAdmission) -> grpc.GenericRpcHandler:
+    """The same for health and reflection, whose requests are small."""
+    return _generic(
+        service,
+        servicer,
+        admission.standard_reader,
+        lambda method, handler: _foreign(method, handler, admission, lambda context, call: context),
     )
 
 
 def _generic(
     service: ServiceDescriptor,
     servicer: object,
-    reader: Callable[[type[Message]], Callable[[bytes], object]],
+    reader: Callable[[type[Message]], Reader],
     wrapped: Callable[[MethodDescriptor, Handler], Handler],
 ) -> grpc.GenericRpcHandler:
+    # All take a stream of requests, where the contract has one, too: on the wire it is the same, and so a caller is
+    # admitted before its request is read [3].
     return grpc.method_handlers_generic_handler(
         service.full_name,
         {
-            method.name: _KINDS[method.client_streaming, method.server_streaming](
+            method.name: _KINDS[method.server_streaming](
                 wrapped(method, getattr(servicer, method.name)),
                 request_deserializer=reader(GetMessageClass(method.input_type)),
                 response_serializer=_written,
@@ -217,57 +328,82 @@ def _path(method: MethodDescriptor) -> str:
 
 def _own(method: MethodDescriptor, handler: Handler, admission: CallAdmission) -> Handler:
     path = _path(method)
-    return (_streaming if method.server_streaming else _unary)(path, need_of(path), handler, admission)
+    need = need_of(path)
+    if method.server_streaming:
+        return _streaming(path, need, handler, admission, many=method.client_streaming)
+    return _unary(path, need, handler, admission)
 
 
 def _unary(path: str, need: Need, handler: Handler, admission: CallAdmission) -> Handler:
     name = path.rpartition("/")[2]
 
-    async def guarded(received: Received, context: Context) -> object:
-        request, size = received
+    async def guarded(requests: AsyncIterator[Received], context: Context) -> object:
         started = time.perf_counter()
         code = grpc.StatusCode.OK
         admitted: tuple[Call, Session | None] | None = None
+        held: Held | None = None
+        request: object = None
+        answer = b""
         try:
-            admitted = await admission.admit(path, need, context, size)
-            readable(request)
+            admitted = await admission.admit(path, need, context)
             call = admitted[0]
-            if not call.counts_bytes:
-                return await handler(request, call)
-            with call.holding_bytes(size):
-                return await handler(request, call)
+            held = admission.held(call)
+            received = await admission.request(need, context)
+            request, size = held.take(received), received.size
+            del received
+            if call.counts_bytes:
+                with call.holding_bytes(size):
+                    answer = _written(await handler(request, call))
+            else:
+                answer = _written(await handler(request, call))
+            held.sending(answer, context)
+            return answer
         except asyncio.CancelledError:
             code = grpc.StatusCode.CANCELLED
             raise
         except Exception as error:  # noqa: BLE001  # the last line of defence: logged, and answered as INTERNAL
             known = _known(error, name)
             code = CODES[known.reason]
+            _forget_frames(error)
+            request, answer = None, b""
             await abort(context, known)
         finally:
-            admission.free(size)
+            if held is not None:
+                held.release()
             admission.finished(name, admitted, code.name, time.perf_counter() - started)
 
     return guarded
 
 
-def _streaming(path: str, need: Need, handler: Handler, admission: CallAdmission) -> Handler:
+def _streaming(path: str, need: Need, handler: Handler, admission: CallAdmission, *, many: bool) -> Handler:
     name = path.rpartition("/")[2]
 
     # It writes its answers itself. If gRPC took them from a generator, a cancellation during a write would reach gRPC
     # alone, which drops the generator and sends no status.
-    async def guarded(received: Received | AsyncIterator[Received], context: Context) -> None:
-        arriving = _Arriving(received, admission)
+    async def guarded(requests: AsyncIterator[Received], context: Context) -> None:
         started = time.perf_counter()
         code = grpc.StatusCode.OK
         admitted: tuple[Call, Session | None] | None = None
+        held: Held | None = None
         try:
-            admitted = await admission.admit(path, need, context, arriving.size)
+            admitted = await admission.admit(path, need, context)
             call = admitted[0]
             call.runs(_this_task())
-            async with aclosing(handler(arriving.request(call), call)) as responses:
+            held = admission.held(call)
+            async with AsyncExitStack() as holding:
+                if many:
+                    request: object = _requests(requests, held, call)
+                else:
+                    received = await admission.request(need, context)
+                    request = held.take(received)
+                    holding.enter_context(call.holding_bytes(received.size))
+                    del received
+                responses = await holding.enter_async_context(aclosing(handler(request, call)))
+                del request
                 answers = _Answers(context, call)
                 async for response in responses:
-                    arriving.answered()
+                    if not many:
+                        held.answered()
                     await answers.write(response)
         except asyncio.CancelledError:
             ended = None if admitted is None else admitted[0].ended
@@ -283,9 +419,11 @@ def _streaming(path: str, need: Need, handler: Handler, admission: CallAdmission
         except Exception as error:  # noqa: BLE001  # the last line of defence: logged, and answered as INTERNAL
             known = _known(error, name)
             code = CODES[known.reason]
+            _forget_frames(error)
             await abort(context, known)
         finally:
-            arriving.release()
+            if held is not None:
+                held.release()
             admission.finished(name, admitted, code.name, time.perf_counter() - started)
 
     return guarded
@@ -324,46 +462,21 @@ def _heard(written: asyncio.Future[None]) -> None:
         written.exception()
 
 
-class _Arriving:
-    """The request of a call that answers with a stream, or its requests one after the other; the bytes of one at a time
-    are counted. A single request is counted until the first answer."""
-
-    def __init__(self, received: Received | AsyncIterator[Received], admission: CallAdmission) -> None:
-        self._received = received
-        self._admission = admission
-        self._single = isinstance(received, Received)
-        self._held = received.size if isinstance(received, Received) else 0
-
-    @property
-    def size(self) -> int:
-        """The bytes that are counted."""
-        return self._held
-
-    def request(self, call: Call) -> object:
-        """The request, or an iterator. Raises StoreError for a single one that is `Unreadable`."""
-        if isinstance(self._received, Received):
-            readable(self._received.request)
-            return self._received.request
-        return self._requests(self._received, call)
-
-    async def _requests(self, received: AsyncIterator[Received], call: Call) -> AsyncGenerator[object, None]:
-        async for request, size in received:
-            self._held = size
-            try:
-                with call.holding_bytes(size):
+async def _requests(
+    requests: AsyncIterator[Received], held: Held, call: Call | None = None
+) -> AsyncGenerator[object, None]:
+    """The requests of a call, of which the bytes of one at a time are counted. Raises StoreError for one that is
+    `Unreadable`."""
+    async for received in requests:
+        try:
+            request = held.take(received)
+            if call is None:
+                yield request
+            else:
+                with call.holding_bytes(received.size):
                     yield request
-            finally:
-                self.release()
-
-    def answered(self) -> None:
-        """The call has an answer."""
-        if self._single:
-            self.release()
-
-    def release(self) -> None:
-        """Gives back the bytes that are counted."""
-        held, self._held = self._held, 0
-        self._admission.free(held)
+        finally:
+            held.release()
 
 
 def _this_task() -> asyncio.Task[Any]:
@@ -383,26 +496,40 @@ def _foreign(
     async def end(error: Exception, context: Context) -> None:
         if isinstance(error, grpc.aio.BaseError):
             raise error  # the call has ended already: with its own status, or because the caller has gone
-        await abort(context, _unreadable() if isinstance(error, DecodeError) else _known(error, name))
+        known = _known(error, name)
+        _forget_frames(error)
+        await abort(context, known)
 
-    async def once(request: object, context: Context) -> object:
+    async def arrived(requests: AsyncIterator[Received], context: Context, held: Held) -> object:
+        if method.client_streaming:
+            return _requests(requests, held)
+        return held.take(await admission.request(need, context))
+
+    async def once(requests: AsyncIterator[Received], context: Context) -> object:
         admitted: tuple[Call, Session | None] | None = None
+        held: Held | None = None
         try:
-            admitted = await admission.admit(path, need, context, _size(request))
-            return await handler(_parsed(request), context_of(context, admitted[0]))
+            admitted = await admission.admit(path, need, context)
+            held = admission.held(admitted[0])
+            return await handler(await arrived(requests, context, held), context_of(context, admitted[0]))
         except Exception as error:  # the last line of defence: logged, and answered as INTERNAL
             await end(error, context)
             raise
         finally:
+            if held is not None:
+                held.release()
             admission.left(admitted)
 
-    async def many(request: object, context: Context) -> None:
+    async def many(requests: AsyncIterator[Received], context: Context) -> None:
         admitted: tuple[Call, Session | None] | None = None
+        held: Held | None = None
         try:
-            admitted = await admission.admit(path, need, context, _size(request))
+            admitted = await admission.admit(path, need, context)
             call = admitted[0]
             call.runs(_this_task())
-            async with aclosing(handler(_parsed(request), context_of(context, call))) as responses:
+            held = admission.held(call)
+            request = await arrived(requests, context, held)
+            async with aclosing(handler(request, context_of(context, call))) as responses:
                 answers = _Answers(context, call)
                 async for response in responses:
                     await answers.write(response)
@@ -415,39 +542,11 @@ def _foreign(
         except Exception as error:  # noqa: BLE001  # as above
             await end(error, context)
         finally:
+            if held is not None:
+                held.release()
             admission.left(admitted)
 
     return many if method.server_streaming and inspect.isasyncgenfunction(handler) else once
-
-
-def _parsed(request: Any) -> Any:
-    """A request, or an iterator of requests. Raises DecodeError for one that is `Unreadable`."""
-    if isinstance(request, AsyncIterator):
-        return _all_parsed(request)
-    if request is _UNREADABLE:
-        raise DecodeError
-    return request
-
-
-def _size(request: object) -> int:
-    return request.ByteSize() if isinstance(request, Message) else 0
-
-
-async def _all_parsed(requests: AsyncIterator[object]) -> AsyncGenerator[object, None]:
-    async for request in requests:
-        yield _parsed(request)
-
-
-def _reader(kind: type[Message]) -> Callable[[bytes], Message | Unreadable]:
-    parse = kind.FromString
-
-    def read(data: bytes) -> Message | Unreadable:
-        try:
-            return parse(data)
-        except DecodeError:
-            return _UNREADABLE
-
-    return read
 
 
 def _written(response: Message | bytes) -> bytes:
@@ -468,11 +567,20 @@ def readable(request: object) -> None:
     if request is _UNREADABLE:
         raise _unreadable()
     if request is _NO_ROOM:
+        raise no_room()
+    if request is _TOO_LARGE:
         raise StoreError(
-            Reason.OVERLOADED,
-            "the requests under way fill the memory for requests; try again later",
-            retry_after_micros=MICROS // 10,
+            Reason.REQUEST_TOO_LARGE, "request: it is larger than requests of this method may be", field="request"
         )
+
+
+def _forget_frames(error: BaseException | None) -> None:
+    """Lets go of the frames that an exception has passed, and with them of the request. They hold the exception in
+    turn, so only the collector of garbage would free them, which runs once in 100,000 objects: after gigabytes of
+    refused requests, if these are large."""
+    while error is not None:
+        error.__traceback__ = None
+        error = error.__cause__ or error.__context__
 
 
 def _known(error: Exception, method: str) -> StoreError:

@@ -107,8 +107,8 @@ class LoadService:
         if not 0 < lease <= LEASE_MICROS_MAX:
             raise convert.invalid("lease_micros", f"{lease} is not 1 to {LEASE_MICROS_MAX}")
         permit_load(call, request.topic, dynamic=self._dynamic_topics)
-        call.check_limit("loads", self._loads.registry.open_of(call.owner))
-        load = await _heard(lambda done: self._loads.open(request.topic, lease, done, owner=call.owner))
+        with call.making("loads", self._loads.registry.open_of(call.owner)):
+            load = await _heard(lambda done: self._loads.open(request.topic, lease, done, owner=call.owner))
         return load_pb2.OpenLoadResponse(
             load_id=load.row.id, lease_micros=load.row.lease_micros, begin_version=load.row.begin_version
         )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from sow_server.access.caller import Call
 from sow_server.engine.durables import Durables
 from sow_server.engine.values.keys import TOPIC_NAME
@@ -14,13 +17,26 @@ class OwnedDurables:
     def __init__(self, durables: Durables) -> None:
         self._durables = durables
 
-    def name(self, call: Call, topic: str, given: str, *, creates: str = "") -> str:
+    def name(self, call: Call, topic: str, given: str) -> str:
         """The stored name of the durable that the caller calls `given`: its own, or one that nobody owns, as all were
-        before the server had an access file. An operator may give the stored name of any.
+        before the server had an access file. An operator may give the stored name of any. If there is none, it is the
+        name of one of the caller's own."""
+        return self._existing(call, topic, given) or call.own_name(given)
 
-        `creates`: the field of the request that names a durable to be created if it does not exist. Raises StoreError:
-        INVALID_ARGUMENT, LIMIT_EXCEEDED.
-        """
+    @contextmanager
+    def making(self, call: Call, topic: str, given: str, field: str) -> Iterator[str]:
+        """As `name`, for a durable that is made within the block if it does not exist. `field`: the field of the
+        request that names it. Raises StoreError: INVALID_ARGUMENT, LIMIT_EXCEEDED."""
+        existing = self._existing(call, topic, given)
+        if existing is not None:
+            yield existing
+            return
+        if not TOPIC_NAME.match(given):
+            raise invalid(field, f"{given[:220]!r} is no name of a durable: 1 to 200 of [A-Za-z0-9_.:-] are allowed")
+        with call.making("durables", self._durables.count_named(call.own_name(""))):
+            yield call.own_name(given)
+
+    def _existing(self, call: Call, topic: str, given: str) -> str | None:
         found = call.existing(topic)
         own = call.own_name(given)
         if found is not None:
@@ -28,10 +44,4 @@ class OwnedDurables:
                 return own
             if self._durables.get(found.id, given) is not None and call.shown_name(given) is not None:
                 return given
-        if creates:
-            if not TOPIC_NAME.match(given):
-                raise invalid(
-                    creates, f"{given[:220]!r} is no name of a durable: 1 to 200 of [A-Za-z0-9_.:-] are allowed"
-                )
-            call.check_limit("durables", self._durables.count_named(call.own_name("")))
-        return own
+        return None

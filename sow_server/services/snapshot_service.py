@@ -69,7 +69,6 @@ class SnapshotService(ChangesService):
         if not LEASE_MICROS_MIN <= lease <= LEASE_MICROS_MAX:
             raise invalid("lease_micros", "must be between 1 s and 24 h, or 0")
         topic, restriction = call.topic(request.topic)
-        call.check_limit("exports", self._exports.held_by(call.owner))
 
         def opened() -> Export:
             given = callers_filter(topic, request.filter, restriction)
@@ -83,7 +82,7 @@ class SnapshotService(ChangesService):
                 restriction=restriction,
             )
 
-        with self._exports.room():
+        with call.making("exports", self._exports.held_by(call.owner)), self._exports.room():
             opening = asyncio.get_running_loop().run_in_executor(self._readers, opened)
             try:
                 export = await asyncio.shield(opening)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import aclosing
 from dataclasses import replace
@@ -54,8 +54,12 @@ BROWSE_ENTRIES_MAX: Final = 10_000
 GET_KEYS_MAX: Final = 10_000
 GET_BYTES_MAX: Final = 16 * 2**20
 """Payloads and keys of one answer: together with the other fields they stay below the largest gRPC message."""
+GET_PIECE: Final = 32
+"""Keys whose records are in memory at a time."""
 GET_CHUNK: Final = 256
-"""Keys that a get reads on the event loop; a get of more keys runs on a reader thread."""
+GET_CHUNK_BYTES: Final = 256 * 2**10
+"""Keys that a get reads on the event loop, and the bytes of as many records of the topic's usual size; a get of more
+runs on a reader thread."""
 
 
 def _among(rows: PermittedRows, keys: Sequence[bytes], values: list[bytes | None]) -> list[bytes | None]:
@@ -213,7 +217,9 @@ class SowService:
                 f"keys: {len(request.keys)} keys are more than the limit of {GET_KEYS_MAX} per request",
                 field="keys",
             )
-        if len(request.keys) <= GET_CHUNK:
+        figures = granted.topic.statistics
+        usual = figures.record_bytes // (figures.records or 1)
+        if len(request.keys) <= GET_CHUNK and usual * len(request.keys) <= GET_CHUNK_BYTES:
             # On the loop: a look-up costs microseconds, a change of threads more.
             return self._get(granted, request)
         return await asyncio.get_running_loop().run_in_executor(self._readers, self._get, granted, request)
@@ -222,13 +228,10 @@ class SowService:
         topic, restriction = granted
         projected = projection(topic, request.select.include, request.select.exclude, restriction.hidden)
         keys = point_keys(request.keys)
-        now, values = self._reading.cuts.get(topic, keys)
         rows = permitted(topic, restriction)
-        if rows is not None:
-            values = _among(rows, keys, values)
-        response = sow_pb2.GetResponse(as_of_micros=now)
+        response = sow_pb2.GetResponse()
         size = 0
-        for key, value in zip(keys, values, strict=True):
+        for key, value in self._values(topic, keys, rows, response):
             if value is None:
                 continue
             payload = None if projected is None else topic.format.project(value[PAYLOAD], projected)
@@ -242,6 +245,22 @@ class SowService:
                 )
             response.records.append(found)
         return response
+
+    def _values(
+        self, topic: Topic, keys: Sequence[bytes], rows: PermittedRows | None, response: sow_pb2.GetResponse
+    ) -> Iterator[tuple[bytes, bytes | None]]:
+        """The stored values of keys, a few at a time: all of 10,000 records could be hundreds of gigabytes, and most of
+        it is refused."""
+        for start in range(0, len(keys), GET_PIECE):
+            piece = keys[start : start + GET_PIECE]
+            unique = list(dict.fromkeys(piece))
+            now, values = self._reading.cuts.get(topic, unique)
+            if rows is not None:
+                values = _among(rows, unique, values)
+            response.as_of_micros = response.as_of_micros or now
+            found = dict(zip(unique, values, strict=True))
+            for key in piece:
+                yield key, found[key]
 
     async def Query(self, request: sow_pb2.QueryRequest, call: Call) -> AsyncGenerator[sow_pb2.QueryResponse, None]:
         granted = call.topic(request.topic)
@@ -336,7 +355,10 @@ class SowService:
                     yield subscribe_convert.response(frame, self._reading, figures=figures)
 
     async def _attach(self, call: Call, asked: Request, attachment: Attachment) -> Consumer:
-        name = self._owned.name(call, asked.topic, attachment.name, creates="durable.name")
+        with self._owned.making(call, asked.topic, attachment.name, "durable.name") as name:
+            return await self._attach_as(name, asked, attachment)
+
+    async def _attach_as(self, name: str, asked: Request, attachment: Attachment) -> Consumer:
         attachment = replace(attachment, name=name)
         attached: asyncio.Future[Consumer] = asyncio.get_running_loop().create_future()
 

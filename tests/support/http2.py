@@ -58,25 +58,38 @@ class RawClient:
         """The number of streams that the server has refused."""
         return self._codes[REFUSED_STREAM]
 
-    def open(self, path: str, message: bytes, count: int, *, reset: bool = False) -> None:
+    def open(self, path: str, message: bytes, count: int, *, reset: bool = False, token: str = "") -> None:
         """Opens `count` streams, each with a whole call, and resets each at once if so told. Returns once the server
         has read them."""
-        headers = b"".join(
-            _literal(name, value)
-            for name, value in (
-                (b":method", b"POST"),
-                (b":scheme", b"http"),
-                (b":path", path.encode()),
-                (b":authority", self._authority),
-                (b"te", b"trailers"),
-                (b"content-type", b"application/grpc"),
-            )
-        )
         body = struct.pack(">BI", 0, len(message)) + message
         for _ in range(count):
-            stream, self._next = self._next, self._next + 2
-            call = _frame(HEADERS, END_HEADERS, stream, headers) + _frame(DATA, END_STREAM, stream, body)
+            stream = self._begin(path, token)
+            call = _frame(DATA, END_STREAM, stream, body)
             self._socket.sendall(call + (_frame(RESET, 0, stream, struct.pack(">I", CANCEL)) if reset else b""))
+        self._await_reading()
+
+    def begin(self, path: str, count: int, *, token: str = "") -> None:
+        """Opens `count` streams with calls that send nothing more. Returns once the server has read them."""
+        for _ in range(count):
+            self._begin(path, token)
+        self._await_reading()
+
+    def _begin(self, path: str, token: str) -> int:
+        headers = [
+            (b":method", b"POST"),
+            (b":scheme", b"http"),
+            (b":path", path.encode()),
+            (b":authority", self._authority),
+            (b"te", b"trailers"),
+            (b"content-type", b"application/grpc"),
+        ]
+        if token:
+            headers.append((b"authorization", b"Bearer " + token.encode()))
+        stream, self._next = self._next, self._next + 2
+        self._socket.sendall(_frame(HEADERS, END_HEADERS, stream, b"".join(_literal(*header) for header in headers)))
+        return stream
+
+    def _await_reading(self) -> None:
         self._answered.clear()
         self._socket.sendall(_frame(PING, 0, 0, bytes(8)))
         assert self._answered.wait(SECONDS), "the server does not read any more"

@@ -18,9 +18,10 @@ from sow.v1 import sow_pb2
 from sow_server.access.authorizer import Listener
 from sow_server.access.caller import Call
 from sow_server.access.credentials import Tokens
-from sow_server.access.failures import HELD_BYTES_MAX, PER_MINUTE, WAIT_SECONDS
+from sow_server.access.failures import PER_MINUTE, WAIT_SECONDS
 from sow_server.engine.values.errors import Reason, StoreError
-from sow_server.services.guard import CallAdmission, InFlight, foreign_handlers, handlers
+from sow_server.services.capacity import InFlight
+from sow_server.services.guard import CallAdmission, handlers, link_handlers
 from tests.support.access import grant, identity
 from tests.support.access_parts import HERE, Guarded, access_of
 
@@ -43,9 +44,14 @@ class Aborted(Exception):
 class FakeContext:
     """gRPC's context of a call."""
 
-    def __init__(self, token: str) -> None:
+    def __init__(self, token: str, arrived: Callable[[], object]) -> None:
+        """`arrived`: gives the request, when it is read."""
         self._token = token
+        self._arrived = arrived
         self.reason = ""
+
+    async def read(self) -> object:
+        return self._arrived()
 
     def invocation_metadata(self) -> tuple[tuple[str, str | bytes], ...]:
         return (("authorization", f"Bearer {self._token}"),) if self._token else ()
@@ -88,12 +94,24 @@ class Served:
         async def sleep(seconds: float) -> None:
             self.waited.append(seconds)
 
-        self.admission = CallAdmission(Listener(self.guarded.authorizer, Tokens()), self.rpcs, self.in_flight, sleep)
+        self.admission = CallAdmission(
+            Listener(self.guarded.authorizer, Tokens()),
+            self.rpcs,
+            self.in_flight,
+            calls_max=100,
+            message_bytes_max=10**6,
+            sleep=sleep,
+        )
 
     def method(self, name: str, handler: Callable[..., object], *, foreign: bool = False) -> Any:
         """The handler as gRPC gets it; it has the functions that fit its method."""
         every = {method.name: handler for method in SERVICE.methods}
-        made = (foreign_handlers if foreign else handlers)(SERVICE, SimpleNamespace(**every), self.admission)
+        servicer = SimpleNamespace(**every)
+        made = (
+            link_handlers(SERVICE, servicer, self.admission, lambda context, call: context)
+            if foreign
+            else handlers(SERVICE, servicer, self.admission)
+        )
         found = made.service(cast(Any, SimpleNamespace(method=f"/sow.v1.SowService/{name}", invocation_metadata=())))
         assert found is not None
         return found
@@ -111,10 +129,9 @@ async def get(
 ) -> str:
     """Calls a method that answers once; returns the reason of its refusal."""
     method = served.method("Get", handler)
-    context = FakeContext(token)
-    received = method.request_deserializer(data)
+    context = FakeContext(token, lambda: method.request_deserializer(data))
     try:
-        await method.unary_unary(received, context)
+        await method.stream_unary(None, context)
     except Aborted:
         return context.reason
     return ""
@@ -207,8 +224,7 @@ async def subscribe(
 ) -> tuple[str, int]:
     """Calls a method that answers with a stream; returns the reason of its end, and the number of answers."""
     method = served.method("Subscribe", handler)
-    context = FakeContext(token)
-    received = method.request_deserializer(b"")
+    context = FakeContext(token, lambda: method.request_deserializer(b""))
     count = 0
 
     async def write(answer: object) -> None:
@@ -220,7 +236,7 @@ async def subscribe(
         await asyncio.sleep(0)
 
     context.write = write  # type: ignore[attr-defined]  # as gRPC's context has it
-    calling = asyncio.ensure_future(method.unary_stream(received, context))
+    calling = asyncio.ensure_future(method.stream_stream(None, context))
     try:
         await calling
     except Aborted:
@@ -337,9 +353,9 @@ def test_a_foreign_call_gives_all_back(
 
     async def main() -> str:
         method = served.method("Get", handler, foreign=True)
-        context = FakeContext(token)
+        context = FakeContext(token, lambda: method.request_deserializer(data))
         try:
-            await method.unary_unary(method.request_deserializer(data), context)
+            await method.stream_unary(None, context)
         except Aborted:
             return context.reason
         return ""
@@ -360,18 +376,18 @@ def test_failed_attempts_of_every_kind_of_call_wait(tmp_path: Path) -> None:
     async def foreign(request: object, context: object) -> object:
         raise AssertionError("it is not admitted")
 
-    async def call_foreign(data: bytes) -> None:
+    def unread() -> object:
+        raise AssertionError("the request of a caller that is not admitted is not read")
+
+    async def call_foreign() -> None:
         method = served.method("Get", foreign, foreign=True)
         with pytest.raises(Aborted):
-            await method.unary_unary(method.request_deserializer(data), FakeContext("guess"))
+            await method.stream_unary(None, FakeContext("guess", unread))
 
-    large = sow_pb2.GetRequest(topic="x" * HELD_BYTES_MAX, keys=["a"]).SerializeToString()
     for act, waits in (
         (lambda: get(served, answers, "guess"), 1),
-        (lambda: get(served, answers, "guess", large), 0),
         (lambda: subscribe(served, two, "guess"), 1),
-        (lambda: call_foreign(REQUEST), 1),
-        (lambda: call_foreign(large), 0),
+        (call_foreign, 1),
         (lambda: get(served, answers, "desk"), 0),
         (lambda: subscribe(served, two, "desk"), 0),
     ):

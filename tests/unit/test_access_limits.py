@@ -157,9 +157,12 @@ def test_names_are_counted_once_and_kinds_apart() -> None:
 
 def test_what_is_held_already_counts_against_a_limit() -> None:
     call = call_with(usage_of(Clocks(), durables=3))
-    call.check_limit("durables", 2)
-    with pytest.raises(StoreError, match="durables"):
-        call.check_limit("durables", 3)
+    with call.making("durables", 2), pytest.raises(StoreError, match="durables"), call.making("durables", 2):
+        pass  # the one that is being made counts, too
+    with pytest.raises(StoreError, match="durables"), call.making("durables", 3):
+        pass
+    with call.making("durables", 2):
+        pass
 
 
 def test_a_caller_without_limits_holds_nothing() -> None:
@@ -167,7 +170,8 @@ def test_a_caller_without_limits_holds_nothing() -> None:
     call = Call(path, NEEDS[path], Topics(), None, NoReports())
     with call.holding("exports"), call.holding_bytes(10):
         call.creates("topics", "a")
-        call.check_limit("durables", 10**9)
+        with call.making("durables", 10**9):
+            pass
     call.leave()
 
 

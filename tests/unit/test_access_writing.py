@@ -315,18 +315,23 @@ def test_the_stored_name_of_a_durable(guarded: Guarded, caller: str, given: str,
     assert found == stored
 
 
+def made(owned: OwnedDurables, caller: Call, name: str) -> str:
+    with owned.making(caller, "orders", name, "durable") as stored:
+        return stored
+
+
 @pytest.mark.parametrize("name", ["other/new", "a b", "", "x" * 201, "é", "/"])
 def test_a_new_durable_has_a_name_without_a_slash(guarded: Guarded, name: str) -> None:
     owned = OwnedDurables(Known())  # type: ignore[arg-type]  # two methods of it
-    refused = reason(lambda: owned.name(call(guarded, "other", "Get"), "orders", name, creates="durable"))
+    refused = reason(lambda: made(owned, call(guarded, "other", "Get"), name))
     assert refused[0] is Reason.INVALID_ARGUMENT
-    assert owned.name(call(guarded, "other", "Get"), "orders", "new", creates="durable") == "other/new"
+    assert made(owned, call(guarded, "other", "Get"), "new") == "other/new"
 
 
 def test_only_ones_own_durables_count(guarded: Guarded) -> None:
     owned = OwnedDurables(Known("other/a", "desk2/b", "before"))  # type: ignore[arg-type]  # two methods of it
-    assert owned.name(call(guarded, "desk", "Get"), "orders", "new", creates="durable") == "desk/new"
+    assert made(owned, call(guarded, "desk", "Get"), "new") == "desk/new"
     full = OwnedDurables(Known("desk/a"))  # type: ignore[arg-type]  # as above
-    refused = reason(lambda: full.name(call(guarded, "desk", "Get"), "orders", "new", creates="durable"))
+    refused = reason(lambda: made(full, call(guarded, "desk", "Get"), "new"))
     assert refused[0] is Reason.LIMIT_EXCEEDED
-    assert full.name(call(guarded, "desk", "Get"), "orders", "a", creates="durable") == "desk/a", "it exists already"
+    assert made(full, call(guarded, "desk", "Get"), "a") == "desk/a", "it exists already"

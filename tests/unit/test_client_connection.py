@@ -20,12 +20,13 @@ from sow_client import (
     Client,
     DeadlineExceeded,
     Deleted,
+    InvalidArgument,
     NotFound,
     Published,
     SowError,
     Unavailable,
 )
-from sow_client._channel import SERVICE_CONFIG
+from sow_client._channel import SERVICE_CONFIG, options
 from sow_client._publisher import StreamCall
 from tests.support.clients import Connect, connect
 from tests.support.echo_server import Store, address, serve, store
@@ -457,3 +458,28 @@ def test_an_asynchronous_publisher_that_waits_for_room_lets_the_loop_rest(addres
 
     asyncio.run(use())
     assert store.payloads == [b"0", b"1", b"2"]
+
+
+@pytest.mark.parametrize(
+    ("server", "proxied"),
+    [
+        ("127.0.0.1:1", False),
+        ("[::1]:1", False),
+        ("[0:0:0:0:0:0:0:1]:1", False),
+        ("localhost:1", False),
+        ("localhost.evil.example:1", True),
+        ("127.0.0.1.evil.example:1", True),
+        ("10.0.0.1:1", True),
+    ],
+)
+def test_only_what_is_this_machine_for_sure_gets_a_token_in_plain_text_and_through_no_proxy(
+    server: str, proxied: bool
+) -> None:
+    """Story: another spelling of ::1 was taken for this machine by the check, and not by the option that keeps
+    http_proxy away, so the token went to the proxy."""
+    assert (("grpc.enable_http_proxy", 0) not in options(server, None)) is proxied
+    if proxied:
+        with pytest.raises(InvalidArgument, match="plain text"):
+            Client(server, token="s3cret")
+    else:
+        Client(server, token="s3cret").close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import resource
 import socket
 import ssl
 from collections.abc import AsyncIterator
@@ -19,7 +20,7 @@ from structlog.testing import capture_logs
 from sow_server.certificates import Certificates
 from sow_server.config import Config, ListenerAuth, ListenerConfig, ServerConfig
 from sow_server.engine.values.model import MICROS
-from sow_server.listening import Listeners, ListeningError, options
+from sow_server.listening import FILES_MAX, Listeners, ListeningError, connections_of, options
 from sow_server.revocations import Revocations
 from tests.support.certificates import DAY, Authority, Issued, replace
 from tests.support.server import free_port
@@ -294,6 +295,22 @@ def test_bounds_of_the_server_hold_where_a_listener_has_none() -> None:
     assert inherited["grpc.max_receive_message_length"] == inherited["grpc.max_send_message_length"] == MIB
     own = dict(options(ListenerConfig(ANY, max_connections=3), server, MIB))
     assert own["grpc.max_allowed_incoming_connections"] == 3
+
+
+def test_connections_leave_half_of_the_files_to_the_store() -> None:
+    """Story: connections that said nothing took every file that the process may open; the store could not write any
+    more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 512), hard))
+        assert connections_of(2) == min(hard if hard > 0 else FILES_MAX, FILES_MAX) // 4
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard), "as many as the process can get"
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    listener = ListenerConfig(ANY)
+    assert dict(options(listener, ServerConfig(), MIB, 100))["grpc.max_allowed_incoming_connections"] == 100
+    given = ServerConfig(max_connections=7)
+    assert dict(options(listener, given, MIB, 100))["grpc.max_allowed_incoming_connections"] == 7
 
 
 def test_connections_have_no_age_unless_it_is_set() -> None:
