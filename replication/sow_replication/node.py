@@ -172,10 +172,6 @@ class Node:
         now = self.store.now_micros()
         return [out for out in self.outgoing.values() if out.sender is None and out.next_at_micros <= now]
 
-    def next_dial_micros(self) -> int | None:
-        """When the next peer is due; None: all are connected."""
-        return min([out.next_at_micros for out in self.outgoing.values() if out.sender is None], default=None)
-
     def dialled(self, out: Outgoing) -> Sender:
         """Makes the machine for a stream to a peer."""
         assert out.sender is None, "it has a link"

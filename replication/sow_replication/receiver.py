@@ -96,11 +96,6 @@ class Receiver:
         self._heard_at = store.now_micros()
 
     @property
-    def bytes_under_way(self) -> int:
-        """Bytes that the store has not yet answered. The driver reads no further while they exceed the flight."""
-        return self._bytes
-
-    @property
     def full(self) -> bool:
         """Whether the driver has to wait before it reads on."""
         return self._bytes > 2 * self._options.flight_bytes_max

@@ -193,11 +193,6 @@ class Sender:
         return self._cursor if self._flight else max(self._cursor, self._sent_upto)
 
     @property
-    def flight_bytes(self) -> int:
-        """Bytes that are sent and not acknowledged."""
-        return self._flight_bytes
-
-    @property
     def oldest_commit_micros(self) -> int:
         """The commit time of the oldest change under way; 0: there is none."""
         for flying in self._flight:

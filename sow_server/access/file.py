@@ -103,11 +103,6 @@ def _key(kind: ValueKind[T], default: T) -> T:
     return found
 
 
-def _needed(kind: ValueKind[T]) -> T:
-    found: T = field(metadata={"kind": kind, "key": ""})
-    return found
-
-
 @dataclass(frozen=True, slots=True)
 class _CredentialForm:
     certificate: str = _key(_CERTIFICATE, "")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 
@@ -139,9 +138,3 @@ def need_of(path: str) -> Need:
         return NEEDS[path]
     except KeyError:
         raise MissingNeed(f"{path} is served, and sow_server/access/needs.py does not say what it needs") from None
-
-
-def check_served(paths: Iterable[str]) -> None:
-    """Raises MissingNeed for a path that is not in the table."""
-    for path in paths:
-        need_of(path)

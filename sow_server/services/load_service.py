@@ -38,7 +38,6 @@ ROOM_BYTES: Final = 64 * 2**20
 """Payload bytes that all streams together may have read and not staged; one request may exceed it."""
 PATIENCE_SECONDS: Final = 30.0
 """How long a stream waits for room in the write queue before it is refused."""
-ATTEMPT_MAX: Final = 2**64 - 1
 
 
 class _RequestMemory:

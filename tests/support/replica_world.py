@@ -267,8 +267,9 @@ class World:
                 instance.node.closed(sender)
                 continue
             self.wires.append(Wire(self, sender, target.node.accept(), instance, target))
-        when = instance.node.next_dial_micros()
-        if when is not None:
+        waiting = [out.next_at_micros for out in instance.node.outgoing.values() if out.sender is None]
+        if waiting:
+            when = min(waiting)
             self.at(when - instance.offset + 1, lambda: self.soon(instance))
 
     def _is_cut(self, a: Instance, b: Instance) -> bool:

@@ -95,7 +95,8 @@ def test_unacknowledged_messages_are_bounded_and_sending_continues_with_the_ackn
     pair.exchange(sender, receiver)
     assert len(pair.b.records("T")) == 10
     assert sender.settled == pair.a.head() == 10
-    assert sender.flight_bytes == 0
+    pair.publish(3)
+    assert len(pair.sent(sender)) == 3, "all of the flight is free again"
 
 
 def test_several_batches_are_under_way_in_the_store_and_are_acknowledged_at_once() -> None:
@@ -104,7 +105,6 @@ def test_several_batches_are_under_way_in_the_store_and_are_acknowledged_at_once
     pair.publish(5)
     for request in pair.sent(sender):
         receiver.received(request)
-    assert receiver.bytes_under_way > 0
     assert receiver.next_message() is None
     pair.b.step()
     response = receiver.next_message()

@@ -26,8 +26,6 @@ Steps: TypeAlias = tuple[str, ...]
 UnsetTree: TypeAlias = "Mapping[str, UnsetTree | None]"
 """The fields to unset at one level: None for the field itself, a tree for fields below it."""
 
-NOTHING_UNSET: Final[UnsetTree] = {}
-
 
 class DeltaError(ValueError):
     """The reason why a delta cannot be merged."""

@@ -162,10 +162,6 @@ class JournalDraft:
         self._open = True
         return last
 
-    def end_chunk(self) -> None:
-        """The next change goes into another chunk: it belongs to another request."""
-        self._open = False
-
     def end_request(self) -> None:
         """The next change belongs to no atomic request."""
         self.atomic = False

@@ -51,11 +51,6 @@ _Names: TypeAlias = dict[bytes, bytes]
 """Names, by the two bytes that stand for them in a header."""
 
 
-def bucket_of(key: bytes, buckets: int) -> int:
-    """The bucket of a record key."""
-    return crc32(key) % buckets
-
-
 def checksums(cuts: Cuts, origins: Origins, topic: str, buckets: int, now_micros: int) -> Checksums:
     """The checksums of the records of a topic that are not due by `now_micros`. Reads all of them, from any thread.
 
