@@ -74,7 +74,7 @@ def check(config: Config) -> list[str]:
 
 
 def jwt_prover(config: Config) -> tuple[Prover, Callable[[], None]]:
-    """Checks JWTs; and a function that reads their keys anew. Raises AccessControlError."""
+    """The prover of JWTs, and a function that reads its keys anew. Raises AccessControlError."""
     try:
         from sow_server.access import jwt
     except ImportError as error:
@@ -123,7 +123,7 @@ class AccessControl:
         )
 
     def listener(self, config: ListenerConfig) -> Listener:
-        """The calls of a listener. Raises AccessControlError."""
+        """The listener that admits calls by its kind of credential. Raises AccessControlError."""
         return Listener(self.authorizer, self._prover(config))
 
     def _prover(self, config: ListenerConfig) -> Prover:
@@ -175,7 +175,7 @@ class AccessControl:
             await self.reload()
 
     def start(self) -> None:
-        """Looks after credentials, and hears SIGHUP, from now on."""
+        """From now on, handles SIGHUP, ends calls whose credential expires, and reads changed key files."""
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self.reload_soon)
         self._looking = asyncio.create_task(self._look())
 

@@ -27,7 +27,7 @@ _KNOWN = "B, KiB, MiB, GiB, TiB, kB, MB, GB, TB"
 
 
 class SizeError(ValueError):
-    """The text is not a size; the message names the text and what is wrong."""
+    """The text is not a size; the message names the text and its fault."""
 
 
 def parse_bytes(text: str) -> int:

@@ -1,4 +1,4 @@
-"""Admits each call, or refuses it: finds its identity, checks what its method needs, counts it, tells the audit log.
+"""Admits each call, or refuses it: finds its identity, checks the need of its method, counts it, writes the audit log.
 
 [1]  A call runs only with a `Call`, which `Listener.admit` alone makes.
 [2]  A call that lasts is ended when the permissions of its caller change, or its credential expires (rule A6).
@@ -41,7 +41,7 @@ class AccessObserver(Protocol):
         """A call showed no credential that the server knows."""
 
     def access_denied(self, method: str, action: str) -> None:
-        """A call was refused something."""
+        """An action of a call was refused."""
 
 
 @dataclass(eq=False, slots=True)
@@ -230,7 +230,7 @@ class Authorizer:
             )
 
     def denied(self, call: Call, action: Action, topic: str, decision: Decision) -> None:
-        """Something was refused (`caller.Reports`)."""
+        """An action was refused (`caller.Reports`)."""
         self._observer.access_denied(call.method.rpartition("/")[2], action.value)
         fields = _described(call)
         if topic:
@@ -321,7 +321,7 @@ class Authorizer:
 
 
 class Listener:
-    """The calls of one listener: the kind of credential is its own."""
+    """One listener: it asks for one kind of credential."""
 
     def __init__(self, authorizer: Authorizer, prover: Prover) -> None:
         self.authorizer: Final = authorizer

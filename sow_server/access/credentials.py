@@ -1,4 +1,4 @@
-"""Finds the identity of a call by what it shows: a certificate, a token, or a JWT (rule A1).
+"""Finds the identity of a call by its credential: a certificate, a token, or a JWT (rule A1).
 
 [1]  The kind of credential is the listener's, never the caller's choice.
 [2]  A secret is compared by its SHA-256, so the time of a comparison tells nothing about the secret.
@@ -207,7 +207,7 @@ def _remember(known: OrderedDict[bytes, Claim], key: bytes, claim: Claim) -> Non
 
 @dataclass(frozen=True, slots=True)
 class Directory:
-    """Identities and peers of one access file, by what proves them."""
+    """Identities and peers of one access file, by their credentials."""
 
     identities: Mapping[tuple[str, str], Identity]
     peers: Mapping[tuple[str, str], Peer]

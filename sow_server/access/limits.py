@@ -22,7 +22,7 @@ def exceeded(name: str, limit: int, retry_after_micros: int = 0) -> StoreError:
 
 
 class Usage:
-    """Counts what one identity has under way, and how fast it calls."""
+    """Counts the calls and things of one identity, and bounds its rate of calls."""
 
     def __init__(self, limits: Limits, elapsed: Callable[[], float]) -> None:
         """`elapsed`: seconds of a monotonic clock."""
@@ -82,7 +82,7 @@ class Usage:
         self._recent += 1
 
     def creates(self, kind: str, name: str, limit: int | None) -> None:
-        """Counts something with a name that this identity makes, each name once. Raises StoreError LIMIT_EXCEEDED."""
+        """Counts a new thing of this identity, each name once. Raises StoreError LIMIT_EXCEEDED."""
         made = self._created[kind]
         if name in made:
             return

@@ -1,4 +1,4 @@
-"""What each RPC needs (rule A3): one table, which must name every method that the server serves."""
+"""The need of each RPC (rule A3): one table, which must name every method that the server serves."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class Scope(enum.Enum):
     """Where an action is checked."""
 
     OPEN = "open"
-    """Nowhere: without a credential, too."""
+    """Nowhere: callers without a credential may call it, too."""
     KNOWN = "known"
-    """Every identity may call it; it sees only its own."""
+    """Every identity may call it, and sees only its own things."""
     SERVER = "server"
     """Before the handler runs."""
     TOPIC = "topic"
@@ -133,8 +133,8 @@ NEEDS: Final[dict[str, Need]] = {
 
 
 def need_of(path: str) -> Need:
-    """What a method needs. Raises MissingNeed."""
+    """The need of a method. Raises MissingNeed."""
     try:
         return NEEDS[path]
     except KeyError:
-        raise MissingNeed(f"{path} is served, and sow_server/access/needs.py does not say what it needs") from None
+        raise MissingNeed(f"{path} is served, but sow_server/access/needs.py has no need for it") from None

@@ -1,7 +1,7 @@
 """The part of a topic that a caller may see, and its effect on the caller's own filter (rules A4, A5). Pure.
 
 A restriction is joined to a filter as a tree, never as text: no filter can close a bracket or begin a comment that
-changes what the restriction means.
+changes the meaning of the restriction.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`sow.v1.AccessService`: who callers are, and what they may do."""
+"""`sow.v1.AccessService`: the identities and the permissions of callers."""
 
 from __future__ import annotations
 

@@ -192,7 +192,7 @@ class CallAdmission:
         self.left(admitted, code)
 
     def left(self, admitted: tuple[Call, Session | None] | None, code: str = "") -> None:
-        """A call has ended that is not counted."""
+        """A call that is not counted has ended."""
         if admitted is not None:
             call, session = admitted
             self._places.leave(call.need, call.address)

@@ -20,7 +20,7 @@ from sow_server.subscriptions.request import View
 
 
 class TopicFilters:
-    """The filter and the projection of one subscriber, topic by topic, within what it may see. From any thread."""
+    """The filter and the projection of one subscriber, topic by topic, joined to its permissions. From any thread."""
 
     def __init__(
         self,

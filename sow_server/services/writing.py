@@ -28,7 +28,7 @@ def permit_publish(call: Call, publish: Publish, *, dynamic: bool) -> None:
 
 
 def permit_touch(call: Call, touch: Touch) -> None:
-    """The same for a touch."""
+    """As `permit_publish`, for a touch."""
     if not call.unrestricted:
         touch.permits = permitted(*call.topic(touch.topic, Action.PUBLISH))
 
@@ -41,13 +41,13 @@ def permit_delete(call: Call, delete: Delete, granted: Granted) -> None:
 
 
 def permitted_rows(granted: Granted) -> RecordMatcher | None:
-    """Whether a stored record is one that the caller may see or change; None: all are."""
+    """The test for stored records that the caller may see or change; None: it may see or change all."""
     rows = rows_filter(granted.topic, granted.restriction)
     return None if rows is None else rows.matches
 
 
 def own_publisher(call: Call, position: PublisherPosition) -> PublisherPosition:
-    """The publisher as the store knows it: nobody can take the id, or the epoch, of another caller's."""
+    """The publisher under its stored name, so that no caller can take the id or the epoch of another one."""
     call.creates("publishers", position.publisher_id)
     return position._replace(publisher_id=call.own_name(position.publisher_id))
 
