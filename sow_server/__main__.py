@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"the Python package {error.name!r} is missing; install the server with: pip install 'sow[server]'"
         )
     except KeyboardInterrupt:
-        return 130  # during start-up: what a shell reports for SIGINT
+        return 130  # during start-up: as shells report SIGINT
 
 
 def _run(given: argparse.Namespace) -> int:

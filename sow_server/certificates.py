@@ -1,6 +1,6 @@
-"""The PEM files of a TLS endpoint: read, checked, and read anew once they have changed.
+"""The PEM files of a TLS endpoint: reads and checks them, and reads them anew once they have changed.
 
-[1]  A set of files is used only while it was whole when it was read: the whole chain valid at that time, the key
+[1]  A set of files is used only if it was whole when it was read: all of the chain valid at that time, the key
      that of the chain's first certificate, and at least one authority valid.
 [2]  A replacement that breaks [1] changes nothing: the last whole set stays in use, and the log has the fault.
 [3]  A change is found by the time, inode and size of the files, which a rename changes as well as a rewrite. They
@@ -78,7 +78,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Authorities:
-    """The certificates of authorities, and the PEM that they are from."""
+    """The certificates of authorities, and their PEM."""
 
     pem: bytes
     certificates: tuple[x509.Certificate, ...]

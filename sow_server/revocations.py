@@ -1,7 +1,7 @@
 """Client certificates that their authority has revoked.
 
 gRPC for Python cannot give a list of revoked certificates to its TLS library. So a client with a revoked certificate
-can still connect, and its calls are refused, by the certificate that the auth context of a call has (`x509_pem_cert`).
+can still connect. Its calls are refused: the auth context of a call has the certificate (`x509_pem_cert`).
 
     [1]  A list counts only with the signature of an authority of `client_ca`, which is also the issuer of the
          certificates that it revokes.
@@ -29,7 +29,7 @@ from sow_server.certificates import Authorities, CertificateFault, read_authorit
 log = structlog.get_logger(__name__)
 
 CHECK_SECONDS: Final = 1.0
-"""The files are looked at so often at most, because a call asks for every certificate."""
+"""The least time between two looks at the files. Every call asks, so most are answered from memory."""
 CACHED_MAX: Final = 10_000
 """Certificates whose answer is kept."""
 _LIST: Final = re.compile(rb"-----BEGIN X509 CRL-----.+?-----END X509 CRL-----", re.DOTALL)

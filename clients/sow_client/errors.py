@@ -32,7 +32,7 @@ from dataclasses import dataclass
 class SowError(Exception):
     """The base of all errors that the client raises on purpose.
 
-    `message` is for people; `reason` is for programs; `details` holds what the server added, such as `field`;
+    `message` is for people; `reason` is for programs; `details` holds additions of the server, such as `field`;
     `retry_after` is the number of seconds after which the server asks for a retry; None when it does not ask.
     """
 

@@ -90,7 +90,7 @@ class ChangeDurables(Generic[T]):
         self._results: list[T] = []
 
     def stage(self, draft: Draft) -> None:
-        """Stages the changes. Raises what the function raises."""
+        """Stages the changes. Raises the errors of the function."""
         with DurableEditor(self._durables, draft, self._topics.by_id) as editor:
             self._results = [self._change(editor)]
 

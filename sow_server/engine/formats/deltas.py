@@ -114,7 +114,7 @@ class Documents:
                 if self._null in value:  # perhaps; a missing field stays missing
                     before = {}
                     self._merge(before, inner, levels - 1)
-                    raw = msgspec.Raw(self._encode(before))  # noqa: PLW2901  # what is put is what was merged
+                    raw = msgspec.Raw(self._encode(before))  # noqa: PLW2901  # the merged value is put
                 fields[name] = raw
                 changed = True
             elif self._merge(before, inner, levels - 1):
