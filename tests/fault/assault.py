@@ -60,13 +60,13 @@ KEYS: Final = 100
 PAUSE_EVERY: Final = 40
 """Records after which a stream rests a little: the point is to be killed, not to fill the disk."""
 LOST_SECONDS_MAX: Final = 1.0
-"""How old an acknowledgement may be that a power cut takes back: 50 ms, and what a busy machine adds to it."""
+"""How old an acknowledgement may be that a power cut takes back: 50 ms, and the delay of a busy machine."""
 LOADED_ROWS: Final = 40
 LEVELS: Final[tuple[DurabilityName, ...]] = ("fsync", "buffered")
 
 
 class Load(Protocol):
-    """One client at work in a thread of its own, and what it knows afterwards."""
+    """One client at work in a thread of its own, and its knowledge afterwards."""
 
     @property
     def worked(self) -> bool:
@@ -116,7 +116,7 @@ class Sent:
 class StreamLoad:
     """Publishes rising numbers under keys of its own, in one ordered stream.
 
-    Afterwards the store shows what a prefix of the stream makes of it: all that was acknowledged, and perhaps more.
+    Afterwards the store equals a prefix of the stream: all that was acknowledged, and perhaps more.
     """
 
     name: str
@@ -187,7 +187,7 @@ class StreamLoad:
         if not self.lives and self.heard:
             lost = [at for at, count in self.heard if count > applied]
             self.lost_seconds = max([self.lost_seconds, *(self.heard[-1][0] - at for at in lost)])
-            assert self.lost_seconds < LOST_SECONDS_MAX, "what was acknowledged is on disk within moments"
+            assert self.lost_seconds < LOST_SECONDS_MAX, "an acknowledged write is on disk within moments"
         expected = dict(self.base)
         uncertain: set[str] = set()
         for sent in self.sent[:applied]:
@@ -231,7 +231,7 @@ class MixedLoad:
     doubt: tuple[str, int | None] | None = None
     """Key and number of the call that was not answered."""
     loose: list[tuple[str, Kept]] = field(default_factory=list)
-    """Keys of the calls that an end may take, the last ones, and what they were before."""
+    """Keys of the last calls, which an end may undo, with their values before."""
     acks: Acks = field(default_factory=Acks)
 
     @property
@@ -357,7 +357,7 @@ class LetterLoad:
             return wanted <= letters
 
         until(arrived, 20, f"the letters of {len(wanted)} acknowledged records; {len(left)} were alive at first")
-        assert letters <= allowed, "no letter comes twice, and none of what was never sent"
+        assert letters <= allowed, "no letter comes twice, and none comes that was never sent"
         client.sow_delete("letters", all=True)
         self.sent, self.standing = set(), set()
 
@@ -384,7 +384,7 @@ class DurableLoad:
                 if change.bookmark is None:
                     continue
                 sequence = sequence_of(change.bookmark)
-                assert sequence > last, "it is handed nothing twice, and nothing from before what it has confirmed"
+                assert sequence > last, "it is handed nothing twice, and nothing from before its confirmed position"
                 last = sequence
                 durable.acknowledge(change)
                 if count % 50 == 0:
@@ -596,7 +596,7 @@ class Assault:
             store.close()
         for acks in (self.streams[0].acks, self.streams[1].acks, self.mixed.acks):
             for sequence, version in acks.all[: acks.kept]:
-                assert self.audit.version_of.get(sequence) == version, "what was acknowledged is in the journal"
+                assert self.audit.version_of.get(sequence) == version, "an acknowledged write is in the journal"
 
     def _check_server(self) -> None:
         with self.server.client() as client:

@@ -1,14 +1,13 @@
 """Whether the parts of a store on disk agree: records, expiry index, secondary indexes, journal, commits, figures.
 
-    [1]  The last journaled change of a key says what is stored under it: the same version, stamp, sequence and payload,
-         or nothing. With the journal kept whole this is the same as replaying it.
+    [1]  The last journaled change of a key equals the record stored under it, or nothing: version, stamp, sequence, payload. With the journal kept whole this is the same as replaying it.
     [2]  Every record that can expire has an entry in the expiry index at or before its stamp, at or above the floor.
     [3]  A topic's figures are those of its rows.
     [4]  A complete index has the entries of all stored records, one that is being built those behind its position.
     [5]  Sequences and versions rise, are given out once, and are reserved; the commits are their total order.
 
 An `Audit` reads on in the journal where it stopped last time, so that auditing a store again and again costs in
-proportion to what is new.
+proportion to the new entries.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ class Change(NamedTuple):
 
 
 class Audit:
-    """Owns what it has read of the journals of one store so far, over all its restarts."""
+    """Owns all that it has read from the journals of one store, over all its restarts."""
 
     def __init__(self) -> None:
         self.version_of: dict[int, int] = {}

@@ -37,7 +37,7 @@ class Load(threading.Thread):
     """Writes at one instance until it is told to stop: puts, deletes, touches, with lifetimes and without.
 
     Under shared keys all loads write, so of these it can only be said that all instances have to agree. Keys of its own
-    nobody else writes: there it knows what has to be there. One whose last write was not answered is used no more.
+    nobody else writes: there it knows the expected values. One whose last write was not answered is used no more.
     """
 
     def __init__(self, instance: Instance, draw: random.Random, *, replicated: bool = False) -> None:
@@ -47,7 +47,7 @@ class Load(threading.Thread):
         self.refused: set[str] = set()
         """Reasons for which a write was not acknowledged."""
         self.expected: dict[str, set[int | None]] = {}
-        """By key of its own: what may be there. None: nothing."""
+        """The values that may be under each of its own keys; None: no record."""
         self._draw = draw
         self._replicated = replicated
         self._ending = threading.Event()
@@ -120,7 +120,7 @@ class Load(threading.Thread):
         """Holds that all that was acknowledged is at an instance."""
         there = {key: record.data["n"] for key, record in instance.records("orders").items()}  # type: ignore[index]  # a JSON object
         wrong = {key: (there.get(key), may_be) for key, may_be in self.expected.items() if there.get(key) not in may_be}
-        assert not wrong, f"at {instance.name}: what is there, and what may be"
+        assert not wrong, f"at {instance.name}: found, and expected"
 
 
 @contextmanager
@@ -138,7 +138,7 @@ def loads(cluster: Cluster, seed: int, *names: str, replicated: bool = False) ->
 
 
 def settled(cluster: Cluster, running: list[Load]) -> None:
-    """After a quiet time all are equal, and have what was acknowledged (rule R3)."""
+    """After a quiet time all are equal, and have every acknowledged write (rule R3)."""
     cluster.await_equal(topics=("orders",))
     for load in running:
         assert load.acknowledged

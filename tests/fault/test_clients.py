@@ -48,7 +48,7 @@ def big(server: ServerProcess) -> str:
         for number in range(BIG_RECORDS):
             publisher.publish({"n": number, "pad": "x" * 1000}, key=str(number))
     with server.client() as client:
-        assert len(list(client.query("big"))) == BIG_RECORDS  # warm: what it costs now is not the stopped readers'
+        assert len(list(client.query("big"))) == BIG_RECORDS  # warm: its cost does not count as the stopped readers'
     return "big"
 
 

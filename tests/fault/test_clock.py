@@ -56,7 +56,7 @@ def test_a_jump_ahead_erases_nothing_until_an_operator_confirms_it(rig: Rig, jum
     assert keys(rig) == ALL
     assert len(rig.stored("orders")) == 3
 
-    rig.time.tick(MINUTE)  # elapsed time goes on: what is due by it is not seen, and not swept
+    rig.time.tick(MINUTE)  # elapsed time goes on: a record that is due by it is not seen, and not swept
     assert keys(rig) == ALL - {"minute"}
     rig.store.sweep()
     assert len(rig.stored("orders")) == 3

@@ -96,7 +96,7 @@ def delete_amid(rig: Rig, subscribers: Subscribers, order: Sequence[str]) -> int
     for number, step in enumerate(order):
         steps[step]()
         if number % 2 and store.writer.queue.depth[0]:
-            rig.turn()  # some of what was asked for is done between, some later
+            rig.turn()  # some of the requests are done in between, some later
     store.writer.step()
     assert store.writer.queue.failure is None, order
     assert "t" not in store.topics.by_name, order

@@ -39,7 +39,7 @@ DOCUMENT: Final = {"pad": "x" * 4000}
 
 
 def fill(client: Client, *, durability: str) -> tuple[int, SowError]:
-    """Publishes until the server says no; returns how many records it acknowledged, and what it said."""
+    """Publishes until the server says no; returns the number of acknowledged records, and the message."""
     for number in range(100_000):
         try:
             client.publish("kept", DOCUMENT | {"n": number}, key=str(number), durability=durability)  # type: ignore[arg-type]  # a str of the literals
@@ -210,7 +210,7 @@ _cache_bytes = itertools.count(8 * 2**20)
 
 def fresh_cache() -> StoreOptions:
     """Options with a block cache of their own. Stores of one process share the cache of a size, and blocks are cached
-    by the identity of a table, which its copies share: a damaged copy would be served from what was read before."""
+    by the identity of a table, which its copies share: a damaged copy would be served from cached blocks."""
     return StoreOptions(rocks=RocksOptions(block_cache_bytes=next(_cache_bytes)))
 
 

@@ -63,7 +63,7 @@ _cache_bytes = itertools.count(2**24)
 
 
 def options() -> StoreOptions:
-    """With a block cache of its own, as copies of a table share what is cached of it."""
+    """With a block cache of its own, as copies of a table share their cached blocks."""
     return StoreOptions(
         rocks=RocksOptions(
             block_cache_bytes=next(_cache_bytes), records_memtable_bytes=2**16, other_memtable_bytes=2**20

@@ -80,7 +80,7 @@ def channel(server: ServerProcess) -> Iterator[grpc.Channel]:
 def call(channel: grpc.Channel, method: MethodDescriptor, requests: list[bytes]) -> str | None:
     """Sends raw requests; returns the reason for which they are refused, None when they are not.
 
-    Whatever comes back is a message of the contract or an error with a reason of the contract.
+    Every answer is a message of the contract or an error with a reason of the contract.
     """
     path = f"/{method.containing_service.full_name}/{method.name}"
     read: Callable[[bytes], Message] = GetMessageClass(method.output_type).FromString

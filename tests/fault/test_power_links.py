@@ -1,4 +1,4 @@
-"""An instance that loses power right after it has acknowledged what another one sent: it still has it (P5, R6)."""
+"""An instance that loses power right after it has acknowledged a change from another one still has it (P5, R6)."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Rounds:
 
 @pytest.mark.parametrize("mode", ["sync", pytest.param("async", marks=pytest.mark.long)])
 def test_a_receiver_that_loses_power_keeps_its_acknowledged_changes(tmp_path: Path, seed: int, mode: str) -> None:
-    """Story: an acknowledgement before the sync passed all tests, as the system keeps what a killed process wrote."""
+    """Story: an acknowledgement before the sync passed all tests: the system keeps the writes of a killed process."""
     Rounds(tmp_path, f"{seed} {mode}", mode=mode).run(2)
 
 

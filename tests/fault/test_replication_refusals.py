@@ -137,7 +137,7 @@ class Sender:
                 for number, response in enumerate(call, 1):
                     self.answers.append(opened(replication_pb2.ReplicateResponse, response, number))
             except grpc.RpcError as error:
-                self.reason = reason_name(refused_by(error, instance.server.address).reason)  # type: ignore[arg-type]  # has what it reads of the other kind
+                self.reason = reason_name(refused_by(error, instance.server.address).reason)  # type: ignore[arg-type]  # has the fields that it reads
 
 
 def hello(name: str = "a", **changed: int) -> replication_pb2.ReplicateRequest:

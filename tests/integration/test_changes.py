@@ -122,7 +122,7 @@ def test_admission_by_entries_and_bytes_and_a_start_by_time(client: Client) -> N
 
 
 def test_a_start_in_the_future_is_refused(server: ServerProcess, client: Client) -> None:
-    """S4: who asked to start at a time in the future was given what is published now."""
+    """S4: a subscriber that asked to start at a time in the future was given changes from now on."""
     publish(client, 1)
     tomorrow = datetime.now(UTC) + timedelta(days=1)
 
@@ -222,7 +222,7 @@ def test_a_pin_keeps_changes_beyond_retention(client: Client) -> None:
     assert client.pin_journal("short", "spark", begin).created is False
     (durable,) = client.durables("short")
     assert (durable.name, durable.filter or "") == ("spark", "")
-    until(lambda: client.plan_changes("short", start="earliest").start == begin, 10, "what is before it to be pruned")
+    until(lambda: client.plan_changes("short", start="earliest").start == begin, 10, "all before it to be pruned")
     assert [batch.payloads for batch in client.read_changes("short", begin, end)] == [b'{"n":2}']
     client.delete_durable("short", "spark")
     until(lambda: client.plan_changes("short", start="earliest").entries == 0, 10, "the rest to be pruned")

@@ -55,7 +55,7 @@ def sow_process(address: str, *arguments: str, given: str = "") -> Ran:
     done = subprocess.run(
         [sys.executable, "-m", "sow_cli", "--server", address, *arguments],
         input=given,
-        check=False,  # the exit code is what is tested
+        check=False,  # the test looks at the exit code
         capture_output=True,
         text=True,
         timeout=60,

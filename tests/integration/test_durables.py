@@ -241,7 +241,7 @@ def test_a_publish_beyond_the_quota_waits_or_is_refused_until_somebody_acknowled
 
 @pytest.mark.parametrize("action", ["hold", "reject"])
 def test_a_publish_stream_is_held_or_refused_at_the_quota_in_order(server: ServerProcess, action: str) -> None:
-    """J9, P6: what was sent before is answered while the rest waits; all that waits passes, in the order it was
+    """J9, P6: earlier requests are answered while the rest waits; all that waits passes, in the order it was
     sent in; a deadline tells why it ended."""
     caller = Caller(server)
     number = {"hold": admin_pb2.BACKLOG_ACTION_HOLD, "reject": admin_pb2.BACKLOG_ACTION_REJECT}[action]
@@ -266,7 +266,7 @@ def test_a_publish_stream_is_held_or_refused_at_the_quota_in_order(server: Serve
         refused = refused_in_time(lambda seconds: next(caller.sow.PublishStream(requests("d"), timeout=seconds)))
         assert consumer.batch() == [3]
         consumer.acknowledge()
-        assert caller.publish("orders", "e") == [4], "what was refused is not published later"
+        assert caller.publish("orders", "e") == [4], "a refused record is not published later"
     else:
         with pytest.raises(grpc.RpcError) as refused:
             next(stream)
@@ -311,7 +311,7 @@ def test_acknowledgements_survive_kills(server: ServerProcess) -> None:
         assert position >= acknowledged
         for _ in range(draw.randrange(5, 40)):
             batch = consumer.batch()
-            assert batch[0] > position, "what was acknowledged does not come again"
+            assert batch[0] > position, "an acknowledged entry does not come again"
             position = batch[-1]
             seen.update(batch)
             if draw.random() < 0.7:
@@ -347,7 +347,7 @@ def test_an_entry_that_consumers_fail_on_is_set_aside_and_the_rest_is_browsed(se
             client.publish("orders", {"id": key}, key=key)
         assert handed(client) == [("poison", 1), ("next", 1)]
         until(lambda: not client.describe_durable("orders", "billing").attached, DEADLINE, "the consumer to be gone")
-        client.publish("orders", {}, key="third")  # on disk, and so is what was written before
+        client.publish("orders", {}, key="third")  # on disk, and so are all writes before it
     server.kill9()
     server.start()
     assert [event["topic"] for event in server.events("settings_questionable")] == ["unbounded"]

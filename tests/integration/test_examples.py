@@ -14,7 +14,7 @@ from sow_client import Client
 from tests.support.server import DYNAMIC, ROOT, ServerProcess
 
 SECONDS_MAX = 120
-"""Far above what they take: the machine may be busy."""
+"""Far longer than they take: the machine may be busy."""
 LINES_MAX = 60
 """Lines of an example, at most: a reader takes it in at once."""
 
@@ -44,7 +44,7 @@ def run(name: str, server: ServerProcess) -> list[str]:
 
 
 def test_the_quote_board_gets_changes_and_empties_by_itself(server: ServerProcess) -> None:
-    for _ in range(2):  # again, on what the first run has left
+    for _ in range(2):  # again, on the data of the first run
         told = run("quotes", server)
 
         assert [line.split()[:2] for line in told[:4]] == [
@@ -83,7 +83,7 @@ def test_a_session_lives_while_it_is_used_and_loses_no_change(server: ServerProc
 
 
 def test_the_billing_service_misses_no_order_though_it_crashes(server: ServerProcess) -> None:
-    for _ in range(2):  # again, on what the first run has left
+    for _ in range(2):  # again, on the data of the first run
         told = run("billing", server)
 
         assert told == [

@@ -307,7 +307,7 @@ def test_a_reader_gets_the_whole_journal_over_many_connections(
 
 
 def test_a_stored_bookmark_of_any_change_leads_on_after_a_kill(server: ServerProcess, load: Load) -> None:
-    """A program that stores the bookmark with what it makes of a change, dies, and begins again."""
+    """A program that stores the bookmark with its result of a change, dies, and begins again."""
     load.among_kills()
     load.stop()
     with server.client() as client:

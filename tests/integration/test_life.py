@@ -153,7 +153,7 @@ def test_a_restart_keeps_everything_and_counts_on(server: ServerProcess) -> None
         assert {record.key for record in client.query("orders")} == {"1", "2"}
         after = client.publish("orders", {"id": 3})
         assert after.version > before.version
-        assert after.sequence == before.sequence + 1, "an orderly stop gives back what was reserved"
+        assert after.sequence == before.sequence + 1, "an orderly stop gives back the reserved sequences"
         assert client.describe_topic("made").settings.expiration == "5s"
         again = client.status()
         assert (again.instance_id, again.journal_epoch) == (status.instance_id, status.journal_epoch)
@@ -196,7 +196,7 @@ def test_a_topic_that_leaves_the_file_stays_as_an_administrators(server: ServerP
         assert client.count("orders") == 1
         client.alter_topic("orders", expiration="1h")
     assert server.terminate() == 0
-    server.configure(CONFIG)  # and back: the file owns it again, and says what it is
+    server.configure(CONFIG)  # and back: the file owns it again, and declares it
     server.start()
     with server.client() as client:
         assert client.describe_topic("orders").set_in_config

@@ -232,7 +232,7 @@ def test_a_peer_that_is_not_configured_cannot_be_compared_with(tmp_path: Path, s
 
 
 def test_differences_are_found_and_repaired_in_both_directions(tmp_path: Path, stack: ExitStack) -> None:
-    """R10: b sends nothing by itself, so what is written there is there alone."""
+    """R10: b sends nothing by itself, so its writes stay there."""
     port = free_port()
     a = started(stack, ServerProcess(tmp_path / "a", config("a", {"b": port}), start=False))
     b = started(stack, ServerProcess(tmp_path / "b", config("b", {}, more='accept = ["a"]'), port=port, start=False))
@@ -256,7 +256,7 @@ def test_differences_are_found_and_repaired_in_both_directions(tmp_path: Path, s
 
 
 def test_a_leaf_with_a_filter_holds_only_matching_records(tmp_path: Path, stack: ExitStack) -> None:
-    """R1, R2: also what was there before the link, and what ceases to match."""
+    """R1, R2: also records from before the link, and records that cease to match."""
     ports = (free_port(), free_port())
     filtered = config("a", {"leaf": ports[1]}).replace('mode = "async"', 'mode = "async"\nfilter = "/region = \'EU\'"')
     a = started(stack, ServerProcess(tmp_path / "a", filtered, port=ports[0], start=False))

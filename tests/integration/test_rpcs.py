@@ -420,11 +420,11 @@ def test_pages_are_stable_under_concurrent_change(client: Client, filled: str) -
         client.publish(filled, {}, key=f"{position - 5:05d}a")  # behind it
         client.publish(filled, {}, key=f"{position + 1:05d}b")  # ahead of it
     assert keys == sorted(set(keys)), "in order, nothing twice"
-    assert sum(key.endswith("b") for key in keys) > 10, "what comes ahead is seen"
+    assert sum(key.endswith("b") for key in keys) > 10, "a record that comes ahead is seen"
     assert not any(key.endswith("a") for key in keys)
     originals = {key for key in keys if not key.endswith("b")}
     missing = {f"{n:05d}" for n in range(5_000)} - originals
-    assert 10 < len(missing) < 40, "only what was deleted before its page is missing"
+    assert 10 < len(missing) < 40, "only records deleted before their page are missing"
     assert reason_of(lambda: client.page("orders", page_size=3, page_token=page_token(client, filled))) == (
         "PAGE_TOKEN_INVALID"
     )

@@ -15,7 +15,7 @@ from sow_client import Client, SowError
 from tests.support.server import ServerProcess, until
 
 SECONDS = 30.0
-"""For what comes within moments on a machine that has time."""
+"""For events that come within moments on a machine that has time."""
 
 
 @pytest.fixture(scope="module")

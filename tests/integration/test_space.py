@@ -72,7 +72,8 @@ def test_cycles_of_loading_and_expiring_keep_the_directory_on_a_plateau(
     """arrebato 6, Pulsar 10, RabbitMQ 11. New keys each time, dead letters that expire in their turn, a secondary index
     and a journal.
 
-    The bound of what is reclaimed by itself was once twice the size: only RocksDB's own merges gave space back.
+    The bound of space that is reclaimed by itself was once twice the size: only RocksDB's own merges gave space
+    back.
     """
     rig = Rig(tmp_path, options=StoreOptions(rocks=load.rocks))
     rig.create_topic("dead", DEAD)

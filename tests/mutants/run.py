@@ -82,7 +82,7 @@ class Verdict(enum.StrEnum):
 
 
 class Result(NamedTuple):
-    """A verdict, and what it rests on: the name of the test that failed, or what went wrong."""
+    """A verdict, and its reason: the name of the test that failed, or the fault."""
 
     mutant: Mutant
     verdict: Verdict
@@ -134,7 +134,7 @@ def copy_tree(copied: Path) -> None:
     ).stdout
     for name in filter(None, listed.split("\0")):
         source, target = ROOT / name, copied / name
-        if source.is_file():  # not what has been removed and not yet committed
+        if source.is_file():  # not a file that is removed, and not yet committed
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(source, target)
 
@@ -187,7 +187,7 @@ def judge(mutant: Mutant, template: Path, *, everything: bool) -> Result:
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix=f"mutant-{mutant.name}-") as folder:
         tree = Path(folder) / "tree"
-        shutil.copytree(template, tree)  # with its bytecode: what is not changed need not be compiled again
+        shutil.copytree(template, tree)  # with its bytecode: unchanged files need not be compiled again
         verdict, why = _judged(mutant, tree, everything=everything)
     return Result(mutant, verdict, why, time.monotonic() - started)
 

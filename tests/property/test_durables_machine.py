@@ -111,7 +111,7 @@ class Lives(RuleBasedStateMachine):
         return self._outside(self.settings.retain_time_micros, self.settings.retain_bytes)
 
     def _gone(self, durable: Durable) -> int:
-        """Up to where it cannot read: what is acknowledged and not retained, ever."""
+        """The position up to which it cannot read: acknowledged and not retained."""
         durable.gone = max(durable.gone, min(durable.position, self._retained()), self.floor)
         return durable.gone
 
@@ -267,7 +267,7 @@ class Lives(RuleBasedStateMachine):
                 break
             seen += [row.sequence for row in rows]
             times += delivered
-        # A record that matched before and does not now matters, too: what came before tells.
+        # A record that matched before and does not now matters, too: the previous value tells.
         assert set(self._wanted(name, durable.position)) <= set(seen) <= set(self._entries(durable.position))
         assert FILTERS[name] or seen == self._entries(durable.position)
         assert times == [durable.times(sequence) + (sequence <= durable.handed) for sequence in seen]
@@ -305,7 +305,7 @@ class Lives(RuleBasedStateMachine):
             return
         position, entries = move()
         if kind == "earliest":
-            # Between two entries there is more than one position; what can be read from them is the same.
+            # Between two entries there is more than one position; the same entries can be read from each.
             assert self._entries(position) == self._entries(gone)
             expected = position
         assert (position, entries) == (expected, len(self._entries(expected)))
@@ -364,7 +364,7 @@ class Lives(RuleBasedStateMachine):
         if slowest is not None and FILTERS[slowest]:
             durable = self.durables[slowest]
             matching = set().union(*[chunk.matching for chunk in self.chunks])
-            # A record that matched before and does not now matters to it, too: what came before tells.
+            # A record that matched before and does not now matters to it, too: the previous value tells.
             position = self.rig.store.durables.find(self.rig.topic(TOPIC), slowest).position
             assert position >= durable.position
             assert not [sequence for sequence in self._entries(durable.position, position) if sequence in matching]

@@ -1,4 +1,4 @@
-"""Whatever goes on meanwhile, the parts of an export together are the records that were alive at its `as_of`, each
+"""Despite changes meanwhile, the parts of an export together are the records that were alive at its `as_of`, each
 once, in whatever order, however often and in however many pieces they are read (rule Q6; exports [1], exports [2])."""
 
 from __future__ import annotations

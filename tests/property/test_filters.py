@@ -378,9 +378,7 @@ def check_plans(plans: Plans, document: dict[str, object], meta: Meta) -> None:
         for bound in bounds:
             assert any(interval.holds(entry) for interval in bound for entry in found), (field, bound, found)
     naive = NaiveFilter(document, meta, KEYS)
-    if not isinstance(
-        document.get("id"), (list, dict)
-    ):  # a key field is a scalar, so what is said of it counts on that
+    if not isinstance(document.get("id"), (list, dict)):  # a key field is a scalar, so terms on it count on that
         for field, texts in texts_of.items():
             assert text(naive.one(field)) in texts
         for field, prefixes in prefixes_of.items():

@@ -18,7 +18,7 @@ floats = st.one_of(
     st.sampled_from([0.0, -0.0, 5e-324, -5e-324, 1.5, 2.0**53, 2.0**64, float("inf"), float("-inf")]),
 )
 numbers = st.one_of(integers, floats)
-# Zeros, what is next to them in an entry, and characters on both sides of the surrogates.
+# Zeros, their neighbours in an entry, and characters on both sides of the surrogates.
 characters = st.one_of(st.sampled_from("\0\x01\xffab\ud7ff\ud800\udfff\ue000\U0010ffff"), st.characters())
 texts = st.one_of(
     st.text(characters, max_size=6),

@@ -48,5 +48,5 @@ def test_numbers_share_a_text_exactly_when_they_are_equal(one: float, other: flo
 
 @given(st.lists(STEP, min_size=1, max_size=4))
 def test_a_path_is_written_so_that_it_is_read_back(steps: list[str]) -> None:
-    """Whatever the names: a delta subscription tells with paths which fields are gone (rule S3)."""
+    """With any names, a delta subscription gives the paths of the fields that are gone (rule S3)."""
     assert parse_path(path_text(tuple(steps))) == tuple(steps)

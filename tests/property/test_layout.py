@@ -1,4 +1,4 @@
-"""Whatever is written is read back: every layout of `engine/disk/layout.py`."""
+"""Values of every layout of `engine/disk/layout` are read back as they were written."""
 
 from __future__ import annotations
 

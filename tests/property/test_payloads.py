@@ -286,7 +286,7 @@ def test_a_merge_is_the_naive_one(
 def test_a_difference_leads_from_the_old_document_to_the_new_one(
     documents: tuple[dict[str, object], dict[str, object]], paths: list[str]
 ) -> None:
-    """deltas [3], and no more than it needs: what has not changed is not sent but for the key fields."""
+    """deltas [3], and no more than it needs: unchanged fields are not sent, except the key fields."""
     old, new = documents
     key = [parse_path(path) for path in paths]
     found = [
@@ -302,7 +302,7 @@ def test_a_difference_leads_from_the_old_document_to_the_new_one(
         assert content(applied) == content(new)
         assert difference.changed == (content(old) != content(new))
         for path in gone:
-            assert value_at(old, path) is not MISSING, "what is gone was there"
+            assert value_at(old, path) is not MISSING, "a field that is gone was there"
             assert value_at(new, path) is MISSING
         for path in key:
             if not isinstance(value_at(new, path), dict):  # a key field never is

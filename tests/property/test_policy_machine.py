@@ -115,7 +115,7 @@ class PolicyMachine(RuleBasedStateMachine):
     @rule(policy=policies, begun=st.booleans())
     def set_policy_and_be_killed(self, policy: Policy, begun: bool) -> None:
         """All of it or nothing, whenever the process is killed: before it is begun, after its first commit, which is
-        its only one unless an expiry index has to be completed first, and always before what follows from it."""
+        its only one unless an expiry index has to be completed first, and always before its effects."""
         acted = self._acted()
         self.rig.store.administration.set_policy(policy, lambda _: None)
         if begun:

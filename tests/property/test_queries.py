@@ -1,4 +1,4 @@
-"""Whatever the plan, a query gives the records that the naive interpreter picks from all, in the order asked for."""
+"""With any plan, a query gives the records that the naive interpreter picks from all, in the order asked for."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class Draft(NamedTuple):
 
 @dataclass(frozen=True)
 class World:
-    """A topic and what is published to it."""
+    """A topic and the records that are published to it."""
 
     settings: TopicSettings
     drafts: list[Draft]

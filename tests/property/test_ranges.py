@@ -1,7 +1,7 @@
 """Ranges of changes against an oracle: random histories, limits, splits, filters, pruning and crashes in between.
 
-Whatever is planned ends with a commit, and whatever is read, in whatever pieces, is the naive filter of all that ever
-happened between two positions; read again it is the same again, or it is refused.
+Every plan ends with a commit. The changes that are read, in pieces of any size, are the naive filter of all changes
+between two positions. A second read gives the same, or is refused.
 """
 
 from __future__ import annotations
@@ -224,7 +224,7 @@ checks = st.fixed_dictionaries(
 )
 
 
-# A third of what a profile asks for: every example opens a database, and checks some of its history several times.
+# A third of the examples of a profile: every example opens a database, and checks some of its history several times.
 @settings(
     max_examples=max(1, settings().max_examples // 3),
     deadline=None,

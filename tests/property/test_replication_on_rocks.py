@@ -66,7 +66,7 @@ class AcknowledgesBeforeTheSync(RocksStore):
     """Received changes are acknowledged once they are written.
 
     Story: with this mistake in the store all tests of replication passed: whatever killed a receiver, the operating
-    system kept what it had written.
+    system kept its writes.
     """
 
     def _open(self) -> None:

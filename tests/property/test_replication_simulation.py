@@ -61,7 +61,7 @@ def build(seed: int, make: Make) -> World:
     names = [chr(ord("a") + number) for number in range(draw.choice([2, 2, 3, 3, 4, 5]))]
     kind = draw.choice(KINDS)
     links = edges(kind, names)
-    # Where links go one way only, an instance that was away for longer than the grace is told what is dead, but those
+    # Where links go one way only, an instance that was away for longer than the grace learns of dead keys, but those
     # beyond it are not (docs: R4): `repair` is for that.
     grace = draw.choice([15, 40, 10_000] if kind in TWO_WAY else [10_000]) * SECOND
     print(f"seed {seed}: {kind} of {len(names)}, grace {grace // SECOND} s")
@@ -99,7 +99,7 @@ def disturb(world: World, draw: random.Random, seconds: int) -> None:
         if draw.random() < rates:
             fault(world, draw)
     for instance in world.instances.values():
-        # Nobody writes again what is lost now.
+        # Nobody repeats a write that is lost now.
         instance.fragile = rates > 0 and draw.random() < 0.3
         instance.exposed = rates > 0 and draw.random() < 0.1
 
@@ -174,7 +174,7 @@ def settle(world: World) -> None:
 
 
 def heal(world: World) -> None:
-    """Ends all faults, and lets come due what is due."""
+    """Ends all faults, and lets time pass until all is due."""
     world.heal()
     world.run(5 * SECOND)
     for instance in world.instances.values():
@@ -263,7 +263,7 @@ class Owners:
         return {(it.topic, it.key, it.row.rank): place for place, it in enumerate(self.world.history)}
 
     def loses(self, loser: Instance) -> None:
-        """The data of an instance are lost. The others keep what they have of such keys."""
+        """The data of an instance are lost. The others keep their records of such keys."""
         self.since[loser.store.identity.name] = len(self.world.history)
         places = self.places()
         self.survivors = {(it.topic, it.key): -1 for it in self.world.history if it.instance in self.since}
@@ -300,7 +300,7 @@ class Owners:
                 else:
                     fine = places[topic, key, row.rank] >= least
                 if not fine:
-                    return f"{name}: {topic}/{key} is {row}, and not {later[0]} or what came after it"
+                    return f"{name}: {topic}/{key} is {row}, and not {later[0]} or a later one"
         return differing(self.world)
 
 
@@ -517,7 +517,7 @@ class AcknowledgesBeforeTheSync(ModelStore):
 
 
 class ShipsBeforeTheSync(ModelStore):
-    """Peers are sent what a power cut takes back."""
+    """Peers are sent changes that a power cut takes back."""
 
     def head(self) -> int:
         return self.disk.head

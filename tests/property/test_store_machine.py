@@ -91,7 +91,7 @@ class StoreMachine(StoreRequests):
         self._expired_by_sweep()
 
     def _expired_by_sweep(self) -> None:
-        """Tells the model what a sweep has removed, after checking that it was due."""
+        """Tells the model the keys that a sweep has removed, after checking that they were due."""
         now = self.rig.clock.now_micros()
         letters: dict[bytes, bytes] = {}
         for name, topic in self.model.topics.items():
@@ -100,7 +100,7 @@ class StoreMachine(StoreRequests):
             stored = self.rig.stored(name)
             gone = [key for key in topic.records if key not in stored]
             overdue = topic.overdue(now)
-            assert all(key in overdue for key in gone), "a sweep removes only what is overdue"
+            assert all(key in overdue for key in gone), "a sweep removes only overdue records"
             if topic.settings.journal:
                 # The journal says in which order.
                 new = self.rig.journal(name)[len(topic.journal) :]
@@ -113,8 +113,8 @@ class StoreMachine(StoreRequests):
         self._letters_by_sweep(letters, now)
 
     def _letters_by_sweep(self, letters: dict[bytes, bytes], now: int) -> None:
-        """A sweep comes to several topics in any order, so what has become of the dead letters is read in the journal
-        of their topic: each has come once, over nothing that is overdue, and else only what was due has changed."""
+        """A sweep comes to several topics in any order, so the journal of the dead letters' topic tells
+        their outcome: each has come once, over nothing that is overdue, and otherwise only due records have changed."""
         dead = self.model.topics["dead"]
         for entry in self.rig.journal("dead")[len(dead.journal) :]:
             if entry.kind == "expire":
@@ -283,10 +283,10 @@ class StoreMachine(StoreRequests):
 
     def _restart(self, end: Callable[[], None]) -> None:
         self._flush()
-        # The server's timer does so all the time: across a crash, the clock knows what it has stored, and no more.
+        # The server's timer does so all the time: across a crash, the clock knows only its stored time.
         self.rig.store.upkeep.mark_clock()
         for _ in range(self.rig.store.writer.queue.depth[0]):
-            self.rig.turn()  # what is queued, and not what follows from it: work in chunks is to be interrupted
+            self.rig.turn()  # the queued work without its consequences: work in chunks is to be interrupted
         end()
         try:
             self.rig.open()

@@ -1,6 +1,6 @@
 """Subscribers against an oracle: random changes, filters, options, positions, slow readers, crashes, administration.
 
-At every quiet moment the state that a subscriber has built from snapshot and messages alone must be what a query shows.
+At every quiet moment the state that a subscriber has built from snapshot and messages alone must equal a query.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ class SubscriptionMachine(SubscriptionChecks):
         first=st.lists(asks, min_size=1, max_size=4),
     )
     def begin(self, queue: int, effort: int | None, first: list[dict[str, object]]) -> None:
-        """`effort`: what a filter may take for a change on the event loop; then every change is looked at closely, and
-        slices end in its midst. None: as in service, where all of this is little work."""
+        """`effort`: the work that a filter may take for a change on the event loop; then every change is looked at
+        closely, and slices end in its midst. None: as in service, where all of this is little work."""
         self.queue_bytes_max = queue
         if effort is not None:
             self.patches.enter_context(mock.patch.object(groups, "EFFORT_MAX", -(10**9)))
@@ -111,7 +111,7 @@ class SubscriptionMachine(SubscriptionChecks):
         )
     )
     def traffic_passes(self, traffic: list[Operation]) -> None:
-        """Changes, and what goes on in between."""
+        """Changes, and other work in between."""
         self._pass(traffic)
 
     def _pass(self, traffic: list[Operation]) -> None:
@@ -177,7 +177,7 @@ class SubscriptionMachine(SubscriptionChecks):
     @rare
     @rule(traffic=st.lists(st.one_of(publishes, touches, deletes), min_size=1, max_size=4))
     def the_journal_is_pruned_while_everybody_is_away(self, traffic: list[Operation]) -> None:
-        """Of what comes then, the journal does not know what was before (J1)."""
+        """For the changes that follow, the journal does not know the previous values (J1)."""
         self.quiet()
         clients, self.clients = self.clients, []
         for client in clients:
@@ -375,7 +375,7 @@ class SubscriptionMachine(SubscriptionChecks):
 
     @rule()
     def quiet(self) -> None:
-        """Everything is swept, durable, dispatched and read: each state is what a query shows."""
+        """Everything is swept, durable, dispatched and read: each state equals a query."""
         if not hasattr(self, "subscribers"):
             return
         position = -1

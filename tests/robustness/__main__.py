@@ -35,7 +35,7 @@ def main() -> int:
     parser.add_argument("--shape", default="")
     parser.add_argument("--seconds", type=float, default=0.0, help="how long the nemesis is at work")
     parser.add_argument("--grace", type=float, default=-1.0, help="seconds that tombstones are kept; 0: the default")
-    parser.add_argument("--faults", default="", help="what the nemesis chooses from, with commas")
+    parser.add_argument("--faults", default="", help="the faults that the nemesis chooses from, with commas")
     given = parser.parse_args()
     plans = [
         Plan.of(

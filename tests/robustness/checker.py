@@ -1,10 +1,10 @@
-"""Whether what clients saw of instances that replicate is what the rules promise. Pure: a history in, problems out.
+"""Checks that clients of replicating instances saw only what the rules promise. Pure: a history in, problems out.
 
     [1]  A record that somebody sees was written: by a write that was not refused, under the version, with the stamp and
          the payload that its acknowledgement told; and one version of a key is one record, wherever it is seen (R2).
     [2]  A follower is told a key in rising (version, origin) (R3, R4), each sequence once, and skips nothing (S5); all
          followers of a journal are told the same under a sequence.
-    [3]  A read is not behind what was acknowledged, or read, at that instance before it began; it shows nothing that
+    [3]  A read is not behind the writes and reads that ended at that instance before it began; it shows nothing that
          has expired (L8); the clock does not run backwards (L15).
     [4]  In the end a key is no older than any write that was acknowledged and may not be lost, nor than a record that
          an instance has shown and may not lose. It is absent only if a delete or an expiry that is as new may have
@@ -108,7 +108,7 @@ class Known:
         return lowest[place] - 1 if place < len(begins) else NEVER
 
     def losable(self, op: Op) -> bool:
-        """Whether what was acknowledged may be gone."""
+        """Whether an acknowledged write may be gone."""
         return op.life < self.history.wipes.get(op.instance, 0) and not op.replicated
 
     def all_rows(self) -> Iterator[tuple[str, Row]]:
@@ -158,7 +158,7 @@ def _may_be(known: Known, op: Op, row: Row) -> bool:
     if op.kind == "delete" or op.outcome == "refused" or op.instance != row.origin or not _fits(op, row):
         return False
     if op.version:
-        # It was sent once more, to an instance that had lost what it knew; or such an instance put it anew, above what
+        # It was sent once more, to an instance that had lost its memory; or such an instance put it anew, above what
         # it had written before (K7).
         again = op.life > 0 and row.version > op.version and row.expire == op.expire
         return again or not op.once or known.losable(op)
@@ -216,7 +216,7 @@ def _one_stream(changes: Iterable[Seen]) -> Iterator[Problem]:
 
 
 def reads(known: Known) -> Iterator[Problem]:
-    """Reads that show what is over."""
+    """Reads that show an expired record."""
     history = known.history
     floors: dict[tuple[str, int, str, str], list[tuple[int, Rank]]] = defaultdict(list)
     for op in history.ops:

@@ -1,4 +1,4 @@
-"""A round: a cluster of three, clients, a nemesis that breaks what can break, healing, and the judgement.
+"""A round: a cluster of three, clients, a nemesis that causes faults, healing, and the judgement.
 
 All random choices come from one seed. The order of threads and of messages, which the operating system adds,
 is not: a seed that fails once fails often, not always.
@@ -78,7 +78,7 @@ class Plan:
 
     @classmethod
     def of(cls, seed: int, *, shape: str = "", seconds: float = 0.0, grace_micros: int = -1, faults: str = "") -> Plan:
-        """The plan of a seed; what is given is not drawn."""
+        """The plan of a seed; given values are not drawn."""
         draw = random.Random(f"plan {seed}")
         drawn_shape = draw.choice(sorted(SHAPES))
         drawn_grace = draw.choice([0, 0, 60 * SECOND])
@@ -92,7 +92,7 @@ class Plan:
             retained,
             seconds or 4.0,
             tuple(faults.split(",")) if faults else drawn_faults,
-            # In a line not the one in the middle: what it alone had passed on to one end the other end may undo then
+            # In a line not the one in the middle: the other end may undo changes that it alone had passed on to one end
             # (docs/replication.md).
             draw.choice(("a", "c") if (shape or drawn_shape) == "line" else NAMES),
         )
@@ -447,7 +447,7 @@ NEMESIS: Final[dict[str, Callable[[Round, random.Random, float], Act | None]]] =
 
 
 def run_and_keep(plan: Plan, kept: Path) -> tuple[str, list[str]]:
-    """Runs a round; returns its figures and what was wrong. One that failed leaves its history and logs in `kept`."""
+    """Runs a round; returns its figures and its problems. One that failed leaves its history and logs in `kept`."""
     folder = Path(tempfile.mkdtemp(prefix="sow-round-"))
     try:
         outcome = Round(plan, folder).run()

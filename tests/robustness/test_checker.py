@@ -1,4 +1,4 @@
-"""The checker finds what is wrong, and nothing in what is right: histories by hand, each with one thing planted."""
+"""The checker finds every problem, and none in a correct history: histories by hand, each with one thing planted."""
 
 from __future__ import annotations
 

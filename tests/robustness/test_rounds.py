@@ -9,7 +9,7 @@ from tests.robustness.round import SECOND, Plan, Round
 
 
 def judge(plan: Plan, folder: Path) -> None:
-    """Runs a round, and fails with what is wrong and how to repeat it."""
+    """Runs a round, and fails with its problems and the command that repeats it."""
     outcome = Round(plan, folder).run()
     print(outcome.figures)
     for fault in outcome.history.faults:

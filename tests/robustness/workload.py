@@ -388,7 +388,7 @@ class Follower(Worker):
 
 
 class Consumer(Follower):
-    """A durable subscription: what it has not acknowledged comes again."""
+    """A durable subscription: entries that it has not acknowledged come again."""
 
     topics = (ACTING,)
 

@@ -281,7 +281,7 @@ def test_payloads_as_one_column() -> None:
     assert [row["_key"] for row in rows] == ["k0", "k2"]
 
 
-# ---- the fast way gives what the careful one does ----
+# ---- the fast way gives the same as the careful one ----
 
 SCALARS: list[DataType] = [
     BooleanType(),

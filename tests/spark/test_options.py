@@ -1,4 +1,4 @@
-"""Options: what is read of them, and what is refused."""
+"""Options: their reading, and refusals."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def test_the_bulk_load_keeps_the_latest_flight_of_each_number_for_its_time(
     assert found.keys() == loaded.keys()
     for key, row in loaded.items():
         record = found[key]
-        assert fields(record).get("tailnum", "NA") == row["tailnum"], "what is null is left out"
+        assert fields(record).get("tailnum", "NA") == row["tailnum"], "a null field is left out"
         assert (fields(record)["month"], fields(record)["day"]) == (int(row["month"]), int(row["day"]))
         assert record.expire_time is not None
         lives = (record.expire_time - record.publish_time).total_seconds()

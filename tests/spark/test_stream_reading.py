@@ -86,7 +86,7 @@ def test_without_an_op_there_are_only_puts(server: ServerProcess, client: Client
 
 
 def test_a_filter_leaves_out_changes_that_match_neither_before_nor_after(server: ServerProcess, client: Client) -> None:
-    """And a micro-batch reads the same whenever it is read, though the journal has let go of what was before it."""
+    """And a micro-batch reads the same whenever it is read, though the journal has discarded the changes before it."""
     reader = reader_of(server, "s8", filter="/n > 1")
     client.create_topic("s8")
     start = reader.initialOffset()

@@ -216,7 +216,7 @@ def failing_once() -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBat
 def test_a_task_that_fails_half_way_is_retried_whole(
     spark: SparkSession, writable: ServerProcess, client: Client
 ) -> None:
-    """given a task whose rows end early, as what is upstream fails / when Spark retries it / then no row is missing
+    """given a task whose rows end early, as its input fails / when Spark retries it / then no row is missing
 
     The writer sees nothing but an end of its rows. Had it taken that for the end, the retry would find the work done.
     """

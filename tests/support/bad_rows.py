@@ -21,7 +21,7 @@ PEER: Final = Identity("peer", "id", "epoch")
 
 
 class Bad(NamedTuple):
-    """A row; what is not given is as it should be."""
+    """A row; values that are not given are correct."""
 
     key: bytes = b"1"
     payload: bytes = b"{}"

@@ -1,4 +1,4 @@
-"""A scripted server and a client of each kind: what a test of the calls begins, takes and answers."""
+"""A scripted server and a client of each kind, for tests of the calls."""
 
 from __future__ import annotations
 

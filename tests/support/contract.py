@@ -1,7 +1,7 @@
 """The contract as data: the changes between two versions, and its undocumented parts. Pure functions.
 
-Breaking is what a program built against the older version would notice: on the wire, in JSON, or in generated code.
-So names count as much as numbers, and nothing is ever removed; what is out of use stays and says so.
+A change is breaking if a program built against the older version would notice it: on the wire, in JSON, or in generated
+code. So names count as much as numbers, and nothing is ever removed; a name that is out of use stays and says so.
 """
 
 from __future__ import annotations

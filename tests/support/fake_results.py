@@ -130,7 +130,7 @@ class FakeSubscription:
 
 
 class FakeDurable(FakeSubscription):
-    """The same for a durable subscription; what is acknowledged goes to a list."""
+    """The same for a durable subscription; acknowledgements go to a list."""
 
     def __init__(self, changes: Sequence[Change], acknowledged: list[str]) -> None:
         super().__init__(changes)

@@ -1,7 +1,7 @@
 """Servers by fork: a process that has imported the server forks one for each start, which saves the second of imports.
 
     [1]  A forked server is a process of its own: its id, signals, files and environment are those of a started one.
-    [2]  No server outlives the process of the tests: when that ends, the process that forks kills what is left.
+    [2]  No server outlives the process of the tests: when that ends, the process that forks kills all that are left.
 
 The process that forks has one thread and has opened nothing of gRPC or RocksDB, so a fork of it is sound.
 """

@@ -1,7 +1,7 @@
 """The guarantees of the store, on plain dicts: the oracle of the random tests.
 
 Written from the rules, not from the engine: it shares the engine's vocabulary (requests, settings, reasons) and none of
-its logic. The model knows what is *stored*, overdue records included; `live` is the part that a reader may see.
+its logic. The model knows the *stored* records, also overdue ones; `live` is the part that a reader may see.
 
 Versions are known by their order only: a record's `version` is None until the test has read it from the store.
 """
@@ -53,7 +53,7 @@ class Change(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A filter in Python, on what the model knows of a record, too."""
+    """A filter in Python, which may also read the model's metadata of a record."""
 
     remainder: int
     """Records of a payload with so many bytes, modulo 3."""
@@ -507,7 +507,7 @@ def _document(payload: bytes) -> object:
 
 
 def _refused_delta(settings: TopicSettings, request: Publish) -> Reason | None:
-    """Why a publish is refused as a whole for what it says of deltas (rule P2)."""
+    """The reason to refuse a whole publish for its use of deltas (rule P2)."""
     if not request.delta:
         return Reason.INVALID_ARGUMENT if request.unset_paths else None
     if settings.message_type is MessageType.BINARY:
@@ -539,7 +539,7 @@ def _merged(base: bytes, delta: bytes, unset_paths: Sequence[str]) -> bytes:
 
 
 def _meant(matches: object, current: ModelRecord) -> bool:
-    assert matches is None or isinstance(matches, Wanted), "the tests ask for what the model understands"
+    assert matches is None or isinstance(matches, Wanted), "the tests use filters that the model understands"
     return matches is None or matches.means(current.payload, current.expire_time_micros)
 
 

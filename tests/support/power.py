@@ -3,20 +3,20 @@
     power = Power(ServerProcess(tmp_path, start=False))
     power.server.start()
     ...
-    power.cut(draw)  # kills it, and drops what was not synced
+    power.cut(draw)  # kills it, and drops all that was not synced
     power.server.start()
 
-The server runs with notes around each call that syncs (`tests/support/powered_server.py`). A note is taken of what was
+The server runs with notes around each call that syncs (`tests/support/powered_server.py`). A note is taken of all that was
 there *before* the call, is written down *after* it has returned, outside of the data directory, and survives the kill.
 The model:
 
-    [1]  A write-ahead log keeps what was in it before the last `flush_wal(sync=True)` that returned. A draw decides on
-         the later bytes: nothing is kept, or some bytes of it. The logs are one stream: where one is cut, later ones
+    [1]  A write-ahead log keeps its content up to the last `flush_wal(sync=True)` that returned. A draw decides on the
+         later bytes: nothing is kept, or some bytes of it. The logs are one stream: where one is cut, later ones
          are empty or gone.
     [2]  A log that RocksDB has closed is kept whole once there is a table file that was begun after it: RocksDB syncs
-         closed logs before it flushes what is in them.
+         closed logs before it flushes their content.
     [3]  Any other file of the data directory has the content of its last `fsync`, and a directory the names that it had
-         at its own last `fsync`; a draw decides whether what came later is there as well.
+         at its own last `fsync`; a draw decides whether later content is there as well.
 
 Not modelled: table files, MANIFEST, CURRENT, OPTIONS and IDENTITY stay as they are. RocksDB syncs them and their names
 itself before it counts on them, so a mistake of RocksDB's there is not found. Neither are disks that lie about a sync,
@@ -63,7 +63,7 @@ class Power:
         return self.drop(draw)
 
     def drop(self, draw: random.Random) -> int:
-        """Drops what the server, which has been killed, had not synced; returns how many bytes of logs are gone."""
+        """Drops all that the killed server had not synced; returns the number of lost bytes of logs."""
         data = self.server.data.resolve()
         noted = _read_notes(self._side)
         if noted is None or not data.exists():
@@ -71,7 +71,7 @@ class Power:
         dropped = _cut_logs(data / backups.DATABASE, noted.logs, draw)
         if data in noted.names:
             _revert(data, noted, draw)
-        begin_notes(self._side, data)  # what is there now has survived
+        begin_notes(self._side, data)  # the present content has survived
         return dropped
 
 
@@ -140,7 +140,7 @@ def _number(path: Path) -> int:
 
 
 def _revert(folder: Path, noted: Noted, draw: random.Random) -> None:
-    """Makes a folder what is durable of it; of each name and each content that is not, a draw decides."""
+    """Leaves the durable part of a folder; a draw decides about each name and content that is not durable."""
     durable = noted.names[folder]
     for name in sorted(durable.keys() | {path.name for path in folder.iterdir()}):
         path = folder / name

@@ -133,7 +133,7 @@ def main(arguments: list[str]) -> int:
     notes = Notes(Path(data), Path(side))
     # Below the one module of the server that knows RocksDB, so that a mistake in there counts, too.
     rocksdict.Rdict.flush_wal = notes.around_flush(rocksdict.Rdict.flush_wal)  # type: ignore[method-assign,assignment]  # replaced on purpose, to note each flush
-    os.fsync = notes.around_fsync(os.fsync)  # type: ignore[assignment]  # it takes what has a descriptor as well
+    os.fsync = notes.around_fsync(os.fsync)  # type: ignore[assignment]  # it also takes objects with a descriptor
     if plant:
         module, _, name = plant.partition(":")
         getattr(importlib.import_module(module), name)()

@@ -103,7 +103,7 @@ class Proxy:
         self._call(lambda: setattr(self, "_delay_seconds", seconds))
 
     def mend(self) -> None:
-        """No fault any more; what was held back goes on. Connections that were broken stay broken."""
+        """Ends the fault; held messages go on. Connections that were broken stay broken."""
 
         def act() -> None:
             self._down = False

@@ -240,7 +240,7 @@ class LocalStore:
 
         self._submit(job, sync=True)
 
-    # -- what is there ----------------------------------------------------------------------------------------------
+    # -- content ---------------------------------------------------------------------------------------------------
 
     def records(self, topic: str) -> dict[str, Row]:
         found = self.disk.topics.get(topic)

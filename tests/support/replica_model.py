@@ -63,7 +63,7 @@ class ModelStore(LocalStore):
         return JournalPart(after, upto, chunks, names, first, last, lost)
 
     def _readable(self) -> int:
-        """Peers are not sent what a power cut could take back (rule S7)."""
+        """Peers are not sent changes that a power cut could take back (rule S7)."""
         return self._synced.head
 
     def _crosses(self, entry: Entry, peer: Identity) -> bool:

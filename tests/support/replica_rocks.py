@@ -94,7 +94,7 @@ class RocksStore(PeerStore):
 
     def create(self, topic: str, *, acts: bool = True, key: tuple[str, ...] = ()) -> None:
         settings = TopicSettings(key=key, expiration=Expiration.ENABLED if acts else Expiration.DISABLED)
-        # `prune` says what is pruned.
+        # `prune` says which entries are pruned.
         declared = {**declared_of(settings), "retain_time_micros": None, "retain_bytes": None}
         self._rig.store.administration.create_topic(topic, declared, lambda _: None)
 
@@ -150,7 +150,7 @@ class RocksStore(PeerStore):
         return super().seed(topic, after_key, filter_text=filter_text, bytes_max=bytes_max)
 
     def _tell(self) -> None:
-        """Tells of what has become durable since the last time."""
+        """Reports the commits that have become durable since the last time."""
         last = self._rig.store.writer.synced_sequence
         for written in self._accepted(last):
             self._written(written)
@@ -230,7 +230,7 @@ class RocksStore(PeerStore):
     def save(self) -> None:
         self._rig.store.replicas.peers.save()
 
-    # -- what is there ----------------------------------------------------------------------------------------------
+    # -- content ---------------------------------------------------------------------------------------------------
 
     def records(self, topic: str) -> dict[str, Row]:
         if topic not in self._rig.store.topics.by_name:

@@ -131,7 +131,7 @@ class Operations(Protocol):
         """Writes down what peers have acknowledged; about once a second."""
 
     def crash(self, *, power: bool = False) -> Sequence[Written]:
-        """Only what was committed is left; after a power cut, only what was synced. The changes that are lost."""
+        """Keeps only committed changes; after a power cut, only synced ones. Returns the changes that are lost."""
 
     def backup(self) -> Backup: ...
     def restore(self, backup: Backup, *, authoritative: bool = False) -> None: ...

@@ -24,7 +24,7 @@ M = TypeVar("M", replication_pb2.ReplicateRequest, replication_pb2.ReplicateResp
 
 
 class Wire:
-    """One stream: what was sent on it arrives in order, later, or never."""
+    """One stream: its messages arrive in order, later, or never."""
 
     def __init__(self, world: World, sender: Sender, receiver: Receiver, source: Instance, target: Instance) -> None:
         self.world = world
@@ -79,7 +79,7 @@ class Instance:
         self.fragile = False
         """Whether it crashes in front of its next commit, or loses power in front of its next sync."""
         self.exposed = False
-        """Whether it loses power right after it has told another one something: what it has, or what it was given."""
+        """Whether it loses power right after it has told another one its content, or the changes that it was given."""
         self.node = Node(store, options, world.random)
 
     def boot(self) -> None:
@@ -384,7 +384,7 @@ class World:
             self.wires.remove(wire)
             self.soon(wire.source)
 
-    # -- what is to hold --------------------------------------------------------------------------------------------
+    # -- properties -------------------------------------------------------------------------------------------------
 
     def check_promises(self, instance: Instance) -> None:
         """After a crash a receiver still has all that it has acknowledged (receiver [1], rule R6).
@@ -409,7 +409,7 @@ class World:
                     raise Broken(f"{store.identity.name} has acknowledged the seed of {topic}, and lacks it")
 
     def check_lost(self) -> None:
-        """No instance has what a power cut took from its origin (rule S7). Raises Broken."""
+        """No instance has a change that a power cut took from its origin (rule S7). Raises Broken."""
         if not self.lost:
             return
         self._lost_until = self._lost_until or self.now + SECOND
@@ -419,7 +419,7 @@ class World:
                 for written in self.lost:
                     if written.topic == topic and rows.get(written.key) == written.row:
                         raise Broken(f"{instance.store.identity.name} has what {written.instance} has lost: {written}")
-        if self.now > self._lost_until:  # what was under way has arrived, or never will
+        if self.now > self._lost_until:  # messages under way have arrived, or never will
             self.lost, self._lost_until = [], 0
 
     def reaches(self, a: str) -> set[str]:

@@ -53,7 +53,7 @@ _ended: dict[ServerProcess, None] = {}
 
 
 class DidNotStart(Exception):
-    """The server ended instead of becoming ready. `code`, and what it said."""
+    """The server ended instead of becoming ready. Has its exit code and its output."""
 
     def __init__(self, code: int, said: str) -> None:
         super().__init__(f"exit {code}: {said}")
@@ -189,7 +189,7 @@ class ServerProcess:
         _ended[self] = None
         return code
 
-    # -- what it is -------------------------------------------------------------------------------------------------
+    # -- identity ---------------------------------------------------------------------------------------------------
 
     @property
     def alive(self) -> bool:
@@ -232,7 +232,7 @@ class ServerProcess:
         """A new asynchronous client, for the running loop."""
         return AsyncClient(self.address, timeout=timeout)
 
-    # -- what it says -----------------------------------------------------------------------------------------------
+    # -- output -----------------------------------------------------------------------------------------------------
 
     @property
     def said(self) -> str:

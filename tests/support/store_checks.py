@@ -85,7 +85,7 @@ class StoreChecks(RuleBasedStateMachine):
         self.last_journaled = 0
         self.highest_version = 0
         self.pruned: dict[str, dict[bytes, tuple[bytes, int, int, int, int]]] = {}
-        """Per topic, what a replay begins with: the state at the floor of its journal."""
+        """Per topic, the start of a replay: the state at the floor of its journal."""
         self.payloads = 0
         self.steps = 0
 
@@ -210,7 +210,7 @@ class StoreChecks(RuleBasedStateMachine):
                     entry.sequence,
                 )
             else:
-                assert before is not None, "only what is there is removed, and once"
+                assert before is not None, "only present records are removed, and once"
                 assert before[:3] == (entry.payload, entry.publish_time_micros, entry.expire_time_micros)
                 assert entry.removed_version == before[3]
                 assert (entry.version == before[3]) == (entry.kind == "expire")
@@ -233,8 +233,8 @@ class StoreChecks(RuleBasedStateMachine):
 
     @invariant()
     def expiry_index_is_early_enough(self) -> None:
-        """draft [2], expiry [1]: what can expire has an entry at or before its stamp, not below the floor; the sweep
-        will wake."""
+        """draft [2], expiry [1]: a record that can expire has an entry at or before its stamp, not below the
+        floor; the sweep will wake."""
         earliest: dict[bytes, int] = {}
         for expire_time, store_key in self.rig.entries():
             earliest.setdefault(store_key, expire_time)

@@ -42,7 +42,7 @@ spans = st.sampled_from([1, 7, 1000, MICROS, 5 * MICROS, 20 * MICROS])
 lifetimes = st.one_of(
     st.just(ABSENT),
     spans.map(lambda micros: Lifetime(LifetimeKind.TTL, micros)),
-    # An expire time is drawn as what it is ahead of now; `_fix` turns it into one.
+    # An expire time is drawn as its distance from now; `_fix` turns it into one.
     st.sampled_from([-5 * MICROS, -1, 0, 1, 5 * MICROS]).map(lambda ahead: Lifetime(LifetimeKind.EXPIRE_TIME, ahead)),
     st.sampled_from(
         [
@@ -61,7 +61,7 @@ conditions = st.one_of(
     # The version is drawn as whether it is the right one; `_fix` looks it up.
     st.sampled_from([0, 1]).map(lambda right: Condition(ConditionKind.IF_VERSION, right)),
 )
-# Stamps are drawn as what they are ahead of now.
+# Stamps are drawn as their distance from now.
 wanted = st.one_of(
     st.none(),
     st.builds(Wanted, st.integers(0, 2), st.sampled_from([0, 2 * MICROS, 20 * MICROS, NEVER])),

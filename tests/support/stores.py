@@ -59,7 +59,7 @@ T = TypeVar("T")
 
 def replaced(settings: TopicSettings, changes: Mapping[str, object]) -> TopicSettings:
     """Settings with some fields changed, by their names."""
-    return settings._replace(**changes)  # type: ignore[arg-type]  # the tests name fields and give what belongs there
+    return settings._replace(**changes)  # type: ignore[arg-type]  # the tests name fields and give fitting values
 
 
 class FakeTime:
@@ -206,7 +206,7 @@ class Rig:
         return self.open()
 
     def cut_power(self) -> Store:
-        """The machine loses power, and is started again: what was not synced is gone. RocksDB syncs its other files
+        """The machine loses power, and is started again: all that was not synced is gone. RocksDB syncs its other files
         by itself; the log is synced by the store alone."""
         synced = dict(self._logs)
         self.kill()
@@ -284,7 +284,7 @@ class Rig:
         in_config: bool = False,
         **more: object,
     ) -> Topic:
-        """Creates a topic that declares what makes it have `settings`, and what is said besides. Raises StoreError."""
+        """Creates a topic whose declaration gives it `settings`, with the other arguments. Raises StoreError."""
         answers: list[Topic | StoreError] = []
         declared = {**declared_of(settings), **changes, **more}
         self.store.administration.create_topic(name, declared, answers.append, in_config=in_config)

@@ -93,7 +93,7 @@ class Loop:
         return True
 
     def run(self) -> None:
-        """Runs all there is, and what follows from it."""
+        """Runs all queued work, and the work that follows from it."""
         while self.turn():
             pass
 
@@ -193,7 +193,7 @@ class Subscribers:
             self.hub,
             lambda text, part: TopicFilters(rig.store.cuts, text, (), (), 1000, lambda topic: part).view,
         )
-        # As in a server: what the writer has to tell waits for its turn on the loop.
+        # As in a server: the writer's reports wait for their turn on the loop.
         committed = self.hub.dispatcher.committed
         # In the place of the hub itself, which has just begun to follow: it hears on the loop.
         rig.store.writer._followers[-1] = lambda commits, synced: self.loop.call_soon(
@@ -323,7 +323,7 @@ class Subscribers:
 
     def settle(self) -> None:
         """Everything is durable and dispatched."""
-        for _ in range(2):  # what the loop does may give the writer something to do
+        for _ in range(2):  # the loop may give the writer something to do
             self.sync()
             self.loop.run()
 

@@ -1,4 +1,4 @@
-"""Subscribers side by side with an oracle: what they were sent is held against what they asked for.
+"""Subscribers side by side with an oracle, which checks that each got the changes that it asked for.
 
 Bounds that are thousands in service are a handful here, so that slices end half-way, queues overflow and journal
 readers need many steps all the time. After every step the changes of each subscriber up to its bookmark must match its
@@ -48,7 +48,7 @@ Documents = dict[tuple[str, bytes], "dict[str, object] | None"]
 
 @dataclass
 class Client:
-    """A subscriber that keeps its own state, as a careful user would, and what it was sent, for the check."""
+    """A subscriber that keeps its own state, as a careful user would; and its frames, for the check."""
 
     name: str
     filter: str
@@ -66,7 +66,7 @@ class Client:
     accepted: dict[int, int] = field(default_factory=dict)
     """Where the journals of its topics began when it asked for what there is."""
     began: int = 0
-    """Where this connection began: what it gets comes after."""
+    """The position at which this connection began: its changes come after."""
     received: list[tuple[str, Row, bool]] = field(default_factory=list)
     """The rows of this connection: topic, row, whether it was of an atomic request."""
     together: list[ChangeFrame] = field(default_factory=list)
@@ -74,7 +74,7 @@ class Client:
     greeted: bool = False
     slow: bool = False
     since: int = 0
-    """When this connection began: what was due by then it has not been given."""
+    """The time at which this connection began: it was given nothing that was due by then."""
 
     @property
     def subscription(self) -> Subscription:
@@ -83,7 +83,7 @@ class Client:
 
 
 class SubscriptionChecks(RuleBasedStateMachine):
-    """A store, its subscribers and the oracle side by side; each subscriber has what it asked for."""
+    """A store, its subscribers and the oracle side by side; each subscriber has the changes that it asked for."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -109,7 +109,7 @@ class SubscriptionChecks(RuleBasedStateMachine):
         self.deleted: set[int] = set()
         self.deleted_at: dict[str, int] = {}
         """A follower of several topics may hear, late, of changes up to here of a topic that is gone. It is not told
-        that the topic is gone, so what it has of it does not count."""
+        that the topic is gone, so its records of it do not count."""
         self.dropping = False
 
     def _observed_take_over(self) -> Callable[[Writer, Draft], None]:
@@ -121,7 +121,7 @@ class SubscriptionChecks(RuleBasedStateMachine):
 
         return take_over
 
-    # -- what they hear ---------------------------------------------------------------------------------------------
+    # -- frames -----------------------------------------------------------------------------------------------------
 
     def _hear(self, client: Client, frame: Frame) -> None:
         durable = self.rig.store.writer.synced_sequence
@@ -163,7 +163,7 @@ class SubscriptionChecks(RuleBasedStateMachine):
                 self._reached(client, frame.bookmark)
 
     def _check_due(self, client: Client, frame: ChangeFrame) -> None:
-        """Nobody is handed a record that is due, but for what was due at its own commit (J12, L7). Deltas build on each
+        """Nobody is handed a record that is due, except for one due at its own commit (J12, L7). Deltas build on each
         other, so there it is judged when a change is taken up."""
         if client.options["changes"] or client.options["delta"]:
             return
@@ -213,7 +213,7 @@ class SubscriptionChecks(RuleBasedStateMachine):
             client.filter, topic, row.key, Known(row.payload, row.version, row.publish_time, row.expire_time)
         )
 
-    # -- what they should have heard --------------------------------------------------------------------------------
+    # -- expected frames --------------------------------------------------------------------------------------------
 
     def _follows(self, client: Client, topic: str) -> bool:
         if client.topic:
@@ -261,7 +261,7 @@ class SubscriptionChecks(RuleBasedStateMachine):
         """The row that may come for a change, and whether it may also be left out; None: none may come."""
         options = client.options
         topic, key, record, before = happened.topic, happened.key, happened.record, happened.before
-        # Nobody is told what a topic was like that is gone; and a due put is skipped, now or when its turn came (J12).
+        # Nobody hears of the content of a deleted topic; and a due put is skipped, now or when its turn came (J12).
         lost = happened.topic_id in self.deleted
         due = record.expire_time <= now
         if happened.kind in (DELETE, EXPIRE):

@@ -1,4 +1,4 @@
-"""Random changes to a store with subscribers, random subscriptions, and what goes on in between."""
+"""Random changes to a store with subscribers, random subscriptions, and other work in between."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ journal.commit(put("b", {}), put("c", {}), atomic=True)
 for frame in journal.frames(request): …
 
 [1]  `frames` follows the contract, for topics, keys and payloads that match every filter.
-[2]  Frames tell what was committed when they were asked for, and nothing that came since.
+[2]  Frames have the commits up to the time at which they were asked for, and none since.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class Journal:
         yield from self.changes(at, last, size)
 
     def changes(self, at: int, last: int, size: int = 1_000) -> Iterator[sow_pb2.SubscribeResponse]:
-        """The frames of what was committed after a position and up to `last`, ended by a Progress."""
+        """The frames of the commits after a position and up to `last`, ended by a Progress."""
         for commit in [commit for commit in self.commits if at < commit.last <= last]:
             rows = [(sequence, one) for sequence, one in enumerate(commit.entries, commit.first) if sequence > at]
             for start in range(0, len(rows), size):

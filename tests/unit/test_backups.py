@@ -67,7 +67,7 @@ def test_a_store_made_from_a_backup_is_another_instance_with_another_journal(rig
     assert restored.instance.bookmark(1) != bookmark
     assert not restored.instance.authoritative
     assert restored.origins.names == (*rig.store.origins.names, "sow"), (
-        "what it writes from now on has a number of its own (K7)"
+        "its writes from now on have a number of their own (K7)"
     )
     restored.close()
     rig.close()

@@ -136,7 +136,7 @@ def hostile(client: FakeClient) -> FakeClient:
 
 
 def written(client: FakeClient, monkeypatch: pytest.MonkeyPatch, *arguments: str, is_terminal: bool) -> str:
-    """What a command writes to stdout, which claims to be a terminal or not."""
+    """The output of a command to stdout, which claims to be a terminal or not."""
     monkeypatch.setattr(_NamedTextIOWrapper, "isatty", lambda _: is_terminal, raising=False)
     return run(client, *arguments).stdout_bytes.decode()
 

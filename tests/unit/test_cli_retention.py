@@ -111,7 +111,7 @@ def test_every_setting_of_a_topic_has_an_option(client: FakeClient) -> None:
     }
     shown = row(result)
     assert (shown["max_age"], shown["max_bytes"], shown["auto_delete"]) == ("48h0m0s", 2**30, False)
-    assert {"retain_time", "min_ttl"}.isdisjoint(shown), "what is not set is absent"
+    assert {"retain_time", "min_ttl"}.isdisjoint(shown), "unset settings are absent"
     options = {option.name for option in sow.commands["topic"].commands["create"].params}  # type: ignore[attr-defined]  # a group, which click types as a command
     assert set(TopicSettings.__dataclass_fields__) <= options
 
@@ -184,7 +184,7 @@ def test_describe_shows_the_settings_in_force_and_their_sources(client: FakeClie
     ]
     assert described["planned_journal_bytes"] == 300 * 2**20
     assert "300MiB" in table
-    assert "/a (complete)" in table, "what the topic is stays, beside what it is set to"
+    assert "/a (complete)" in table, "its type and key stay, beside its settings"
     assert "retain time" not in table, "it is in the other table"
     heading = next(line for line in table.splitlines() if line.startswith("setting"))
     assert heading.split() == ["setting", "value", "from"]

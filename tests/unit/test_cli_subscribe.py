@@ -57,7 +57,7 @@ def rows(result: Result) -> list[dict[str, object]]:
     return [json.loads(line) for line in result.stdout.splitlines()]
 
 
-# ---- what it asks ----
+# ---- requests ----
 
 
 def test_options_reach_the_subscription(client: FakeClient) -> None:
@@ -119,7 +119,7 @@ def test_a_topic_that_is_not_there_ends_with_1(client: FakeClient) -> None:
     assert result.stderr.startswith("sow: TOPIC_NOT_FOUND: ")
 
 
-# ---- what it prints ----
+# ---- output ----
 
 
 def test_each_message_is_a_line_of_json(client: FakeClient) -> None:

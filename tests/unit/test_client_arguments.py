@@ -511,7 +511,7 @@ def test_a_rewind_goes_to_a_bookmark_a_time_or_the_earliest_change(to: Any, expe
 
 
 def test_a_rewind_to_something_else_is_refused() -> None:
-    for to in (7, datetime(1970, 1, 1)):  # noqa: DTZ001 - that is what is wrong with it
+    for to in (7, datetime(1970, 1, 1)):  # noqa: DTZ001 - the test is about this fault
         with pytest.raises(InvalidArgument) as caught:
             _retention.rewind_request("orders", "billing", to, force=False)  # type: ignore[arg-type]  # wrong on purpose
         assert caught.value.details["field"] == "to"

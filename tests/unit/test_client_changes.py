@@ -62,7 +62,7 @@ def test_a_reading_that_is_cut_off_goes_on_after_the_last_batch() -> None:
     assert reading.ended(_statuses.cut("x"), now=1.0, jitter=0.0) > 0
     again = reading.request(now=2.0)
     assert (again.start_bookmark, again.history_bookmark, again.filter) == ("e.4", "e.0", "/n > 1")
-    assert first.start_bookmark == "e.1", "what is on its way stays as it is"
+    assert first.start_bookmark == "e.1", "a request on its way stays as it is"
     assert not reading.done
     assert reading.batch(FOOTER) is None
     assert reading.done

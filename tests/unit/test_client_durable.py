@@ -104,7 +104,7 @@ def test_the_next_call_raises_the_error_of_an_acknowledgement(connect: Connect, 
 
 
 def _come_back(durables: Durables) -> None:
-    """A restarted server knows no attachment; what it has to hand over only a new one gets."""
+    """A restarted server knows no attachment, and hands over entries only to a new one."""
     durables.kept.forgotten = True
     for key in "abcde" * 4:
         durables.kept.journal.commit(put(key, {}))

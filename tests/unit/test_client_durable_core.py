@@ -111,7 +111,7 @@ def test_changes_after_a_rewind_are_handed_out_again() -> None:
     consumer.follow(kept)
 
     assert told(consumer.changes) == journal.told(after=4)
-    assert kept.at == journal.last, "what is acknowledged now counts, though it is below what was before"
+    assert kept.at == journal.last, "the new acknowledgement counts, though it is below the one before"
     assert consumer.gaps == []
 
 

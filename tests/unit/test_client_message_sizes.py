@@ -62,7 +62,7 @@ def test_a_message_that_is_too_large_is_refused_before_it_is_sent(store: Store, 
                 refused(name, caught.value)
 
     asyncio.run(use())
-    assert store.payloads == [b"{}"] * 3  # of publish_many, which sends what comes before
+    assert store.payloads == [b"{}"] * 3  # of publish_many, which sends the records before it
 
 
 def test_streams_with_a_message_that_is_too_large_are_refused_before_it_is_sent(store: Store, address: str) -> None:

@@ -261,7 +261,7 @@ def test_the_server_s_wish_when_to_try_again_is_followed() -> None:
         "TOPIC_NOT_FOUND",
         "INTERNAL",
         "PERMISSION_DENIED",
-        "REPLICATION_UNAVAILABLE",  # what is not acknowledged stands there all the same
+        "REPLICATION_UNAVAILABLE",  # an unacknowledged record stands there all the same
     ],
 )
 def test_a_permanent_error_of_a_publisher_is_raised_at_once(reason: str) -> None:
@@ -351,7 +351,7 @@ def test_a_model_server_ends_with_every_record_once_whatever_breaks(seed: int) -
 
 def columns(core: PublishCore, *args: object, **kwargs: object) -> None:
     """Hands over columns and seals them all."""
-    bulk = checked_columns(*args, **kwargs)  # type: ignore[arg-type]  # the tests give what belongs there
+    bulk = checked_columns(*args, **kwargs)  # type: ignore[arg-type]  # the tests give fitting values
     at = 0
     while at < len(bulk.payloads):
         at = core.seal_columns(bulk, at)
@@ -410,7 +410,7 @@ def test_columns_are_cut_where_their_bytes_end() -> None:
 def test_columns_with_a_mistake_are_refused_before_anything_is_sent(change: dict[str, object], field: str) -> None:
     given: dict[str, object] = {"payloads": [b"1", b"2"], "keys": None, "lifetime_kinds": None, "lifetime_micros": None}
     with pytest.raises(InvalidArgument) as caught:
-        checked_columns(**{**given, **change})  # type: ignore[arg-type]  # what is wrong with them is the point
+        checked_columns(**{**given, **change})  # type: ignore[arg-type]  # they are wrong on purpose
     assert caught.value.details["field"] == field
     assert field in caught.value.message
 

@@ -290,7 +290,7 @@ def test_a_snapshot_that_cannot_be_gone_on_with_is_made_anew(reason: str) -> Non
     core = core_of(request_of(sow=True))
     fed(core, *journal.frames(core.request(now=0.0)))
     core.ended(refusal(reason), now=0.0, jitter=0.0)
-    assert core.bookmark == "e0.2"  # until the new snapshot begins, what is known stays
+    assert core.bookmark == "e0.2"  # until the new snapshot begins, the last one stays
     other = Journal(epoch="e1")
     other.commit(put("b", {"new": 1}))
     request = core.request(now=0.0)

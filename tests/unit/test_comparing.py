@@ -230,7 +230,7 @@ def test_due_records_are_left_out_where_expiration_is_disabled(tmp_path_factory:
 def test_an_instance_whose_clock_is_beyond_refuses_where_it_expires_records(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    """comparing [4]: it has dropped what the other one counts, and what would be found are no differences."""
+    """comparing [4]: it has dropped records that the other one counts, and no true differences would be found."""
     rig = Rig(tmp_path_factory.mktemp("rig"))
     rig.create_topic("acts", expiration=Expiration.ENABLED)
     rig.create_topic("keeps", expiration=Expiration.DISABLED)

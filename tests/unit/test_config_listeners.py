@@ -1,4 +1,4 @@
-"""The configuration of listeners: both forms, what each listener needs, and what follows from them."""
+"""The configuration of listeners: both forms, the needs of each listener, and their effects."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_listeners_are_tables_with_addresses_of_their_own(write: Write) -> None:
     )
 
 
-# --- what follows ----------------------------------------------------------------------------------------------------
+# --- effects ---------------------------------------------------------------------------------------------------------
 
 
 def test_reflection_is_served_where_everybody_is(write: Write, pair: str) -> None:
@@ -191,7 +191,7 @@ def test_tokens_need_what_they_are_checked_with(write: Write, more: str, message
 
 
 def test_a_jwt_is_never_checked_with_a_shared_secret(write: Write) -> None:
-    """Whoever checks tokens could make them; and `none` would be no check."""
+    """Every server that checks such tokens could also make them; and `none` would be no check."""
     for algorithm in ("HS256", "none"):
         text = ACCESS + SIGNED.replace("[access.jwt]", f"[access.jwt]\nalgorithms = ['{algorithm}']")
         assert "[access.jwt] algorithms: expected one of" in refusal(write(f"[server]\nauth = 'jwt'\n{text}"))

@@ -150,7 +150,7 @@ def test_a_topic_is_read_with_all_of_its_settings(write: Write) -> None:
         "dead_letter_by_key": True,
         "on_missing": OnMissing.DROP,
     }
-    assert found.topics["plain"] == {}, "a topic declares what the file writes, and no more"
+    assert found.topics["plain"] == {}, "a topic declares the settings of the file, and no more"
 
 
 def test_the_servers_defaults_are_read(write: Write) -> None:

@@ -70,7 +70,7 @@ def test_scalars_and_arrays_are_replaced_and_objects_merged(base: bytes, delta: 
     ],
 )
 def test_null_leaves_a_field_as_it_is(base: bytes, delta: bytes, result: bytes) -> None:
-    """Also below an object that was not there: what is missing stays missing. In an array it is a value."""
+    """Also below an object that was not there: a missing field stays missing. In an array it is a value."""
     assert merged(JSON, base, delta) == result
 
 

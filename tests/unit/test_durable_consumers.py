@@ -1,4 +1,4 @@
-"""Consumers of durables: where they begin, what they acknowledge, and what happens meanwhile (J2, J10)."""
+"""Consumers of durables: their start, their acknowledgements, and events meanwhile (J2, J10)."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_deleting_a_topic_ends_its_consumers_and_removes_its_durables(rig: Rig, 
     subscribers.settle()
     rig.create_topic("orders", JSON)
     assert subscribers.attach("orders", "d").begun.reset is False
-    assert subscribers.attach("orders", "e", expected=True).begun.reset, "the client remembers what the server cannot"
+    assert subscribers.attach("orders", "e", expected=True).begun.reset, "the client remembers more than the server can"
     rig.crash()
     assert [found.name for found in rig.store.durables.of(rig.topic("orders"))] == ["d", "e"]
 
@@ -160,7 +160,7 @@ def test_the_position_advances_over_changes_that_the_filter_leaves_out(rig: Rig,
 
 
 def test_a_rare_filter_does_not_pin_a_topic(rig: Rig, subscribers: Subscribers) -> None:
-    """J2: the detached durable that holds the floor is scanned at prune time, up to what it wants."""
+    """J2: the detached durable that holds the floor is scanned at prune time, up to its first wanted entry."""
     rig.alter_topic("orders", retain_time_micros=MINUTE)
     subscribers.attach("orders", "d", filter="/px > 1").close()
     subscribers.settle()

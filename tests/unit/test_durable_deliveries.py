@@ -107,7 +107,7 @@ def test_acknowledging_ends_a_count_and_a_rewind_all_of_them(rig: Rig, subscribe
     crash(subscribers)
     assert crash(subscribers, acknowledged=1).times() == [2, 2, 2]
     put(rig, "d")
-    assert crash(subscribers).times() == [3, 3, 1], "of what is left"
+    assert crash(subscribers).times() == [3, 3, 1], "of the entries that are left"
     rewind(subscribers)
     again = subscribers.attach("orders", "d")
     assert (again.got(), again.times()) == ([1, 2, 3, 4], [1, 1, 1, 1])

@@ -160,7 +160,7 @@ def test_hard_limits_discard_acknowledged_and_retained_entries_and_the_durable_g
 def test_hard_limits_discard_changes_that_every_durable_has_acknowledged(
     rig: Rig, subscribers: Subscribers, limit: str, value: int
 ) -> None:
-    """FTL 8, J5: what is retained goes as well where nobody has anything left to acknowledge, and nobody is told."""
+    """FTL 8, J5: retained entries go as well where nobody has anything left to acknowledge, and nobody is told."""
     follower = subscribers.attach("orders", "d")
     for key in "abcd":
         put(rig, key)

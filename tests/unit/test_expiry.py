@@ -607,8 +607,8 @@ def test_a_count_is_of_one_instant_while_the_sweep_goes_on(rig: Rig, monkeypatch
 
 
 def test_a_count_is_of_one_instant_while_its_topic_is_disabled(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """L12, L16. Whether the topic acts on expiration was asked again after the cut, and then what had been overdue in
-    it was counted as live."""
+    """L12, L16. Whether the topic acts on expiration was asked again after the cut, so its overdue records were counted
+    as live."""
     rig.create_topic("sessions")
     load(rig, "sessions", 10, SECOND)
     rig.put("sessions", "lasting", ttl=MINUTE)

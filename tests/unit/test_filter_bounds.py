@@ -150,6 +150,6 @@ def test_membership_of_an_interval() -> None:
 def test_the_text_after_a_prefix() -> None:
     assert after_prefix("ab") == "ac"
     assert after_prefix("a\U0010ffff") == "b"
-    assert after_prefix("a\ud7ff") == "a\ue000"  # what lies between are no characters
+    assert after_prefix("a\ud7ff") == "a\ue000"  # the code points in between are no characters
     assert after_prefix("\U0010ffff") is None
     assert after_prefix("") is None

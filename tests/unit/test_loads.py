@@ -215,7 +215,7 @@ def test_a_request_that_comes_again_is_counted_once_and_a_gap_is_refused(rig: Lo
     load = rig.open_load()
     rig.stage(load, [("a", b"1"), ("b", b"2")])
     rig.stage(load, [("a", b"3")], first=3)
-    rig.stage(load, [("a", b"1"), ("b", b"2")])  # late, and older than what was staged since
+    rig.stage(load, [("a", b"1"), ("b", b"2")])  # late, and older than the rows staged since
     assert reason(lambda: rig.stage(load, [("c", b"4")], first=5)) is Reason.LOAD_INCOMPLETE
     assert reason(lambda: rig.commit(load, (0, 1, 2))) is Reason.LOAD_INCOMPLETE
     assert reason(lambda: rig.commit(load, (0, 2, 3))) is Reason.LOAD_INCOMPLETE
@@ -351,7 +351,7 @@ def test_the_loads_of_a_topic_that_takes_other_keys_fail(rig: Loaded) -> None:
     rig.put("t", "late", ttl=SECOND)
     rig.stage(load, [("a", b"1")])
     rig.time.tick(SECOND)
-    rig.alter_topic("t", {"message_type": "json", "key": ("/id",)})  # what is overdue expires in the same commit
+    rig.alter_topic("t", {"message_type": "json", "key": ("/id",)})  # overdue records expire in the same commit
     assert reason(lambda: rig.stage(load, [("b", b"1")], first=2)) is Reason.LOAD_FAILED
     assert rig.rows(STAGING) == []
 

@@ -299,7 +299,7 @@ def test_a_value_on_a_bound_counts_below_it() -> None:
 
 def test_counting_an_expiry_costs_next_to_nothing() -> None:
     """A hundred thousand a second must stay unnoticed: a sweep's lags are counted together. Judged by the ratio to
-    adding them one by one, which is what a library's histogram does at best."""
+    adding them one by one, as a library's histogram does at best."""
     lags = list(range(5_000, 3_000, -2))
     one_by_one, at_once = (
         Distribution([10**power for power in range(9)]),

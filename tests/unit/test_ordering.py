@@ -239,7 +239,7 @@ def test_a_result_that_does_not_fit_is_refused(limit: int | None) -> None:
     with pytest.raises(StoreError, match=r"1 MiB.*top_n") as refused:
         add_all()
     assert (refused.value.reason, refused.value.field) == (Reason.RESULT_TOO_LARGE, "order_by")
-    assert SortShare(memory).try_hold(2**20), "what was held is free again"
+    assert SortShare(memory).try_hold(2**20), "the held memory is free again"
 
 
 def test_texts_that_are_sorted_by_count_as_memory() -> None:

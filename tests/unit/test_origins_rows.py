@@ -43,7 +43,7 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
 
 def restart(rig: Rig, declared: dict[str, Declared] | None = None) -> None:
     """A stop and a start as `app` does it, with the sweep of the start and the writer's thread; and a stop and a start
-    without, for what the test does next."""
+    without, for the next step of the test."""
     rig.close()
     rig.clock = rig.time.clock()
     rig._store = store.Store.open(rig.path, clock=rig.clock, options=rig.options)
@@ -95,7 +95,7 @@ def test_the_sweep_of_the_start_leaves_a_disabled_topic_alone(rig: Rig) -> None:
 
 
 def test_subscribers_hear_of_an_expiry_as_of_a_delete(rig: Rig) -> None:
-    """AMPS 10, S2: out of focus with its own reason, and for those who want all changes its own kind; what comes later
+    """AMPS 10, S2: out of focus with its own reason, and for those who want all changes its own kind; later changes
     finds neither record."""
     rig.create_topic("t", JSON)
     subscribers = Subscribers(rig)
@@ -342,7 +342,7 @@ def test_lifetimes_are_of_a_topic_of_a_group_of_topics_or_of_a_record_and_operat
 
 
 def test_an_expired_record_is_delivered_by_no_way_of_reading(rig: Rig) -> None:
-    """RabbitMQ 2: before the sweep has come to it, too: get, query, snapshot, what was not yet sent to a live
+    """RabbitMQ 2: before the sweep has come to it, too: get, query, snapshot, changes not yet sent to a live
     subscriber, replay from a bookmark, a durable and its redelivery."""
     rig.create_topic("t", JSON)
     subscribers = Subscribers(rig)

@@ -166,7 +166,7 @@ def test_maps_with_other_than_text_keys_are_allowed_below_the_top() -> None:
 
 
 def test_documents_of_256_levels_pass_and_deeper_ones_do_not() -> None:
-    """Whatever the depth of the stack: a document was once read when it was stored, and not when it was indexed."""
+    """At any depth of the stack: a document was once read when it was stored, and not when it was indexed."""
     for levels, passes in ((256, True), (257, False)):
         inner = levels - 1
         lists = b'{"a":1,"x":' + b"[" * inner + b"]" * inner + b"}"

@@ -512,7 +512,7 @@ def test_hard_limits_and_quotas_count_for_pins(rig: Rig, subscribers: Subscriber
     with pytest.raises(StoreError) as refused:
         planned(rig, begin)
     assert refused.value.reason is Reason.BOOKMARK_TOO_OLD
-    assert pin(subscribers, begin)[0].position == begin + 3, "it tells what it keeps"
+    assert pin(subscribers, begin)[0].position == begin + 3, "it tells the position that it keeps"
     rig.alter_topic("orders", max_entries=None, backlog_quota_age_micros=MINUTE, backlog_action=BacklogAction.EVICT)
     rig.time.tick(2 * MINUTE)
     subscribers.upkeep()

@@ -107,7 +107,7 @@ def test_a_topic_with_more_records_than_were_removed_from_it_is_not_written_agai
     ]
     expire(rig, "large", 1)
     compacted.clear()
-    assert rig.store.upkeep.reclaim(4, yes), "what was removed before still counts"
+    assert rig.store.upkeep.reclaim(4, yes), "earlier removals still count"
     assert compacted.families() == [RECORDS, INDEXES]
 
 

@@ -114,7 +114,7 @@ def test_acknowledgements_of_peers_are_stored(pair: tuple[Rig, Rig]) -> None:
     a.store.writer.step()
     a.crash()
     assert a.store.replicas.peers.peer("b") == before
-    # Another instance under its name: what the one before had says nothing of it.
+    # Another instance under its name: the state of the one before says nothing of it.
     a.store.replicas.peers.acknowledged("b", identity(b)._replace(id="new"), 1)
     assert a.store.replicas.peers.peer("b").missed
 

@@ -173,7 +173,7 @@ def test_changes_from_a_peer_go_to_others_but_not_back(tmp_path: Path) -> None:
 
     assert shipped_to("a") == [b"2"]
     assert shipped_to("c") == [b"1", b"2"]
-    # It has lost its data, so what it sent once is news to it.
+    # It has lost its data, so its own earlier changes are new to it.
     reborn = identity(a)._replace(epoch="another")
     piece = b.store.replicas.reader.read(reborn, 0, topics=["t"], select=everything, bytes_max=2**20)
     assert [key for _, chunk in piece.chunks for key in decode_changes(0, chunk).keys] == [b"1", b"2"]

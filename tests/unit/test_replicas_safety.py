@@ -130,7 +130,7 @@ def test_missing_counts_as_deleted_only_until_every_topic_is_seeded(pair: tuple[
 
 
 def test_an_acknowledgement_does_not_undo_the_mark_of_a_purge_meanwhile(pair: tuple[Rig, Rig]) -> None:
-    """R4: that a peer has missed tombstones is noted on the writer's thread, what it acknowledges on another."""
+    """R4: the writer's thread notes that a peer has missed tombstones; another one notes its acknowledgements."""
     a, b = pair
     a.put("t", "1")
     a.delete("t", "1")
@@ -209,7 +209,7 @@ def test_tombstones_of_a_topic_do_not_outlive_the_kind_of_its_records(pair: tupl
     a.run(Publish("u", [b'{"x": 1, "y": 2}', b'{"x": 3, "y": 4}'], None, lifetime=Lifetime(LifetimeKind.TTL, SECOND)))
     a.run(Delete("u", ["1"]))
     a.time.tick(MINUTE)
-    a.alter_topic("u", key=("/y",))  # what is overdue goes in this commit
+    a.alter_topic("u", key=("/y",))  # overdue records go in this commit
     assert tombstones(a, "u") == {}
     assert a.store.replicas.tombstones.purged(a.topic("u")) == Purged()
     greet(a, b)
@@ -325,7 +325,7 @@ def test_sources_and_origins_beyond_the_room_of_the_journal_are_refused(
 
 
 def test_the_space_of_purged_tombstones_is_given_back(pair: tuple[Rig, Rig], monkeypatch: pytest.MonkeyPatch) -> None:
-    """L17: of the topic, when more were purged than are left; of the order of making what lies behind the purge."""
+    """L17: of the topic, when more were purged than are left; of the order of making the records behind the purge."""
     a, _ = pair
     compacted: list[tuple[str, bytes, bytes]] = []
     monkeypatch.setattr(a.store._rocks, "compact", lambda *of: compacted.append(of))
@@ -347,7 +347,7 @@ def test_the_space_of_purged_tombstones_is_given_back(pair: tuple[Rig, Rig], mon
 
 
 def test_a_topic_of_another_kind_is_announced_before_anything_of_that_kind_goes(pair: tuple[Rig, Rig]) -> None:
-    """R12: else its changes would be taken for what the receiver was told, and find a topic of that kind there."""
+    """R12: else its changes would be taken for those that were announced, and find a topic of that kind there."""
     nodes = [
         Node(
             peer_store_of(rig.store, rig.clock, name=rig.options.instance),
@@ -388,7 +388,7 @@ def test_a_topic_of_another_kind_is_announced_before_anything_of_that_kind_goes(
 
 
 def lose(rig: Rig, *batches: Batch) -> None:
-    """A loss that is accepted. Families go to table files one by one, so that one lacks what another one has."""
+    """A loss that is accepted. Families go to table files one by one, so that one lacks rows that another one has."""
     for batch in batches:
         rig.store._rocks.write(batch)
     rig.close()
@@ -423,7 +423,7 @@ def test_after_a_loss_every_source_seeds_all_anew(pair: tuple[Rig, Rig]) -> None
     tell(a, b)
     assert b.store.replicas.sources.answer("a", kind).wanted
     assert b.store.replicas.sources.by_name["a"].identity == identity(a), (
-        "it is no new one: what it has purged is dead here"
+        "it is no new one: its purged records are dead here"
     )
     seed(a, b, "t")
     assert live(b) == live(a)

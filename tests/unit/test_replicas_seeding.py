@@ -156,7 +156,7 @@ def test_a_record_that_only_the_receiver_has_is_dropped_below_the_purge_mark(pai
     (file,) = (b.path / "dropped").iterdir()
     (line,) = file.read_text().splitlines()
     assert json.loads(line)["key"] == "dead"
-    assert tombstones(b)["dead"].version < purged.version, "right above what it was: nothing newer dies of it"
+    assert tombstones(b)["dead"].version < purged.version, "right above its version: nothing newer dies of it"
     assert b.kinds("t")[-2:] == [("delete", "dead"), ("put", "known")]
 
 

@@ -261,7 +261,7 @@ def test_a_sync_peer_that_keeps_up_is_waited_for_again_though_there_is_always_so
         pair.b.step()
         while (response := receiver.next_message()) is not None:
             sender.received(response)
-        assert sender.settled < pair.a.head(), "or else it is not what is tested here"
+        assert sender.settled < pair.a.head(), "otherwise the test shows nothing"
     assert not is_downgraded(pair)
 
 
@@ -336,7 +336,7 @@ def test_acknowledgements_without_the_topic_do_not_answer_replicated_of_a_retry(
     pair.a.publish("U", "k", "v")
     pair.a.step()
     pair.exchange(sender, receiver)
-    assert sender.settled == pair.a.head(), "it lacks nothing of what it takes"
+    assert sender.settled == pair.a.head(), "it lacks none of the topics that it takes"
     pair.sending.tick()
     lose(pair, sender, receiver)
     assert answers_of(pair, pair.a.head()) == [], "or refused, once it is known that it is for good"

@@ -128,7 +128,7 @@ def away_for_longer_than_the_grace(*, prune: bool) -> World:
 
 def test_a_tombstone_stays_while_a_sender_has_not_come_since_the_data_were_lost() -> None:
     """b of the ring a → b → c → a lost its data while a was down, so it knew of no source: "each source has been read"
-    held of none, and the tombstone of what was written and deleted at b went as soon as c had it. Then a came back and
+    held of none, and the tombstone of a record written and deleted at b went as soon as c had it. Then a came back and
     b took a's older version: its subscribers were told a put after the delete, of a version before it."""
     world = world_of(("a", "b"), ("b", "c"), ("c", "a"))
     put(world, "a", "k", "old")
@@ -140,7 +140,7 @@ def test_a_tombstone_stays_while_a_sender_has_not_come_since_the_data_were_lost(
     put(world, "b", "k", "new")
     delete(world, "b", "k")
     world.run(20 * SECOND)
-    assert "k" in b.store.tombstones("T"), "a may still bring what it deletes"
+    assert "k" in b.store.tombstones("T"), "a may still bring the record that it deletes"
     a.boot()
     for _ in range(40):
         world.run(SECOND // 2)
@@ -208,7 +208,7 @@ def test_a_restored_instance_whose_data_are_to_be_taken_as_they_are_is_not_asked
 
 
 def test_acknowledgements_count_only_once_every_topic_is_seeded() -> None:
-    """sender [5]: tombstones go, and REPLICATED is answered, by what a peer has; a cursor does not tell of seeds."""
+    """sender [5]: tombstones go, and REPLICATED is answered, once a peer has the rows; a cursor covers no seeds."""
     world = World(1)
     options = NodeOptions(peers=(PeerOptions("b", "b"),), seed_bytes_max=1, flight_messages_max=1)
     for name, given in (("a", options), ("b", NodeOptions(accept=("a",)))):

@@ -354,7 +354,7 @@ def test_many_ordered_queries_take_turns_in_little_memory(
     rig: Rig, parts: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Story: 64 queries of 200,000 records shared 256 MiB, and 63 of them were refused as RESULT_TOO_LARGE, though each
-    would have fitted alone. Whatever the order in which they get their turns, all are answered, none waits for ever,
+    would have fitted alone. In any order of their turns, all are answered, none waits for ever,
     and together they never hold more than allowed."""
     monkeypatch.setattr(sort_memory, "SMALL_PARTS", parts)
     monkeypatch.setattr(scan, "SCAN_CHUNK_FIRST", 10)

@@ -111,7 +111,7 @@ def test_fields_are_unset_by_their_paths(rig: Rig) -> None:
     publish(rig, {"id": 1, "a": 1, "b": {"x": 1, "y": 2}}, {"id": 2, "a": 2})
     rig.run(delta({"id": 1}, {"id": 2, "a": 3}, unset_paths=("/a", "/b/y", "/nowhere")))
     assert document(rig) == {"id": 1, "b": {"x": 1}}
-    assert document(rig, "2") == {"id": 2, "a": 3}, "what is given stands"
+    assert document(rig, "2") == {"id": 2, "a": 3}, "a given key stands"
 
 
 def test_a_delta_stamps_anew_unless_it_keeps(rig: Rig) -> None:

@@ -99,10 +99,10 @@ def test_disabling_by_policy_expires_overdue_records_first_and_enabling_later_on
     rig.time.tick(SECOND)
     rig.delete_policy("p")
     for topic in ("orders", "quotes"):
-        assert list(rig.stored(topic)) == [b"later"], "what was overdue is gone, and does not reappear"
+        assert list(rig.stored(topic)) == [b"later"], "the overdue record is gone, and does not reappear"
         assert rig.kinds(topic)[-1] == ("expire", "soon")
     rig.time.tick(HOUR)
-    assert rig.count("orders") == 1, "what was not due stays"
+    assert rig.count("orders") == 1, "a record that was not due stays"
     rig.set_policy("p", "orders|quotes", ENABLED)
     assert rig.count("orders") == rig.count("quotes") == 0
     rig.store.sweep()
@@ -207,7 +207,7 @@ def test_a_policy_and_its_effects_are_written_atomically(rig: Rig, written: bool
 
 
 def test_a_start_applies_changed_defaults(tmp_path: Path) -> None:
-    """T2: the server's defaults may change between two starts; what they disable is expired first (L12)."""
+    """T2: the server's defaults may change between two starts; topics that they disable expire first (L12)."""
     rig = Rig(tmp_path, options=StoreOptions(defaults={**ENABLED, "retain_bytes": 5}))
     rig.create_topic("orders", PLAIN)
     assert (rig.topic("orders").settings.retain_bytes, origin(rig, "orders", "retain_bytes")) == (5, "default")

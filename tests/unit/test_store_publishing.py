@@ -116,7 +116,7 @@ def test_an_atomic_request_is_applied_whole_or_not_at_all(rig: Rig) -> None:
 
 
 def test_an_atomic_request_that_is_aborted_takes_nothing_else_with_it(rig: Rig) -> None:
-    """P4: it has a commit of its own, so that what was queued around it stands."""
+    """P4: it has a commit of its own, so that requests queued around it stand."""
     bad = Publish("orders", [b"x"] * 2, ["b", "c"], conditions=[None, IF_PRESENT], atomic=True)
     answers = rig.run_together([Publish("orders", [b"x"], ["a"]), bad, Publish("orders", [b"x"], ["d"])])
     assert not any(isinstance(answer, StoreError) for answer in answers)

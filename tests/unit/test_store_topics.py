@@ -221,7 +221,7 @@ def test_without_dynamic_topics_a_publish_creates_none(rig: Rig) -> None:
 
 
 def test_a_topic_that_exists_is_not_created_again_with_equal_settings_either(rig: Rig) -> None:
-    """K1: whoever creates it learns that it, and what it holds, was there before; nothing of it changes."""
+    """K1: its creator learns that it was there before, with its records; nothing of it changes."""
     settings = BINARY._replace(expiration=Expiration.ENABLED)
     before = rig.create_topic("orders", settings)
     rig.put("orders", "1", b"kept")

@@ -145,7 +145,7 @@ def test_a_conflated_record_that_fell_due_unsent_is_not_reported_out_of_focus(
 
 
 def test_an_emission_of_conflated_messages_belongs_together(rig: Rig, subscribers: Subscribers) -> None:
-    """A place to resume at lies behind all of it: in between, what a newer message of its key has hidden is missing."""
+    """A place to resume at lies behind all of it: in between, messages that were replaced by newer ones are missing."""
     follower = subscribers.subscribe("orders", conflation=SECOND, batch_size=2)
     rig.put("orders", "x", px(1))
     follower.news()
@@ -281,12 +281,12 @@ def test_a_conflating_subscriber_is_bounded_by_its_keys(rig: Rig, monkeypatch: p
 
 
 def test_a_conflating_subscriber_that_catches_up_is_not_stopped_by_one_large_commit(rig: Rig) -> None:
-    """It waited for room that only it could have made: nothing was conflated, so nothing was ever emitted, and what had
-    come live stayed in the queue until somebody published again."""
+    """It waited for room that only it could have made: nothing was conflated, so nothing was ever emitted, and live
+    changes stayed in the queue until somebody published again."""
     subscribers = Subscribers(rig, queue_bytes_max=2000)
     rig.run(Publish("orders", [px(1)], ["a"], durability=Durability.BUFFERED))
     follower = subscribers.subscribe("orders", start=EARLIEST, conflation=SECOND, settled=False)
-    follower.pump()  # it attaches behind what is not yet durable
+    follower.pump()  # it attaches behind commits that are not yet durable
     keys = [str(number) for number in range(20)]
     rig.run(Publish("orders", [px(2)] * 20, keys))
     assert follower.news() == [("put", "a", px(1))]
@@ -304,7 +304,7 @@ def test_a_backlog_that_grows_too_large_is_served_from_the_journal(
     follower = subscribers.subscribe("orders", oof=True)
     late = None
     wanted = []
-    for number in range(0, 60, 2):  # a slice takes half of what comes
+    for number in range(0, 60, 2):  # a slice takes half of the changes
         rig.run(Publish("orders", [px(number), px(number + 1)], [str(number), str(number + 1)]))
         wanted += [("put", str(each), px(each)) for each in (number, number + 1)]
         if number == 14:

@@ -200,7 +200,7 @@ def test_changes_staged_before_the_first_follower_are_not_missed(
 def test_a_snapshot_that_cannot_be_begun_ends_the_stream(
     rig: Rig, subscribers: Subscribers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a topic without a journal it begins later than the subscription. What went wrong then was logged as that of an
+    """Of a topic without a journal it begins later than the subscription. The error was then logged as that of an
     answer of the writer, and the subscriber waited for ever."""
     rig.create_topic("quiet", JSON, journal=False)
 
