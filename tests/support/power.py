@@ -6,7 +6,7 @@
     power.cut(draw)  # kills it, and drops all that was not synced
     power.server.start()
 
-The server runs with notes around each call that syncs (`tests/support/powered_server.py`). A note is taken of all that was
+The server runs with notes around each call that syncs (`tests/support/powered_server.py`). A note has all that is
 there *before* the call, is written down *after* it has returned, outside of the data directory, and survives the kill.
 The model:
 
