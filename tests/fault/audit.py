@@ -1,7 +1,7 @@
 """Whether the parts of a store on disk agree: records, expiry index, secondary indexes, journal, commits, figures.
 
-    [1]  The last journaled change of a key equals the record stored under it, or nothing: version, stamp, sequence, payload.
-         With the journal kept whole this is the same as replaying it.
+    [1]  The last journaled change of a key equals the record stored under it, or nothing: version, stamp, sequence and
+         payload. With the journal kept whole this is the same as replaying it.
     [2]  Every record that can expire has an entry in the expiry index at or before its stamp, at or above the floor.
     [3]  A topic's figures are those of its rows.
     [4]  A complete index has the entries of all stored records, one that is being built those behind its position.
