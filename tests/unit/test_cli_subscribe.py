@@ -7,8 +7,6 @@ import io
 import json
 import random
 import re
-import signal
-import subprocess
 from collections.abc import Iterator
 from datetime import UTC, datetime
 
@@ -22,7 +20,6 @@ from sow_cli.messages import TopicForms
 from sow_client import Change, Client, Gap, Unavailable
 from tests.support.fake_client import FakeClient
 from tests.support.fake_results import NOW_MICROS
-from tests.unit.test_cli_terminal import SECONDS_MAX, Terminal, plain, start
 
 
 @pytest.fixture
@@ -296,91 +293,7 @@ def test_a_lost_and_restored_connection_is_reported_on_stderr(client: FakeClient
     assert len(rows(result)) == 1
 
 
-def test_a_reader_that_goes_away_ends_it_though_nothing_more_comes() -> None:
-    process = start(
-        "subscribe", "orders", "--sow", stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-    assert process.stdout is not None
-    assert [json.loads(process.stdout.readline())["op"] for _ in range(4)] == ["sow", "sow", "sow", "snapshot_end"]
-
-    process.stdout.close()
-
-    assert process.stderr is not None
-    with process.stderr:
-        assert process.stderr.read() == b""
-    assert process.wait(SECONDS_MAX) == 0
-
-
-@pytest.mark.parametrize("options", [(), ("--format", "table")])
-@pytest.mark.parametrize(("interrupt", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_ctrl_c_and_sigterm_end_it_quietly(options: tuple[str, ...], interrupt: signal.Signals, code: int) -> None:
-    process = start(
-        "subscribe", "orders", "--sow", *options,
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
-    assert process.stdout is not None
-    assert process.stderr is not None
-    with process.stdout, process.stderr:
-        for _ in range(4):
-            assert process.stdout.readline()
-
-        process.send_signal(interrupt)
-
-        assert process.stderr.read() == b""
-        assert process.stdout.read() == b""
-    assert process.wait(SECONDS_MAX) == code
-
-
 # ---- the live table ----
-
-
-@pytest.fixture
-def terminals() -> Iterator[list[Terminal]]:
-    opened: list[Terminal] = []
-    yield opened
-    for terminal in opened:
-        terminal.close()
-
-
-def test_on_a_terminal_a_snapshot_is_a_live_table_that_stays(terminals: list[Terminal]) -> None:
-    terminals.append(Terminal("subscribe", "many", "--sow"))
-    terminals[0].read_until("… and 2,980 more")
-
-    terminals[0].process.send_signal(signal.SIGINT)
-
-    text = terminals[0].read_until(None)
-    assert terminals[0].process.wait(SECONDS_MAX) == 130
-    assert "Traceback" not in text
-    last = plain(text[text.rindex("3,000 records · ") :]).splitlines()
-    assert last[0].startswith("3,000 records · 0 changes · 0.0 changes/s · bookmark epoch.")
-    assert re.split(" +", last[1]) == ["key", "expires", "published", "payload"]
-    assert [line.split()[0] for line in last[2:22]] == sorted(str(number) for number in range(3000))[:20]
-    assert max(len(line) for line in last) == 80
-    assert last[22] == "… and 2,980 more"
-    assert text.rstrip().endswith("\x1b[?25h")  # the cursor is back
-
-
-def test_sigterm_leaves_the_terminal_in_order(terminals: list[Terminal]) -> None:
-    """Story: the process died where it was, and the terminal's cursor stayed hidden."""
-    terminals.append(Terminal("subscribe", "many", "--sow"))
-    terminals[0].read_until("… and 2,980 more")
-
-    terminals[0].process.send_signal(signal.SIGTERM)
-
-    text = terminals[0].read_until(None)
-    assert terminals[0].process.wait(SECONDS_MAX) == 143
-    assert "Traceback" not in text
-    assert text.rstrip().endswith("\x1b[?25h")
-
-
-def test_on_a_terminal_without_a_snapshot_messages_are_lines(terminals: list[Terminal]) -> None:
-    terminals.append(Terminal("subscribe", "orders", "--sow", "--format", "table", "--count", "2"))
-
-    lines = plain(terminals[0].read_until(None)).splitlines()
-
-    assert [re.split(" +", line)[1:3] for line in lines[:2]] == [["sow", "0"], ["sow", "1"]]
-    assert [len(line) for line in lines[:2]] == [80, 80]
-    assert lines[2].startswith("2 messages")
 
 
 class Clock:

@@ -1,5 +1,5 @@
 """Topics, policies, durables and status in both clients, against a scripted server; and subscribing. Following is in
-test_client_following, consuming in test_client_durable."""
+tests/integration/test_client_following, consuming in test_client_durable beside it."""
 
 from __future__ import annotations
 

@@ -14,6 +14,7 @@ from sow_server.engine import background
 from sow_server.engine.administration import expiration
 from sow_server.engine.background import Rearming
 from sow_server.engine.commit.draft import Draft
+from sow_server.engine.commit.options import WriterOptions
 from sow_server.engine.disk.layout import TOPIC_KEY
 from sow_server.engine.disk.rocks import EXPIRY, META, Batch, Stalled
 from sow_server.engine.store import StoreOptions
@@ -185,8 +186,9 @@ def test_a_topic_that_cannot_be_re_armed_does_not_keep_the_others_from_it(
 
 
 @pytest.mark.parametrize("written", [True, False])
-def test_a_policy_and_its_effects_are_written_atomically(rig: Rig, written: bool) -> None:
+def test_a_policy_and_its_effects_are_written_atomically(tmp_path: Path, written: bool) -> None:
     """T4: a process that is killed while a policy is set has it on all topics, or on none."""
+    rig = Rig(tmp_path, options=StoreOptions(writer=WriterOptions(stall_patience_micros=0)))
     for number in range(5):
         rig.create_topic(f"t{number}", PLAIN)
     faulty = FaultyRocks(rig)
@@ -203,7 +205,8 @@ def test_a_policy_and_its_effects_are_written_atomically(rig: Rig, written: bool
         rig.put("t0", "a", ttl=SECOND)
         rig.time.tick(SECOND)
         rig.store.sweep()
-        assert rig.stored("t0") == {}, "the index of what expires is complete again"
+        assert rig.stored("t0") == {}, "the expiry index is complete again"
+    rig.close()
 
 
 def test_a_start_applies_changed_defaults(tmp_path: Path) -> None:

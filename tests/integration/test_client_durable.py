@@ -17,9 +17,9 @@ from sow_client import (
     Unavailable,
 )
 from tests.support.clients import Connect, connect
+from tests.support.followed import Servers
 from tests.support.kept_durable import NAME, SECONDS_MAX, Durables, Kept
 from tests.support.subscriptions import TOPIC, Journal, put, refusal
-from tests.unit.test_client_following import Servers
 
 __all__ = ["connect"]  # a fixture
 

@@ -1,18 +1,12 @@
-"""Behaviour that only a real process shows: a terminal, a pipe whose reader goes away, Ctrl-C.
-
-Each test runs `sow` in a separate process, against the fake client, on a pseudo-terminal or a pipe.
-"""
+"""Behaviour that only a real process shows: a terminal, a pipe whose reader goes away, Ctrl-C."""
 
 from __future__ import annotations
 
-import errno
-import os
+import json
 import re
-import select
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,74 +15,7 @@ import pytest
 if sys.platform == "win32":
     pytest.skip("no pseudo-terminals", allow_module_level=True)
 
-import pty
-
-ROOT = Path(__file__).parents[2]
-SECONDS_MAX = 30.0
-# It waits in short steps: a signal that comes just before the system call would be seen only after it.
-PROGRAM = """
-import sys, time
-from sow_cli.command import sow
-from tests.support.fake_client import FakeClient
-client = FakeClient()
-client.add("orders", records=[{"id": one, "text": "x" * 100} for one in range(3)])
-from tests.support.fake_results import Row
-client.add("hostile").rows["\\x1b[2J"] = Row('{"id":"\\x7f\\x9b31m"}'.encode(), 1, None, 1)
-client.add("many", records=[{"id": one, "text": "x" * 1000} for one in range(3000)])
-def status():
-    print("waiting", file=sys.stderr, flush=True)
-    while True:
-        time.sleep(0.05)
-client.status = status
-sow(prog_name="sow", obj=lambda session: client)
-"""
-
-
-def start(*arguments: str, stdin: int, stdout: int, stderr: int) -> subprocess.Popen[bytes]:
-    path = os.pathsep.join([str(ROOT), str(ROOT / "proto"), str(ROOT / "clients")])
-    return subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, *arguments],
-        stdin=stdin,
-        stdout=stdout,
-        stderr=stderr,
-        env=os.environ | {"PYTHONPATH": path, "TERM": "xterm", "COLUMNS": "80", "LINES": "24"},
-        start_new_session=True,
-    )
-
-
-class Terminal:
-    """The other end of the pseudo-terminal that a process runs on."""
-
-    def __init__(self, *arguments: str) -> None:
-        self._end, other = pty.openpty()
-        self.process = start(*arguments, stdin=other, stdout=other, stderr=other)
-        os.close(other)
-        self.text = ""
-
-    def read_until(self, wanted: str | None) -> str:
-        """Reads until `wanted` appears; None: until the process has closed its end."""
-        deadline = time.monotonic() + SECONDS_MAX
-        while wanted is None or wanted not in self.text:
-            assert select.select([self._end], [], [], max(0.0, deadline - time.monotonic()))[0], self.text
-            try:
-                data = os.read(self._end, 65_536)
-            except OSError as error:
-                if error.errno != errno.EIO:  # how Linux says that nobody has the other end open
-                    raise
-                data = b""
-            if not data:
-                assert wanted is None, self.text
-                break
-            self.text += data.decode()
-        return self.text
-
-    def type(self, text: str) -> None:
-        os.write(self._end, text.encode())
-
-    def close(self) -> None:
-        self.process.kill()
-        self.process.wait(SECONDS_MAX)
-        os.close(self._end)
+from tests.support.terminals import SECONDS_MAX, Terminal, plain, start
 
 
 @pytest.fixture
@@ -97,10 +24,6 @@ def terminals() -> Iterator[list[Terminal]]:
     yield opened
     for terminal in opened:
         terminal.close()
-
-
-def plain(text: str) -> str:
-    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
 
 
 def test_on_a_terminal_a_query_is_a_table_of_its_width(terminals: list[Terminal]) -> None:
@@ -187,3 +110,84 @@ def test_a_reader_that_goes_away_ends_the_command_quietly(output_format: str) ->
     with process.stderr:
         assert process.stderr.read() == b""
     assert process.wait(SECONDS_MAX) == 0
+
+
+# ---- subscriptions ----
+
+
+def test_a_reader_that_goes_away_ends_a_subscription_though_nothing_more_comes() -> None:
+    process = start(
+        "subscribe", "orders", "--sow", stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    assert [json.loads(process.stdout.readline())["op"] for _ in range(4)] == ["sow", "sow", "sow", "snapshot_end"]
+
+    process.stdout.close()
+
+    assert process.stderr is not None
+    with process.stderr:
+        assert process.stderr.read() == b""
+    assert process.wait(SECONDS_MAX) == 0
+
+
+@pytest.mark.parametrize("options", [(), ("--format", "table")])
+@pytest.mark.parametrize(("interrupt", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_ctrl_c_and_sigterm_end_a_subscription_quietly(
+    options: tuple[str, ...], interrupt: signal.Signals, code: int
+) -> None:
+    process = start(
+        "subscribe", "orders", "--sow", *options,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stderr is not None
+    with process.stdout, process.stderr:
+        for _ in range(4):
+            assert process.stdout.readline()
+
+        process.send_signal(interrupt)
+
+        assert process.stderr.read() == b""
+        assert process.stdout.read() == b""
+    assert process.wait(SECONDS_MAX) == code
+
+
+def test_on_a_terminal_a_snapshot_is_a_live_table_that_stays(terminals: list[Terminal]) -> None:
+    terminals.append(Terminal("subscribe", "many", "--sow"))
+    terminals[0].read_until("… and 2,980 more")
+
+    terminals[0].process.send_signal(signal.SIGINT)
+
+    text = terminals[0].read_until(None)
+    assert terminals[0].process.wait(SECONDS_MAX) == 130
+    assert "Traceback" not in text
+    last = plain(text[text.rindex("3,000 records · ") :]).splitlines()
+    assert last[0].startswith("3,000 records · 0 changes · 0.0 changes/s · bookmark epoch.")
+    assert re.split(" +", last[1]) == ["key", "expires", "published", "payload"]
+    assert [line.split()[0] for line in last[2:22]] == sorted(str(number) for number in range(3000))[:20]
+    assert max(len(line) for line in last) == 80
+    assert last[22] == "… and 2,980 more"
+    assert text.rstrip().endswith("\x1b[?25h")  # the cursor is back
+
+
+def test_sigterm_at_a_subscription_leaves_the_terminal_in_order(terminals: list[Terminal]) -> None:
+    """Story: the process died where it was, and the terminal's cursor stayed hidden."""
+    terminals.append(Terminal("subscribe", "many", "--sow"))
+    terminals[0].read_until("… and 2,980 more")
+
+    terminals[0].process.send_signal(signal.SIGTERM)
+
+    text = terminals[0].read_until(None)
+    assert terminals[0].process.wait(SECONDS_MAX) == 143
+    assert "Traceback" not in text
+    assert text.rstrip().endswith("\x1b[?25h")
+
+
+def test_on_a_terminal_without_a_snapshot_messages_are_lines(terminals: list[Terminal]) -> None:
+    terminals.append(Terminal("subscribe", "orders", "--sow", "--format", "table", "--count", "2"))
+
+    lines = plain(terminals[0].read_until(None)).splitlines()
+
+    assert [re.split(" +", line)[1:3] for line in lines[:2]] == [["sow", "0"], ["sow", "1"]]
+    assert [len(line) for line in lines[:2]] == [80, 80]
+    assert lines[2].startswith("2 messages")
