@@ -108,6 +108,23 @@ def test_idle_streams_of_one_connection_do_not_lock_out_others(server: ServerPro
     assert not server.faults()
 
 
+@pytest.mark.parametrize(
+    ("allowed", "answer"), [(False, grpc.StatusCode.UNIMPLEMENTED), (True, grpc.StatusCode.NOT_FOUND)]
+)
+def test_compressed_requests_are_refused_unless_the_server_allows_them(
+    tmp_path: Path, allowed: bool, answer: grpc.StatusCode
+) -> None:
+    """A small message could become 20 MiB in memory before anything counts its bytes."""
+    request = sow_pb2.GetRequest(topic="orders", keys=["a" * 10_000])
+    with (
+        ServerProcess(tmp_path, DYNAMIC + f"compression = {str(allowed).lower()}\n") as server,
+        grpc.insecure_channel(server.address, compression=grpc.Compression.Gzip) as channel,
+        pytest.raises(grpc.RpcError) as refused,
+    ):
+        sow_pb2_grpc.SowServiceStub(channel).Get(request, timeout=AT_ONCE)
+    assert refused.value.code() is answer
+
+
 def test_clients_of_one_process_have_a_bound_each(tmp_path: Path) -> None:
     """Story: gRPC shares one connection among all channels of a process, so one client's subscriptions, as many as a
     connection may have, let the calls of another wait without end."""
