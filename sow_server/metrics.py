@@ -26,7 +26,7 @@ from sow_server import __version__
 from sow_server.certificates import Expiry
 from sow_server.engine.catalog.topics import Topic, Topics
 from sow_server.engine.commit.commits import Commits
-from sow_server.engine.commit.soundness import Reports
+from sow_server.engine.commit.soundness import SoundnessReports
 from sow_server.engine.durables import Durables
 from sow_server.engine.loads import Loads
 from sow_server.engine.reading import Cuts
@@ -121,7 +121,7 @@ class StoreFigures:
     cuts: Cuts
     durables: Durables
     loads: Loads
-    unsound: Reports
+    unsound: SoundnessReports
     upkeep: Upkeep
 
 

@@ -13,7 +13,7 @@ from sow.v1 import types_pb2
 from sow_peering import (
     NOTHING_PURGED,
     Checksums,
-    Identity,
+    InstanceIdentity,
     JournalPart,
     MergeCounts,
     Packed,
@@ -59,7 +59,7 @@ class PeerStore:
         self._topics = topics
         self._cuts = cuts
         self._origins = origins
-        self.identity: Final = Identity(name, instance.id, instance.epoch)
+        self.identity: Final = InstanceIdentity(name, instance.id, instance.epoch)
         self.authoritative: Final = instance.authoritative
         # The engine has these as the ports ask for them: nothing to translate.
         self.now_micros: Final = clock.now_micros
@@ -85,7 +85,7 @@ class PeerStore:
     # -- reading ----------------------------------------------------------------------------------------------------
 
     def read(
-        self, peer: Identity, after: int, *, topics: Collection[str], filter_text: str, bytes_max: int
+        self, peer: InstanceIdentity, after: int, *, topics: Collection[str], filter_text: str, bytes_max: int
     ) -> JournalPart:
         """Reads changes for a peer."""
         select = _select(filter_text)
@@ -122,7 +122,7 @@ class PeerStore:
 
     def begin(
         self,
-        identity: Identity,
+        identity: InstanceIdentity,
         *,
         topics: str,
         filter_text: str,

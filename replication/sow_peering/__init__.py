@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 __all__ = [
     "NOTHING_PURGED",
     "Checksums",
-    "Identity",
+    "InstanceIdentity",
     "JournalPart",
     "MergeCounts",
     "Packed",
@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 
-class Identity(NamedTuple):
+class InstanceIdentity(NamedTuple):
     """An instance: its name, its id, and the epoch of its journal (rule J14)."""
 
     name: str
@@ -139,7 +139,7 @@ class MergeCounts(NamedTuple):
 class PeerState(NamedTuple):
     """The stored state of an instance that this one sends to."""
 
-    identity: Identity | None = None
+    identity: InstanceIdentity | None = None
     """Its identity at its last acknowledgement; None: it has never acknowledged."""
     acknowledged: int = 0
     """The last sequence of this instance that it has acknowledged; 0: none."""

@@ -1,4 +1,4 @@
-"""The calls to a peer over gRPC, as `verify.Peer`. A failed call raises Refused with its reason.
+"""The calls to a peer over gRPC, as `verify.PeerCalls`. A failed call raises Refused with its reason.
 
 Requests and answers are sealed like the messages of a link: rows with a flipped bit must not be merged."""
 
@@ -19,7 +19,7 @@ M = TypeVar("M", bound=Message)
 
 
 class Calls:
-    """A `verify.Peer` on the stub of a channel. `metadata` goes with each call: our credentials (rule R11)."""
+    """A `verify.PeerCalls` on the stub of a channel. `metadata` goes with each call: our credentials (rule R11)."""
 
     def __init__(
         self,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sow.v1 import replication_pb2, types_pb2
-from sow_peering import Identity, PeerState
+from sow_peering import InstanceIdentity, PeerState
 from sow_replication.messages import PROTOCOL, identity_of
 from sow_replication.ports import Reason, Refused, SourceState
 
@@ -37,10 +37,10 @@ Decision = Continue | Begin | Wait | Refused
 class Known:
     """The state of this instance when the Hello comes."""
 
-    own: Identity
+    own: InstanceIdentity
     accepted: bool
     """Whether the configuration names the sender."""
-    live: Identity | None
+    live: InstanceIdentity | None
     """The instance that has a link under this name at the moment."""
     row: SourceState | None
     sends: PeerState | None
@@ -83,7 +83,7 @@ def decide(hello: replication_pb2.Hello, known: Known) -> Decision:
     return pending(own.name, peer.name)
 
 
-def _objection(hello: replication_pb2.Hello, peer: Identity, known: Known) -> Refused | None:
+def _objection(hello: replication_pb2.Hello, peer: InstanceIdentity, known: Known) -> Refused | None:
     own = known.own
     if hello.protocol != PROTOCOL:
         return Refused(
@@ -102,7 +102,7 @@ def _objection(hello: replication_pb2.Hello, peer: Identity, known: Known) -> Re
     return None
 
 
-def not_itself(own: Identity, peer: Identity) -> Refused | None:
+def not_itself(own: InstanceIdentity, peer: InstanceIdentity) -> Refused | None:
     """An objection if the other end is this instance or has its name (rule R11)."""
     if peer.id == own.id:
         return Refused(types_pb2.ERROR_REASON_PEER_IS_SELF, f"{own.name} would replicate to itself")
@@ -120,7 +120,7 @@ def pending(own: str, peer: str) -> Refused:
     )
 
 
-def not_accepted(own: Identity, name: str) -> Refused:
+def not_accepted(own: InstanceIdentity, name: str) -> Refused:
     """The configuration names no such instance (rule R1)."""
     return Refused(
         types_pb2.ERROR_REASON_PEER_NOT_ACCEPTED,

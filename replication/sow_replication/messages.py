@@ -6,13 +6,13 @@ import zlib
 from typing import Final
 
 from sow.v1 import replication_pb2
-from sow_peering import Identity, JournalPart, SeedPart, TopicKind
+from sow_peering import InstanceIdentity, JournalPart, SeedPart, TopicKind
 
 PROTOCOL: Final = 1
 """The version of the replication protocol."""
 
 
-def instance_of(identity: Identity) -> replication_pb2.Instance:
+def instance_of(identity: InstanceIdentity) -> replication_pb2.Instance:
     """An identity as a message."""
     return replication_pb2.Instance(name=identity.name, id=identity.id, epoch=identity.epoch)
 
@@ -33,9 +33,9 @@ def kind_of(topic: replication_pb2.ReplicatedTopic) -> TopicKind:
     return TopicKind(topic.name, tuple(topic.key), topic.message_type, topic.separator, acts=topic.acts_on_expiration)
 
 
-def identity_of(instance: replication_pb2.Instance) -> Identity:
+def identity_of(instance: replication_pb2.Instance) -> InstanceIdentity:
     """The identity in a message."""
-    return Identity(instance.name, instance.id, instance.epoch)
+    return InstanceIdentity(instance.name, instance.id, instance.epoch)
 
 
 def changes_message(part: JournalPart) -> replication_pb2.ReplicateRequest:

@@ -34,7 +34,7 @@ from collections.abc import Callable
 from typing import Final
 
 from sow.v1 import replication_pb2, types_pb2
-from sow_peering import Identity, MergeCounts
+from sow_peering import InstanceIdentity, MergeCounts
 from sow_replication.backoff import OPERATORS, Backoff
 from sow_replication.greeting import Decision, Known, Wait, decide, not_itself
 from sow_replication.options import Mode, NodeOptions, PeerOptions
@@ -202,7 +202,7 @@ class Node:
         if not told:
             self.observe("link_closed", {"peer": out.peer.name, "reason": why.reason, "message": why.message})
 
-    def _accepted(self, sender: Sender, identity: Identity) -> Refused | None:
+    def _accepted(self, sender: Sender, identity: InstanceIdentity) -> Refused | None:
         objection = not_itself(self.store.identity, identity)
         if objection is not None:
             return objection

@@ -22,7 +22,7 @@ from typing import Protocol, TypeAlias
 from sow.v1 import types_pb2
 from sow_peering import (
     Checksums,
-    Identity,
+    InstanceIdentity,
     JournalPart,
     MergeCounts,
     Packed,
@@ -61,7 +61,7 @@ class SourceState(Protocol):
     """The stored state of an instance that this one receives from."""
 
     @property
-    def identity(self) -> Identity:
+    def identity(self) -> InstanceIdentity:
         """The source."""
 
     @property
@@ -110,7 +110,7 @@ class Sending(Protocol):
     """The store for the sender of a link. All methods are quick, except `read` and `seed`."""
 
     @property
-    def identity(self) -> Identity:
+    def identity(self) -> InstanceIdentity:
         """This instance."""
 
     @property
@@ -132,7 +132,7 @@ class Sending(Protocol):
         """Whether a link with this pattern carries, or would carry, a topic of this name. Quick."""
 
     def read(
-        self, peer: Identity, after: int, *, topics: Collection[str], filter_text: str, bytes_max: int
+        self, peer: InstanceIdentity, after: int, *, topics: Collection[str], filter_text: str, bytes_max: int
     ) -> JournalPart:
         """The changes of these topics after the sequence `after`; about `bytes_max`, more for a single large commit.
 
@@ -149,7 +149,7 @@ class Sending(Protocol):
     def peer(self, name: str) -> PeerState:
         """The stored state of a peer."""
 
-    def acknowledged(self, name: str, identity: Identity, sequence: int) -> None:
+    def acknowledged(self, name: str, identity: InstanceIdentity, sequence: int) -> None:
         """The peer has everything up to the sequence, seeds included. In force at once, on disk within seconds; the
         journal up to there may be pruned. A sequence below the stored one is accepted, too. If another identity had
         acknowledged before, `missed` is set: records whose tombstones were purged because that one had them may be
@@ -163,7 +163,7 @@ class Receiving(Protocol):
     """The store for the receiver of a link."""
 
     @property
-    def identity(self) -> Identity:
+    def identity(self) -> InstanceIdentity:
         """This instance."""
 
     def source(self, name: str) -> SourceState | None:
@@ -182,7 +182,14 @@ class Receiving(Protocol):
         """The answer about one topic; stores nothing. Quick, however many topics there are."""
 
     def begin(
-        self, identity: Identity, *, topics: str, filter_text: str, cursor: int, missing_is_deleted: bool, done: Done
+        self,
+        identity: InstanceIdentity,
+        *,
+        topics: str,
+        filter_text: str,
+        cursor: int,
+        missing_is_deleted: bool,
+        done: Done,
     ) -> None:
         """Starts anew with a sender: its changes continue after `cursor`, and each of its topics has to be seeded.
         Clears `wait_for`."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from sow.v1 import replication_pb2
-from sow_peering import Identity, JournalPart, SeedPart
+from sow_peering import InstanceIdentity, JournalPart, SeedPart
 from sow_replication.messages import changes_message, seed_message
 from sow_replication.ports import Store
 
@@ -32,7 +32,7 @@ class JournalRead:
     """A read of the journal. `run` may be called on any thread."""
 
     store: Store
-    peer: Identity
+    peer: InstanceIdentity
     after: int
     topics: frozenset[str]
     filter: str

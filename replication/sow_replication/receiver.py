@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable
 from typing import Final, Protocol
 
 from sow.v1 import replication_pb2, types_pb2
-from sow_peering import Identity, MergeCounts, Packed, Purged, SeedRange, TopicAnswer, TopicKind
+from sow_peering import InstanceIdentity, MergeCounts, Packed, Purged, SeedRange, TopicAnswer, TopicKind
 from sow_replication.greeting import Begin, Continue, Decision, pending
 from sow_replication.messages import identity_of, instance_of, kind_of
 from sow_replication.options import NodeOptions
@@ -64,7 +64,7 @@ class Receiver:
         self.failure: Refused | None = None
         """The reason why the link has ended."""
 
-        self.identity: Identity | None = None
+        self.identity: InstanceIdentity | None = None
         """The sender, once it has said Hello."""
         self.topics_pattern = ""
         self.filter = ""

@@ -25,7 +25,7 @@ from sow_replication.verify import (
     ComparingStore,
     Comparison,
     Means,
-    Peer,
+    PeerCalls,
     Run,
     at,
     check,
@@ -49,7 +49,7 @@ ORIGINS_MAX: Final = 65_536
 
 async def repair(
     store: ComparingStore,
-    peer: Peer,
+    peer: PeerCalls,
     kinds: Sequence[TopicKind],
     request: admin_pb2.RepairReplicationRequest,
     *,
@@ -92,7 +92,7 @@ async def repair(
 class Exchange:
     """Gives each end of a topic the other end's rows of some keys. Owns the counts of rows that were taken over."""
 
-    def __init__(self, store: ComparingStore, peer: Peer, peer_name: str, kind: TopicKind, means: Means) -> None:
+    def __init__(self, store: ComparingStore, peer: PeerCalls, peer_name: str, kind: TopicKind, means: Means) -> None:
         self._store = store
         self._peer = peer
         self._peer_name = peer_name

@@ -41,7 +41,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from sow.v1 import replication_pb2, types_pb2
-from sow_peering import Identity, JournalPart, SeedPart, TopicKind
+from sow_peering import InstanceIdentity, JournalPart, SeedPart, TopicKind
 from sow_replication.messages import PROTOCOL, identity_of, instance_of, topic_of
 from sow_replication.options import NodeOptions, PeerOptions
 from sow_replication.ports import Refused, Store
@@ -109,7 +109,7 @@ class Sender:
         peer: PeerOptions,
         options: NodeOptions,
         *,
-        accepted: Callable[[Sender, Identity], Refused | None],
+        accepted: Callable[[Sender, InstanceIdentity], Refused | None],
         progressed: Callable[[Sender], None],
     ) -> None:
         """`accepted` gets the identity of the receiver and may object; `progressed` is called after an
@@ -124,7 +124,7 @@ class Sender:
         self.failure: Refused | None = None
         """The reason why the link has ended."""
 
-        self.identity: Identity | None = None
+        self.identity: InstanceIdentity | None = None
         """The receiver, once it has answered."""
         self._control: deque[replication_pb2.ReplicateRequest] = deque()
         self._hello_head = store.head()

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol, TypeVar
 
 from sow.v1 import admin_pb2, replication_pb2, types_pb2
-from sow_peering import Identity, RecordVersion, TopicKind
+from sow_peering import InstanceIdentity, RecordVersion, TopicKind
 from sow_replication.messages import instance_of, kind_of, topic_of
 from sow_replication.ports import Clock, Comparing, Refused
 
@@ -77,14 +77,14 @@ class ComparingStore(Comparing, Clock, Protocol):
     """The part of `ports.Store` that is used here."""
 
     @property
-    def identity(self) -> Identity:
+    def identity(self) -> InstanceIdentity:
         """This instance."""
 
     def topics(self, pattern: str) -> list[TopicKind]:
         """The topics whose whole name matches."""
 
 
-class Peer(Protocol):
+class PeerCalls(Protocol):
     """The calls to the other end. They raise Refused with the other end's reason, or with REPLICATION_UNAVAILABLE if it
     cannot be reached or goes away."""
 
@@ -121,7 +121,7 @@ class Means:
 
 async def verify(
     store: ComparingStore,
-    peer: Peer,
+    peer: PeerCalls,
     kinds: Sequence[TopicKind],
     request: admin_pb2.VerifyReplicationRequest,
     *,
@@ -217,7 +217,7 @@ class Comparison:
     def __init__(
         self,
         store: ComparingStore,
-        peer: Peer,
+        peer: PeerCalls,
         peer_name: str,
         kind: TopicKind,
         means: Means,

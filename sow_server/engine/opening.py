@@ -22,7 +22,7 @@ from typing import Any
 import structlog
 
 from sow_server.engine.disk import backups
-from sow_server.engine.disk.claim import Claim
+from sow_server.engine.disk.claim import DirectoryClaim
 from sow_server.engine.disk.layout import (
     ACCEPTED_KEY,
     CLOCK_KEY,
@@ -159,11 +159,11 @@ def _claim(path: Path, options: RocksOptions, accepted: Accepted) -> tuple[Rocks
     """Claims the directory, compares it with its mark and opens the database; returns whether it is new, and its mark.
     Raises OpenError."""
     database = path / backups.DATABASE
-    claim: Claim | None = None
+    claim: DirectoryClaim | None = None
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         _check_owner(path)
-        claim = Claim(path)
+        claim = DirectoryClaim(path)
         _make_private(path)
         create = not (path / backups.MARKER).exists()
         marked = load_mark(path)

@@ -17,7 +17,7 @@ from typing import Final
 from sow_server.engine.catalog.topics import Topic, Topics, topic_deleted
 from sow_server.engine.commit.expiry import OverdueCut, Sweep
 from sow_server.engine.commit.publishers import decode as decode_publisher
-from sow_server.engine.commit.soundness import Reports, is_utf8, readable
+from sow_server.engine.commit.soundness import SoundnessReports, is_utf8, readable
 from sow_server.engine.commit.writer import Writer
 from sow_server.engine.disk.layout import (
     EXPIRE_TIME,
@@ -189,7 +189,9 @@ class ManyCut:
 class Cuts:
     """Opens cuts, and reads single records."""
 
-    def __init__(self, rocks: Rocks, clock: GuardedClock, topics: Topics, writer: Writer, unsound: Reports) -> None:
+    def __init__(
+        self, rocks: Rocks, clock: GuardedClock, topics: Topics, writer: Writer, unsound: SoundnessReports
+    ) -> None:
         self._rocks = rocks
         self._clock = clock
         self._topics = topics

@@ -28,7 +28,7 @@ from sow_server.engine.commit.observers import NoObserver, Observer
 from sow_server.engine.commit.options import WriterOptions
 from sow_server.engine.commit.origins import Origins
 from sow_server.engine.commit.requests import RequestLimits
-from sow_server.engine.commit.soundness import Reports
+from sow_server.engine.commit.soundness import SoundnessReports
 from sow_server.engine.commit.writer import Deliver, Writer
 from sow_server.engine.disk.heads import HeadCache
 from sow_server.engine.disk.layout import BOUNDS_KEY, decode_bounds
@@ -80,7 +80,7 @@ class Store:
         self.topics: Final = _load_topics(rocks, clock.now_micros())
         policies = PoliciesInForce(load_policies(rocks), options.defaults)
         self.origins: Final = Origins(rocks, opened.origins, opened.origin)
-        self.unsound: Final = Reports()
+        self.unsound: Final = SoundnessReports()
 
         # The writer, the ways to it, and reading.
         self.writer: Final = _make_writer(opened, self.topics, clock, options, observer)

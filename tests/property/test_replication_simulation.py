@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from sow.v1 import types_pb2
-from sow_peering import Identity, JournalPart, MergeCounts, Packed
+from sow_peering import InstanceIdentity, JournalPart, MergeCounts, Packed
 from sow_replication.node import Node
 from sow_replication.options import NodeOptions, PeerOptions
 from sow_replication.ports import Done, Refused
@@ -389,7 +389,7 @@ class Watched(ModelStore):
 
     told: dict[tuple[int, str, str], Row]
 
-    def _put(self, topic: str, key: str, row: Row, via: Identity | None, *, own: bool = False) -> None:
+    def _put(self, topic: str, key: str, row: Row, via: InstanceIdentity | None, *, own: bool = False) -> None:
         self.__dict__.setdefault("told", {})
         before = self.told.get((self._lives, topic, key))
         if before is not None and row.payload is not None and row.rank < before.rank:
@@ -501,7 +501,7 @@ class ForgetsWhatItLost(ModelStore):
     """Changes that the journal has lost are not told."""
 
     def read(
-        self, peer: Identity, after: int, *, topics: Collection[str], filter_text: str, bytes_max: int
+        self, peer: InstanceIdentity, after: int, *, topics: Collection[str], filter_text: str, bytes_max: int
     ) -> JournalPart:
         piece = super().read(peer, after, topics=topics, filter_text=filter_text, bytes_max=bytes_max)
         return piece._replace(lost=())
@@ -572,7 +572,7 @@ def found(make: type[ModelStore] = ModelStore) -> bool:
 class KeepsTheGreaterOfItsLives(ModelStore):
     """An instance's writes from before it lost its data count by their versions alone (K7)."""
 
-    def _put(self, topic: str, key: str, row: Row, via: Identity | None, *, own: bool = False) -> None:
+    def _put(self, topic: str, key: str, row: Row, via: InstanceIdentity | None, *, own: bool = False) -> None:
         super()._put(topic, key, row, via)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from sow_peering import Identity, MergeCounts, PeerState, TopicKind
+from sow_peering import InstanceIdentity, MergeCounts, PeerState, TopicKind
 from sow_replication.ports import Done, Refused
 from tests.support.replica_rows import Backup, Disk, Entry, Kept, ModelTopic, Row, Written
 
@@ -30,7 +30,7 @@ class LocalStore:
         self._written = written
         self._lives = 0
         self._versions = 0
-        self._identity = Identity(name, f"{name}-id-0", f"{name}-epoch-0")
+        self._identity = InstanceIdentity(name, f"{name}-id-0", f"{name}-epoch-0")
         self.disk = Disk()
         self._synced = Disk()
         """The state after a power cut."""
@@ -48,7 +48,7 @@ class LocalStore:
     # -- identity, clock --------------------------------------------------------------------------------------------
 
     @property
-    def identity(self) -> Identity:
+    def identity(self) -> InstanceIdentity:
         return self._identity
 
     @property
@@ -130,7 +130,7 @@ class LocalStore:
         assert isinstance(backup, Disk), "one of this kind of store"
         self._lives += 1
         name = self._identity.name
-        self._identity = Identity(name, f"{name}-id-{self._lives}", f"{name}-epoch-{self._lives}")
+        self._identity = InstanceIdentity(name, f"{name}-id-{self._lives}", f"{name}-epoch-{self._lives}")
         self._authoritative = authoritative
         self._queue = []
         self.disk = backup.copied()
@@ -147,7 +147,7 @@ class LocalStore:
         self.disk.last = max(self._now(), self.disk.last + 1)
         return self.disk.last
 
-    def _put(self, topic: str, key: str, row: Row, via: Identity | None, *, own: bool = False) -> None:
+    def _put(self, topic: str, key: str, row: Row, via: InstanceIdentity | None, *, own: bool = False) -> None:
         disk = self.disk
         disk.head += 1
         disk.journal.append(Entry(disk.head, self._now(), topic, key, row, via))

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from sow.v1 import types_pb2
 from sow_peering import (
     Checksums,
-    Identity,
+    InstanceIdentity,
     JournalPart,
     MergeCounts,
     Packed,
@@ -40,7 +40,7 @@ class ModelStore(LocalStore):
         return pattern in (".*", topic) and (found is None or found.kind.journal)
 
     def read(
-        self, peer: Identity, after: int, *, topics: Collection[str], filter_text: str, bytes_max: int
+        self, peer: InstanceIdentity, after: int, *, topics: Collection[str], filter_text: str, bytes_max: int
     ) -> JournalPart:
         names: list[str] = []
         chunks: list[Packed] = []
@@ -66,7 +66,7 @@ class ModelStore(LocalStore):
         """Peers are not sent changes that a power cut could take back (rule S7)."""
         return self._synced.head
 
-    def _crosses(self, entry: Entry, peer: Identity) -> bool:
+    def _crosses(self, entry: Entry, peer: InstanceIdentity) -> bool:
         # An expiry that came with a seed is news for others: the row that it ended may never have been here.
         return entry.via != peer and not (entry.row.expired and entry.via is None)
 
@@ -94,7 +94,7 @@ class ModelStore(LocalStore):
     def peer(self, name: str) -> PeerState:
         return self._peer_memory.get(name, PeerState(None, 0, False))
 
-    def acknowledged(self, name: str, identity: Identity, sequence: int) -> None:
+    def acknowledged(self, name: str, identity: InstanceIdentity, sequence: int) -> None:
         before = self.peer(name)
         missed = before.missed or before.identity not in (None, identity)
         self._peer_memory[name] = PeerState(identity, sequence, missed)
@@ -137,7 +137,7 @@ class ModelStore(LocalStore):
 
     def begin(
         self,
-        identity: Identity,
+        identity: InstanceIdentity,
         *,
         topics: str,
         filter_text: str,

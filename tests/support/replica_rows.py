@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeAlias
 
-from sow_peering import Identity, PeerState, TopicKind
+from sow_peering import InstanceIdentity, PeerState, TopicKind
 from sow_replication.ports import Store
 
 SECOND = 1_000_000
@@ -47,7 +47,7 @@ class Entry(NamedTuple):
     topic: str
     key: str
     row: Row
-    via: Identity | None
+    via: InstanceIdentity | None
 
 
 class Written(NamedTuple):
@@ -69,7 +69,7 @@ class ModelTopic:
 
 @dataclass
 class ModelSource:
-    identity: Identity
+    identity: InstanceIdentity
     cursor: int
     topics: str
     filter: str

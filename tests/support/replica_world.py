@@ -10,7 +10,7 @@ from functools import partial
 from typing import NamedTuple, TypeVar
 
 from sow.v1 import replication_pb2, types_pb2
-from sow_peering import Identity
+from sow_peering import InstanceIdentity
 from sow_replication.node import Node
 from sow_replication.options import NodeOptions
 from sow_replication.ports import Refused
@@ -132,8 +132,8 @@ class Broken(AssertionError):
 class Promise(NamedTuple):
     """The changes that a receiver has acknowledged to a source."""
 
-    receiver: Identity
-    source: Identity
+    receiver: InstanceIdentity
+    source: InstanceIdentity
     sequence: int
 
 

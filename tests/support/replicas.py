@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from sow_peering import NOTHING_PURGED, Identity, MergeCounts, Purged, SeedRange
+from sow_peering import NOTHING_PURGED, InstanceIdentity, MergeCounts, Purged, SeedRange
 from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.disk.layout import Tombstone, decode_tombstone
 from sow_server.engine.disk.rocks import TOMBSTONES
@@ -55,9 +55,9 @@ def pair(tmp_path: Path) -> tuple[Rig, Rig]:
     return rigs
 
 
-def identity(rig: Rig) -> Identity:
+def identity(rig: Rig) -> InstanceIdentity:
     """Its identity."""
-    return Identity(rig.options.instance, rig.store.instance.id, rig.store.instance.epoch)
+    return InstanceIdentity(rig.options.instance, rig.store.instance.id, rig.store.instance.epoch)
 
 
 def everything(topic: Topic) -> RecordMatcher | None:

@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeVar
 import pytest
 
 from sow.v1 import admin_pb2, replication_pb2, types_pb2
-from sow_peering import Checksums, Identity, MergeCounts, RecordVersion, TopicAnswer, TopicKind
+from sow_peering import Checksums, InstanceIdentity, MergeCounts, RecordVersion, TopicAnswer, TopicKind
 from sow_replication.ports import Done, Refused
 from sow_replication.repair import fetch_rows, merge_rows, repair
 from sow_replication.verify import Means, checksum, list_versions, verify
@@ -41,7 +41,7 @@ class FakeStore:
     """A store as verify and repair see it: topics as dicts, a clock that stands, and merging by version."""
 
     def __init__(self, name: str, *kinds: TopicKind) -> None:
-        self.identity = Identity(name, f"id-{name}", "epoch")
+        self.identity = InstanceIdentity(name, f"id-{name}", "epoch")
         self.kinds = {kind.name: kind for kind in kinds or (ORDERS,)}
         self.rows_of: dict[str, dict[bytes, Row]] = {kind.name: {} for kind in kinds or (ORDERS,)}
         self.orders = self.rows_of.setdefault("orders", {})

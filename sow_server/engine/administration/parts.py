@@ -8,7 +8,7 @@ from sow_server.engine.background import Background
 from sow_server.engine.catalog.policies import PoliciesInForce
 from sow_server.engine.catalog.topics import Topics
 from sow_server.engine.commit.expiry import Sweep
-from sow_server.engine.commit.soundness import Reports
+from sow_server.engine.commit.soundness import SoundnessReports
 from sow_server.engine.disk.rocks import Rocks
 from sow_server.engine.durables import Durables
 from sow_server.engine.loads import Loads
@@ -29,4 +29,4 @@ class Parts:
     durables: Durables
     replicas: Replicas
     loads: Loads
-    unsound: Reports
+    unsound: SoundnessReports

@@ -223,7 +223,7 @@ def all_told(keys: Sequence[bytes]) -> bool:
     return b"" not in keys and _is_text(keys)
 
 
-class Reports:
+class SoundnessReports:
     """Counts unsound rows, and writes a line of the log about them now and then. From any thread.
 
     `refused`: rows of peers that were left out. `skipped`: stored rows that reads have skipped, counted once per read.

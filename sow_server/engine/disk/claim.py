@@ -9,7 +9,7 @@ from pathlib import Path
 from sow_server.engine.disk.rocks import Locked
 
 
-class Claim:
+class DirectoryClaim:
     """A directory that no other process can claim until it is released, or this process ends. RocksDB takes its own
     lock only when it opens, and the reads and writes before that must be safe, too."""
 

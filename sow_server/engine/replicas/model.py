@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from sow_peering import Identity, MergeCounts, PeerState
+from sow_peering import InstanceIdentity, MergeCounts, PeerState
 from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.values.errors import StoreError
 from sow_server.engine.values.model import MICROS, RecordMatcher
@@ -44,7 +44,7 @@ class ReplicaOptions:
 class Source(NamedTuple):
     """The stored state of an instance that this one receives from."""
 
-    identity: Identity
+    identity: InstanceIdentity
     number: int
     """Its present number, which marks changes from it in the journal."""
     topics: str
@@ -82,7 +82,7 @@ def encode_peer(peer: PeerState) -> bytes:
 def decode_peer(row: bytes) -> PeerState:
     """The peer of a row."""
     fields = json.loads(row)
-    identity = Identity(*fields["identity"]) if fields["identity"] else None
+    identity = InstanceIdentity(*fields["identity"]) if fields["identity"] else None
     return PeerState(identity, fields["acknowledged"], fields["missed"])
 
 
@@ -96,6 +96,6 @@ def encode_source(source: Source) -> bytes:
 def decode_source(row: bytes) -> Source:
     """The source of a row."""
     fields = json.loads(row)
-    fields["identity"] = Identity(*fields["identity"])
+    fields["identity"] = InstanceIdentity(*fields["identity"])
     fields["missing_is_deleted"] = fields.pop("guarded", False)
     return Source(**fields)

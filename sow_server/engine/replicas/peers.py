@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterable
 from functools import partial
 
-from sow_peering import Identity, PeerState
+from sow_peering import InstanceIdentity, PeerState
 from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.commit.commits import Commits
 from sow_server.engine.commit.draft import Draft
@@ -50,7 +50,7 @@ class Peers:
             return []
         return [name for name, matches in self._matches.items() if matches(topic.name)]
 
-    def acknowledged(self, name: str, identity: Identity, sequence: int) -> None:
+    def acknowledged(self, name: str, identity: InstanceIdentity, sequence: int) -> None:
         """A peer has everything up to a sequence on its disk. `save` stores that."""
         with self._marking:
             before = self.peer(name)

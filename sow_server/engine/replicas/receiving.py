@@ -12,7 +12,7 @@ from sow_server.engine.commit.commits import Commits
 from sow_server.engine.commit.draft import Draft
 from sow_server.engine.commit.origins import Origins
 from sow_server.engine.commit.requests import RequestLimits
-from sow_server.engine.commit.soundness import Fault, Reports, RowLimits, bad_names, faults
+from sow_server.engine.commit.soundness import Fault, RowLimits, SoundnessReports, bad_names, faults
 from sow_server.engine.commit.steps import Round, Staged
 from sow_server.engine.disk.layout import (
     HEADER,
@@ -49,7 +49,7 @@ class PeerChanges:
         commits: Commits,
         topics: Topics,
         origins: Origins,
-        unsound: Reports,
+        unsound: SoundnessReports,
         limits: RequestLimits,
         sources: Sources,
         tombstones: Tombstones,

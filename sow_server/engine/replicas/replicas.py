@@ -10,7 +10,7 @@ from sow_server.engine.commit.commits import Commits
 from sow_server.engine.commit.draft import Draft
 from sow_server.engine.commit.origins import Origins
 from sow_server.engine.commit.requests import RequestLimits
-from sow_server.engine.commit.soundness import Reports
+from sow_server.engine.commit.soundness import SoundnessReports
 from sow_server.engine.disk.layout import seed_key
 from sow_server.engine.disk.rocks import META, TOMBSTONES, Rocks
 from sow_server.engine.reading import Cuts
@@ -36,7 +36,7 @@ class Replicas:
         topics: Topics,
         cuts: Cuts,
         origins: Origins,
-        unsound: Reports,
+        unsound: SoundnessReports,
         limits: RequestLimits,
     ) -> None:
         self.shared: Final = SharedTopics(topics)

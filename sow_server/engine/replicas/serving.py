@@ -6,7 +6,7 @@ import time
 from collections.abc import Collection, Sequence
 from typing import Final
 
-from sow_peering import Identity, JournalPart, Packed, SeedPart
+from sow_peering import InstanceIdentity, JournalPart, Packed, SeedPart
 from sow_server.engine.catalog.topics import Topic, Topics
 from sow_server.engine.commit.commits import Commits
 from sow_server.engine.commit.origins import Origins
@@ -52,7 +52,7 @@ class PeerReader:
         self._sources = sources
 
     def read(
-        self, peer: Identity, after: int, *, topics: Collection[str], select: SelectRecords, bytes_max: int
+        self, peer: InstanceIdentity, after: int, *, topics: Collection[str], select: SelectRecords, bytes_max: int
     ) -> JournalPart:
         """The durable changes of some topics after a sequence, without changes that came from the peer itself (replicas
         [3])."""

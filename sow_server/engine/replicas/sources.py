@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from functools import partial
 from typing import Final
 
-from sow_peering import Identity, MergeCounts, TopicAnswer, TopicKind
+from sow_peering import InstanceIdentity, MergeCounts, TopicAnswer, TopicKind
 from sow_server.engine.catalog.topics import Topic, Topics
 from sow_server.engine.commit.commits import Commits
 from sow_server.engine.commit.draft import Draft
@@ -151,7 +151,7 @@ class Sources:
 
     def begin(
         self,
-        identity: Identity,
+        identity: InstanceIdentity,
         *,
         topics: str,
         filter_text: str,
