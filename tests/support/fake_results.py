@@ -19,10 +19,6 @@ from sow_client import (
     TopicSettings,
     TopicSettingsArguments,
 )
-from sow_server.engine.formats.deltas import unset_tree
-from sow_server.engine.formats.topic_formats import format_of
-from sow_server.engine.values.keys import parse_path
-from sow_server.engine.values.model import TopicSettings as EngineSettings
 
 NOW_MICROS = 1_900_000_000_000_000
 NOW = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=NOW_MICROS)
@@ -55,6 +51,12 @@ class Merge:
 
     def into(self, base: bytes, delta: bytes) -> bytes:
         """The merged document."""
+        # Only here, as tests that start the command in processes would import half of the server each time.
+        from sow_server.engine.formats.deltas import unset_tree
+        from sow_server.engine.formats.topic_formats import format_of
+        from sow_server.engine.values.keys import parse_path
+        from sow_server.engine.values.model import TopicSettings as EngineSettings
+
         result = format_of(EngineSettings()).merge(
             base, delta, unset_tree([parse_path(one) for one in self.unset or ()])
         )
