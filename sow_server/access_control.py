@@ -55,7 +55,7 @@ def read_access(config: Config) -> AccessFile | None:
 
 
 def check(config: Config) -> list[str]:
-    """Checks the files that the access control reads, without a server; returns what is doubtful, one line each. Raises
+    """Checks the files that the access control reads, without a server; returns warnings, one line each. Raises
     AccessControlError."""
     file = read_access(config)
     if any(listener.auth is ListenerAuth.JWT for listener in config.listeners):

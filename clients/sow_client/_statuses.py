@@ -166,7 +166,7 @@ _HINTS: Final = (
     ("End of TCP stream", _CLOSED_BY_SERVER),
     ("Connection reset", _CLOSED_BY_SERVER),
 )
-"""Parts of the causes that gRPC names, and what they mean to somebody who does not know gRPC."""
+"""Parts of the causes that gRPC names, and their usual meanings in plain words."""
 
 
 def unreachable(server: str, seconds: float, cause: str = "", *, proxy: str = "") -> Unavailable:

@@ -47,7 +47,7 @@ class Bearer:
         if isinstance(self._token, str):
             return self._read
         if callable(self._token):
-            return _checked(self._token(), "what the function gives")
+            return _checked(self._token(), "the result of the function")
         path = Path(self._token)
         try:
             state = path.stat()

@@ -100,7 +100,7 @@ def unauthenticated(message: str) -> StoreError:
 
 
 def unknown(claim: Claim) -> StoreError:
-    """The refusal of a caller without an identity. It tells what the credential proves, to compare it with the access
+    """The refusal of a caller without an identity. It tells the proved names, to compare them with the access
     file."""
     if claim.kind == "none":
         return unauthenticated(

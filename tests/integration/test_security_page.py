@@ -1,4 +1,4 @@
-"""docs/security.md: who follows it word for word in an empty folder gets what it says."""
+"""docs/security.md, followed word for word in an empty folder, gives the results that it shows."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Reader:
         return done.stdout
 
     def refusal(self, command: str) -> str:
-        """What a command writes to standard error."""
+        """The output of a command to standard error."""
         return self._run(self._exports + command).stderr
 
     def _run(self, text: str) -> subprocess.CompletedProcess[str]:

@@ -1,5 +1,4 @@
-"""The commands `sow token`, `sow auth`, `sow whoami` and `sow sessions`, and what the command says to a caller without
-access."""
+"""The commands `sow token`, `sow auth`, `sow whoami` and `sow sessions`, and messages to a caller without access."""
 
 from __future__ import annotations
 

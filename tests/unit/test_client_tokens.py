@@ -1,4 +1,4 @@
-"""Tokens and TLS files of the clients: what is accepted, what is refused before it is sent, and how it is told."""
+"""Tokens and TLS files of the clients: accepted ones, those that are refused before a call, and the messages."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_a_text_that_names_a_file_is_taken_for_a_mistake(tmp_path: Path, monkeyp
 @pytest.mark.parametrize("gives", [lambda: None, lambda: b"bytes", lambda: ""])
 def test_a_function_without_a_token_is_told_of_at_the_call(gives: Callable[[], str]) -> None:
     made = Bearer(gives)
-    with pytest.raises(InvalidArgument, match="what the function gives is no token"):
+    with pytest.raises(InvalidArgument, match="the result of the function is no token"):
         made.metadata()
 
 
