@@ -61,7 +61,7 @@ def python_files(root: Path) -> Iterator[Path]:
 
 
 def other_files(root: Path) -> Iterator[Path]:
-    """Pages, contracts, planted mistakes and settings: whatever else cites rules."""
+    """Pages, contracts, planted mistakes and settings: all other files that cite rules."""
     for pattern in _OTHERS:
         yield from sorted(root.glob(pattern))
 

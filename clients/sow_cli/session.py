@@ -41,7 +41,7 @@ class Session:
         return shlex.join(["sow", *(part for name, value in given.items() if value for part in (name, str(value)))])
 
     def hint(self, error: SowError) -> str:
-        """A next step for whoever has no access; "": the message says all."""
+        """A next step for a caller without access; "": the message says all."""
         if error.reason == "UNAUTHENTICATED" and self.token_file is None and (self.tls is None or not self.tls.key):
             return "no credential was given; see --token-file (SOW_TOKEN_FILE), or --tls-cert and --tls-key"
         if error.reason == "PERMISSION_DENIED":

@@ -44,7 +44,7 @@ MARGIN_MICROS_MAX: Final = 3_600_000_000
 KEYS_LISTED: Final = 100
 """Differing keys that are listed per topic by default."""
 LISTED_BYTES_MAX: Final = 4 * 2**20
-"""The most bytes of keys in an answer, whatever the request says: the answer is one message."""
+"""The most bytes of keys in an answer, for any request: the answer is one message."""
 MESSAGE_VERSIONS: Final = 5_000
 MESSAGE_KEY_BYTES: Final = 2**20
 

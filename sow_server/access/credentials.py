@@ -29,7 +29,7 @@ Holder = TypeVar("Holder", Identity, Peer)
 FINGERPRINT_DIGITS: Final = 16
 NAMES_SHOWN_MAX: Final = 8
 NAME_SHOWN_MAX: Final = 200
-"""How much of what its credential proves a caller is told."""
+"""The most names of a credential that a refusal tells, and the most characters of each."""
 REMEMBERED: Final = 10_000
 """Credentials whose claim is remembered: the check of a certificate or a JWT costs a fraction of a millisecond."""
 TOKEN_BYTES_MAX: Final = 16 * 2**10

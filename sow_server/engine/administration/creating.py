@@ -82,7 +82,7 @@ class CreateTopic:
         name, topics = self._name, self._in.topics
         check_name(name)
         if (found := topics.by_name.get(name)) is not None:
-            found.last_use_micros = draft.now  # whoever declares it again is about to use it (rule T1)
+            found.last_use_micros = draft.now  # a declaration announces a use (rule T1)
             raise StoreError(Reason.TOPIC_EXISTS, f"topic: {name} exists already", field="name")
         declared = tidy(self._declared)
         check_settings(declared, topic=name, in_config=self._in_config)
