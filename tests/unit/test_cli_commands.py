@@ -123,7 +123,8 @@ def test_a_bad_address_is_wrong_usage() -> None:
     assert "localhost:notaport" in result.stderr
 
 
-def test_a_server_that_is_not_there_ends_with_3_within_seconds() -> None:
+def test_a_server_that_is_not_there_ends_with_3(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sow_cli.session.CONNECT_SECONDS_MAX", 0.2)
     # Port 1 of the loopback address: refused at once, so this waits only as long as the command goes on trying.
     result = CliRunner().invoke(sow, ["topics"], env={"SOW_SERVER": "127.0.0.1:1"})
 
