@@ -192,7 +192,7 @@ class _Places:
 
 
 class _Table(NamedTuple):
-    """A table of the file: where it stands, and what it has."""
+    """A table of the file: its place and its content."""
 
     name: str
     reader: TableReader

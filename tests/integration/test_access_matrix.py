@@ -21,7 +21,7 @@ from tests.support.methods import METHODS, path_of
 GOLDEN: Final = Path(__file__).with_name("access_matrix.txt")
 REWRITE: Final = "SOW_REWRITE_TABLES"
 REACHES_ALL: Final = frozenset({"all", "operator"})
-"""The callers that reach what others own."""
+"""The callers that reach things of other owners."""
 MISSING: Final = "missing"
 """A topic that is not there."""
 

@@ -160,7 +160,7 @@ def _is_progress(response: bytes, number: int) -> bool:
 
 
 def world_of(server: ServerProcess, caller: Caller) -> Any:
-    """What the requests of the two worlds ask of a world."""
+    """The part of a world that the requests to both use."""
     with client_of(server, "root") as root:
         status = root.status()
     bookmark: Callable[[int], str] = lambda sequence: f"{status.journal_epoch}.{sequence}"  # noqa: E731  # its name there

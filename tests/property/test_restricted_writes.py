@@ -24,7 +24,7 @@ FORBIDDEN = (types_pb2.ERROR_REASON_PERMISSION_DENIED, "this publisher may not w
 
 
 def merged(base: Any, delta: Any) -> Any:
-    """Objects by field, everything else whole; null leaves what is there (rule P2)."""
+    """Objects by field, everything else whole; null changes nothing (rule P2)."""
     if not (isinstance(base, dict) and isinstance(delta, dict)):
         return delta
     given = {name: value for name, value in delta.items() if value is not None}
@@ -115,7 +115,7 @@ class Model:
             self.records[key], self.versions[key] = made, answer.results[0].version
 
     def check(self) -> None:
-        """The store has what the model has, with the fields that are hidden from desk."""
+        """The store equals the model, with the fields that are hidden from desk."""
         live = self.pair.rig.live("full")
         assert {key.decode(): msgspec.json.decode(record.payload) for key, record in live.items()} == self.records
 

@@ -143,7 +143,7 @@ def test_no_hidden_path_is_left_in_a_tree(asked: Filter, hidden: tuple[Steps, ..
 def test_without_a_restriction_a_filter_is_itself(asked: Filter) -> None:
     assert joined(asked, UNRESTRICTED) == asked
     assert without(asked, ()) is asked
-    assert joined(None, Restriction(asked, (("a",),))) == asked, "the rows may read what is hidden"
+    assert joined(None, Restriction(asked, (("a",),))) == asked, "the rows may read hidden fields"
 
 
 def test_nothing_asked_and_nothing_restricted_is_every_record() -> None:

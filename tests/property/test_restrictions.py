@@ -1,4 +1,4 @@
-"""Whoever may see the rows R and asks F is told just what root is told that asks `R AND F` (rules A4, A5).
+"""A caller with the rows R that asks F gets the same answers as root that asks `R AND F` (rules A4, A5).
 
 Random documents, changes, R and F. Desk may see the rows R of the topic `full`. Where fields are hidden from it, the
 same changes are made to `bare`, without those fields: desk sees in `full` what root sees in `bare`. The naive filter
@@ -196,7 +196,7 @@ class Pair:
         return NaiveFilter(msgspec.json.decode(payload), meta, []).matches(self.rows)
 
     def both(self, method: str, desk: Mapping[str, Any], root: Mapping[str, Any]) -> tuple[list[Any], list[Any]]:
-        """What both are told."""
+        """The answers to both."""
         found = self.parts.answers("desk", method, topic="full", **desk)
         return found, self.parts.answers("root", method, topic=self.other, **root)
 

@@ -1,9 +1,9 @@
 """One request, or several, for each method that a server serves: well-formed, and about things that exist.
 
 So the answer shows the decision about the caller, and no fault of the request. A case makes its request for one caller:
-what a call uses up, such as a load or a topic to delete, is there once for each of them, and has the caller's name.
+a thing that a call uses up, such as a load or a topic to delete, is there once for each, with the caller's name.
 
-`world.SetUp` makes those things. Callers own what is named after them, made while they could do everything.
+`world.SetUp` makes those things. Callers own the things with their names, made while they could do everything.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from tests.support.methods import METHODS, Ended, OpenCall, attempt, opened
 from tests.support.server import ServerProcess, free_port
 
 LEGEND: Final = """\
-# Who may call what. tests/integration/test_access_matrix.py makes this table by calling a server, and compares.
+# Rights of each caller. tests/integration/test_access_matrix.py makes this table by calling a server, and compares.
 # To rewrite it after a change of rights:
 #     SOW_REWRITE_TABLES=1 .venv/bin/python -m pytest -n 0 tests/integration/test_access_matrix.py
 # Then review the difference: each cell must follow from rules A1 to A7.
@@ -308,7 +308,7 @@ revoked = "revoked.pem"
         """The cells of a case."""
         return [word(self.ended(case, caller), case.fails) for caller in callers]
 
-    # -- what is there ------------------------------------------------------------------------------------------------
+    # -- content -----------------------------------------------------------------------------------------------------
 
     def has_durable(self, owner: str, name: str) -> bool:
         """Whether a durable of `orders` exists for its owner."""

@@ -71,7 +71,7 @@ class AuditInMemory:
 
 
 class Counted:
-    """Counts what the metrics would."""
+    """Counts, as the metrics do."""
 
     def __init__(self) -> None:
         self.failed = 0

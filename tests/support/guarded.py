@@ -222,7 +222,7 @@ class GuardedParts:
                 if method == "Subscribe":
                     await self._taken(answered, responses)
                 else:
-                    async for response in answered:  # what came before an error counts, so no comprehension
+                    async for response in answered:  # answers before an error count, so no comprehension
                         responses += [_kept(response, kind)]
             finally:
                 await answered.aclose()
@@ -234,7 +234,7 @@ class GuardedParts:
         """Takes the frames of a subscription until it waits."""
         while len(responses) < FRAMES_MAX:
             following = asyncio.ensure_future(answered.__anext__())
-            for _ in range(20):  # turns of the loop: what is there comes within a few
+            for _ in range(20):  # turns of the loop: present changes come within a few
                 self.subscribers.settle()
                 await asyncio.sleep(0)
                 if following.done():

@@ -129,7 +129,7 @@ def _followed(caller: Caller, request: sow_pb2.SubscribeRequest, until: str) -> 
 
 
 def subscribe(caller: Caller) -> Stream:
-    """A snapshot, and what comes after it."""
+    """A snapshot, and the changes after it."""
     return _followed(caller, sow_pb2.SubscribeRequest(topic="orders", sow=True), "snapshot_end")
 
 

@@ -1,4 +1,4 @@
-"""Access as the server runs it: what the start refuses, and reloads that are whole or nothing (rule A2)."""
+"""Access as the server runs it: refused starts, and reloads that are whole or nothing (rule A2)."""
 
 from __future__ import annotations
 

@@ -181,7 +181,7 @@ def test_the_length_of_a_token_is_bounded_in_bytes() -> None:
 
 
 def test_a_digest_is_no_token(tmp_path: Path) -> None:
-    """Who reads the access file cannot call with what is in it."""
+    """A reader of the access file cannot call with its content."""
     directory = Directory.of(access_of(tmp_path, f'[[identities]]\nname = "x"\ntoken_sha256 = "{sha256("t")}"\n'))
     assert directory.identity(Tokens().prove(Shown("t"))) is not None
     assert directory.identity(Tokens().prove(Shown(sha256("t")))) is None

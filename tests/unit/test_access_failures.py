@@ -52,7 +52,7 @@ def waits(failed: Failures, address: str, size: int = 0) -> float:
         return seconds
 
 
-# --- what is told ----------------------------------------------------------------------------------------------------
+# --- reports ---------------------------------------------------------------------------------------------------------
 
 
 def test_the_first_ten_of_a_minute_are_told_and_then_their_number(failed: Failures, clock: Clock) -> None:

@@ -231,7 +231,7 @@ def test_bytes_that_are_no_text_are_refused_with_their_line(tmp_path: Path) -> N
         load_access(path)
 
 
-# --- what a good file means ------------------------------------------------------------------------------------------
+# --- meaning of a good file ----------------------------------------------------------------------------------------
 
 
 def test_an_empty_file_names_nobody(tmp_path: Path) -> None:

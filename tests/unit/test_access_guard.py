@@ -1,4 +1,4 @@
-"""The wrapper of every RPC: whatever way a call ends, it gives back what it held (rules A6, A7)."""
+"""The wrapper of every RPC: a call that ends in any way gives back all that it held (rules A6, A7)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""JWTs: which are refused, which keys count, what is remembered (rule A1)."""
+"""JWTs: refusals, keys, remembered checks (rule A1)."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def token(
 
 
 def raw(header: Json, claims: Json = CLAIMS, signature: bytes = b"") -> str:
-    """A token of which each part is what the test says."""
+    """A token whose parts the test chooses."""
     parts = [json.dumps(header).encode(), json.dumps(claims).encode(), signature]
     return ".".join(base64.urlsafe_b64encode(part).rstrip(b"=").decode() for part in parts)
 
@@ -262,7 +262,7 @@ def test_deep_and_large_tokens_are_refused(jwts: Jwts) -> None:
     assert "no bearer token" in refused(jwts, "")
 
 
-# --- what is remembered ----------------------------------------------------------------------------------------------
+# --- remembered checks -----------------------------------------------------------------------------------------------
 
 
 def test_a_remembered_token_expires_all_the_same(jwts: Jwts) -> None:

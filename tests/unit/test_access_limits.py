@@ -1,4 +1,4 @@
-"""What one identity may use: a rate, and amounts that are always given back (rule A7)."""
+"""The limits of one identity: a rate, and amounts that are always given back (rule A7)."""
 
 from __future__ import annotations
 
