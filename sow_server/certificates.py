@@ -98,7 +98,7 @@ class CertificateSet:
         return (self.pair.expiry,) if self.authorities is None else (self.pair.expiry, self.authorities.expiry)
 
 
-class Certificates:
+class EndpointCertificates:
     """Owns the set that new connections see. Any thread may call."""
 
     def __init__(self, files: CertificateFiles, listener: str, now: Callable[[], datetime]) -> None:

@@ -21,7 +21,7 @@ from typing import Final, TypeAlias
 import grpc
 
 from sow_server.access.failures import HELD_MAX
-from sow_server.certificates import CertificateFault, Certificates, CertificateSet, Expiry
+from sow_server.certificates import CertificateFault, CertificateSet, EndpointCertificates, Expiry
 from sow_server.config import Config, ListenerConfig, ServerConfig
 from sow_server.engine.values.model import MICROS
 from sow_server.services.capacity import RESERVED_CALLS
@@ -30,7 +30,7 @@ Register: TypeAlias = Callable[[grpc.aio.Server, ListenerConfig], None]
 """Adds the handlers to the server of a listener."""
 
 LOOK_SECONDS: Final = 60.0
-"""How often certificates are looked at besides at each connection, for the log and the metrics."""
+"""How often certificates are looked at for the log and the metrics; each new connection looks, too."""
 HANDSHAKE_MS: Final = 10_000
 """How long a client may take for TLS and the preface of HTTP/2."""
 FILES_MAX: Final = 1_000_000
@@ -88,7 +88,7 @@ class Listeners:
 class _Listener:
     config: ListenerConfig
     server: grpc.aio.Server
-    certificates: Certificates | None
+    certificates: EndpointCertificates | None
 
     @classmethod
     def of(cls, config: ListenerConfig, whole: Config, register: Register, link_bytes_max: int) -> _Listener:
@@ -103,7 +103,7 @@ class _Listener:
         )
         register(server, config)
         try:
-            certificates = None if config.files is None else Certificates(config.files, config.listen, _now)
+            certificates = None if config.files is None else EndpointCertificates(config.files, config.listen, _now)
         except CertificateFault as fault:
             raise ListeningError(f"cannot listen on {config.listen}: {fault.key}: {fault}") from fault
         return cls(config, server, certificates)
@@ -165,7 +165,7 @@ def options(
     return found
 
 
-def credentials(certificates: Certificates) -> grpc.ServerCredentials:
+def credentials(certificates: EndpointCertificates) -> grpc.ServerCredentials:
     """Credentials that follow the files: gRPC asks before each TLS handshake, on a thread of its own ([5])."""
     used = certificates.current
 

@@ -90,7 +90,7 @@ class Authorizer:
         self._permissions: dict[str, Permissions] = {}
         self._callers: dict[Claim, _Caller] = {}
         """Identities by their claims, as long as the access file is the same. A call looks up this alone."""
-        self.guarded: Final = file is not None
+        self.enforces: Final = file is not None
         self._file = file or AccessFile()
         self._directory = Directory.of(self._file)
 
@@ -106,7 +106,7 @@ class Authorizer:
         seconds_left: Callable[[], float | None],
     ) -> tuple[Call, Session | None]:
         """Admits a call. Raises StoreError."""
-        if need.scope is Scope.OPEN or not self.guarded:
+        if need.scope is Scope.OPEN or not self.enforces:
             call = Call(method, need, self._topics, None, self, address=address, seconds_left=seconds_left)
             return call, None if need.scope is Scope.OPEN else self._enter(call, NO_CLAIM, None)
         try:
@@ -211,7 +211,7 @@ class Authorizer:
         if session is None:
             return
         del session.calls[call]
-        if not self.guarded:
+        if not self.enforces:
             return
         call.leave()
         if call.need.audited or self._audit_reads:

@@ -1,4 +1,4 @@
-"""What one call may reach. A handler gets its topics here, and from nowhere else (access [3])."""
+"""The topics and limits of one call. A handler gets its topics here, and from nowhere else (access [3])."""
 
 from __future__ import annotations
 

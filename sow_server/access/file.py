@@ -34,7 +34,7 @@ from sow_server.engine.values.model import MICROS
 from sow_server.engine.values.patterns import matcher
 from sow_server.filters import FilterError, compile_filter, parse
 from sow_server.filters.restriction import Steps
-from sow_server.filters.tree import Call, Filter, Function, Metadata, MetadataName, walk
+from sow_server.filters.tree import Filter, Function, FunctionCall, Metadata, MetadataName, walk
 
 T = TypeVar("T")
 
@@ -311,7 +311,7 @@ class _File:
                 raise table.error(
                     "rows", f"@{node.name.value} changes without a new record; use fields, @key and @topic"
                 )
-            if isinstance(node, Call) and node.function is Function.NOW_MICROS:
+            if isinstance(node, FunctionCall) and node.function is Function.NOW_MICROS:
                 raise table.error("rows", "NOW_MICROS() changes without a new record")
         try:
             # Regular expressions are not read before.

@@ -33,12 +33,12 @@ from sow_server.filters.tree import (
     Arithmetic,
     Between,
     Boolean,
-    Call,
     Compare,
     Comparison,
     Expression,
     Filter,
     Function,
+    FunctionCall,
     In,
     IsNull,
     Like,
@@ -65,7 +65,9 @@ def compile_filter(tree: Filter, *, key_paths: Sequence[Sequence[str]] = (), all
 
     Without `allow_now` the answer for an unchanged record must not change, so NOW_MICROS raises FilterError.
     """
-    if not allow_now and any(isinstance(node, Call) and node.function is Function.NOW_MICROS for node in walk(tree)):
+    if not allow_now and any(
+        isinstance(node, FunctionCall) and node.function is Function.NOW_MICROS for node in walk(tree)
+    ):
         raise FilterError("NOW_MICROS() changes without any change of a record, so a subscription cannot use it")
     return _Compilation(tree, frozenset([tuple(path) for path in key_paths])).predicate(tree)
 
@@ -204,7 +206,7 @@ class _Compilation:
 
     def _find_constants(self, tree: Expression) -> bool:
         constant = not isinstance(tree, (Path, Metadata)) and not (
-            isinstance(tree, Call) and tree.function is Function.NOW_MICROS
+            isinstance(tree, FunctionCall) and tree.function is Function.NOW_MICROS
         )
         for child in children(tree):
             constant = self._find_constants(child) and constant
@@ -253,9 +255,9 @@ class _Compilation:
                 return self._matches(expression, wanted)
             case IsNull(operand):
                 return self._is_null(operand, wanted)
-            case Call(Function.IF, (condition, yes, no)):
+            case FunctionCall(Function.IF, (condition, yes, no)):
                 return py.if_(self._truth(condition, True), self._branch(yes, wanted), self._branch(no, wanted))
-            case Call(function):
+            case FunctionCall(function):
                 if function is not Function.COALESCE:
                     return ast.Constant(False)
                 return py.compare(self._raw(expression).name, ast.Is(), ast.Constant(wanted))
@@ -507,16 +509,16 @@ class _Compilation:
             case Arithmetic(sign, left, right):
                 operands = self._single(left).name, self._single(right).name
                 return self._place(expression, self._apply(_CALCULATIONS[sign], *operands), _MAYBE_NUMBER)
-            case Call(Function.NOW_MICROS):
+            case FunctionCall(Function.NOW_MICROS):
                 now = ast.Attribute(py.name("meta"), "now_micros", ast.Load())
                 return self._place(expression, now, _ValueKinds.NUMBER)
-            case Call(Function.ARRAY_COUNT, (array,)):
+            case FunctionCall(Function.ARRAY_COUNT, (array,)):
                 return self._place(expression, self._apply(values.array_count, self._raw(array).name), _MAYBE_NUMBER)
-            case Call(Function.IF, (condition, yes, no)):
+            case FunctionCall(Function.IF, (condition, yes, no)):
                 one, other = self._passed_on(yes), self._passed_on(no)
                 chosen = py.if_(self._truth(condition, True), one.name, other.name)
                 return self._place(expression, chosen, one.kinds | other.kinds)
-            case Call(function, arguments):
+            case FunctionCall(function, arguments):
                 taken = self._passed_on if function is Function.COALESCE else self._single
                 operands_ = [taken(argument).name for argument in arguments]
                 return self._place(expression, self._apply(values.FUNCTIONS[function], *operands_), _RESULTS[function])

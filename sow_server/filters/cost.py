@@ -12,11 +12,11 @@ from sow_server.filters.tree import (
     And,
     Arithmetic,
     Between,
-    Call,
     Compare,
     Expression,
     Filter,
     Function,
+    FunctionCall,
     In,
     IsNull,
     Like,
@@ -87,9 +87,9 @@ def _own(node: Expression) -> Cost:
     match node:
         case Path(steps):
             return Cost(NODE * len(steps), 0, ELEMENT)
-        case Call(Function.LOWER | Function.UPPER | Function.TRIM | Function.SUBSTR | Function.LENGTH):
+        case FunctionCall(Function.LOWER | Function.UPPER | Function.TRIM | Function.SUBSTR | Function.LENGTH):
             return _text(_size(node.arguments[0]))
-        case Call(Function.REPLACE | Function.CONCAT):
+        case FunctionCall(Function.REPLACE | Function.CONCAT):
             return _text(_size(node))
         case Like(operand, _):
             size = _size(operand)
@@ -102,7 +102,7 @@ def _own(node: Expression) -> Cost:
             return Cost(NODE, 0, ELEMENT)
         case Between():
             return Cost(NODE, 0, 4 * ELEMENT)
-        case And() | Or() | Not() | Negate() | Arithmetic() | Call() | Metadata():
+        case And() | Or() | Not() | Negate() | Arithmetic() | FunctionCall() | Metadata():
             return Cost(NODE, 0, 0)
         case _:
             return Cost()
@@ -120,17 +120,17 @@ def _size(expression: Expression) -> _Size:
             return _Size(0, len(value))
         case Path() | Metadata():
             return _Size(1, 0)
-        case Call(Function.LOWER | Function.UPPER, (argument,)):
+        case FunctionCall(Function.LOWER | Function.UPPER, (argument,)):
             return _size(argument)
-        case Call(Function.TRIM | Function.SUBSTR, (argument, *_)):
+        case FunctionCall(Function.TRIM | Function.SUBSTR, (argument, *_)):
             return _size(argument)
-        case Call(Function.REPLACE, (argument, Text(old), Text(new))):
+        case FunctionCall(Function.REPLACE, (argument, Text(old), Text(new))):
             growth = -(-len(new) // len(old)) if len(new) > len(old) > 0 else 1
             size = _size(argument)
             return _bounded(size.times * growth, size.more * growth)
-        case Call(Function.REPLACE):
+        case FunctionCall(Function.REPLACE):
             return _Size(0, 2**20)
-        case Call(Function.CONCAT | Function.COALESCE | Function.IF, arguments):
+        case FunctionCall(Function.CONCAT | Function.COALESCE | Function.IF, arguments):
             sizes = [_size(argument) for argument in arguments]
             return _bounded(sum([size.times for size in sizes]), sum([size.more for size in sizes]))
         case _:

@@ -26,12 +26,12 @@ from sow_server.filters.tree import (
     Arithmetic,
     Between,
     Boolean,
-    Call,
     Compare,
     Comparison,
     Expression,
     Filter,
     Function,
+    FunctionCall,
     In,
     IsNull,
     Like,
@@ -88,11 +88,11 @@ def may_be_condition(expression: Expression) -> bool:
     match expression:
         case Number() | Text() | Metadata() | Negate() | Arithmetic():
             return False
-        case Call(Function.IF, (_, *branches)):
+        case FunctionCall(Function.IF, (_, *branches)):
             return any(may_be_condition(branch) for branch in branches)
-        case Call(Function.COALESCE, arguments):
+        case FunctionCall(Function.COALESCE, arguments):
             return any(may_be_condition(argument) for argument in arguments)
-        case Call():
+        case FunctionCall():
             return False
         case _:
             return True
@@ -147,7 +147,7 @@ def _built(node: Expression, pieces: Sequence[_Child]) -> _Part:
     position = _position(pieces[0])
     depth = 1
     terms = 0 if isinstance(node, _LEAVES) else 1
-    functions = 1 if isinstance(node, Call) else 0
+    functions = 1 if isinstance(node, FunctionCall) else 0
     patterns = 1 if isinstance(node, Like) else 0
     for piece in pieces:
         for part in (piece,) if isinstance(piece, _Part) else piece.parts if isinstance(piece, _List) else ():
@@ -311,7 +311,7 @@ class _Builder(Transformer[Token, _Part]):
             _condition(arguments.parts[0])
         if function is Function.ARRAY_COUNT and not isinstance(arguments.parts[0].node, Path):
             raise _Fault("expected a field", arguments.parts[0].position)
-        return _built(Call(function, tuple(_nodes(arguments.parts))), pieces)
+        return _built(FunctionCall(function, tuple(_nodes(arguments.parts))), pieces)
 
     def parenthesised(self, pieces: list[_Child]) -> _Part:
         (inner,) = [piece for piece in pieces if isinstance(piece, _Part)]

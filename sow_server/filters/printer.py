@@ -14,9 +14,9 @@ from sow_server.filters.tree import (
     Arithmetic,
     Between,
     Boolean,
-    Call,
     Compare,
     Expression,
+    FunctionCall,
     In,
     IsNull,
     Like,
@@ -89,7 +89,7 @@ def _printed(expression: Expression) -> tuple[str, int]:
         case Arithmetic(operator, left, right):
             level = _SUM if operator in _SUMS else _PRODUCT
             return f"{_text(left, level)} {operator.value} {_text(right, level + 1)}", level
-        case Call(function, arguments):
+        case FunctionCall(function, arguments):
             return f"{function.value}({_list(arguments)})", _ATOM
         case Not(operand):
             negated = _negated(operand)

@@ -14,11 +14,11 @@ from sow_server.filters.tree import (
     Arithmetic,
     Between,
     Boolean,
-    Call,
     Compare,
     Expression,
     Filter,
     Function,
+    FunctionCall,
     In,
     IsNull,
     Like,
@@ -80,9 +80,9 @@ def without(expression: Expression, hidden: tuple[Steps, ...]) -> Expression:
     match expression:
         case Path(steps):
             return Null() if hides(hidden, steps) else expression
-        case Call(Function.ARRAY_COUNT, (Path(steps),)):
+        case FunctionCall(Function.ARRAY_COUNT, (Path(steps),)):
             return Null() if hides(hidden, steps) else expression
-        case Call(_, arguments):
+        case FunctionCall(_, arguments):
             return replace(expression, arguments=all_shown(arguments))
         case Negate(operand) | IsNull(operand) | Not(operand) | Like(operand, _) | In(operand, _):
             return replace(expression, operand=shown(operand))

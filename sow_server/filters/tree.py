@@ -173,7 +173,7 @@ class Arithmetic:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class FunctionCall:
     function: Function
     arguments: tuple[Expression, ...]
 
@@ -268,7 +268,7 @@ Expression: TypeAlias = (
     | Metadata
     | Negate
     | Arithmetic
-    | Call
+    | FunctionCall
     | Compare
     | In
     | Between
@@ -318,7 +318,7 @@ def children(expression: Expression) -> tuple[Expression, ...]:
             return (operand,)
         case Arithmetic(_, left, right) | Compare(_, left, right):
             return (left, right)
-        case Call(_, arguments):
+        case FunctionCall(_, arguments):
             return arguments
         case In(operand, items):
             return (operand, *items)

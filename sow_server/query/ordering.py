@@ -35,7 +35,7 @@ from sow_server.filters import FilterError, parse, print_path
 from sow_server.filters.restriction import hides
 from sow_server.filters.tree import Field, Metadata, MetadataName, Path
 from sow_server.filters.values import first
-from sow_server.query.sort_memory import Grant, SortMemory, SortShare
+from sow_server.query.sort_memory import SortMemory, SortRoom, SortShare
 
 TERMS_MAX: Final = 16
 LENGTH_MAX: Final = 64 << 10
@@ -333,7 +333,7 @@ class Sorter:
         self._worst: SortKey | None = None  # of the first term: a record beyond it is not among the first `limit`
         self._records_max = None if limit is None else limit + max(limit, SPARE_RECORDS)
 
-    def add(self, keys: Sequence[bytes], values: Sequence[bytes]) -> Grant:
+    def add(self, keys: Sequence[bytes], values: Sequence[bytes]) -> SortRoom:
         """Takes records. GRANTED: go on. WAIT: call `again` once the share is ready. BEGIN_ANEW: once it is ready, add
         all records again from the first. Raises StoreError RESULT_TOO_LARGE, OVERLOADED."""
         decode = self._order.decode
@@ -366,14 +366,14 @@ class Sorter:
                 # With little room left, trimming would run again for every few records.
                 raise self._too_large()
             fits = self.share.try_hold(self._bytes)
-        return Grant.GRANTED if fits else self.again()
+        return SortRoom.GRANTED if fits else self.again()
 
-    def again(self) -> Grant:
+    def again(self) -> SortRoom:
         """Asks again for memory that was not free; as `add`."""
         room = self.share.hold(self._bytes)
-        if room is Grant.NEVER:
+        if room is SortRoom.NEVER:
             raise self._too_large()
-        if room is Grant.BEGIN_ANEW:
+        if room is SortRoom.BEGIN_ANEW:
             self._forget()
         return room
 

@@ -34,7 +34,7 @@ from sow_server.filters import Meta, print_path
 from sow_server.query.filtering import RecordFilter
 from sow_server.query.ordering import Order, Sorter
 from sow_server.query.planner import ABOVE_ALL, EVERYTHING, NOTHING, Access, IndexBound, Plan, Range, plan
-from sow_server.query.sort_memory import Grant, SortMemory, SortShare
+from sow_server.query.sort_memory import SortMemory, SortRoom, SortShare
 
 BATCH_RECORDS_MAX: Final = 10_000
 BATCH_BYTES: Final = 2**20
@@ -122,7 +122,7 @@ class Scan:
         self._limit = None if query.count_only else query.top_n or query.page_size or None
         self._skip = query.skip_n
         self._sorter = _sorter(query, sort_memory or SortMemory())
-        self._room = Grant.GRANTED
+        self._room = SortRoom.GRANTED
         self._sorted: Iterator[tuple[bytes, bytes]] | None = None
         self._chunk = SCAN_CHUNK_FIRST
         self._keys: list[bytes] = []  # found, not returned yet
@@ -153,13 +153,13 @@ class Scan:
     @property
     def waits_for(self) -> SortShare | None:
         """The share of a sort that has to become ready before the next step; None: go on."""
-        return None if self._sorter is None or self._room is Grant.GRANTED else self._sorter.share
+        return None if self._sorter is None or self._room is SortRoom.GRANTED else self._sorter.share
 
     def step(self) -> RecordBatch | None:
         """Does a piece of work [3]: returns the records found, perhaps none; None: there are no more."""
         if self._ended:
             return None
-        if self._room is not Grant.GRANTED:
+        if self._room is not SortRoom.GRANTED:
             return self._go_on()
         if self.cut.total is not None:
             self._matched = self.cut.total.count()  # from the figures
@@ -274,10 +274,10 @@ class Scan:
 
     def _go_on(self) -> RecordBatch:
         """Continues after a wait: there is room now, or it is this sort's turn to begin anew."""
-        if self._room is Grant.BEGIN_ANEW:
+        if self._room is SortRoom.BEGIN_ANEW:
             self._rows, self._chunk = None, SCAN_CHUNK_FIRST
             self._matched = self._scanned = 0
-            self._room = Grant.GRANTED
+            self._room = SortRoom.GRANTED
         elif self._sorter is not None:
             self._room = self._sorter.again()
         return _NO_RECORDS

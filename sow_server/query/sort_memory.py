@@ -33,7 +33,7 @@ SMALL_PARTS: Final = 64
 RETRY_MICROS: Final = MICROS
 
 
-class Grant(enum.Enum):
+class SortRoom(enum.Enum):
     """The answer to a request for memory."""
 
     GRANTED = enum.auto()
@@ -102,16 +102,16 @@ class SortMemory:
         # a sort that was large before goes on while there is room
         return size <= self._small or share.held > self._small
 
-    def _wait(self, share: SortShare, size: int) -> Grant:
+    def _wait(self, share: SortShare, size: int) -> SortRoom:
         if size > self.bytes_max:
-            return Grant.NEVER
+            return SortRoom.NEVER
         if self._turn is None:
             self._turn = next(iter(self._growing), share)
         if self._turn is share:
             if self._take(share, size):
-                return Grant.GRANTED
+                return SortRoom.GRANTED
             self._wanted = size - share.held
-            return Grant.WAIT
+            return SortRoom.WAIT
         if len(self._line) >= self._waiting_max:
             raise StoreError(
                 Reason.OVERLOADED,
@@ -122,7 +122,7 @@ class SortMemory:
         self._growing.pop(share, None)
         self._line[share] = None
         self._take(share, 0)
-        return Grant.BEGIN_ANEW
+        return SortRoom.BEGIN_ANEW
 
     def _grown(self, share: SortShare) -> None:
         self._growing.pop(share, None)
@@ -164,7 +164,7 @@ class SortShare:
             memory._growing.setdefault(self)
             return memory._take(self, size)
 
-    def hold(self, size: int) -> Grant:
+    def hold(self, size: int) -> SortRoom:
         """As `try_hold`, but waits if that is not possible now. Raises StoreError OVERLOADED when too many wait."""
         with self.memory._lock:
             return self.memory._wait(self, size)

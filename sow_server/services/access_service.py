@@ -40,7 +40,7 @@ class AccessService:
         return response
 
     async def CheckAccess(self, request: access_pb2.CheckAccessRequest, call: Call) -> access_pb2.CheckAccessResponse:
-        if not self._control.authorizer.guarded:
+        if not self._control.authorizer.enforces:
             raise invalid("identity", "this server has no access file, so everybody may do everything")
         permissions = self._control.authorizer.permissions(request.identity)
         if permissions is None:

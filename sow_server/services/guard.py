@@ -93,7 +93,7 @@ class CallAdmission:
         self._authorizer = listener.authorizer
         self._prover = listener.prover
         # The kind that the listener asks for, and no other: reading one costs as much as the rest of the check.
-        self._shown = _SHOWN[listener.prover.asks if listener.authorizer.guarded else Asked.NOTHING]
+        self._shown = _SHOWN[listener.prover.asks if listener.authorizer.enforces else Asked.NOTHING]
         self._rpcs = rpcs
         self._in_flight = in_flight
         self._places = Places(calls_max)
@@ -337,7 +337,7 @@ def _own(method: MethodDescriptor, handler: Handler, admission: CallAdmission) -
 def _unary(path: str, need: Need, handler: Handler, admission: CallAdmission) -> Handler:
     name = path.rpartition("/")[2]
 
-    async def guarded(requests: AsyncIterator[Received], context: Context) -> object:
+    async def wrapped(requests: AsyncIterator[Received], context: Context) -> object:
         started = time.perf_counter()
         code = grpc.StatusCode.OK
         admitted: tuple[Call, Session | None] | None = None
@@ -372,7 +372,7 @@ def _unary(path: str, need: Need, handler: Handler, admission: CallAdmission) ->
                 held.release()
             admission.finished(name, admitted, code.name, time.perf_counter() - started)
 
-    return guarded
+    return wrapped
 
 
 def _streaming(path: str, need: Need, handler: Handler, admission: CallAdmission, *, many: bool) -> Handler:
@@ -380,7 +380,7 @@ def _streaming(path: str, need: Need, handler: Handler, admission: CallAdmission
 
     # It writes its answers itself. If gRPC took them from a generator, a cancellation during a write would reach gRPC
     # alone, which drops the generator and sends no status.
-    async def guarded(requests: AsyncIterator[Received], context: Context) -> None:
+    async def wrapped(requests: AsyncIterator[Received], context: Context) -> None:
         started = time.perf_counter()
         code = grpc.StatusCode.OK
         admitted: tuple[Call, Session | None] | None = None
@@ -426,7 +426,7 @@ def _streaming(path: str, need: Need, handler: Handler, admission: CallAdmission
                 held.release()
             admission.finished(name, admitted, code.name, time.perf_counter() - started)
 
-    return guarded
+    return wrapped
 
 
 class _Answers:

@@ -18,9 +18,9 @@ class OwnedDurables:
         self._durables = durables
 
     def name(self, call: Call, topic: str, given: str) -> str:
-        """The stored name of the durable that the caller calls `given`: its own, or one that nobody owns, as all were
-        before the server had an access file. An operator may give the stored name of any. If there is none, it is the
-        name of one of the caller's own."""
+        """The stored name of the durable that the caller calls `given`. It is the caller's own, or one without an
+        owner, from before the server had an access file. An operator may give the stored name of any durable.
+        If there is none, it is the name of one of the caller's own."""
         return self._existing(call, topic, given) or call.own_name(given)
 
     @contextmanager

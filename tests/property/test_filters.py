@@ -17,12 +17,12 @@ from sow_server.filters.tree import (
     Arithmetic,
     Between,
     Boolean,
-    Call,
     Compare,
     Comparison,
     Expression,
     Field,
     Function,
+    FunctionCall,
     In,
     IsNull,
     Like,
@@ -172,12 +172,12 @@ def value_expressions(draw: st.DrawFn, depth: int = 2) -> Expression:
             function = draw(st.sampled_from(Function))
             least, most = ARGUMENTS[function]
             if function is Function.ARRAY_COUNT:
-                return Call(function, (draw(paths),))
+                return FunctionCall(function, (draw(paths),))
             size = draw(st.integers(least, least + 1 if most is None else most))
             arguments = [draw(below) for _ in range(size)]
             if function is Function.IF:
                 arguments[0] = draw(condition_expressions(depth=depth - 1))
-            return Call(function, tuple(arguments))
+            return FunctionCall(function, tuple(arguments))
 
 
 @st.composite
@@ -284,8 +284,8 @@ def test_the_compiler_agrees_with_the_naive_interpreter(
         Path(("id",)),
         Metadata(MetadataName.EXPIRE_TIME),
         Metadata(MetadataName.KEY),
-        Call(Function.LOWER, (Path(("a",)),)),
-        Call(Function.COALESCE, (Path(("a",)),)),
+        FunctionCall(Function.LOWER, (Path(("a",)),)),
+        FunctionCall(Function.COALESCE, (Path(("a",)),)),
     ],
     ids=print_filter,
 )

@@ -22,11 +22,11 @@ from sow_server.filters.tree import (
     Arithmetic,
     Between,
     Boolean,
-    Call,
     Compare,
     Comparison,
     Expression,
     Function,
+    FunctionCall,
     In,
     IsNull,
     Like,
@@ -94,7 +94,7 @@ class Blindfolded(NaiveFilter):
 
     def value(self, node: Expression) -> object:
         match node:
-            case Call(Function.ARRAY_COUNT, (Path(steps),)):
+            case FunctionCall(Function.ARRAY_COUNT, (Path(steps),)):
                 names = [step for step in steps if isinstance(step, str)]
                 if any(names[: len(one)] == list(one) for one in self._hidden):
                     return None
@@ -172,17 +172,17 @@ NODES: list[Expression] = [
     Not(SECRET),
     And((SECRET, SECRET, SEEN)),
     Or((SECRET, SECRET, SEEN)),
-    Call(Function.LENGTH, (SECRET,)),
-    Call(Function.SUBSTR, (SECRET, SECRET, SECRET)),
-    Call(Function.REPLACE, (SECRET, SECRET, SECRET)),
-    Call(Function.ROUND, (SECRET, SECRET)),
-    Call(Function.IF, (SECRET, SECRET, SECRET)),
-    Call(Function.COALESCE, (SECRET, SECRET, SEEN)),
-    Call(Function.CONCAT, (SECRET, SECRET, SEEN)),
-    Call(Function.ARRAY_COUNT, (SECRET,)),
-    Call(Function.NOW_MICROS, ()),
+    FunctionCall(Function.LENGTH, (SECRET,)),
+    FunctionCall(Function.SUBSTR, (SECRET, SECRET, SECRET)),
+    FunctionCall(Function.REPLACE, (SECRET, SECRET, SECRET)),
+    FunctionCall(Function.ROUND, (SECRET, SECRET)),
+    FunctionCall(Function.IF, (SECRET, SECRET, SECRET)),
+    FunctionCall(Function.COALESCE, (SECRET, SECRET, SEEN)),
+    FunctionCall(Function.CONCAT, (SECRET, SECRET, SEEN)),
+    FunctionCall(Function.ARRAY_COUNT, (SECRET,)),
+    FunctionCall(Function.NOW_MICROS, ()),
     *[
-        Call(function, (SECRET,))
+        FunctionCall(function, (SECRET,))
         for function in (Function.LOWER, Function.UPPER, Function.TRIM, Function.ABS, Function.FLOOR, Function.CEIL)
     ],
 ]
@@ -192,7 +192,7 @@ def test_every_kind_of_node_and_function_is_among_the_examples() -> None:
     """A new kind of node needs a place in `without`, and an example here."""
     kinds = {kind for part in get_args(Expression) for kind in (get_args(part) or (part,))}
     assert {type(node) for node in NODES} == kinds
-    assert {node.function for node in NODES if isinstance(node, Call)} == set(Function)
+    assert {node.function for node in NODES if isinstance(node, FunctionCall)} == set(Function)
 
 
 @pytest.mark.parametrize("node", NODES, ids=repr)

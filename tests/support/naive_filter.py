@@ -19,11 +19,11 @@ from sow_server.filters.tree import (
     Arithmetic,
     Between,
     Boolean,
-    Call,
     Compare,
     Comparison,
     Expression,
     Function,
+    FunctionCall,
     In,
     IsNull,
     Like,
@@ -144,16 +144,16 @@ class NaiveFilter:
                 return self.value(Arithmetic(Operator.MULTIPLY, Number(-1), operand))
             case Arithmetic(operator, left, right):
                 return calculate(operator, number(self.one(left)), number(self.one(right)))
-            case Call(Function.ARRAY_COUNT, (Path(steps),)):
+            case FunctionCall(Function.ARRAY_COUNT, (Path(steps),)):
                 found = find(self.document, steps)
                 return len(found) if isinstance(found, list) else None
-            case Call(Function.NOW_MICROS):
+            case FunctionCall(Function.NOW_MICROS):
                 return self.meta.now_micros
-            case Call(Function.IF, (condition, yes, no)):
+            case FunctionCall(Function.IF, (condition, yes, no)):
                 return self.one(yes) if self.truth(condition) is True else self.one(no)
-            case Call(Function.COALESCE, arguments):
+            case FunctionCall(Function.COALESCE, arguments):
                 return next((value for argument in arguments if (value := self.one(argument)) is not None), None)
-            case Call(function, arguments):
+            case FunctionCall(function, arguments):
                 return call(function, [self.one(argument) for argument in arguments])
             case _:
                 return self.truth(node)

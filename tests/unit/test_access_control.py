@@ -111,7 +111,7 @@ def test_each_listener_has_the_prover_of_its_kind(tmp_path: Path, readers: Threa
 
 def test_without_an_access_file_everybody_may_do_everything(tmp_path: Path, readers: ThreadPoolExecutor) -> None:
     control = AccessControl(config(tmp_path, "", None), Topics(), Counted(), readers)
-    assert not control.authorizer.guarded
+    assert not control.authorizer.enforces
     with pytest.raises(StoreError, match="no access file"):
         asyncio.run(control.reload())
     assert not (tmp_path / "sow-audit.jsonl").exists()

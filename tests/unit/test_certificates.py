@@ -10,7 +10,7 @@ import pytest
 from cryptography import x509
 from structlog.testing import capture_logs
 
-from sow_server.certificates import CertificateFault, CertificateFiles, Certificates, read_authorities, read_set
+from sow_server.certificates import CertificateFault, CertificateFiles, EndpointCertificates, read_authorities, read_set
 from tests.support.certificates import DAY, Authority, Issued, replace
 from tests.support.configs import Write, refusal, write
 
@@ -150,7 +150,7 @@ def test_the_configuration_names_table_key_and_date(write: Write, authority: Aut
 
 
 def test_replaced_files_are_taken_and_unchanged_ones_not_read_again(authority: Authority) -> None:
-    kept = Certificates(files(authority.issue("server")), "here:1", Clock())
+    kept = EndpointCertificates(files(authority.issue("server")), "here:1", Clock())
     first = kept.current
     assert kept.refresh() is first
     with capture_logs() as logs:
@@ -163,7 +163,7 @@ def test_replaced_files_are_taken_and_unchanged_ones_not_read_again(authority: A
 def test_a_broken_replacement_keeps_the_old_set_until_it_is_mended(authority: Authority) -> None:
     """A new certificate and its key are replaced one after the other; between the two they do not fit."""
     server = authority.issue("server")
-    kept = Certificates(files(server), "here:1", Clock())
+    kept = EndpointCertificates(files(server), "here:1", Clock())
     first = kept.current
     next_one = authority.issue("next")
     with capture_logs() as logs:
@@ -185,7 +185,7 @@ def test_a_broken_replacement_keeps_the_old_set_until_it_is_mended(authority: Au
 
 def test_a_certificate_that_expires_within_a_month_is_told_once_a_day(authority: Authority) -> None:
     clock = Clock()
-    kept = Certificates(files(authority.issue("server", end=40 * DAY), authority.file), "here:1", clock)
+    kept = EndpointCertificates(files(authority.issue("server", end=40 * DAY), authority.file), "here:1", clock)
 
     def told() -> list[object]:
         with capture_logs() as logs:

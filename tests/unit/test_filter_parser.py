@@ -24,11 +24,11 @@ from sow_server.filters.tree import (
     And,
     Arithmetic,
     Boolean,
-    Call,
     Compare,
     Comparison,
     Expression,
     Function,
+    FunctionCall,
     In,
     Like,
     Matches,
@@ -352,8 +352,8 @@ def test_a_tree_that_no_text_can_be_is_refused() -> None:
         lambda: In(A, ()),
         lambda: Matches(TextTest.CONTAINS, A, ()),
         lambda: Matches(TextTest.CONTAINS, A, (A, B)),
-        lambda: Call(Function.LENGTH, ()),
-        lambda: Call(Function.ARRAY_COUNT, (Number(1),)),
+        lambda: FunctionCall(Function.LENGTH, ()),
+        lambda: FunctionCall(Function.ARRAY_COUNT, (Number(1),)),
     ]
     for make in refused:
         with pytest.raises(ValueError):

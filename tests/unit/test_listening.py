@@ -17,7 +17,7 @@ import grpc
 import pytest
 from structlog.testing import capture_logs
 
-from sow_server.certificates import Certificates
+from sow_server.certificates import EndpointCertificates
 from sow_server.config import Config, ListenerAuth, ListenerConfig, ServerConfig
 from sow_server.engine.values.model import MICROS
 from sow_server.listening import FILES_MAX, Listeners, ListeningError, connections_of, options
@@ -250,7 +250,7 @@ def test_the_expiry_of_each_file_is_told_with_its_listener(authority: Authority)
             (ANY, authority.file),
         ]
         assert mutual.files is not None
-        read = Certificates(mutual.files, ANY, lambda: datetime.now(UTC)).current
+        read = EndpointCertificates(mutual.files, ANY, lambda: datetime.now(UTC)).current
         assert [expiry.at for _, expiry in expiries] == [expiry.at for expiry in read.expiries]
 
     asyncio.run(run())

@@ -17,7 +17,7 @@ from sow_server.filters import FilterError
 from sow_server.filters.tree import Metadata, MetadataName, Path
 from sow_server.query import ordering
 from sow_server.query.ordering import Sorter, Term, order, parse_order, print_order
-from sow_server.query.sort_memory import Grant, SortMemory, SortShare
+from sow_server.query.sort_memory import SortMemory, SortRoom, SortShare
 from sow_server.services import sow_service
 
 
@@ -254,15 +254,15 @@ def test_sorts_share_their_memory_and_a_sort_without_room_begins_anew() -> None:
     memory = SortMemory(bytes_max=300_000)
     value = stored(b'{"a":1,"pad":"' + b"x" * 100_000 + b'"}')
     one, other = (Sorter(order(topic(), "/a"), None, payloads=True, memory=memory) for _ in range(2))
-    assert one.add([b"1", b"2"], [value] * 2) is Grant.GRANTED
-    assert other.add([b"1"], [value]) is Grant.BEGIN_ANEW
+    assert one.add([b"1", b"2"], [value] * 2) is SortRoom.GRANTED
+    assert other.add([b"1"], [value]) is SortRoom.BEGIN_ANEW
     assert (other.share.held, memory.waiting) == (0, 1)
     woken: list[bool] = []
     assert not other.share.when_ready(lambda: woken.append(True))
     one.close()
     assert woken == [True]
     assert other.share.when_ready(lambda: None)
-    assert other.add([b"1", b"2"], [value] * 2) is Grant.GRANTED
+    assert other.add([b"1", b"2"], [value] * 2) is SortRoom.GRANTED
     assert memory.waiting == 0
     assert [key for key, _ in other.rows()] == [b"1", b"2"]
 
@@ -281,7 +281,7 @@ class WatchedShare(SortShare):
     def _come_and_go(self) -> None:
         share = SortShare(self.memory)
         assert not share.try_hold(50)
-        assert share.hold(50) is Grant.BEGIN_ANEW
+        assert share.hold(50) is SortRoom.BEGIN_ANEW
         share.close()
 
 
@@ -296,7 +296,7 @@ def test_queries_that_come_and_go_do_not_prolong_the_wait_for_a_client_that_does
     assert unread.try_hold(70)
     unread.shrink(70)  # it is being sent
     assert not waiting.try_hold(40)
-    assert waiting.hold(40) is Grant.WAIT
+    assert waiting.hold(40) is SortRoom.WAIT
     with pytest.raises(StoreError) as refused:
         asyncio.run(sow_service._until_ready(waiting))
     assert (refused.value.reason, refused.value.field) == (Reason.OVERLOADED, "order_by")

@@ -51,8 +51,8 @@ def fetch_values(draft: Draft, chosen: Sequence[tuple[Job, int]]) -> None:
     for job, count in chosen:
         assert job.topic is not None, "the job has been prepared"
         permits = job.request.permits if isinstance(job.request, Publish) else None
-        guarded = permits is not None and permits.reads_payloads
-        if job.delta is not None or guarded or (job.topic.wants_previous and not isinstance(job.request, READ_WHOLE)):
+        reads_old = permits is not None and permits.reads_payloads
+        if job.delta is not None or reads_old or (job.topic.wants_previous and not isinstance(job.request, READ_WHOLE)):
             wanted += store_keys(job, count)
     draft.fetch_values(wanted)
 
