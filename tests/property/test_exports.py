@@ -12,8 +12,8 @@ from unittest import mock
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sow_server.engine.disk import rocks
 from sow_server.engine.disk.layout import HEADER_BYTES
+from sow_server.engine.disk.rocks import cursor
 from sow_server.engine.values.model import ABSENT, Delete, Lifetime, LifetimeKind, Publish
 from sow_server.query import exports, scan
 from sow_server.query.exports import Export, Reading, SplitCache, read_token, write_token
@@ -25,7 +25,7 @@ KEYS = [f"{n:03d}" for n in range(120)]
 SMALL = {
     exports: {"PART_RECORDS_MIN": 2, "SAMPLES_MIN": 8, "SAMPLES_PER_PART": 2, "SAMPLE_CHUNK": 5},
     scan: {"RANGE_FIRST": 2, "SCAN_CHUNK": 6, "FIND_CHUNK": 4},
-    rocks: {"STEPS_AT_ONCE": 2, "VALUES_AT_ONCE": 3},
+    cursor: {"STEPS_AT_ONCE": 2, "VALUES_AT_ONCE": 3},
 }
 FILTERS = ("", "@key >= '030' AND @key < '090'", "@key IN ('001', '050', '119')", "@key < '020' OR @key >= '100'")
 

@@ -1,0 +1,61 @@
+"""RocksDB. Only this package imports rocksdict; every trap of it is handled here.
+
+[1]  Snapshots do not isolate iterators; an iterator is consistent as of its creation. `Rocks.cursor` opens one;
+     a cut over column families opens all of them between two commits.
+[2]  `set_iterate_lower_bound` sets the upper bound: never called; a cursor seeks.
+[3]  Iterator bounds dangle with their ReadOptions: no bounds are set; a cursor compares keys in Python and keeps
+     its ReadOptions alive.
+[4]  `items()` ends silently at a corrupt block: a cursor checks `status()` whenever it runs out.
+[5]  `write` holds the GIL, `flush_wal` does not: batches are written unsynced, then the log is synced.
+[6]  A stalled `write` would freeze every thread: `no_slowdown`, and `Stalled` is raised. A WriteBatch is consumed
+     even by a failed write: a `Batch` is plain data and can be written again.
+[7]  After a failed log write the database stays broken: `Failed` is final for this handle.
+[8]  The default log recovery drops all that follows a damaged spot: a torn tail opens, damage before it refuses.
+[9]  `close` frees the lock only once every handle and iterator is closed: `Rocks` owns and closes them all.
+[10]  Keys and values are exactly bytes; errors are bare exceptions, told apart by prefix in `_translate` only.
+[11]  A database without its CURRENT file would be created anew, empty: `create` tells whether that is intended.
+[12]  A checkpoint holds the GIL while it writes memtables out: `flush`, which does not hold it, is called first.
+[13]  A step beyond the last row crashes the process: before each the cursor asks whether there is a row.
+"""
+
+from __future__ import annotations
+
+from sow_server.engine.disk.rocks.cursor import Cursor
+from sow_server.engine.disk.rocks.database import Batch, Rocks, disk_bytes, first_log_needed
+from sow_server.engine.disk.rocks.errors import Damaged, DiskFull, Failed, Locked, RocksError, Stalled
+from sow_server.engine.disk.rocks.options import (
+    COMMITS,
+    EXPIRY,
+    FAMILIES,
+    INDEXES,
+    JOURNAL,
+    META,
+    RECORDS,
+    STAGING,
+    TOMBSTONES,
+    RocksOptions,
+)
+
+__all__ = [
+    "COMMITS",
+    "EXPIRY",
+    "FAMILIES",
+    "INDEXES",
+    "JOURNAL",
+    "META",
+    "RECORDS",
+    "STAGING",
+    "TOMBSTONES",
+    "Batch",
+    "Cursor",
+    "Damaged",
+    "DiskFull",
+    "Failed",
+    "Locked",
+    "Rocks",
+    "RocksError",
+    "RocksOptions",
+    "Stalled",
+    "disk_bytes",
+    "first_log_needed",
+]

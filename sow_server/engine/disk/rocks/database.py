@@ -1,0 +1,233 @@
+"""The database: the only handle that writes."""
+
+from __future__ import annotations
+
+import bisect
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from pathlib import Path
+from typing import Final
+
+import rocksdict
+
+from sow_server.engine.disk.rocks.cursor import Cursor
+from sow_server.engine.disk.rocks.errors import Damaged, Stalled, translate
+from sow_server.engine.disk.rocks.handle import Handle
+from sow_server.engine.disk.rocks.options import FAMILIES, RocksOptions, all_family_options, database_options
+
+STALL_PATIENCE_SECONDS: Final = 120.0
+STALL_LOOK_SECONDS: Final = 0.01
+
+
+@dataclass(slots=True)
+class Batch:
+    """The changes of one atomic write: first ranges, then deletes, then puts, per column family.
+
+    Plain data, so that it survives a write that stalls (rocks [6]). If a key is in both deletes and puts, the put
+    counts.
+    """
+
+    puts: dict[str, dict[bytes, bytes]] = field(default_factory=lambda: {name: {} for name in FAMILIES})
+    deletes: dict[str, list[bytes]] = field(default_factory=lambda: {name: [] for name in FAMILIES})
+    ranges: list[tuple[str, bytes, bytes]] = field(default_factory=list)
+
+
+class Rocks(Handle):
+    """The handle of the database that writes. There is one in all processes together (`Locked`)."""
+
+    def __init__(
+        self,
+        path: Path,
+        options: RocksOptions | None = None,
+        *,
+        create: bool,
+        on_close: Callable[[], None] | None = None,
+    ) -> None:
+        """Opens the database at `path`; with `create` it makes a new one, where none may exist yet (rocks [11]).
+        Closing it also calls `on_close`.
+
+        Raises Locked, Damaged, DiskFull or Failed.
+        """
+        wanted = options or RocksOptions()
+        if create == (path / "CURRENT").exists():
+            raise Damaged(f"{path} holds a database already" if create else f"{path / 'CURRENT'} is missing")
+        super().__init__(
+            lambda: rocksdict.Rdict(
+                str(path), options=database_options(wanted, create=create), column_families=all_family_options(wanted)
+            ),
+            path,
+            on_close,
+        )
+        self._write_options = rocksdict.WriteOptions()
+        self._write_options.no_slowdown = True  # rocks [6]
+
+    # -- writing: the writer thread alone ---------------------------------------------------------------------------
+
+    def write(self, batch: Batch) -> None:
+        """Applies `batch` atomically, without syncing. Raises Stalled (try again) or Failed (final)."""
+        db = self._open()
+        write = rocksdict.WriteBatch(raw_mode=True)
+        for name, begin, end in batch.ranges:
+            write.delete_range(begin, end, self._handles[name])
+        for name, keys in batch.deletes.items():
+            if keys:
+                write.set_default_column_family(self._handles[name])
+                deque(map(write.delete, keys), maxlen=0)
+        for name, puts in batch.puts.items():
+            if puts:
+                write.set_default_column_family(self._handles[name])
+                # map() in C: the loop costs less than the puts.
+                deque(map(write.put, puts.keys(), puts.values()), maxlen=0)
+        try:
+            db.write(write, self._write_options)
+        except Exception as error:
+            raise translate(error) from error
+
+    def write_waiting(self, batch: Batch) -> None:
+        """As `write`, but waits while it stalls: for a start, which has no caller to refuse. Raises Stalled when no
+        write succeeded for `STALL_PATIENCE_SECONDS`."""
+        give_up = time.monotonic() + STALL_PATIENCE_SECONDS
+        while True:
+            try:
+                self.write(batch)
+            except Stalled:
+                if time.monotonic() >= give_up:
+                    raise
+                time.sleep(STALL_LOOK_SECONDS)
+            else:
+                return
+
+    def sync(self) -> None:
+        """Makes all writes so far durable, without holding the GIL (rocks [5]). Raises Failed (final)."""
+        try:
+            self._open().flush_wal(True)
+        except Exception as error:
+            raise translate(error) from error
+
+    # -- the whole --------------------------------------------------------------------------------------------------
+
+    def verify(self) -> int:
+        """Reads every block of every column family once. Returns the rows read; raises Damaged."""
+        rows = 0
+        for name in FAMILIES:
+            read_options = rocksdict.ReadOptions()
+            read_options.fill_cache(False)  # type: ignore[call-arg]  # a method; the stub says property
+            at = self._family(name).iter(read_options)
+            at.seek_to_first()
+            valid, step = at.valid, at.next
+            while valid():
+                rows += 1
+                step()
+            Cursor._check(at)
+        return rows
+
+    def table_bytes(self) -> int:
+        """Bytes of the live table files."""
+        return sum(int(file["size"]) for file in self._open().live_files())
+
+    def free_bytes(self) -> int:
+        """Free bytes of the disk."""
+        found = os.statvfs(self._path)
+        return found.f_bavail * found.f_frsize
+
+    def flush(self) -> None:
+        """Writes the memtables out as table files."""
+        for name in FAMILIES:
+            try:
+                self._family(name).flush()
+            except Exception as error:
+                raise translate(error) from error
+
+    def checkpoint(self, path: Path) -> None:
+        """Makes a copy of the database as of between two writes; its table files are links. Call `flush` first, so that
+        it is quick (rocks [12]). Raises RocksError."""
+        try:
+            rocksdict.Checkpoint(self._open()).create_checkpoint(str(path))
+        except Exception as error:
+            raise translate(error) from error
+
+    def compact(self, family: str, begin: bytes | None = None, end: bytes | None = None) -> None:
+        """Compacts a key range, without holding the GIL."""
+        options = rocksdict.CompactOptions()
+        options.set_exclusive_manual_compaction(False)
+        options.set_bottommost_level_compaction(rocksdict.BottommostLevelCompaction.force_optimized())
+        try:
+            self._family(family).compact_range(begin, end, options)
+        except Exception as error:
+            raise translate(error) from error
+
+    def parts(self, ranges: Sequence[tuple[bytes, bytes]], bytes_max: int) -> list[tuple[bytes, bytes]]:
+        """Splits ranges, which do not overlap, into parts to compact one by one: each of about `bytes_max` of table
+        files, or one file.
+
+        RocksDB writes whole files, and two ranges in one file would write it twice, so ranges with little between them
+        are joined. Large ranges are cut at the ends of files. RocksDB lists the files of all column families together,
+        without their names, so files of other families with such keys make the parts smaller than necessary.
+        """
+        files = sorted((file["end_key"] or b"", file["size"]) for file in self._open().live_files())
+        ends = [end for end, _ in files]
+        before = [0, *accumulate(size for _, size in files)]
+        """Bytes of the files that end before the one at the same place."""
+        joined: list[tuple[bytes, bytes]] = []
+        for begin, end in sorted(ranges):
+            if joined:
+                last = joined[-1]
+                if before[bisect.bisect_left(ends, begin)] - before[bisect.bisect_left(ends, last[1])] < bytes_max // 2:
+                    joined[-1] = (last[0], end)
+                    continue
+            joined.append((begin, end))
+        parts: list[tuple[bytes, bytes]] = []
+        for begin, end in joined:
+            start, size = begin, 0
+            for at in range(bisect.bisect_right(ends, begin), bisect.bisect_left(ends, end)):
+                size += files[at][1]
+                if size >= bytes_max and ends[at] > start:
+                    parts.append((start, ends[at]))
+                    start, size = ends[at], 0
+            parts.append((start, end))
+        return parts
+
+    def write_stalled(self) -> bool:
+        """Whether RocksDB is slowing writes down or stopping them at this moment."""
+        db = self._open()
+        return bool(
+            db.property_int_value("rocksdb.is-write-stopped")
+            or db.property_int_value("rocksdb.actual-delayed-write-rate")
+        )
+
+
+def first_log_needed(path: Path) -> int:
+    """The number of the first write-ahead log that the database at `path`, which is not open, needs.
+
+    It changes nothing and reads the existing logs, so it may take as long as a start. Raises RocksError.
+    """
+    options = RocksOptions()
+    try:
+        database = rocksdict.Rdict(
+            str(path),
+            options=database_options(options, create=False),
+            column_families=all_family_options(options),
+            access_type=rocksdict.AccessType.read_only(False),
+        )
+        try:
+            return database.property_int_value("rocksdb.min-log-number-to-keep") or 0
+        finally:
+            database.close()
+    except Exception as error:
+        raise translate(error) from error
+
+
+def disk_bytes(path: Path) -> int:
+    """Disk space of the files below `path`, in bytes."""
+    total = 0
+    for folder, _, files in os.walk(path):
+        for name in files:
+            try:
+                total += os.stat(os.path.join(folder, name)).st_blocks * 512
+            except FileNotFoundError:  # compaction removed it meanwhile
+                continue
+    return total

@@ -1,0 +1,47 @@
+"""The errors of RocksDB, told apart (rocks [10])."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+
+class RocksError(Exception):
+    """Any error of RocksDB; the subclass tells the kind."""
+
+
+class Locked(RocksError):
+    """Another process has the database open."""
+
+
+class Damaged(RocksError):
+    """A checksum does not match, or a file is damaged."""
+
+
+class Stalled(RocksError):
+    """A write would have had to wait for compaction. Nothing was written; the same batch may be tried again."""
+
+
+class Failed(RocksError):
+    """Input or output failed. After a failed write the handle is broken for good (rocks [7])."""
+
+
+class DiskFull(Failed):
+    """There is no space, or a file may not grow."""
+
+
+def translate(error: Exception) -> RocksError:
+    """The one place that reads RocksDB's error texts (rocks [10])."""
+    if isinstance(error, RocksError):
+        return error
+    text = " ".join(str(error).split())  # some run over several lines, and a message is one
+    low = text.lower()
+    if "result incomplete" in low or "write stall" in low:
+        return Stalled(text)
+    if "lock hold by current process" in low or ("/lock" in low and "temporarily unavailable" in low):
+        return Locked(text)
+    if low.startswith("corruption") or "checksum mismatch" in low or "corrupted" in low:
+        return Damaged(text)
+    if os.strerror(errno.ENOSPC).lower() in low or os.strerror(errno.EFBIG).lower() in low or "maxsize" in low:
+        return DiskFull(text)
+    return Failed(text)

@@ -1,0 +1,97 @@
+"""An open database, as far as reading goes: column families, cursors, closing."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import rocksdict
+
+from sow_server.engine.disk.rocks.cursor import Cursor
+from sow_server.engine.disk.rocks.errors import Failed, translate
+from sow_server.engine.disk.rocks.options import FAMILIES
+
+
+class Handle:
+    """Owns the handle of the database, its column families, and every cursor on it."""
+
+    def __init__(
+        self, open_database: Callable[[], rocksdict.Rdict], path: Path, on_close: Callable[[], None] | None
+    ) -> None:
+        """`path`: of the database. Closing it also calls `on_close`. Raises RocksError."""
+        self._path = path
+        self._on_close = on_close
+        self._cursors: weakref.WeakSet[Cursor] = weakref.WeakSet()
+        self._lock = threading.Lock()
+        try:
+            self._db: rocksdict.Rdict | None = open_database()
+            self._families = {name: self._db.get_column_family(name) for name in FAMILIES}
+            self._handles = {name: self._db.get_column_family_handle(name) for name in FAMILIES}
+        except Exception as error:
+            raise translate(error) from error
+
+    # -- reading: any thread ----------------------------------------------------------------------------------------
+
+    def get(self, family: str, key: bytes) -> bytes | None:
+        """The value of one key."""
+        try:
+            value: bytes | None = self._family(family).get(key)
+        except Exception as error:
+            raise translate(error) from error
+        return value
+
+    def multi_get(self, family: str, keys: Sequence[bytes]) -> list[bytes | None]:
+        """The values of many keys, in their order, without holding the GIL (rocks [5])."""
+        if len(keys) < 2:
+            # Reading a list releases the GIL, which costs too much for one key.
+            return [self.get(family, key) for key in keys]
+        try:
+            values: list[bytes | None] = self._family(family).get(list(keys))  # type: ignore[assignment]  # a list for a list
+        except Exception as error:
+            raise translate(error) from error
+        return values
+
+    def cursor(self, family: str, *, fill_cache: bool = True) -> Cursor:
+        """A cursor on the state as of now."""
+        read_options = rocksdict.ReadOptions()
+        read_options.fill_cache(fill_cache)  # type: ignore[call-arg]  # a method; the stub says property
+        with self._lock:
+            cursor = Cursor(self._family(family).iter(read_options), read_options)
+            self._cursors.add(cursor)
+        return cursor
+
+    def close(self) -> None:
+        """Closes everything and frees the lock (rocks [9]). No other thread may be inside a call."""
+        with self._lock:
+            db, self._db = self._db, None
+            if db is None:
+                return
+            for cursor in list(self._cursors):
+                cursor.close()
+            handles, self._handles = self._handles, {}
+            families, self._families = self._families, {}
+            # Closing flushes, and a broken handle (rocks [7]) fails at that once more. No data are lost: synced writes
+            # are in the log. If the error were not suppressed, the rest would stay open, and the lock held.
+            for family in families.values():
+                with contextlib.suppress(Exception):
+                    family.close()
+            families.clear()
+            handles.clear()
+            with contextlib.suppress(Exception):
+                db.close()
+            if self._on_close is not None:
+                self._on_close()
+
+    def _open(self) -> rocksdict.Rdict:
+        if self._db is None:
+            raise Failed("the store is closed")
+        return self._db
+
+    def _family(self, name: str) -> rocksdict.Rdict:
+        try:
+            return self._families[name]
+        except KeyError:
+            raise Failed("the store is closed") from None
