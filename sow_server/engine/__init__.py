@@ -25,10 +25,11 @@ from sow_server.engine.commit.options import WriterOptions
 from sow_server.engine.commit.origins import Origins
 from sow_server.engine.commit.reclaim import RECLAIM_RECORDS
 from sow_server.engine.commit.requests import RequestLimits, payload_key
-from sow_server.engine.disk.rocks import Damaged, RocksError, RocksOptions
+from sow_server.engine.disk.rocks import Damaged, Failed, RocksError, RocksOptions, Stale
 from sow_server.engine.durables.commits import DurableCommits
+from sow_server.engine.following import Beats, Follower, Moment, TopicImage
 from sow_server.engine.opening import Instance
-from sow_server.engine.reading import Cut, Cuts, ManyCut
+from sow_server.engine.reading import Cut, Cuts, CutSource, ManyCut
 from sow_server.engine.store import Store, StoreOptions
 from sow_server.engine.upkeep import Upkeep
 from sow_server.engine.values.errors import OpenError, Reason, StoreError
@@ -37,14 +38,19 @@ __all__ = [
     "OPEN_ROOMS",
     "RECLAIM_RECORDS",
     "Administration",
+    "Beats",
     "Commits",
     "Committed",
     "Cut",
+    "CutSource",
     "Cuts",
     "Damaged",
     "DurableCommits",
+    "Failed",
+    "Follower",
     "Instance",
     "ManyCut",
+    "Moment",
     "Observer",
     "OpenError",
     "Origins",
@@ -52,10 +58,12 @@ __all__ = [
     "RequestLimits",
     "RocksError",
     "RocksOptions",
+    "Stale",
     "Store",
     "StoreError",
     "StoreOptions",
     "Topic",
+    "TopicImage",
     "Topics",
     "Upkeep",
     "WriterOptions",

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import compress
-from typing import Final
+from typing import Final, Protocol
 
 from sow_server.engine.catalog.topics import Topic, Topics, topic_deleted
 from sow_server.engine.commit.expiry import OverdueCut, Sweep
@@ -116,6 +116,15 @@ class Cut:
             index.close()
         if self.total is not None:
             self.total.close()
+
+
+class CutSource(Protocol):
+    """Opens cuts: the store itself, or a process that follows it."""
+
+    def records(
+        self, topic: Topic, index_paths: Collection[Steps] = (), *, counted: bool = False, unreadable: bool = False
+    ) -> Cut:
+        """The records of a topic, as `Cuts.records`."""
 
 
 class IndexCursor:

@@ -35,6 +35,7 @@ from sow_server.engine.disk.layout import BOUNDS_KEY, decode_bounds
 from sow_server.engine.disk.rocks import META, Rocks, RocksError, RocksOptions
 from sow_server.engine.durables import Durables
 from sow_server.engine.durables.commits import DurableCommits
+from sow_server.engine.following import Beats
 from sow_server.engine.loads import LoadOptions, Loads, removal_marks
 from sow_server.engine.opening import Accepted, Opened, closed_if_refused, open_database
 from sow_server.engine.reading import Cuts
@@ -86,6 +87,7 @@ class Store:
         self.writer: Final = _make_writer(opened, self.topics, clock, options, observer)
         self.commits: Final = Commits(self.writer, self.topics)
         self.cuts: Final = Cuts(rocks, clock, self.topics, self.writer, self.unsound)
+        self.beats: Final = Beats(rocks, self.commits, clock)
         self.background: Final = Background(rocks, self.commits, self.topics)
 
         # The followers of topics beside subscribers: other instances, and durables.

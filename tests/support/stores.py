@@ -20,7 +20,7 @@ from typing import Final, NamedTuple, TypeVar
 
 from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.disk.layout import BURY, DELETE, EXPIRE, PUT, TOUCH, decode_changes, i64, record, unpack_i64
-from sow_server.engine.disk.rocks import EXPIRY, JOURNAL, RECORDS, Batch
+from sow_server.engine.disk.rocks import EXPIRY, JOURNAL, MARK_KEY, RECORDS, Batch
 from sow_server.engine.store import Store, StoreOptions
 from sow_server.engine.values.clock import GuardedClock
 from sow_server.engine.values.errors import StoreError
@@ -439,7 +439,7 @@ class Rig:
         """The rows of a column family."""
         cursor = self.store._rocks.cursor(family)
         try:
-            return list(cursor.rows(start, stop))
+            return [row for row in cursor.rows(start, stop) if row[0] != MARK_KEY]
         finally:
             cursor.close()
 

@@ -107,6 +107,11 @@ class Commits:
         return self._writer.last_sequence
 
     @property
+    def start_sequence(self) -> int:
+        """The last sequence that may have been used before the start."""
+        return self._writer.start_sequence
+
+    @property
     def synced_sequence(self) -> int:
         """Everything up to this sequence is durable, so followers may see it (rule S7)."""
         return self._writer.synced_sequence

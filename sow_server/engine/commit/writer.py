@@ -37,7 +37,17 @@ from sow_server.engine.commit.reclaim import Removals
 from sow_server.engine.commit.requests import AtomicAborted, Job, Slice, prepare
 from sow_server.engine.commit.steps import Step
 from sow_server.engine.disk.heads import HeadCache
-from sow_server.engine.disk.layout import BOUNDS_KEY, CLOCK_KEY, Reserved, encode_bounds, i64, publisher_key
+from sow_server.engine.disk.layout import (
+    BOUNDS_KEY,
+    CLOCK_KEY,
+    REACHED_KEY,
+    Reached,
+    Reserved,
+    encode_bounds,
+    encode_reached,
+    i64,
+    publisher_key,
+)
 from sow_server.engine.disk.rocks import META, Batch, Rocks, RocksError, Stalled
 from sow_server.engine.values.clock import GuardedClock
 from sow_server.engine.values.errors import Reason, StoreError
@@ -76,6 +86,8 @@ class Writer:
         self._options = options
         self._origin = origin
         self._last_version = reserved.version
+        self.start_sequence: Final = reserved.sequence
+        """The last sequence that may have been used before the start."""
         self._last_sequence = reserved.sequence
         self._version_bound = reserved.version
         self._sequence_bound = reserved.sequence
@@ -492,6 +504,7 @@ class Writer:
         try:
             self.sweep.lower(draft)
             draft.batch.puts[META].update(map(topic_row, draft.new_topics))
+            draft.batch.puts[META][REACHED_KEY] = encode_reached(Reached(draft.next_sequence - 1, draft.now))
             batch = draft.finish()
             self._reserve(draft)
             self._write_patiently(batch, draft)

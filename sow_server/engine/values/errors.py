@@ -93,6 +93,7 @@ class Reason(enum.IntEnum):
     LIMIT_EXCEEDED = 78
     ACCESS_CHANGED = 79
     AUDIT_UNAVAILABLE = 80
+    READER_LOST = 81
 
 
 class StoreError(Exception):

@@ -4,6 +4,7 @@
 "instance"  JSON: id, epoch, origins
 "bounds"    version i64 | sequence i64: up to where they are reserved
 "clock"     i64
+"reached"   last sequence i64 | commit time i64: of the last commit, for processes that follow the database
 "accepted"  i64: the last sequence when an operator last accepted the clock; no time up to it counts for the clock
 "sweep"     expiry key: the floor of the expiry index
 
@@ -38,6 +39,7 @@ FORMAT_KEY: Final = b"format"
 INSTANCE_KEY: Final = b"instance"
 BOUNDS_KEY: Final = b"bounds"
 CLOCK_KEY: Final = b"clock"
+REACHED_KEY: Final = b"reached"
 ACCEPTED_KEY: Final = b"accepted"
 SWEEP_FLOOR_KEY: Final = b"sweep"
 
@@ -66,6 +68,7 @@ SEED_STATE: Final = slice(0, 1)
 SEED_UPTO: Final = slice(1, None)
 """Of the row of a seed: the last record key that came."""
 _STATS: Final = Struct(">12q")
+_REACHED: Final = Struct(">qq")
 
 
 def publisher_key(publisher_id: str) -> bytes:
@@ -107,6 +110,23 @@ def seeds_prefix(source: str) -> bytes:
 def seed_key(source: str, topic_id: int) -> bytes:
     """The key of the seed of a topic from a source."""
     return seeds_prefix(source) + u32(topic_id)
+
+
+class Reached(NamedTuple):
+    """The last commit: its last sequence, and its time."""
+
+    sequence: int
+    commit_time_micros: int
+
+
+def encode_reached(reached: Reached) -> bytes:
+    """The row of the last commit."""
+    return _REACHED.pack(*reached)
+
+
+def decode_reached(row: bytes) -> Reached:
+    """The last commit, by its row."""
+    return Reached(*_REACHED.unpack(row))
 
 
 class Reserved(NamedTuple):

@@ -16,6 +16,14 @@
 [11]  A database without its CURRENT file would be created anew, empty: `create` tells whether that is intended.
 [12]  A checkpoint holds the GIL while it writes memtables out: `flush`, which does not hold it, is called first.
 [13]  A step beyond the last row crashes the process: before each the cursor asks whether there is a row.
+[14]  A secondary reads the list of table files first, and the logs after it. If the database writes a memtable out and
+     removes its log in between, the secondary shows new rows of one column family without those of another, and tells
+     no error: `Secondary.catch_up` repeats itself until no log was removed meanwhile.
+[15]  A secondary keeps a memtable that the database has written out since, until it reads a later write to the same
+     column family from a log. Meanwhile the old rows of the memtable hide newer ones: always from a look-up by key, and
+     from a cursor once compaction has given the newer ones the sequence 0. So every write to a followed family leaves
+     its number there. A look-up of it tells the number of the last write in the memtable, if there is one. A state is
+     used only if these numbers are not below that of a write made for it, after the state before was left.
 """
 
 from __future__ import annotations
@@ -27,21 +35,26 @@ from sow_server.engine.disk.rocks.options import (
     COMMITS,
     EXPIRY,
     FAMILIES,
+    FOLLOWED,
     INDEXES,
     JOURNAL,
+    MARK_KEY,
     META,
     RECORDS,
     STAGING,
     TOMBSTONES,
     RocksOptions,
 )
+from sow_server.engine.disk.rocks.secondary import Secondary, Stale
 
 __all__ = [
     "COMMITS",
     "EXPIRY",
     "FAMILIES",
+    "FOLLOWED",
     "INDEXES",
     "JOURNAL",
+    "MARK_KEY",
     "META",
     "RECORDS",
     "STAGING",
@@ -55,6 +68,8 @@ __all__ = [
     "Rocks",
     "RocksError",
     "RocksOptions",
+    "Secondary",
+    "Stale",
     "Stalled",
     "disk_bytes",
     "first_log_needed",

@@ -13,6 +13,7 @@ from typing import Final
 import rocksdict
 
 from sow_server.engine.disk.rocks.errors import Failed, translate
+from sow_server.engine.disk.rocks.options import MARK_KEY
 
 STEPS_AT_ONCE: Final = 500
 """Steps of a cursor in one call, which holds the GIL throughout."""
@@ -46,11 +47,12 @@ class Cursor:
         at = self._open()
         at.seek(start)
         left = -1 if limit is None else limit
+        end = MARK_KEY if stop is None else stop
         # Bound methods: a row costs four calls, and looking up each method would double the cost.
         valid, key_of, value_of, step = at.valid, at.key, at.value, at.next
         while left and valid():
             key = key_of()
-            if stop is not None and key >= stop:
+            if key >= end:
                 return
             yield key, value_of()
             left -= 1
@@ -214,10 +216,11 @@ class Cursor:
         at = self._open()
         at.seek(start)
         left = -1 if limit is None else limit
+        end = MARK_KEY if stop is None else stop
         valid, key_of, step = at.valid, at.key, at.next
         while left and valid():
             key = key_of()
-            if stop is not None and key >= stop:
+            if key >= end:
                 return
             yield key
             left -= 1
@@ -247,6 +250,8 @@ class Cursor:
         """The last row of the column family."""
         at = self._open()
         at.seek_to_last()
+        if at.valid() and at.key() == MARK_KEY:
+            at.prev()
         if at.valid():
             return at.key(), at.value()
         self._check(at)

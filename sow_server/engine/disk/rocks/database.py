@@ -17,7 +17,14 @@ import rocksdict
 from sow_server.engine.disk.rocks.cursor import Cursor
 from sow_server.engine.disk.rocks.errors import Damaged, Stalled, translate
 from sow_server.engine.disk.rocks.handle import Handle
-from sow_server.engine.disk.rocks.options import FAMILIES, RocksOptions, all_family_options, database_options
+from sow_server.engine.disk.rocks.options import (
+    FAMILIES,
+    FOLLOWED,
+    MARK_KEY,
+    RocksOptions,
+    all_family_options,
+    database_options,
+)
 
 STALL_PATIENCE_SECONDS: Final = 120.0
 STALL_LOOK_SECONDS: Final = 0.01
@@ -34,6 +41,8 @@ class Batch:
     puts: dict[str, dict[bytes, bytes]] = field(default_factory=lambda: {name: {} for name in FAMILIES})
     deletes: dict[str, list[bytes]] = field(default_factory=lambda: {name: [] for name in FAMILIES})
     ranges: list[tuple[str, bytes, bytes]] = field(default_factory=list)
+    beat: bool = False
+    """Whether the write leaves its number in all followed families, although it may change none of them."""
 
 
 class Rocks(Handle):
@@ -64,6 +73,9 @@ class Rocks(Handle):
         )
         self._write_options = rocksdict.WriteOptions()
         self._write_options.no_slowdown = True  # rocks [6]
+        rows = [self.get(family, MARK_KEY) for family in FOLLOWED]
+        self.write_number = max(int.from_bytes(row, "big") for row in rows if row is not None) if any(rows) else 0
+        """The number of the last write."""
 
     # -- writing: the writer thread alone ---------------------------------------------------------------------------
 
@@ -71,6 +83,12 @@ class Rocks(Handle):
         """Applies `batch` atomically, without syncing. Raises Stalled (try again) or Failed (final)."""
         db = self._open()
         write = rocksdict.WriteBatch(raw_mode=True)
+        number = self.write_number + 1
+        mark = number.to_bytes(8, "big")
+        ranged = {name for name, _, _ in batch.ranges}
+        for name in FOLLOWED:
+            if batch.beat or batch.puts[name] or batch.deletes[name] or name in ranged:
+                write.put(MARK_KEY, mark, self._handles[name])
         for name, begin, end in batch.ranges:
             write.delete_range(begin, end, self._handles[name])
         for name, keys in batch.deletes.items():
@@ -86,6 +104,7 @@ class Rocks(Handle):
             db.write(write, self._write_options)
         except Exception as error:
             raise translate(error) from error
+        self.write_number = number
 
     def write_waiting(self, batch: Batch) -> None:
         """As `write`, but waits while it stalls: for a start, which has no caller to refuse. Raises Stalled when no
@@ -108,6 +127,27 @@ class Rocks(Handle):
         except Exception as error:
             raise translate(error) from error
 
+    # -- looking up: any thread ------------------------------------------------------------------------------------
+
+    def get(self, family: str, key: bytes) -> bytes | None:
+        """The value of one key."""
+        try:
+            value: bytes | None = self._family(family).get(key)
+        except Exception as error:
+            raise translate(error) from error
+        return value
+
+    def multi_get(self, family: str, keys: Sequence[bytes]) -> list[bytes | None]:
+        """The values of many keys, in their order, without holding the GIL (rocks [5])."""
+        if len(keys) < 2:
+            # Reading a list releases the GIL, which costs too much for one key.
+            return [self.get(family, key) for key in keys]
+        try:
+            values: list[bytes | None] = self._family(family).get(list(keys))  # type: ignore[assignment]  # a list for a list
+        except Exception as error:
+            raise translate(error) from error
+        return values
+
     # -- the whole --------------------------------------------------------------------------------------------------
 
     def verify(self) -> int:
@@ -123,7 +163,7 @@ class Rocks(Handle):
                 rows += 1
                 step()
             Cursor._check(at)
-        return rows
+        return rows - sum(self.get(family, MARK_KEY) is not None for family in FOLLOWED)
 
     def table_bytes(self) -> int:
         """Bytes of the live table files."""
@@ -168,7 +208,11 @@ class Rocks(Handle):
         are joined. Large ranges are cut at the ends of files. RocksDB lists the files of all column families together,
         without their names, so files of other families with such keys make the parts smaller than necessary.
         """
-        files = sorted((file["end_key"] or b"", file["size"]) for file in self._open().live_files())
+        # A file with the mark of a followed family ends behind all rows; its begin tells more about its place.
+        files = sorted(
+            ((file["start_key"] if file["end_key"] == MARK_KEY else file["end_key"]) or b"", file["size"])
+            for file in self._open().live_files()
+        )
         ends = [end for end, _ in files]
         before = [0, *accumulate(size for _, size in files)]
         """Bytes of the files that end before the one at the same place."""

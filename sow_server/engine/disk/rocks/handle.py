@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import rocksdict
@@ -34,25 +34,6 @@ class Handle:
             raise translate(error) from error
 
     # -- reading: any thread ----------------------------------------------------------------------------------------
-
-    def get(self, family: str, key: bytes) -> bytes | None:
-        """The value of one key."""
-        try:
-            value: bytes | None = self._family(family).get(key)
-        except Exception as error:
-            raise translate(error) from error
-        return value
-
-    def multi_get(self, family: str, keys: Sequence[bytes]) -> list[bytes | None]:
-        """The values of many keys, in their order, without holding the GIL (rocks [5])."""
-        if len(keys) < 2:
-            # Reading a list releases the GIL, which costs too much for one key.
-            return [self.get(family, key) for key in keys]
-        try:
-            values: list[bytes | None] = self._family(family).get(list(keys))  # type: ignore[assignment]  # a list for a list
-        except Exception as error:
-            raise translate(error) from error
-        return values
 
     def cursor(self, family: str, *, fill_cache: bool = True) -> Cursor:
         """A cursor on the state as of now."""

@@ -16,6 +16,10 @@ TOMBSTONES: Final = "tombstones"
 STAGING: Final = "staging"
 META: Final = "meta"
 FAMILIES: Final = (RECORDS, EXPIRY, JOURNAL, COMMITS, INDEXES, TOMBSTONES, STAGING, META)
+FOLLOWED: Final = (RECORDS, INDEXES, META)
+"""The column families that a `Secondary` reads. Every write to one of them leaves its number there (rocks [15])."""
+MARK_KEY: Final = b"\xff" * 32
+"""The key of that number, an i64. It lies behind all rows."""
 
 
 @dataclass(frozen=True, slots=True)
