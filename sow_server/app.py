@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import signal
 import sys
 import threading
@@ -49,16 +50,19 @@ from sow_server.metrics_pages import Readiness
 from sow_server.metrics_server import ListenError, serve_metrics
 from sow_server.query.exports import ExportOptions, Exports
 from sow_server.query.sort_memory import SortMemory
+from sow_server.reader_processes.pool import ReaderOptions, ReaderProcesses
 from sow_server.retention.idle import IdleTopics
 from sow_server.services.access_service import AccessService
 from sow_server.services.admin_service import AdminService
 from sow_server.services.admission import Admission
 from sow_server.services.capacity import InFlight
+from sow_server.services.exporting import ServedExport
 from sow_server.services.guard import CallAdmission, handlers, standard_handlers
 from sow_server.services.health_service import HealthService
 from sow_server.services.load_service import LoadService
 from sow_server.services.loading import Loading
 from sow_server.services.ownership import OwnedDurables
+from sow_server.services.queries import Queries
 from sow_server.services.reading import StoreReading
 from sow_server.services.snapshot_service import SnapshotService
 from sow_server.services.sow_service import SowService
@@ -73,6 +77,8 @@ log = structlog.get_logger(__name__)
 SWITCH_SECONDS: Final = 0.001
 """How long a thread keeps the GIL while another wants it. With the default of 5 ms a publish would wait that long while
 the writer sweeps. Switching five times as often costs less than a percent."""
+READER_PROCESSES_MAX: Final = 4
+"""Reader processes, unless the configuration says how many."""
 SCAN_RECORDS: Final = 1000
 """Entries per frame where durables are scanned; these frames are not sent."""
 SERVICES: Final[tuple[str, ...]] = (
@@ -140,9 +146,9 @@ async def _start(config: Config, running: AsyncExitStack) -> None:
     loading = Loading(store.loads, store.commits, clock, parts.admission, readers)
     services = (*SERVICES, *links.services)
     healthy = HealthService()
-    access = _access(config, store, metrics, readers)
-    running.callback(access.stop)
-    own = _services(parts, links, loading, readers, config, access)
+    access = _access(config, store, metrics, readers, running)
+    processes = _reader_processes(store, clock, config, metrics, running)
+    own = _services(parts, links, loading, readers, processes, config, access)
 
     admission_of = _admissions(config, access, metrics)
 
@@ -215,7 +221,7 @@ class _Parts:
     consumers: Consumers
     admission: Admission
     idle: IdleTopics
-    exports: Exports
+    exports: Exports[ServedExport]
     sorts: SortMemory
 
     @classmethod
@@ -288,11 +294,34 @@ def _timers(parts: _Parts, readers: Executor, config: Config, go_on: Callable[[]
     )
 
 
-def _access(config: Config, store: Store, metrics: Metrics, readers: Executor) -> AccessControl:
+def _access(
+    config: Config, store: Store, metrics: Metrics, readers: Executor, running: AsyncExitStack
+) -> AccessControl:
     try:
-        return AccessControl(config, store.topics, metrics, readers)
+        access = AccessControl(config, store.topics, metrics, readers)
     except AccessControlError as error:
         raise StartError(str(error)) from error
+    running.callback(access.stop)
+    return access
+
+
+def _reader_processes(
+    store: Store, clock: GuardedClock, config: Config, metrics: Metrics, running: AsyncExitStack
+) -> ReaderProcesses:
+    wanted = config.server.reader_processes
+    if wanted is None:
+        wanted = min(READER_PROCESSES_MAX, len(os.sched_getaffinity(0)) - 1)
+    options = ReaderOptions(
+        processes=wanted,
+        data_dir=config.server.data_dir,
+        block_cache_bytes=config.storage.block_cache_bytes // 2,
+        sort_bytes_max=config.limits.sort_bytes_max // max(1, wanted),
+        sorts_waiting_max=config.limits.sorts_waiting_max,
+    )
+    processes = ReaderProcesses(options, store.topics, store.commits, store.origins, store.beats, clock, store.unsound)
+    metrics.watch_reader_processes(processes)
+    running.push_async_callback(processes.stop)
+    return processes
 
 
 def _admissions(config: Config, access: AccessControl, metrics: Metrics) -> Callable[[ListenerConfig], CallAdmission]:
@@ -312,7 +341,13 @@ def _admissions(config: Config, access: AccessControl, metrics: Metrics) -> Call
 
 
 def _services(
-    parts: _Parts, links: InstanceLinks, loading: Loading, readers: Executor, config: Config, access: AccessControl
+    parts: _Parts,
+    links: InstanceLinks,
+    loading: Loading,
+    readers: Executor,
+    processes: ReaderProcesses,
+    config: Config,
+    access: AccessControl,
 ) -> tuple[tuple[ServiceDescriptor, object], ...]:
     """This project's own services, without those of the links."""
     store, hub, consumers = parts.store, parts.hub, parts.consumers
@@ -326,10 +361,10 @@ def _services(
         consumers,
         changes,
         readers,
+        Queries(reading, readers, parts.sorts, processes),
         durability=config.server.durability,
         dynamic_topics=config.server.dynamic_topics,
         owned=owned,
-        sort_memory=parts.sorts,
     )
     admin = AdminService(
         reading,
@@ -349,7 +384,7 @@ def _services(
         instance=config.server.instance,
         version=__version__,
     )
-    snapshot = SnapshotService(reading, store.commits, parts.exports, hub, consumers, readers, owned)
+    snapshot = SnapshotService(reading, store.commits, parts.exports, hub, consumers, readers, owned, processes)
     loads = LoadService(
         store.loads,
         store.commits,

@@ -15,7 +15,7 @@ import threading
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -34,7 +34,6 @@ from sow_server.engine.upkeep import Upkeep
 from sow_server.engine.values.clock import GuardedClock
 from sow_server.engine.values.errors import Reason
 from sow_server.engine.values.model import MICROS
-from sow_server.query.exports import Exports
 from sow_server.query.sort_memory import SortMemory
 from sow_server.retention.idle import IdleTopics
 from sow_server.services.admission import Admission
@@ -111,6 +110,29 @@ class Distribution:
         return found
 
 
+class ReaderFigures(Protocol):
+    """Counts of the reader processes."""
+
+    starts_total: int
+    queries_total: int
+    exports_total: int
+
+    @property
+    def running(self) -> int:
+        """Processes that are ready."""
+
+
+class ExportCounts(Protocol):
+    """Counts of exports."""
+
+    records_total: int
+    """Records that were read from them since the start."""
+
+    @property
+    def count(self) -> int:
+        """Open ones."""
+
+
 @dataclass(frozen=True, slots=True)
 class StoreFigures:
     """The parts of the store that a scrape reads."""
@@ -135,10 +157,11 @@ class Metrics(Collector):
         self._consumers: Consumers | None = None
         self._admission: Admission | None = None
         self._idle: IdleTopics | None = None
-        self._exports: Exports | None = None
+        self._exports: ExportCounts | None = None
         self._jobs: Sequence[PeriodicJob] = ()
         self._certificates: Callable[[], Iterable[tuple[str, Expiry]]] = tuple
         self._sorts: SortMemory | None = None
+        self._reader_processes: ReaderFigures | None = None
         self._scrape = threading.Lock()
         # Written by the writer's thread.
         self._commit_seconds = Distribution(_COMMIT_SECONDS)
@@ -186,7 +209,11 @@ class Metrics(Collector):
         """From now on a scrape shows the memory of ordered queries, too."""
         self._sorts = sorts
 
-    def watch_exports(self, exports: Exports) -> None:
+    def watch_reader_processes(self, processes: ReaderFigures) -> None:
+        """From now on a scrape shows the reader processes, too."""
+        self._reader_processes = processes
+
+    def watch_exports(self, exports: ExportCounts) -> None:
         """From now on a scrape shows the exports, too."""
         with self._scrape:
             self._exports = exports
@@ -260,6 +287,8 @@ class Metrics(Collector):
         if (sorts := self._sorts) is not None:
             yield GaugeMetricFamily("sow_sort_bytes", "Memory that ordered queries hold.", sorts.held_bytes)
             yield GaugeMetricFamily("sow_sorts_waiting", "Ordered queries that wait for memory.", sorts.waiting)
+        if (processes := self._reader_processes) is not None:
+            yield from _reader_process_metrics(processes)
         if (links := self._links) is not None:
             yield from _link_metrics(links)
         with self._scrape:
@@ -378,6 +407,19 @@ def _idle_metrics(idle: IdleTopics) -> Iterator[Metric]:
     yield deleted
 
 
+def _reader_process_metrics(processes: ReaderFigures) -> Iterator[Metric]:
+    yield GaugeMetricFamily("sow_reader_processes", "Reader processes that are ready.", processes.running)
+    yield CounterMetricFamily(
+        "sow_reader_process_starts", "Reader processes that were started.", processes.starts_total
+    )
+    yield CounterMetricFamily(
+        "sow_reader_queries", "Queries that reader processes have answered.", processes.queries_total
+    )
+    yield CounterMetricFamily(
+        "sow_reader_exports", "Exports that reader processes have opened.", processes.exports_total
+    )
+
+
 def _job_metrics(jobs: Sequence[PeriodicJob]) -> Iterator[Metric]:
     running = GaugeMetricFamily(
         "sow_job_running_seconds", "Duration of a periodic job's current run; 0 between runs.", labels=["job"]
@@ -403,7 +445,7 @@ def _load_metrics(store: StoreFigures) -> Iterator[Metric]:
     )
 
 
-def _export_metrics(exports: Exports) -> Iterator[Metric]:
+def _export_metrics(exports: ExportCounts) -> Iterator[Metric]:
     yield GaugeMetricFamily("sow_exports", "Exports that are open.", exports.count)
     yield CounterMetricFamily("sow_export_records", "Records read from exports.", exports.records_total)
 

@@ -16,7 +16,7 @@ import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
 from functools import partial
-from typing import Final
+from typing import Final, Protocol
 
 import structlog
 from apscheduler.schedulers.asyncio import AsyncIOScheduler
@@ -29,7 +29,6 @@ from sow_server.engine.upkeep import Upkeep
 from sow_server.engine.values.clock import GuardedClock
 from sow_server.engine.values.errors import StoreError
 from sow_server.engine.values.model import MICROS, NEVER
-from sow_server.query.exports import Exports
 from sow_server.query.sort_memory import SortMemory
 from sow_server.retention.idle import IdleTopics
 from sow_server.subscriptions.consumers import Consumers
@@ -55,6 +54,13 @@ TRIM_REST: Final = 200
 long."""
 
 
+class Leases(Protocol):
+    """Things that end when nobody has used them for a while, such as exports."""
+
+    def tick(self) -> None:
+        """Ends those whose time is over."""
+
+
 class Timers:
     """Owns the scheduler, and the alarm for the next deadline of topics and durables. Start and stop it on the event
     loop."""
@@ -69,7 +75,7 @@ class Timers:
         readers: Executor,
         consumers: Consumers,
         idle: IdleTopics,
-        exports: Exports,
+        exports: Leases,
         sorts: SortMemory,
         save_peers: Callable[[], None],
         forget_durables: Callable[[], None],

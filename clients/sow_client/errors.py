@@ -261,6 +261,7 @@ CLASS_OF_REASON: Mapping[str, type[SowError]] = {
     "LIMIT_EXCEEDED": ResourceExhausted,
     "ACCESS_CHANGED": Unavailable,
     "AUDIT_UNAVAILABLE": Unavailable,
+    "READER_LOST": Unavailable,
 }
 """The exception for each reason. A test compares the table with `sow.v1.ErrorReason`."""
 

@@ -146,6 +146,7 @@ class ServerConfig:
     max_connection_age_grace_micros: int = _duration(60 * MICROS, 0, _DAY)
     compression: bool = _flag(False)
     reader_threads: int = _count(4, 1, 64)
+    reader_processes: int | None = _knob(None, UnlessWord(Count(0, 64), "auto"))
     stop_grace_micros: int = _duration(5 * MICROS, 0, _HOUR)
 
 

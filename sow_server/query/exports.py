@@ -24,18 +24,19 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import compress, pairwise
-from typing import Final, NamedTuple
+from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 from zlib import crc32
 
 from sow.durations import format_micros
 from sow_server.engine.catalog.topics import Topic, Topics, topic_deleted
 from sow_server.engine.formats.payloads import Projection
 from sow_server.engine.formats.topic_formats import key_paths
-from sow_server.engine.reading import Cut, Cuts
+from sow_server.engine.reading import Cut, Cuts, CutSource
 from sow_server.engine.values.clock import boot_micros
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import MICROS
 from sow_server.filters.restriction import UNRESTRICTED, Restriction
+from sow_server.query.export_splits import KeySamples, SplitCache
 from sow_server.query.filtering import RecordFilter
 from sow_server.query.planner import ABOVE_ALL, EVERYTHING, NOTHING, Access, IndexBound, Plan, Range, plan
 from sow_server.query.scan import Points, Race, Ranges, Rows, merged, sieve
@@ -61,10 +62,6 @@ PIECE_BYTES: Final = 400 * 2**10
 fall out of the processor's cache. Pieces of 2 MiB give half as many records a second."""
 PIECE_RECORDS_FIRST: Final = 1000
 PIECE_RECORDS_MAX: Final = 5000
-DRIFT_SHARE: Final = 4
-"""The samples of a topic serve until a quarter as many changes have been written as the topic had records."""
-TOPICS_KEPT: Final = 100
-"""Topics whose samples are kept."""
 LEASE_MICROS: Final = 600 * MICROS
 LEASE_MICROS_MIN: Final = MICROS
 LEASE_MICROS_MAX: Final = 24 * 3600 * MICROS
@@ -77,6 +74,32 @@ class ExportOptions:
     """Limits of exports."""
 
     exports_max: int = 64
+
+
+class LeasedExport(Protocol):
+    """An open export, as far as its lease goes."""
+
+    @property
+    def id(self) -> str:
+        """Names it to clients."""
+
+    @property
+    def owner(self) -> str:
+        """The identity that has opened it."""
+
+    @property
+    def topic(self) -> Topic:
+        """Its topic."""
+
+    @property
+    def part_records(self) -> Sequence[int]:
+        """Of each part: the stored records to read for it, approximately."""
+
+    def close(self) -> None:
+        """Releases the cut once nobody uses it. May be called again."""
+
+
+E = TypeVar("E", bound=LeasedExport)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +137,7 @@ class Export:
 
     def __init__(
         self,
-        cuts: Cuts,
+        cuts: CutSource,
         topic: Topic,
         given: RecordFilter | None,
         parts: int,
@@ -148,6 +171,11 @@ class Export:
         self._needs_keys = sieve_wants_keys or self.granted is not None
         """Whether keys are read in any case: for the filter, or for the position behind a record [5]."""
         self._preparing: Iterator[tuple[ExportPart, ...] | None] = self._prepare()
+
+    @property
+    def part_records(self) -> Sequence[int]:
+        """Of each part: the stored records to read for it, approximately."""
+        return [part.records for part in self.parts]
 
     @property
     def project(self) -> Callable[[bytes], bytes] | None:
@@ -398,85 +426,15 @@ def _split(ranges: Sequence[Range], edge: bytes) -> tuple[list[Range], list[Rang
     return before, []
 
 
-# --- places to split at ----------------------------------------------------------------------------------------------
-
-
-class KeySamples:
-    """Every n-th record key of some ranges, in order."""
-
-    def __init__(self, stride: int) -> None:
-        self.stride: Final = stride
-        self.keys: list[bytes] = []
-        self.before: list[int] = []
-        """Stored records before each of the keys."""
-        self.records = 0
-
-    def add(self, keys: Sequence[bytes], records: int) -> None:
-        """Adds the next keys, which stand for `records` records."""
-        self.keys += keys
-        self.before += [self.records + index * self.stride for index in range(len(keys))]
-        self.records += records
-
-    def within(self, ranges: Sequence[Range]) -> KeySamples:
-        """The samples within the ranges; their counts are then approximate."""
-        if ranges == EVERYTHING:
-            return self
-        found = KeySamples(self.stride)
-        for start, stop in ranges:
-            first, last = bisect.bisect_left(self.keys, start), bisect.bisect_left(self.keys, stop)
-            if first < last:
-                upto = self.records if last == len(self.keys) else self.before[last]
-                found.add(self.keys[first:last], upto - self.before[first])
-        return found
-
-    def place(self, share: float) -> tuple[bytes, int]:
-        """A key with about that share of the records before it, and the number of those records."""
-        index = bisect.bisect_left(self.before, share * self.records)
-        if index == len(self.keys):
-            return ABOVE_ALL, self.records
-        return self.keys[index], self.before[index]
-
-
-class SplitCache:
-    """Remembers samples of topics, so that not every export has to pass over the whole topic.
-
-    They only decide how even parts are. From any thread.
-    """
-
-    def __init__(self) -> None:
-        self._samples: dict[int, tuple[int, KeySamples]] = {}
-        """By topic id: the sequence at the time, and the samples."""
-        self._lock = threading.Lock()
-
-    def of(self, topic: Topic, cut: Cut) -> KeySamples | None:
-        """The samples of a topic, if they are recent enough."""
-        with self._lock:
-            found = self._samples.get(topic.id)
-        if found is None:
-            return None
-        sequence, samples = found
-        return samples if abs(cut.sequence - sequence) <= samples.records // DRIFT_SHARE else None
-
-    def keep(self, topic: Topic, cut: Cut, samples: KeySamples) -> None:
-        """Remembers samples of a whole topic, if its journal tells how much the topic has changed since."""
-        if not topic.settings.journal:
-            return
-        with self._lock:
-            self._samples.pop(topic.id, None)
-            self._samples[topic.id] = (cut.sequence, samples)
-            while len(self._samples) > TOPICS_KEPT:
-                del self._samples[next(iter(self._samples))]
-
-
 # --- open exports ----------------------------------------------------------------------------------------------------
 
 
-class _OpenExport:
+class _OpenExport(Generic[E]):
     """An open export."""
 
     __slots__ = ("busy", "due_micros", "export", "lease_micros", "readers", "whole")
 
-    def __init__(self, export: Export, lease_micros: int, due_micros: int) -> None:
+    def __init__(self, export: E, lease_micros: int, due_micros: int) -> None:
         self.export = export
         self.lease_micros = lease_micros
         self.due_micros = due_micros
@@ -488,10 +446,10 @@ class _OpenExport:
 
     @property
     def read_whole(self) -> bool:
-        return not self.readers and len(self.whole) == len(self.export.parts)
+        return not self.readers and len(self.whole) == len(self.export.part_records)
 
 
-class Exports:
+class Exports(Generic[E]):
     """Owns the open exports, and ends them. On one thread, the event loop's."""
 
     def __init__(
@@ -507,7 +465,7 @@ class Exports:
         self._cuts = cuts
         self._options = options or ExportOptions()
         self._elapsed = elapsed
-        self._held: dict[str, _OpenExport] = {}
+        self._held: dict[str, _OpenExport[E]] = {}
         """In the order in which they were opened."""
         self._opening = 0
         self._ended: dict[str, str | Topic] = {}
@@ -541,7 +499,7 @@ class Exports:
         finally:
             self._opening -= 1
 
-    def add(self, export: Export, lease_micros: int) -> None:
+    def add(self, export: E, lease_micros: int) -> None:
         """Opens a prepared export. Raises StoreError STOPPING; the caller then closes it."""
         self._check_running()
         self._held[export.id] = _OpenExport(export, lease_micros, self._elapsed() + lease_micros)
@@ -552,11 +510,11 @@ class Exports:
 
     # -- using --------------------------------------------------------------------------------------------------------
 
-    def find(self, export_id: str) -> Export:
+    def find(self, export_id: str) -> E:
         """The export with an id. Raises StoreError: EXPORT_NOT_FOUND, TOPIC_DELETED, STOPPING."""
         return self._find(export_id).export
 
-    def _find(self, export_id: str) -> _OpenExport:
+    def _find(self, export_id: str) -> _OpenExport[E]:
         self._check_running()
         held = self._held.get(export_id)
         if held is not None:
@@ -577,7 +535,7 @@ class Exports:
         """The number of open exports of an identity."""
         return sum(held.export.owner == owner for held in self._held.values())
 
-    def _judge(self, held: _OpenExport) -> None:
+    def _judge(self, held: _OpenExport[E]) -> None:
         """Ends an export whose lease is over."""
         topic = held.export.topic
         if self._topics.by_id.get(topic.id) is not topic:
@@ -589,7 +547,7 @@ class Exports:
             self._cuts.used(topic)
 
     @contextmanager
-    def reader(self, export_id: str) -> Generator[Export, None, None]:
+    def reader(self, export_id: str) -> Generator[E, None, None]:
         """Keeps an export from ending by itself while it is read [3]. Raises StoreError as `find`."""
         held = self._find(export_id)
         held.readers += 1
@@ -620,7 +578,7 @@ class Exports:
         if held is not None:
             held.whole.add(part)
 
-    def renew(self, export_id: str) -> tuple[Export, int]:
+    def renew(self, export_id: str) -> tuple[E, int]:
         """Starts the lease anew. Returns the export and the lease. Raises StoreError as `find`."""
         held = self._find(export_id)
         held.due_micros = self._elapsed() + held.lease_micros
@@ -628,11 +586,11 @@ class Exports:
 
     # -- ending -------------------------------------------------------------------------------------------------------
 
-    def close(self, export_id: str) -> None:
+    def close(self, export_id: str, why: str = "it was closed") -> None:
         """Ends an export; its readings end with EXPORT_NOT_FOUND. Closing an export that has ended does nothing."""
         held = self._held.get(export_id)
         if held is not None:
-            self._end(held, "it was closed")
+            self._end(held, why)
 
     def tick(self) -> None:
         """Ends the exports whose lease is over. Call it about every second."""
@@ -645,7 +603,7 @@ class Exports:
         for held in list(self._held.values()):
             self._end(held, "the server is stopping")
 
-    def _end(self, held: _OpenExport, why: str | Topic) -> None:
+    def _end(self, held: _OpenExport[E], why: str | Topic) -> None:
         export = held.export
         del self._held[export.id]
         while len(self._ended) >= ENDED_KEPT:
@@ -675,15 +633,15 @@ def not_found(export_id: str, why: str) -> StoreError:
 TAG_BYTES: Final = 8
 
 
-def write_token(export: Export, part: int, position: bytes) -> bytes:
+def write_token(export_id: str, part: int, position: bytes) -> bytes:
     """The token that continues a part behind a key."""
-    return _tag(export, part, position) + position
+    return _tag(export_id, part, position) + position
 
 
-def read_token(export: Export, part: int, token: bytes) -> bytes:
+def read_token(export_id: str, part: int, token: bytes) -> bytes:
     """The record key at which a part continues. Raises StoreError RESUME_TOKEN_INVALID."""
     position = token[TAG_BYTES:]
-    if token and token[:TAG_BYTES] != _tag(export, part, position):
+    if token and token[:TAG_BYTES] != _tag(export_id, part, position):
         raise StoreError(
             Reason.RESUME_TOKEN_INVALID,
             "resume_token: does not belong to this part of the export; send the token of the last batch, or none",
@@ -692,5 +650,5 @@ def read_token(export: Export, part: int, token: bytes) -> bytes:
     return position
 
 
-def _tag(export: Export, part: int, position: bytes) -> bytes:
-    return hashlib.blake2s(f"{export.id}/{part}/".encode() + position, digest_size=TAG_BYTES).digest()
+def _tag(export_id: str, part: int, position: bytes) -> bytes:
+    return hashlib.blake2s(f"{export_id}/{part}/".encode() + position, digest_size=TAG_BYTES).digest()

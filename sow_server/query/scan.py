@@ -27,7 +27,7 @@ from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.disk.layout import HEADER_BYTES, HeaderColumns, header_columns
 from sow_server.engine.formats.payloads import Projection
 from sow_server.engine.formats.topic_formats import key_paths
-from sow_server.engine.reading import Cut, Cuts
+from sow_server.engine.reading import Cut, CutSource
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import NEVER
 from sow_server.filters import Meta, print_path
@@ -111,7 +111,7 @@ class Explanation(NamedTuple):
 class Scan:
     """Owns the cut of one query and the position in it."""
 
-    def __init__(self, cuts: Cuts, query: Query, sort_memory: SortMemory | None = None) -> None:
+    def __init__(self, cuts: CutSource, query: Query, sort_memory: SortMemory | None = None) -> None:
         """`sort_memory`: the memory that ordered queries share. Raises StoreError for options that contradict each
         other, or a page token of another query."""
         _check(query)
@@ -178,6 +178,11 @@ class Scan:
         if self._sorter is not None:
             return self._sort(self._sorter)
         return self._next_found(self._rows)
+
+    @property
+    def scanned(self) -> int:
+        """Stored records that have been read so far."""
+        return self._scanned
 
     def footer(self) -> Footer:
         """The figures of the answer, once there are no more batches."""

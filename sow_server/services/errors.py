@@ -99,6 +99,7 @@ CODES: Final[dict[Reason, grpc.StatusCode]] = {
     Reason.LIMIT_EXCEEDED: grpc.StatusCode.RESOURCE_EXHAUSTED,
     Reason.ACCESS_CHANGED: grpc.StatusCode.UNAVAILABLE,
     Reason.AUDIT_UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
+    Reason.READER_LOST: grpc.StatusCode.UNAVAILABLE,
 }
 
 

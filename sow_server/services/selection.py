@@ -8,18 +8,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from concurrent.futures import Executor
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple
 
 from sow_server.access.caller import Granted
 from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.commit.soundness import Fault, RowLimits, row_fault
 from sow_server.engine.disk.layout import read_header
-from sow_server.engine.reading import Cut, Cuts
+from sow_server.engine.reading import Cuts
 from sow_server.engine.values.model import RecordMatcher
 from sow_server.query.filtering import record_filter
 from sow_server.query.scan import Query, RecordBatch, Scan
-
-T = TypeVar("T")
+from sow_server.services.answering import close_after
 
 CHECK_ROWS: Final = 500
 """Rows that one step of a check decodes: some milliseconds."""
@@ -135,17 +134,3 @@ async def checked(cuts: Cuts, readers: Executor, topic: Topic, limits: RowLimits
             yield step
     finally:
         close_after(cut, reading)
-
-
-def close_after(scan: Scan | Cut, reading: asyncio.Future[T] | None) -> None:
-    """Closes a scan once its last step has ended: a cursor must not be closed while a reader uses it."""
-
-    def close(done: asyncio.Future[T]) -> None:
-        if not done.cancelled():
-            done.exception()  # its caller has got it, or has gone
-        scan.close()
-
-    if reading is None:
-        scan.close()
-    else:
-        reading.add_done_callback(close)

@@ -5,17 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import Executor
-from typing import TypeVar
-from weakref import WeakKeyDictionary
+from typing import Final, TypeVar
 
 import structlog
 
 from sow.v1 import snapshot_pb2
 from sow_server.access.caller import Call
+from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.commit.commits import Commits
 from sow_server.engine.values.errors import Reason, StoreError
-from sow_server.engine.values.model import MessageType
-from sow_server.filters.restriction import UNRESTRICTED
+from sow_server.filters.restriction import UNRESTRICTED, Restriction
 from sow_server.query.exports import (
     LEASE_MICROS,
     LEASE_MICROS_MAX,
@@ -27,12 +26,11 @@ from sow_server.query.exports import (
     Exports,
     not_found,
     read_token,
-    write_token,
 )
-from sow_server.query.filtering import callers_filter
 from sow_server.services import packing
 from sow_server.services.changes_service import ChangesService
 from sow_server.services.convert import invalid
+from sow_server.services.exporting import LongExports, OwnExport, PartReading, ReadPart, ServedExport, export_of
 from sow_server.services.ownership import OwnedDurables
 from sow_server.services.reading import StoreReading
 from sow_server.subscriptions.consumers import Consumers
@@ -42,6 +40,9 @@ log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 
+LONG_RECORDS: Final = 10_000
+"""An export of a topic with so many records is read in a reader process, if there is one."""
+
 
 class SnapshotService(ChangesService):
     """Validates, calls, translates. Makes the readings of an export take turns."""
@@ -50,15 +51,16 @@ class SnapshotService(ChangesService):
         self,
         reading: StoreReading,
         commits: Commits,
-        exports: Exports,
+        exports: Exports[ServedExport],
         hub: Hub,
         consumers: Consumers,
         readers: Executor,
         owned: OwnedDurables,
+        long: LongExports,
     ) -> None:
         super().__init__(reading, commits, hub, consumers, readers, owned)
         self._exports = exports
-        self._turns: WeakKeyDictionary[Export, asyncio.Lock] = WeakKeyDictionary()
+        self._long = long
 
     # -- exports ----------------------------------------------------------------------------------------------------
 
@@ -69,35 +71,26 @@ class SnapshotService(ChangesService):
         if not LEASE_MICROS_MIN <= lease <= LEASE_MICROS_MAX:
             raise invalid("lease_micros", "must be between 1 s and 24 h, or 0")
         topic, restriction = call.topic(request.topic)
-
-        def opened() -> Export:
-            given = callers_filter(topic, request.filter, restriction)
-            return Export(
-                self._reading.cuts,
-                topic,
-                given,
-                request.parts,
-                self._exports.splits,
-                owner=call.owner,
-                restriction=restriction,
-            )
-
         with call.making("exports", self._exports.held_by(call.owner)), self._exports.room():
-            opening = asyncio.get_running_loop().run_in_executor(self._readers, opened)
+            export: ServedExport | None = None
+            if topic.statistics.records >= LONG_RECORDS:
+                export = await self._long.open_export(
+                    topic,
+                    restriction,
+                    request.filter,
+                    request.parts,
+                    owner=call.owner,
+                    lost=lambda export_id: self._exports.close(export_id, "the process that read it has ended"),
+                )
+            if export is None:
+                export = await self._open_here(topic, restriction, request, call.owner)
             try:
-                export = await asyncio.shield(opening)
-            except asyncio.CancelledError:
-                opening.add_done_callback(_close_opened)
-                raise
-            try:
-                while not await asyncio.shield(self._piece(export, export.prepare)):
-                    pass
-                await self._on_disk(export.cut.sequence)
+                await self._on_disk(export.sequence)
                 self._exports.add(export, lease)
             except BaseException:
                 export.close()
                 raise
-        log.info("export_opened", topic=topic.name, export=export.id, parts=len(export.parts))
+        log.info("export_opened", topic=topic.name, export=export.id, parts=len(export.part_records))
         told = self._described(export, lease)
         return snapshot_pb2.OpenExportResponse(
             export_id=export.id,
@@ -107,6 +100,28 @@ class SnapshotService(ChangesService):
             lease_micros=told.lease_micros,
             parts=told.parts,
         )
+
+    async def _open_here(
+        self, topic: Topic, restriction: Restriction, request: snapshot_pb2.OpenExportRequest, owner: str
+    ) -> OwnExport:
+        def opened() -> Export:
+            splits = self._exports.splits
+            return export_of(self._reading.cuts, topic, request.filter, restriction, request.parts, splits, owner=owner)
+
+        opening = asyncio.get_running_loop().run_in_executor(self._readers, opened)
+        try:
+            export = await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            opening.add_done_callback(_close_opened)
+            raise
+        turn = asyncio.Lock()
+        try:
+            while not await asyncio.shield(self._piece(turn, export.prepare)):
+                pass
+        except BaseException:
+            export.close()
+            raise
+        return OwnExport(export, lambda run: self._piece(turn, run), lambda: self._reading.origins.names)
 
     def _check_owner(self, call: Call, export_id: str) -> None:
         """An export of another caller does not exist, and neither does one with more than the caller may read by now.
@@ -120,15 +135,15 @@ class SnapshotService(ChangesService):
         if call.topic(export.topic.name).restriction not in (UNRESTRICTED, export.restriction):
             raise not_found(export_id, NOT_PERMITTED)
 
-    def _described(self, export: Export, lease_micros: int) -> snapshot_pb2.RenewExportResponse:
+    def _described(self, export: ServedExport, lease_micros: int) -> snapshot_pb2.RenewExportResponse:
         topic = export.topic
-        told = export.granted is None  # the figures count records that the caller may not see
+        told = export.restriction.rows is None  # the figures count records that the caller may not see
         return snapshot_pb2.RenewExportResponse(
             lease_micros=lease_micros,
             topic=topic.name,
-            bookmark=self._reading.instance.bookmark(export.cut.sequence) if topic.settings.journal else "",
-            as_of_micros=export.cut.now_micros,
-            parts=[snapshot_pb2.ExportPart(records=part.records if told else 0) for part in export.parts],
+            bookmark=self._reading.instance.bookmark(export.sequence) if topic.settings.journal else "",
+            as_of_micros=export.now_micros,
+            parts=[snapshot_pb2.ExportPart(records=records if told else 0) for records in export.part_records],
         )
 
     async def ReadExport(self, request: snapshot_pb2.ReadExportRequest, call: Call) -> AsyncGenerator[bytes, None]:
@@ -137,60 +152,33 @@ class SnapshotService(ChangesService):
         size = packing.batch_size(request.batch_size)
         self._check_owner(call, request.export_id)
         with self._exports.reader(request.export_id) as export:
-            if request.part >= len(export.parts):
-                raise invalid("part", f"{request.part} is not below {len(export.parts)}, the number of parts")
-            begin = read_token(export, request.part, request.resume_token)
-            reading = export.reading(request.part, begin, keys_wanted=packing.KEY in wanted)
-            origins = self._reading.origins.names
-            json = export.topic.settings.message_type is MessageType.JSON
-
-            def next_response() -> tuple[int, bytes] | None:
-                piece = reading.step(size)
-                if piece is None:
-                    return None
-                if not piece.values:
-                    return 0, b""
-                response = snapshot_pb2.ReadExportResponse(
-                    resume_token=write_token(export, request.part, piece.position)
-                )
-                packing.fill_records(
-                    response.batch,
-                    piece.keys,
-                    piece.values,
-                    wanted,
-                    origins,
-                    lines=request.lines,
-                    json=json,
-                    project=export.project,
-                )
-                return len(piece.values), response.SerializeToString()
-
-            # One piece of work ahead: the next one is done while the records of this one are sent.
-            ahead = self._piece(export, next_response)
-            while True:
-                try:
-                    answered = await asyncio.shield(ahead)
-                except StoreError as error:
-                    if error.reason is Reason.EXPORT_NOT_FOUND:
-                        self._exports.find(export.id)  # raises the cause
-                    raise
-                self._exports.find(export.id)  # it may have ended meanwhile
-                if answered is None:
-                    break
-                ahead = self._piece(export, next_response)
-                records, response = answered
-                if records:
+            if request.part >= len(export.part_records):
+                raise invalid("part", f"{request.part} is not below {len(export.part_records)}, the number of parts")
+            begin = read_token(export.id, request.part, request.resume_token)
+            reading = export.read(ReadPart(request.part, begin, wanted, size, request.lines))
+            try:
+                while (answered := await self._next(export.id, reading)) is not None:
+                    records, response = answered
                     with self._exports.handing_over(export.id, records):
                         yield response
-            self._exports.ended(export.id, request.part)
-            scanned = reading.scanned if export.granted is None else reading.returned
-            footer = snapshot_pb2.ExportFooter(returned=reading.returned, scanned=scanned)
-            yield snapshot_pb2.ReadExportResponse(footer=footer).SerializeToString()
+                self._exports.ended(export.id, request.part)
+                yield reading.footer()
+            finally:
+                reading.close()
 
-    def _piece(self, export: Export, run: Callable[[], T]) -> asyncio.Task[T]:
+    async def _next(self, export_id: str, reading: PartReading) -> tuple[int, bytes] | None:
+        try:
+            answered = await reading.next()
+        except StoreError as error:
+            if error.reason is Reason.EXPORT_NOT_FOUND:
+                self._exports.find(export_id)  # raises the cause
+            raise
+        self._exports.find(export_id)  # it may have ended meanwhile
+        return answered
+
+    def _piece(self, turn: asyncio.Lock, run: Callable[[], T]) -> asyncio.Task[T]:
         """Runs a piece of work on an export on a reader thread, when it is its turn. It must not be cancelled, as the
         thread uses the cursor until the piece is finished."""
-        turn = self._turns.setdefault(export, asyncio.Lock())
 
         async def take_turn() -> T:
             async with turn, self._at_once:

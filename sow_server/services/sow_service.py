@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import aclosing
@@ -22,17 +21,17 @@ from sow_server.engine.disk.layout import PAYLOAD
 from sow_server.engine.durables import Durable, RewindTo
 from sow_server.engine.values import model
 from sow_server.engine.values.errors import Reason, StoreError
-from sow_server.engine.values.model import MICROS, Delete, Durability, Outcome, PermittedRows, PublishChannel
-from sow_server.query.filtering import callers_filter, permitted, record_filter, rows_filter
-from sow_server.query.ordering import callers_order
+from sow_server.engine.values.model import Delete, Durability, Outcome, PermittedRows, PublishChannel
+from sow_server.query.filtering import permitted, record_filter, rows_filter
 from sow_server.query.projection import projection
 from sow_server.query.scan import Query, RecordBatch, Scan, point_keys
-from sow_server.query.sort_memory import SortMemory, SortShare
 from sow_server.services import convert, subscribe_convert
+from sow_server.services.answering import close_after
 from sow_server.services.guard import readable
 from sow_server.services.ownership import OwnedDurables
+from sow_server.services.queries import Queries
 from sow_server.services.reading import StoreReading
-from sow_server.services.selection import CHANGE_RECORDS, close_after, count, count_selected, selected
+from sow_server.services.selection import CHANGE_RECORDS, count, count_selected, selected
 from sow_server.services.submissions import Submissions, settle
 from sow_server.services.writing import permit_delete, permit_publish, permit_touch
 from sow_server.subscriptions.consumer import Attachment, Consumer
@@ -47,8 +46,6 @@ T = TypeVar("T")
 
 STREAM_REQUESTS_MAX: Final = 16
 """Requests of one publish stream that may be under way; the next is read when the first is answered."""
-SORT_PATIENCE_SECONDS: Final = 30.0
-"""How long an ordered query waits for memory while nobody gives any back."""
 BROWSE_ENTRIES: Final = 100
 BROWSE_ENTRIES_MAX: Final = 10_000
 GET_KEYS_MAX: Final = 10_000
@@ -69,31 +66,6 @@ def _among(rows: PermittedRows, keys: Sequence[bytes], values: list[bytes | None
     return [None if value is None or not next(allowed) else value for value in values]
 
 
-async def _until_ready(share: SortShare) -> None:
-    """Waits until there is room to sort in. Raises StoreError OVERLOADED when nobody has taken or given back any memory
-    for a while: then clients that do not read their results hold it."""
-    loop = asyncio.get_running_loop()
-    ready = asyncio.Event()
-    while not share.when_ready(lambda: _set_soon(loop, ready)):
-        moves = share.memory.moves
-        try:
-            await asyncio.wait_for(ready.wait(), SORT_PATIENCE_SECONDS)
-        except TimeoutError:
-            if share.memory.moves == moves:
-                raise StoreError(
-                    Reason.OVERLOADED,
-                    "order_by: the memory to sort in is held by queries whose clients do not read; try again later",
-                    field="order_by",
-                    retry_after_micros=MICROS,
-                ) from None
-        ready.clear()
-
-
-def _set_soon(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
-    with contextlib.suppress(RuntimeError):  # the loop is closed, so nobody waits
-        loop.call_soon_threadsafe(event.set)
-
-
 class SowService:
     """Validates, calls the store, translates; owns nothing."""
 
@@ -105,11 +77,11 @@ class SowService:
         consumers: Consumers,
         changes: Submissions,
         readers: Executor,
+        queries: Queries,
         *,
         durability: Durability,
         dynamic_topics: bool,
         owned: OwnedDurables,
-        sort_memory: SortMemory,
     ) -> None:
         """`dynamic_topics`: a publish creates a topic that does not exist."""
         self._reading = reading
@@ -121,7 +93,7 @@ class SowService:
         self._durability = durability
         self._dynamic_topics = dynamic_topics
         self._owned = owned
-        self._sort_memory = sort_memory
+        self._queries = queries
 
     # -- publishing -------------------------------------------------------------------------------------------------
 
@@ -262,79 +234,11 @@ class SowService:
             for key in piece:
                 yield key, found[key]
 
-    async def Query(self, request: sow_pb2.QueryRequest, call: Call) -> AsyncGenerator[sow_pb2.QueryResponse, None]:
-        granted = call.topic(request.topic)
-        run = asyncio.get_running_loop().run_in_executor
-        if request.filter or request.order_by or granted.restriction.rows is not None:
-            # Parsing, compiling and planning may take milliseconds.
-            opening = run(self._readers, self._scan, granted, request)
-            try:
-                scan = await asyncio.shield(opening)
-            except asyncio.CancelledError:
-                opening.add_done_callback(_close_opened)
-                raise
-        else:
-            scan = self._scan(granted, request)
-
-        def next_response() -> sow_pb2.QueryResponse | None:
-            batch = scan.step()
-            if batch is None:
-                return None
-            response = sow_pb2.QueryResponse()
-            if batch.keys:
-                convert.fill_columns(response.batch, self._reading.origins.names, batch)
-            return response
-
-        # One piece of work ahead: the next one is done while the records of this one are sent.
-        ahead = run(self._readers, next_response)
-        try:
-            yield sow_pb2.QueryResponse(
-                header=sow_pb2.QueryHeader(
-                    bookmark=self._reading.instance.bookmark(scan.cut.sequence), as_of_micros=scan.cut.now_micros
-                )
-            )
-            while (response := await asyncio.shield(ahead)) is not None:
-                if (share := scan.waits_for) is not None:
-                    await _until_ready(share)
-                ahead = run(self._readers, next_response)
-                if response.HasField("batch"):
-                    yield response
-            footer = scan.footer()
-            yield sow_pb2.QueryResponse(
-                footer=sow_pb2.QueryFooter(
-                    matched=footer.matched,
-                    returned=footer.returned,
-                    scanned=footer.scanned if granted.restriction.rows is None else footer.matched,
-                    next_page_token=footer.next_page_token,
-                    plan=convert.query_plan(scan) if request.explain else None,
-                )
-            )
-        finally:
-            close_after(scan, ahead)
-
-    def _scan(self, granted: Granted, request: sow_pb2.QueryRequest) -> Scan:
-        topic, restriction = granted
-        hidden = () if request.count_only or request.keys_only else restriction.hidden  # no payloads are returned
-        return Scan(
-            self._reading.cuts,
-            Query(
-                topic,
-                keys=point_keys(request.keys),
-                projection=projection(topic, request.select.include, request.select.exclude, hidden),
-                batch_size=request.batch_size or 1000,
-                keys_only=request.keys_only,
-                count_only=request.count_only,
-                skip_n=request.skip_n,
-                top_n=request.top_n,
-                page_size=request.page_size,
-                page_token=request.page_token,
-                # With `now` 0: the scan takes the `now` of its cut.
-                filter=callers_filter(topic, request.filter, restriction),
-                order=callers_order(topic, request.order_by, restriction.hidden),
-                explain=request.explain,
-            ),
-            self._sort_memory,
-        )
+    async def Query(self, request: sow_pb2.QueryRequest, call: Call) -> AsyncGenerator[bytes, None]:
+        """Messages as bytes on the wire, made where the records are read."""
+        async with aclosing(self._queries.answer(call.topic(request.topic), request)) as messages:
+            async for message in messages:
+                yield message
 
     async def Subscribe(self, request: sow_pb2.SubscribeRequest, call: Call) -> AsyncGenerator[bytes, None]:
         """Messages as bytes on the wire: a message for many subscribers is encoded once."""
@@ -566,9 +470,3 @@ class SowService:
 def _here(durability: Durability) -> Durability:
     """The part of a durability that this instance provides."""
     return Durability.FSYNC if durability is Durability.REPLICATED else durability
-
-
-def _close_opened(opening: asyncio.Future[Scan]) -> None:
-    """Closes a scan that nobody waits for any more."""
-    if not opening.cancelled() and opening.exception() is None:
-        opening.result().close()

@@ -16,7 +16,8 @@ from sow_server.engine.disk.layout import HEADER_BYTES
 from sow_server.engine.disk.rocks import cursor
 from sow_server.engine.values.model import ABSENT, Delete, Lifetime, LifetimeKind, Publish
 from sow_server.query import exports, scan
-from sow_server.query.exports import Export, Reading, SplitCache, read_token, write_token
+from sow_server.query.export_splits import SplitCache
+from sow_server.query.exports import Export, Reading, read_token, write_token
 from sow_server.query.filtering import record_filter
 from tests.support.examples import examples
 from tests.support.stores import BINARY, SECOND, Rig
@@ -100,6 +101,6 @@ def read(opened: Export, random: Random, rig: Rig, *, keys_wanted: bool) -> list
             continue
         payloads += [value[HEADER_BYTES:] for value in piece.values]
         if random.random() < 0.3:
-            token = write_token(opened, part, piece.position)
-            readings[part] = opened.reading(part, read_token(opened, part, token), keys_wanted=keys_wanted)
+            token = write_token(opened.id, part, piece.position)
+            readings[part] = opened.reading(part, read_token(opened.id, part, token), keys_wanted=keys_wanted)
     return payloads

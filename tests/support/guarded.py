@@ -35,16 +35,18 @@ from sow_server.services import subscribe_convert
 from sow_server.services.admin_service import AdminService
 from sow_server.services.admission import Admission
 from sow_server.services.errors import status
+from sow_server.services.exporting import ServedExport
 from sow_server.services.load_service import LoadService
 from sow_server.services.loading import Loading
 from sow_server.services.ownership import OwnedDurables
+from sow_server.services.queries import Queries
 from sow_server.services.replication import Links
 from sow_server.services.snapshot_service import SnapshotService
 from sow_server.services.sow_service import SowService
 from sow_server.services.submissions import Submissions
 from sow_server.subscriptions.consumer import Consumer
 from tests.support.access import write_access
-from tests.support.parts import reading_of
+from tests.support.parts import no_reader_processes, reading_of
 from tests.support.stores import Rig
 from tests.support.subscribers import DurableFollower, Follower, Subscribers
 
@@ -104,6 +106,7 @@ class GuardedParts:
         links = cast(Links, _NoLinks())
         reading, owned = reading_of(store), OwnedDurables(store.durables)
         changes = Submissions(store.commits, store.topics, links)
+        processes = no_reader_processes(store, clock, self.rig.path.parent / "none")
         sow = SowService(
             reading,
             store.commits,
@@ -111,10 +114,10 @@ class GuardedParts:
             consumers,
             changes,
             readers,
+            Queries(reading, readers, SortMemory(), processes),
             durability=Durability.FSYNC,
             dynamic_topics=False,
             owned=owned,
-            sort_memory=SortMemory(),
         )
         admin = AdminService(
             reading,
@@ -135,8 +138,8 @@ class GuardedParts:
             version="0",
         )
         elapsed = lambda: self.rig.time.elapsed_micros  # noqa: E731  # a clock
-        exports = Exports(store.topics, store.cuts, elapsed=elapsed)
-        snapshot = SnapshotService(reading, store.commits, exports, hub, consumers, readers, owned)
+        exports: Exports[ServedExport] = Exports(store.topics, store.cuts, elapsed=elapsed)
+        snapshot = SnapshotService(reading, store.commits, exports, hub, consumers, readers, owned, processes)
         admission = Admission(store.topics, store.durables, store.commits, clock)
         loading = Loading(store.loads, store.commits, clock, admission, readers)
         loads = LoadService(store.loads, store.commits, loading, readers, store.limits, dynamic_topics=False)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from sow_server.access.caller import Call
 from sow_server.access.needs import NEEDS, Action
 from sow_server.access.permissions import Decision
@@ -9,6 +11,7 @@ from sow_server.engine.store import Store
 from sow_server.engine.values.clock import GuardedClock
 from sow_server.metrics import StoreFigures
 from sow_server.peers import PeerStore
+from sow_server.reader_processes.pool import ReaderOptions, ReaderProcesses
 from sow_server.services.reading import StoreReading
 
 
@@ -36,6 +39,12 @@ class NoReports:
 
     def denied(self, call: Call, action: Action, topic: str, decision: Decision) -> None:
         raise AssertionError(f"{call.method} was denied {action} on {topic}")
+
+
+def no_reader_processes(store: Store, clock: GuardedClock, folder: Path) -> ReaderProcesses:
+    """Every query is answered in this process."""
+    options = ReaderOptions(0, folder, block_cache_bytes=0, sort_bytes_max=0, sorts_waiting_max=0)
+    return ReaderProcesses(options, store.topics, store.commits, store.origins, store.beats, clock, store.unsound)
 
 
 def call_of(store: Store, method: str) -> Call:

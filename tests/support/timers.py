@@ -6,7 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from sow_server.engine.commit.reclaim import RECLAIM_RECORDS
-from sow_server.query.exports import Exports
+from sow_server.query.exports import Export, Exports
 from sow_server.query.sort_memory import SortMemory
 from sow_server.retention.idle import IdleTopics
 from sow_server.subscriptions.consumers import Consumers
@@ -56,7 +56,7 @@ def timers(
         readers=readers,
         consumers=consumers or consumers_of(rig, hub_of(rig)),
         idle=IdleTopics(rig.store.topics, rig.store.durables, rig.store.administration, rig.clock),
-        exports=Exports(rig.store.topics, rig.store.cuts),
+        exports=Exports[Export](rig.store.topics, rig.store.cuts),
         sorts=sorts or SortMemory(),
         save_peers=rig.store.replicas.peers.save,
         forget_durables=rig.store.durable_commits.forget_removed,

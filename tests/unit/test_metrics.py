@@ -31,7 +31,7 @@ from sow_server.subscriptions.consumers import Consumers
 from sow_server.subscriptions.hub import Hub
 from sow_server.subscriptions.request import Request, Snapshot, View
 from sow_server.timers import PeriodicJob
-from tests.support.parts import figures_of
+from tests.support.parts import figures_of, no_reader_processes
 from tests.support.stores import SECOND, FakeTime
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "metrics.md"
@@ -73,8 +73,9 @@ class Watched:
         )
         self.metrics.watch_sorts(SortMemory())
         self.metrics.watch_jobs([PeriodicJob("prune", _nothing, 60)])
-        self.exports = Exports(self.store.topics, self.store.cuts)
+        self.exports: Exports[Export] = Exports(self.store.topics, self.store.cuts)
         self.metrics.watch_exports(self.exports)
+        self.metrics.watch_reader_processes(no_reader_processes(self.store, self.clock, path))
 
     def create(self, name: str, settings: TopicSettings = EXPIRING) -> None:
         self.store.administration.create_topic(name, declared_of(settings), lambda _: None)

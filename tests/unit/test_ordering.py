@@ -18,7 +18,7 @@ from sow_server.filters.tree import Metadata, MetadataName, Path
 from sow_server.query import ordering
 from sow_server.query.ordering import Sorter, Term, order, parse_order, print_order
 from sow_server.query.sort_memory import SortMemory, SortRoom, SortShare
-from sow_server.services import sow_service
+from sow_server.services import answering
 
 
 def topic(message_type: MessageType = MessageType.JSON) -> Topic:
@@ -290,7 +290,7 @@ def test_queries_that_come_and_go_do_not_prolong_the_wait_for_a_client_that_does
 ) -> None:
     """Story: a query that got no memory, and one that was given up without any, counted as if memory had moved. So
     while others came, the one with the turn waited for ever for a client that did not read, and all others for it."""
-    monkeypatch.setattr(sow_service, "SORT_PATIENCE_SECONDS", 0.02)
+    monkeypatch.setattr(answering, "SORT_PATIENCE_SECONDS", 0.02)
     memory = SortMemory(bytes_max=100)
     unread, waiting = SortShare(memory), WatchedShare(memory)
     assert unread.try_hold(70)
@@ -298,5 +298,5 @@ def test_queries_that_come_and_go_do_not_prolong_the_wait_for_a_client_that_does
     assert not waiting.try_hold(40)
     assert waiting.hold(40) is SortRoom.WAIT
     with pytest.raises(StoreError) as refused:
-        asyncio.run(sow_service._until_ready(waiting))
+        asyncio.run(answering.until_ready(waiting))
     assert (refused.value.reason, refused.value.field) == (Reason.OVERLOADED, "order_by")

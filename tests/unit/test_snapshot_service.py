@@ -12,9 +12,10 @@ import pytest
 from sow.v1 import snapshot_pb2
 from sow_server.engine.values.model import Durability, Publish
 from sow_server.query.exports import Exports
+from sow_server.services.exporting import ServedExport
 from sow_server.services.ownership import OwnedDurables
 from sow_server.services.snapshot_service import SnapshotService
-from tests.support.parts import call_of, reading_of
+from tests.support.parts import call_of, no_reader_processes, reading_of
 from tests.support.stores import BINARY, Rig
 from tests.support.timers import consumers_of, hub_of
 
@@ -29,7 +30,9 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
     rig.close()
 
 
-def test_an_export_is_answered_only_once_its_cut_is_on_disk(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_export_is_answered_only_once_its_cut_is_on_disk(
+    rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Else a crash could take back records, and changes followed from its bookmark would be those of another time."""
     publish = Publish("t", [b"1"], keys=["1"], durability=Durability.BUFFERED)
     rig.store.commits.submit(publish, lambda _: None)
@@ -48,7 +51,7 @@ def test_an_export_is_answered_only_once_its_cut_is_on_disk(rig: Rig, monkeypatc
         monkeypatch.setattr(rig.store.commits, "barrier", noted)
         with ThreadPoolExecutor(1) as readers:
             hub = hub_of(rig)
-            exports = Exports(rig.store.topics, rig.store.cuts)
+            exports: Exports[ServedExport] = Exports(rig.store.topics, rig.store.cuts)
             service = SnapshotService(
                 reading_of(rig.store),
                 rig.store.commits,
@@ -57,6 +60,7 @@ def test_an_export_is_answered_only_once_its_cut_is_on_disk(rig: Rig, monkeypatc
                 consumers_of(rig, hub),
                 readers,
                 OwnedDurables(rig.store.durables),
+                no_reader_processes(rig.store, rig.clock, tmp_path),
             )
             opening = asyncio.ensure_future(
                 service.OpenExport(snapshot_pb2.OpenExportRequest(topic="t"), call_of(rig.store, "OpenExport"))

@@ -291,6 +291,10 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """
     ERROR_REASON_AUDIT_UNAVAILABLE: _ErrorReason.ValueType  # 80
     """The audit log cannot be written, so administrative calls are refused (A8)."""
+    ERROR_REASON_READER_LOST: _ErrorReason.ValueType  # 81
+    """The process that was reading the records of a query or an export has ended, in the middle of the answer (Q7). The
+    same query may be asked again; an export is to be opened again.
+    """
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """The reason for which a request, or one record of it, was refused. The gRPC status carries it as google.rpc.ErrorInfo
@@ -471,6 +475,10 @@ be made again, with a new token if need be.
 """
 ERROR_REASON_AUDIT_UNAVAILABLE: ErrorReason.ValueType  # 80
 """The audit log cannot be written, so administrative calls are refused (A8)."""
+ERROR_REASON_READER_LOST: ErrorReason.ValueType  # 81
+"""The process that was reading the records of a query or an export has ended, in the middle of the answer (Q7). The
+same query may be asked again; an export is to be opened again.
+"""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
 
 @_typing.final

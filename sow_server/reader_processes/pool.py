@@ -1,0 +1,488 @@
+"""The server's side of the reader processes: starts them, gives them queries, and hears their answers.
+
+The first long query starts a process, so a server without long queries pays for none. Until it is ready, and wherever
+it cannot answer, `ask` returns None, and the server's own process answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import pickle
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from sow.v1 import sow_pb2
+from sow_server.access.caller import Granted
+from sow_server.engine.catalog.topics import Topic, Topics
+from sow_server.engine.commit.commits import Commits
+from sow_server.engine.commit.origins import Origins
+from sow_server.engine.commit.soundness import Reports
+from sow_server.engine.disk.rocks import RocksError
+from sow_server.engine.following import Beats, Moment, TopicImage
+from sow_server.engine.values.clock import GuardedClock
+from sow_server.engine.values.errors import Reason, StoreError
+from sow_server.engine.values.model import MICROS
+from sow_server.filters.restriction import Restriction
+from sow_server.reader_processes.messages import (
+    ExportFigures,
+    Kind,
+    Message,
+    OpenExport,
+    OpenPart,
+    OpenQuery,
+    ReaderFault,
+    Skipped,
+    Start,
+    decode_cut,
+    decode_part,
+    described,
+    encode_moment,
+    encode_names,
+    receive,
+    send,
+)
+from sow_server.services.exporting import ReadPart
+
+log = structlog.get_logger(__name__)
+
+READY_SECONDS: Final = 60.0
+STOP_SECONDS: Final = 5.0
+PAUSE_SECONDS: Final = 1.0
+PAUSE_SECONDS_MAX: Final = 60.0
+"""A lost process is started again after a pause, which grows while processes are lost soon after their start."""
+STEADY_SECONDS: Final = 60.0
+"""A process that has run for so long was not lost because of its start."""
+FOLDER: Final = "readers"
+"""Of the data directory: RocksDB's messages of the reader processes."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderOptions:
+    """The number of the processes, and the settings of each."""
+
+    processes: int
+    data_dir: Path
+    block_cache_bytes: int
+    sort_bytes_max: int
+    sorts_waiting_max: int
+
+
+class ReaderLost(Exception):
+    """The process of a run has ended."""
+
+
+class Run:
+    """A run in a reader process, as the server sees it."""
+
+    def __init__(self, process: _Process, number: int) -> None:
+        self._process = process
+        self._number = number
+        self._arrived: asyncio.Queue[Message | None] = asyncio.Queue()
+
+    def put(self, message: Message | None) -> None:
+        """A message has come; None: the process is lost."""
+        self._arrived.put_nowait(message)
+
+    async def take(self) -> Message:
+        """The next message that is no error. Raises ReaderLost, StoreError, RocksError, ReaderFault."""
+        message = await self._arrived.get()
+        if message is None:
+            self.put(None)
+            raise ReaderLost
+        if message.kind is Kind.FAILED:
+            raise described(message.content)
+        return message
+
+    def say(self, kind: Kind, content: bytes = b"") -> None:
+        """Sends a message of this run."""
+        self._process.say(kind, self._number, content)
+
+    async def next(self) -> bytes | None:
+        """The next piece; None: there are no more. Raises as `take`."""
+        self.say(Kind.NEXT)
+        message = await self.take()
+        return message.content if message.kind is Kind.PIECE else None
+
+    def beside(self, kind: Kind, content: Callable[[int], bytes]) -> Run:
+        """Opens another run in the same process; `content` gets the number of this one."""
+        return self._process.open(kind, content(self._number))
+
+    def close(self) -> None:
+        """Nobody waits for it any more."""
+        self._process.forget(self._number)
+
+
+class _Process:
+    """One reader process, from its start to its end."""
+
+    def __init__(
+        self,
+        child: subprocess.Popen[bytes],
+        beat: Callable[[Callable[[bytes], None]], None],
+        skipped: Callable[[Skipped], None],
+    ) -> None:
+        """`beat` makes a moment and hands its message over, empty if the store makes none."""
+        self.child: Final = child
+        self.since: Final = time.monotonic()
+        self.ready = False
+        self.lost = False
+        self._beat = beat
+        self._skipped = skipped
+        self._writer: asyncio.StreamWriter | None = None
+        self._runs: dict[int, Run] = {}
+        self._last = 0
+
+    @property
+    def load(self) -> int:
+        """The number of its runs."""
+        return len(self._runs)
+
+    async def talk(self, ours: socket.socket, start: Start) -> None:
+        """Takes its messages until it ends. All runs hear of its end."""
+        reader, self._writer = await asyncio.open_unix_connection(sock=ours, limit=2**20)
+        self.say(Kind.START, 0, pickle.dumps(tuple(start)))
+        try:
+            async with asyncio.timeout(READY_SECONDS):
+                await receive(reader)
+            self.ready = True
+            log.info("reader_process_ready", pid=self.child.pid)
+            while True:
+                message = await receive(reader)
+                if message.kind is Kind.BEAT:
+                    self._beat(lambda moment: self.say(Kind.MOMENT, 0, moment))
+                elif message.kind is Kind.SKIPPED:
+                    self._skipped(Skipped.decode(message.content))
+                elif (run := self._runs.get(message.run)) is not None:
+                    run.put(message)
+        except (EOFError, TimeoutError):
+            return
+        finally:
+            self.ready, self.lost = False, True
+            self._writer.close()
+            for run in self._runs.values():
+                run.put(None)
+
+    def say(self, kind: Kind, run: int, content: bytes = b"") -> None:
+        """Sends a message; it goes nowhere once the process is lost."""
+        if self._writer is not None:
+            send(self._writer, kind, run, content)
+
+    def open(self, kind: Kind, content: bytes) -> Run:
+        """Opens a run; in a process that is lost, its first `take` tells so."""
+        self._last += 1
+        run = self._runs[self._last] = Run(self, self._last)
+        if self.lost:
+            run.put(None)
+        self.say(kind, self._last, content)
+        return run
+
+    def forget(self, number: int) -> None:
+        """Ends a run, unless it has ended."""
+        if self._runs.pop(number, None) is not None:
+            self.say(Kind.CLOSE, number)
+
+
+class RemoteAnswer:
+    """The answer to a query by a reader process (`services.queries.LongAnswer`). Owns the run."""
+
+    def __init__(self, run: Run, cut: bytes, first: bytes) -> None:
+        self._run = run
+        self.sequence, self.now_micros = decode_cut(cut)
+        self._first = first
+
+    async def messages(self) -> AsyncGenerator[bytes, None]:
+        """The messages with records, and the footer. Raises StoreError, also READER_LOST."""
+        message: bytes | None = self._first
+        while message is not None:
+            yield message
+            with _loss_told("ask again"):
+                message = await self._run.next()
+
+    def close(self) -> None:
+        """Nobody waits for the answer any more."""
+        self._run.close()
+
+
+class RemoteExport:
+    """An export in a reader process (`services.exporting.ServedExport`). Owns the run, and with it the export there."""
+
+    def __init__(
+        self,
+        run: Run,
+        cut: bytes,
+        first: bytes,
+        *,
+        owner: str,
+        topic: Topic,
+        restriction: Restriction,
+        lost: Callable[[str], None],
+    ) -> None:
+        self._run = run
+        figures = ExportFigures.decode(first)
+        self.id: Final = figures.id
+        self.part_records: Final = figures.part_records
+        self.sequence, self.now_micros = decode_cut(cut)
+        self.owner: Final = owner
+        self.topic: Final = topic
+        self.restriction: Final = restriction
+        self._lost = lost
+
+    def read(self, asked: ReadPart) -> RemoteReading:
+        """Reads a part."""
+        return RemoteReading(self._run.beside(Kind.READ, lambda run: pickle.dumps(OpenPart(run, asked))), self._gone)
+
+    def _gone(self) -> None:
+        self._lost(self.id)
+
+    def close(self) -> None:
+        """Releases the cut once nobody uses it. May be called again."""
+        self._run.close()
+
+
+class RemoteReading:
+    """A reading of a part in a reader process (`services.exporting.PartReading`). Owns the run."""
+
+    def __init__(self, run: Run, lost: Callable[[], None]) -> None:
+        self._run = run
+        self._lost = lost
+        self._footer = b""
+
+    async def next(self) -> tuple[int, bytes] | None:
+        """The next message, and the number of records in it; None: there are no more. Raises StoreError, also
+        READER_LOST."""
+        try:
+            with _loss_told("open the export again"):
+                content = await self._run.next()
+        except StoreError as error:
+            if error.reason is Reason.READER_LOST:
+                self._lost()
+            raise
+        assert content is not None, "the footer is the last"
+        records, message = decode_part(content)
+        if records:
+            return records, message
+        self._footer = message
+        return None
+
+    def footer(self) -> bytes:
+        """The last message, after all others."""
+        return self._footer
+
+    def close(self) -> None:
+        """Nobody reads on."""
+        self._run.close()
+
+
+@contextlib.contextmanager
+def _loss_told(remedy: str) -> Iterator[None]:
+    """The loss of a process is READER_LOST to callers."""
+    try:
+        yield
+    except ReaderLost:
+        raise StoreError(
+            Reason.READER_LOST,
+            f"the process that was reading the records has ended; {remedy}",
+            retry_after_micros=MICROS // 10,
+        ) from None
+
+
+class ReaderProcesses:
+    """Owns the processes. On the event loop."""
+
+    def __init__(
+        self,
+        options: ReaderOptions,
+        topics: Topics,
+        commits: Commits,
+        origins: Origins,
+        beats: Beats,
+        clock: GuardedClock,
+        unsound: Reports,
+    ) -> None:
+        self._options = options
+        self._topics = topics
+        self._commits = commits
+        self._origins = origins
+        self._beats = beats
+        self._clock = clock
+        self._unsound = unsound
+        shutil.rmtree(options.data_dir / FOLDER, ignore_errors=True)  # a killed server has left it
+        self._processes: list[_Process | None] = [None] * options.processes
+        self._keeping: list[asyncio.Task[None]] = []
+        self.starts_total = 0
+        self.queries_total = 0
+        """Queries that reader processes have answered."""
+        self.exports_total = 0
+        """Exports that reader processes have opened."""
+
+    @property
+    def running(self) -> int:
+        """The number of processes that are ready."""
+        return sum(process is not None and process.ready for process in self._processes)
+
+    async def ask(self, granted: Granted, request: sow_pb2.QueryRequest) -> RemoteAnswer | None:
+        """Answers a query (`services.queries.LongQueries`). Raises StoreError."""
+        topic, restriction = granted
+        image = self._image(topic)
+        asked = OpenQuery(request.SerializeToString(), image, topic.statistics.records, restriction)
+        found = await self._begun(Kind.QUERY, asked, topic, image)
+        if found is None:
+            return None
+        self.queries_total += 1
+        return RemoteAnswer(*found)
+
+    async def open_export(
+        self,
+        topic: Topic,
+        restriction: Restriction,
+        text: str,
+        parts: int,
+        *,
+        owner: str,
+        lost: Callable[[str], None],
+    ) -> RemoteExport | None:
+        """Opens an export (`services.exporting.LongExports`). Raises StoreError."""
+        image = self._image(topic)
+        asked = OpenExport(text, parts, owner, image, topic.statistics.records, restriction)
+        found = await self._begun(Kind.EXPORT, asked, topic, image)
+        if found is None:
+            return None
+        self.exports_total += 1
+        return RemoteExport(*found, owner=owner, topic=topic, restriction=restriction, lost=lost)
+
+    def _image(self, topic: Topic) -> TopicImage:
+        with self._commits.cut_lock:
+            return TopicImage.of(topic)
+
+    async def _begun(
+        self, kind: Kind, asked: OpenQuery | OpenExport, topic: Topic, image: TopicImage
+    ) -> tuple[Run, bytes, bytes] | None:
+        """Opens a run in the process with the fewest; returns it with its cut and its first piece. None: it cannot be
+        done now. Raises StoreError."""
+        process = self._chosen()
+        if process is None:
+            return None
+        run = process.open(kind, pickle.dumps(asked))
+        try:
+            cut = (await run.take()).content
+            with self._commits.cut_lock:
+                # The store has taken over every commit that the cut shows. So it shows the topic as the cut does, or
+                # as it became later.
+                unchanged = self._topics.by_id.get(topic.id) is topic and image.shows(topic)
+                names = self._origins.names
+            if unchanged:
+                run.say(Kind.GO, encode_names(names))
+                first = await run.next()
+                assert first is not None, "there is a footer, or the figures of an export"
+                topic.last_use_micros = self._clock.now_micros()
+                return run, cut, first
+        except ReaderLost:
+            pass
+        except (RocksError, ReaderFault) as error:
+            log.error("reader_process_failed", topic=topic.name, cause=str(error))
+        except StoreError as error:
+            if error.reason is not Reason.RESULT_TOO_LARGE:  # the server's process has more memory to sort in
+                run.close()
+                raise
+        except BaseException:
+            run.close()
+            raise
+        run.close()
+        return None
+
+    def _chosen(self) -> _Process | None:
+        if not self._keeping:
+            self._keeping = [asyncio.create_task(self._keep(index)) for index in range(self._options.processes)]
+        ready = [process for process in self._processes if process is not None and process.ready]
+        return min(ready, key=lambda process: process.load, default=None)
+
+    # -- their lives --------------------------------------------------------------------------------------------------
+
+    async def _keep(self, index: int) -> None:
+        """Keeps one process running."""
+        pause = PAUSE_SECONDS
+        while True:
+            process, ours = await asyncio.to_thread(self._start, index)
+            self._processes[index] = process
+            self.starts_total += 1
+            try:
+                await process.talk(ours, self._settings(index))
+            finally:
+                self._processes[index] = None
+                code = await asyncio.shield(asyncio.to_thread(_ended, process.child))
+            log.warning("reader_process_lost", process=index, pid=process.child.pid, code=code)
+            pause = PAUSE_SECONDS if time.monotonic() - process.since > STEADY_SECONDS else pause
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, PAUSE_SECONDS_MAX)
+
+    def _settings(self, index: int) -> Start:
+        options = self._options
+        return Start(
+            str(options.data_dir),
+            str(self._folder(index)),
+            options.block_cache_bytes,
+            options.sort_bytes_max,
+            options.sorts_waiting_max,
+        )
+
+    def _folder(self, index: int) -> Path:
+        return self._options.data_dir / FOLDER / str(index)
+
+    def _start(self, index: int) -> tuple[_Process, socket.socket]:
+        """On a thread: starting a process takes milliseconds."""
+        folder = self._folder(index)
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(mode=0o700, parents=True)
+        ours, theirs = socket.socketpair()
+        with theirs:
+            child = subprocess.Popen(
+                [sys.executable, "-m", "sow_server.reader_processes.process", str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+            )
+        ours.setblocking(False)
+        return _Process(child, self._make_beat, self._heard_skipped), ours
+
+    def _make_beat(self, hand_over: Callable[[bytes], None]) -> None:
+        def made(moment: Moment | StoreError) -> None:
+            hand_over(b"" if isinstance(moment, StoreError) else encode_moment(moment))
+
+        try:
+            self._beats.make(made)
+        except StoreError as error:
+            made(error)
+
+    def _heard_skipped(self, skipped: Skipped) -> None:
+        topic = self._topics.by_id.get(skipped.topic_id)
+        if topic is not None:
+            self._unsound.skip(topic, skipped.keys, skipped.now_micros)
+
+    async def stop(self) -> None:
+        """Ends all processes."""
+        keeping, self._keeping = self._keeping, []
+        for task in keeping:
+            task.cancel()
+        for task in keeping:
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+        shutil.rmtree(self._options.data_dir / FOLDER, ignore_errors=True)
+
+
+def _ended(child: subprocess.Popen[bytes]) -> int:
+    """The exit code of a process whose connection has ended, on a thread."""
+    try:
+        return child.wait(STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        return child.wait()

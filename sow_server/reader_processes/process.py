@@ -1,0 +1,299 @@
+"""A reader process: `python -m sow_server.reader_processes.process DESCRIPTOR`, the descriptor of its socket.
+
+Its event loop talks to the server. One thread, the scan thread, opens cuts and reads them, a piece of work at a time;
+the runs take turns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import pickle
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
+from functools import lru_cache
+from pathlib import Path
+from typing import Final, TypeVar
+
+from sow.v1 import sow_pb2
+from sow_server import malloc
+from sow_server.engine.catalog.topics import Topic
+from sow_server.engine.disk.layout import StoredStatistics
+from sow_server.engine.disk.rocks import Failed, RocksOptions, Stale
+from sow_server.engine.following import Follower, Moment, TopicImage
+from sow_server.engine.reading import Cut
+from sow_server.query.export_splits import SplitCache
+from sow_server.query.exports import Export, not_found
+from sow_server.query.scan import Scan
+from sow_server.query.sort_memory import SortMemory
+from sow_server.reader_processes.messages import (
+    ExportFigures,
+    Kind,
+    Message,
+    OpenExport,
+    OpenPart,
+    OpenQuery,
+    Skipped,
+    Start,
+    decode_moment,
+    decode_names,
+    describe,
+    encode_cut,
+    encode_part,
+    receive,
+    send,
+)
+from sow_server.services.answering import QueryAnswer, query_of
+from sow_server.services.exporting import PartAnswer, export_of
+
+T = TypeVar("T")
+
+LOOK_SECONDS: Final = 1.0
+"""How often it looks whether it should move on while nobody asks."""
+BEHIND_BYTES: Final = 8 * 2**20
+"""So much more log, and it moves on without being asked: the next query then has less to catch up with."""
+MOVE_LOOKS: Final = 60
+"""It moves on after so many looks in any case: a state that is kept holds removed files, which take space."""
+TOPICS_KEPT: Final = 256
+BEATS_MAX: Final = 10
+"""Moments that it asks for, for one cut. Nearly always the first will do."""
+
+
+class _Run:
+    """The server's side of a run, as messages come in."""
+
+    def __init__(self, number: int) -> None:
+        self.number: Final = number
+        self.go: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
+        self.wanted = asyncio.Semaphore(0)
+        self.task: asyncio.Task[None] | None = None
+
+
+class ReaderProcess:
+    """Owns the follower, the scan thread and the runs."""
+
+    def __init__(self, start: Start, writer: asyncio.StreamWriter) -> None:
+        """Opens the database. Raises RocksError."""
+        self._writer = writer
+        options = RocksOptions(block_cache_bytes=start.block_cache_bytes)
+        self._follower = Follower(Path(start.data_dir), options, log_folder=Path(start.log_folder))
+        self._sorts = SortMemory(start.sort_bytes_max, start.sorts_waiting_max)
+        self._scanner = ThreadPoolExecutor(1, thread_name_prefix="sow-scan")
+        self._loop = asyncio.get_running_loop()
+        self._runs: dict[int, _Run] = {}
+        self._stale = False
+        """Whether the database was found not to move on."""
+        self._exports: dict[int, tuple[Export, list[str]]] = {}
+        """Open exports by their run, with the names of the origins."""
+        self._splits = SplitCache()
+        self._moving = asyncio.Lock()
+        """Held while the database moves on, from the request for a moment until the cut is open."""
+        self._moment: asyncio.Future[Moment | None] = self._loop.create_future()
+
+    async def serve(self, reader: asyncio.StreamReader) -> None:
+        """Takes messages until the connection ends. Raises EOFError."""
+        moving = asyncio.create_task(self._move_on())
+        try:
+            while True:
+                self._take(await receive(reader))
+        finally:
+            moving.cancel()
+
+    def _take(self, message: Message) -> None:
+        run = self._runs.get(message.run)
+        match message.kind:
+            case Kind.QUERY:
+                self._begin(message.run, self._query, pickle.loads(message.content))
+            case Kind.EXPORT:
+                self._begin(message.run, self._export, pickle.loads(message.content))
+            case Kind.READ:
+                self._begin(message.run, self._read, pickle.loads(message.content))
+            case Kind.MOMENT:
+                self._moment.set_result(decode_moment(message.content) if message.content else None)
+            case Kind.GO if run is not None:
+                run.go.set_result(decode_names(message.content))
+            case Kind.NEXT if run is not None:
+                run.wanted.release()
+            case Kind.CLOSE if run is not None and run.task is not None:
+                run.task.cancel()
+
+    def _begin(self, number: int, work: Callable[[_Run, T], Awaitable[None]], asked: T) -> None:
+        run = self._runs[number] = _Run(number)
+        run.task = asyncio.create_task(self._guarded(run, work(run, asked)))
+
+    async def _guarded(self, run: _Run, work: Awaitable[None]) -> None:
+        number = run.number
+        try:
+            await work
+        except asyncio.CancelledError:
+            pass  # CLOSE: nobody waits for an end
+        except Exception as error:  # noqa: BLE001  # the last line of defence: the server tells the caller, and logs it
+            send(self._writer, Kind.FAILED, number, describe(error, traceback.format_exc()))
+            self._stale = self._stale or isinstance(error, Stale)
+        else:
+            send(self._writer, Kind.END, number)
+        finally:
+            self._runs.pop(number, None)
+            if self._stale and not self._runs:
+                self._writer.close()  # and so it ends: the next process opens the database anew
+
+    async def _query(self, run: _Run, asked: OpenQuery) -> None:
+        answer = await self._opened(lambda moment: self._open(asked, moment), lambda answer: answer.scan.close())
+        try:
+            names = await self._agreed(run, answer.scan.cut)
+        except BaseException:
+            answer.scan.close()
+            raise
+        async with aclosing(answer.messages(self._scanner, lambda: names)) as messages:
+            async for message in messages:
+                if message:
+                    await self._piece(run, message)
+
+    async def _agreed(self, run: _Run, cut: Cut) -> list[str]:
+        """Tells the cut; the names of the origins, once the server says that the cut counts."""
+        send(self._writer, Kind.OPENED, run.number, encode_cut(cut.sequence, cut.now_micros))
+        return await run.go
+
+    def _open(self, asked: OpenQuery, moment: Moment) -> QueryAnswer:
+        """On the scan thread."""
+        topic = _topic(asked.topic)
+        topic.statistics = StoredStatistics(records=asked.records)  # an estimate, by which a query finds its way
+        query = query_of(topic, sow_pb2.QueryRequest.FromString(asked.request), asked.restriction)
+        cuts = self._follower.at(moment, self._skipped)
+        return QueryAnswer(Scan(cuts, query, self._sorts), restricted=asked.restriction.rows is not None)
+
+    async def _opened(self, open_: Callable[[Moment], T], close: Callable[[T], None]) -> T:
+        """Opens something on the scan thread, and closes it if the run is given up meanwhile."""
+        opening = asyncio.create_task(self._at_a_moment(open_))
+
+        def give_up(done: asyncio.Future[T]) -> None:
+            if not done.cancelled() and done.exception() is None:
+                close(done.result())
+
+        try:
+            return await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            opening.add_done_callback(give_up)
+            raise
+
+    # -- exports ------------------------------------------------------------------------------------------------------
+
+    async def _export(self, run: _Run, asked: OpenExport) -> None:
+        export = await self._opened(lambda moment: self._open_export(asked, moment), Export.close)
+        try:
+            while not await self._on_scan_thread(export.prepare):
+                pass
+            names = await self._agreed(run, export.cut)
+            self._exports[run.number] = export, names
+            records = tuple(part.records for part in export.parts)
+            await self._piece(run, ExportFigures(export.id, records).encode())
+            await asyncio.Future()  # until CLOSE
+        finally:
+            self._exports.pop(run.number, None)
+            export.close()
+
+    def _open_export(self, asked: OpenExport, moment: Moment) -> Export:
+        """On the scan thread."""
+        topic = asked.topic.topic(StoredStatistics(records=asked.records))
+        cuts = self._follower.at(moment, self._skipped)
+        return export_of(cuts, topic, asked.text, asked.restriction, asked.parts, self._splits, owner=asked.owner)
+
+    async def _read(self, run: _Run, asked: OpenPart) -> None:
+        found = self._exports.get(asked.export)
+        if found is None:
+            raise not_found(str(asked.export), "it has ended")
+        export, names = found
+        answer = PartAnswer(export, asked.part)
+        ahead = self._on_scan_thread(lambda: answer.step(names))
+        while (answered := await asyncio.shield(ahead)) is not None:
+            ahead = self._on_scan_thread(lambda: answer.step(names))
+            if answered[0]:
+                await self._piece(run, encode_part(*answered))
+        await self._piece(run, encode_part(0, answer.footer()))
+
+    # -- messages -----------------------------------------------------------------------------------------------------
+
+    async def _at_a_moment(self, open_: Callable[[Moment], T]) -> T:
+        """Opens something at a moment that begins after the database has moved on for the last time."""
+        stale = Stale("it was never tried")
+        for _ in range(BEATS_MAX):
+            async with self._moving:
+                self._moment = self._loop.create_future()
+                send(self._writer, Kind.BEAT)
+                moment = await self._moment
+                if moment is None:
+                    raise Failed("the store makes no commits")
+                try:
+                    return await self._loop.run_in_executor(self._scanner, open_, moment)
+                except Stale as error:  # a memtable was written out between the beat and the catching up
+                    stale = error
+        raise stale
+
+    async def _piece(self, run: _Run, content: bytes) -> None:
+        await run.wanted.acquire()
+        send(self._writer, Kind.PIECE, run.number, content)
+        await self._writer.drain()
+
+    def _skipped(self, topic: Topic, keys: Sequence[bytes], now_micros: int) -> None:
+        """On the scan thread: the server counts and logs them."""
+        told = Skipped(topic.id, now_micros, tuple(keys)).encode()
+        self._loop.call_soon_threadsafe(send, self._writer, Kind.SKIPPED, 0, told)
+
+    async def _move_on(self) -> None:
+        """Moves on while nobody asks."""
+        seen, looks = self._follower.log_bytes(), 0
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            size, looks = self._follower.log_bytes(), looks + 1
+            if abs(size - seen) >= BEHIND_BYTES or looks >= MOVE_LOOKS:
+                seen, looks = size, 0
+                async with self._moving:
+                    await self._on_scan_thread(self._follower.move)
+
+    def _on_scan_thread(self, work: Callable[[], T]) -> asyncio.Future[T]:
+        return self._kept(self._loop.run_in_executor(self._scanner, work))
+
+    def _kept(self, work: asyncio.Future[T]) -> asyncio.Future[T]:
+        """Work that is finished even if nobody waits for it, and whose error then means nothing."""
+        work.add_done_callback(lambda done: None if done.cancelled() else done.exception())
+        return work
+
+
+@lru_cache(maxsize=TOPICS_KEPT)
+def _topic(image: TopicImage) -> Topic:
+    """Each topic is made once, because its format compiles decoders."""
+    return image.topic()
+
+
+async def run(descriptor: int) -> None:
+    """Serves until the connection ends."""
+    reader, writer = await asyncio.open_unix_connection(sock=socket.socket(fileno=descriptor), limit=2**20)
+    try:
+        first = await receive(reader)
+        process = ReaderProcess(Start(*pickle.loads(first.content)), writer)
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(100_000, 50, 50)
+        send(writer, Kind.READY)
+        await process.serve(reader)
+    except EOFError:
+        # The scan thread may be in the middle of a piece of work, for which nobody waits any more.
+        os._exit(0)
+
+
+def main() -> None:
+    """Runs the reader process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server stops in its own order, and then ends the connection
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    malloc.tune()
+    asyncio.run(run(int(sys.argv[1])))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,152 @@
+"""The answer to one query, from its request to messages as bytes: the same in the server's process and in a reader
+process.
+
+    [1]  A piece of work is done ahead: while the records of one piece are sent, the next one is read.
+    [2]  A piece that is under way is never given up: its thread uses a cursor. The scan is closed after it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Callable, Sequence
+from concurrent.futures import Executor
+from typing import Final, Protocol, TypeVar
+
+from sow.v1 import sow_pb2
+from sow_server.engine.catalog.topics import Topic
+from sow_server.engine.values.errors import Reason, StoreError
+from sow_server.engine.values.model import MICROS
+from sow_server.filters.restriction import Restriction
+from sow_server.query.filtering import callers_filter
+from sow_server.query.ordering import callers_order
+from sow_server.query.projection import projection
+from sow_server.query.scan import Query, Scan, point_keys
+from sow_server.query.sort_memory import SortShare
+from sow_server.services import convert
+
+T = TypeVar("T")
+
+SORT_PATIENCE_SECONDS: Final = 30.0
+"""How long an ordered query waits for memory while nobody gives any back."""
+
+
+def query_of(topic: Topic, request: sow_pb2.QueryRequest, restriction: Restriction) -> Query:
+    """The query of a request, within the part of the topic that its caller may see. Parsing and compiling may take
+    milliseconds. Raises StoreError."""
+    hidden = () if request.count_only or request.keys_only else restriction.hidden  # no payloads are returned
+    return Query(
+        topic,
+        keys=point_keys(request.keys),
+        projection=projection(topic, request.select.include, request.select.exclude, hidden),
+        batch_size=request.batch_size or 1000,
+        keys_only=request.keys_only,
+        count_only=request.count_only,
+        skip_n=request.skip_n,
+        top_n=request.top_n,
+        page_size=request.page_size,
+        page_token=request.page_token,
+        # With `now` 0: the scan takes the `now` of its cut.
+        filter=callers_filter(topic, request.filter, restriction),
+        order=callers_order(topic, request.order_by, restriction.hidden),
+        explain=request.explain,
+    )
+
+
+class QueryAnswer:
+    """Owns the scan of a query. Its steps run on one thread at a time."""
+
+    def __init__(self, scan: Scan, *, restricted: bool) -> None:
+        """`restricted`: the caller may see a part of the records only, so no figure counts the others (rule A4)."""
+        self.scan: Final = scan
+        self._restricted = restricted
+
+    def step(self, origins: Sequence[str]) -> bytes | None:
+        """Does a piece of work: the message with the records that it found, b"" if there are none, None at the end.
+        `origins`: the names of the instances that wrote the records, by number. Raises StoreError."""
+        batch = self.scan.step()
+        if batch is None:
+            return None
+        if not batch.keys:
+            return b""
+        response = sow_pb2.QueryResponse()
+        convert.fill_columns(response.batch, origins, batch)
+        return response.SerializeToString()
+
+    def footer(self) -> bytes:
+        """The last message, after the last piece."""
+        footer = self.scan.footer()
+        return sow_pb2.QueryResponse(
+            footer=sow_pb2.QueryFooter(
+                matched=footer.matched,
+                returned=footer.returned,
+                scanned=footer.matched if self._restricted else footer.scanned,
+                next_page_token=footer.next_page_token,
+                plan=convert.query_plan(self.scan) if self.scan.query.explain else None,
+            )
+        ).SerializeToString()
+
+    async def messages(self, executor: Executor, origins: Callable[[], Sequence[str]]) -> AsyncGenerator[bytes, None]:
+        """A message for each piece, b"" for one without records, and the footer [1]. It closes the scan [2]. Raises
+        StoreError."""
+        run = asyncio.get_running_loop().run_in_executor
+
+        def step() -> bytes | None:
+            return self.step(origins())
+
+        ahead = run(executor, step)
+        try:
+            while (message := await asyncio.shield(ahead)) is not None:
+                if (share := self.scan.waits_for) is not None:
+                    await until_ready(share)
+                ahead = run(executor, step)
+                yield message
+            yield self.footer()
+        finally:
+            close_after(self.scan, ahead)
+
+
+async def until_ready(share: SortShare) -> None:
+    """Waits until there is room to sort in. Raises StoreError OVERLOADED when nobody has taken or given back any memory
+    for a while: then clients that do not read their results hold it."""
+    loop = asyncio.get_running_loop()
+    ready = asyncio.Event()
+    while not share.when_ready(lambda: _set_soon(loop, ready)):
+        moves = share.memory.moves
+        try:
+            await asyncio.wait_for(ready.wait(), SORT_PATIENCE_SECONDS)
+        except TimeoutError:
+            if share.memory.moves == moves:
+                raise StoreError(
+                    Reason.OVERLOADED,
+                    "order_by: the memory to sort in is held by queries whose clients do not read; try again later",
+                    field="order_by",
+                    retry_after_micros=MICROS,
+                ) from None
+        ready.clear()
+
+
+def _set_soon(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
+    with contextlib.suppress(RuntimeError):  # the loop is closed, so nobody waits
+        loop.call_soon_threadsafe(event.set)
+
+
+class Closeable(Protocol):
+    """Something that holds a cut."""
+
+    def close(self) -> None:
+        """Releases it."""
+
+
+def close_after(held: Closeable, reading: asyncio.Future[T] | None) -> None:
+    """Closes a scan or a cut once its last step has ended: a cursor must not be closed while a reader uses it."""
+
+    def close(done: asyncio.Future[T]) -> None:
+        if not done.cancelled():
+            done.exception()  # its caller has got it, or has gone
+        held.close()
+
+    if reading is None:
+        held.close()
+    else:
+        reading.add_done_callback(close)

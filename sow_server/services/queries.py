@@ -1,0 +1,115 @@
+"""Queries: short ones are answered in this process, long ones in a reader process, if there is one.
+
+[1]  A query shows one cut from beginning to end, wherever it is answered.
+[2]  A reader process that is lost before the first message of an answer costs nothing: this process answers.
+     After it, the call ends with READER_LOST.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from concurrent.futures import Executor
+from contextlib import aclosing
+from typing import Final, Protocol
+
+from sow.v1 import sow_pb2
+from sow_server.access.caller import Granted
+from sow_server.query.scan import Scan
+from sow_server.query.sort_memory import SortMemory
+from sow_server.services.answering import QueryAnswer, query_of
+from sow_server.services.reading import StoreReading
+
+SHORT_RECORDS: Final = 3000
+"""A query that reads at most about so many stored records is short. A reader process first has to catch up with the
+database, which takes as long as reading a few thousand records."""
+
+
+class LongAnswer(Protocol):
+    """An answer by a reader process."""
+
+    @property
+    def sequence(self) -> int:
+        """The last commit that its cut shows."""
+
+    @property
+    def now_micros(self) -> int:
+        """The `now` of its cut."""
+
+    def messages(self) -> AsyncGenerator[bytes, None]:
+        """The messages with records, and the footer. Raises StoreError, also READER_LOST."""
+
+    def close(self) -> None:
+        """Nobody waits for the answer any more."""
+
+
+class LongQueries(Protocol):
+    """Answers queries in reader processes."""
+
+    async def ask(self, granted: Granted, request: sow_pb2.QueryRequest) -> LongAnswer | None:
+        """Asks a reader process; returns when the first message is there. None: no reader process can answer it now, or
+        the one that was asked is lost. Raises StoreError."""
+
+
+class Queries:
+    """Answers queries."""
+
+    def __init__(self, reading: StoreReading, readers: Executor, sort_memory: SortMemory, long: LongQueries) -> None:
+        self._reading = reading
+        self._readers = readers
+        self._sort_memory = sort_memory
+        self._long = long
+
+    async def answer(self, granted: Granted, request: sow_pb2.QueryRequest) -> AsyncGenerator[bytes, None]:
+        """The messages of an answer, as bytes. Raises StoreError."""
+        scan = await self._opened(granted, request)
+        own = QueryAnswer(scan, restricted=granted.restriction.rows is not None)
+        long: LongAnswer | None = None
+        async with aclosing(own.messages(self._readers, lambda: self._reading.origins.names)) as messages:
+            begun: list[bytes] = []
+            async for message in messages:
+                begun.append(message)
+                if scan.scanned >= SHORT_RECORDS:
+                    long = await self._long.ask(granted, request)
+                    break
+            if long is None:
+                yield self._header(scan.cut.sequence, scan.cut.now_micros)
+                for message in filter(None, begun):
+                    yield message
+                async for message in messages:
+                    if message:
+                        yield message
+                return
+        try:
+            yield self._header(long.sequence, long.now_micros)
+            async with aclosing(long.messages()) as messages:
+                async for message in messages:
+                    yield message
+        finally:
+            long.close()
+
+    async def _opened(self, granted: Granted, request: sow_pb2.QueryRequest) -> Scan:
+        if not (request.filter or request.order_by or granted.restriction.rows is not None):
+            return self._scan(granted, request)
+        # Parsing, compiling and planning may take milliseconds.
+        opening = asyncio.get_running_loop().run_in_executor(self._readers, self._scan, granted, request)
+        try:
+            return await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            opening.add_done_callback(_close_opened)
+            raise
+
+    def _scan(self, granted: Granted, request: sow_pb2.QueryRequest) -> Scan:
+        topic, restriction = granted
+        return Scan(self._reading.cuts, query_of(topic, request, restriction), self._sort_memory)
+
+    def _header(self, sequence: int, now_micros: int) -> bytes:
+        return sow_pb2.QueryResponse(
+            header=sow_pb2.QueryHeader(bookmark=self._reading.instance.bookmark(sequence), as_of_micros=now_micros)
+        ).SerializeToString()
+
+
+def _close_opened(opening: asyncio.Future[Scan]) -> None:
+    """Closes a scan that nobody waits for any more."""
+    if not opening.cancelled() and opening.exception() is None:
+        opening.result().close()
