@@ -20,7 +20,7 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import compress, groupby, islice, repeat
+from itertools import compress, groupby, islice
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from sow_server.engine.catalog.topics import Topic
@@ -29,11 +29,11 @@ from sow_server.engine.formats.payloads import Projection
 from sow_server.engine.formats.topic_formats import key_paths
 from sow_server.engine.reading import Cut, CutSource
 from sow_server.engine.values.errors import Reason, StoreError
-from sow_server.engine.values.model import NEVER
-from sow_server.filters import Meta, print_path
+from sow_server.filters import print_path
 from sow_server.query.filtering import RecordFilter
 from sow_server.query.ordering import Order, Sorter
 from sow_server.query.planner import ABOVE_ALL, EVERYTHING, NOTHING, Access, IndexBound, Plan, Range, plan
+from sow_server.query.sieve import sieve
 from sow_server.query.sort_memory import SortMemory, SortRoom, SortShare
 
 BATCH_RECORDS_MAX: Final = 10_000
@@ -357,56 +357,9 @@ def _sorter(query: Query, memory: SortMemory) -> Sorter | None:
     return Sorter(query.order, limit, payloads=not (query.keys_only or query.explain), memory=memory)
 
 
-# --- matching --------------------------------------------------------------------------------------------------------
-
-Sieve: TypeAlias = Callable[[Sequence[bytes], Sequence[bytes]], Sequence[bool]]
-"""From record keys and stored values to the records that match."""
-
-
 def _counts_all(query: Query) -> bool:
     """Whether the figures of the topic are the answer."""
     return query.count_only and not query.keys and (query.filter is None or query.filter.predicate.constant is True)
-
-
-def sieve(topic: Topic, given: RecordFilter | None, now_micros: int) -> Sieve | None:
-    """The filter for many records at once, with the least work for each; None: all of them match."""
-    if given is None or given.predicate.constant:
-        return None
-    predicate = given.predicate
-    matches = predicate.matches
-    fixed = given.fixed_meta._replace(now_micros=now_micros)
-    decode = topic.format.decoder(predicate.fields) if predicate.uses_payload else None
-
-    def metas(keys: Sequence[bytes], values: Sequence[bytes]) -> Iterable[Meta]:
-        columns = header_columns(values)
-        return map(
-            Meta,
-            map(_text, keys),
-            columns.version,
-            columns.publish_time,
-            [None if time == NEVER else time for time in columns.expire_time],
-            repeat(fixed.topic),
-            repeat(now_micros),
-        )
-
-    if given.uses_metadata:
-        if decode is None:
-            return lambda keys, values: [matches(None, meta) for meta in metas(keys, values)]
-        decoded = decode
-        return lambda keys, values: [
-            matches(decoded(value[HEADER_BYTES:]), meta)
-            for value, meta in zip(values, metas(keys, values), strict=True)
-        ]
-    if decode is None:
-        answer = matches(None, fixed)
-        return lambda keys, values: [answer] * len(keys)
-    decoded = decode
-    return lambda keys, values: [matches(decoded(value[HEADER_BYTES:]), fixed) for value in values]
-
-
-def _text(key: bytes) -> str:
-    """A filter for keys that also accepts records which no publish could have made, so that they can be deleted."""
-    return key.decode(errors="backslashreplace")
 
 
 # --- sources of records ----------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from sow_server.access.caller import Granted
 from sow_server.engine.catalog.topics import Topic, Topics
 from sow_server.engine.commit.commits import Commits
 from sow_server.engine.commit.origins import Origins
-from sow_server.engine.commit.soundness import Reports
+from sow_server.engine.commit.soundness import SoundnessReports
 from sow_server.engine.disk.rocks import RocksError
 from sow_server.engine.following import Beats, Moment, TopicImage
 from sow_server.engine.values.clock import GuardedClock
@@ -307,7 +307,7 @@ class ReaderProcesses:
         origins: Origins,
         beats: Beats,
         clock: GuardedClock,
-        unsound: Reports,
+        unsound: SoundnessReports,
     ) -> None:
         self._options = options
         self._topics = topics

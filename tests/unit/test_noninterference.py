@@ -25,7 +25,7 @@ from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import Message
 
 from sow.v1 import snapshot_pb2, sow_pb2
-from sow_server.engine.disk import rocks
+from sow_server.engine.disk.rocks import cursor
 from sow_server.engine.values.model import ABSENT, Delete, Expiration, Lifetime, LifetimeKind, Publish, TopicSettings
 from sow_server.query import exports, scan
 from sow_server.services import subscribe_convert
@@ -55,7 +55,7 @@ EXISTS: Final = {"only_if_present": True}
 POSITION: Final = {"publisher_id": "p", "publisher_epoch": 1, "first_sequence": 1}
 SMALL: Final[Mapping[Any, Mapping[str, object]]] = {
     exports: {"PART_RECORDS_MIN": 2, "PART_RECORDS_APT": 4, "LOOK_UPS": 3},
-    rocks: {"STEPS_AT_ONCE": 2},
+    cursor: {"STEPS_AT_ONCE": 2},
     replay: {"READ_SECONDS": 60.0},
 }
 """So small that what is hidden would make more parts. Pieces of work stay as large as they are: how soon a batch ends
