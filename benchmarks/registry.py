@@ -17,6 +17,7 @@ from benchmarks import (
     replicating,
     residing,
     retaining,
+    scanning,
     single,
     sparking,
 )
@@ -38,6 +39,7 @@ BENCHMARKS: Final = (
     Benchmark("publish-new", "stream publish, new keys", publishing.new_keys, 900),
     Benchmark("publish-updates", "stream publish, random updates", publishing.updates, 1800),
     Benchmark("query", "whole-topic query stream", querying.whole_topic, 900),
+    Benchmark("scans", "publishing beside whole-topic scans", scanning.publishes_beside_scans, 1800),
     Benchmark("single-publish", "single durable publish", single.durable_publish, 600),
     Benchmark("expiry-lag", "expiry lag at 10,000 expiries/s", expiring.lag, 900),
     Benchmark("mass-expiry", "one million records due at once", expiring.mass_expiry, 900),

@@ -41,6 +41,7 @@ def test_every_line_of_the_table_of_speed_and_memory_has_its_benchmark() -> None
         "publish-new",
         "publish-updates",
         "query",
+        "scans",
         "single-publish",
         "expiry-lag",
         "mass-expiry",
