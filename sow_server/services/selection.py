@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from sow_server.access.caller import Granted
 from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.commit.soundness import Fault, RowLimits, row_fault
-from sow_server.engine.disk.layout import read_header
+from sow_server.engine.disk.layout import SEQUENCE, i64
 from sow_server.engine.reading import Cuts
 from sow_server.engine.values.model import RecordMatcher
 from sow_server.query.filtering import record_filter
@@ -71,7 +71,8 @@ async def selected(
 def _unless_unchanged(matches: RecordMatcher, sequence: int) -> RecordMatcher:
     """Evaluates the filter again only for records that have changed since they were found. It may take long, and it
     runs in the writer, for which everybody waits."""
-    return lambda key, value: read_header(value).sequence <= sequence or matches(key, value)
+    bound = i64(sequence)  # compared as bytes: a fraction of the cost of reading the header
+    return lambda key, value: value[SEQUENCE] <= bound or matches(key, value)
 
 
 async def count_selected(

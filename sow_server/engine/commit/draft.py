@@ -16,6 +16,7 @@ sequences from the writer's counters, which the writer takes over only after the
 from __future__ import annotations
 
 import operator
+from array import array
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, Protocol, TypeVar
 
@@ -36,6 +37,7 @@ from sow_server.engine.disk.layout import (
     RECORD_KEY,
     STATISTICS_KEY,
     TOUCH,
+    HeaderColumns,
     Numbers,
     StoredStatistics,
     encode_statistics,
@@ -386,16 +388,45 @@ class Draft:
     def expire_all(self, topic: Topic, store_keys: list[bytes], values: list[bytes]) -> None:
         """Expires overdue records of one topic, each given once, with their stored values: the same result as `expire`
         for each, but column by column. The caller, the sweep, deletes their expiry entries."""
-        count, sequence = len(store_keys), self.next_sequence
         columns = header_columns(values)
+        self.expire_times += columns.expire_time
+        self._remove_all(topic, store_keys, values, columns, change=EXPIRE, versions=columns.version)
+
+    def delete_all(self, topic: Topic, store_keys: list[bytes], values: list[bytes]) -> None:
+        """Deletes live records of one topic, each given once, with their stored values: the same result as `delete` for
+        each, but column by column."""
+        versions = range(self.next_version, self.next_version + len(store_keys))
+        self.next_version = versions.stop
+        if puts := self.batch.puts[RECORDS]:
+            for store_key in store_keys:
+                puts.pop(store_key, None)
+        if topic.acts:
+            stamps = [value[EXPIRE_TIME] for value in values]
+            # As in `_remove`. Of an entry that this commit puts, too, the put counts.
+            self.batch.deletes[EXPIRY] += [
+                stamp + store_key for stamp, store_key in zip(stamps, store_keys, strict=True) if stamp != _NEVER_BYTES
+            ]
+        self._remove_all(topic, store_keys, values, header_columns(values), change=DELETE, versions=versions)
+
+    def _remove_all(
+        self,
+        topic: Topic,
+        store_keys: list[bytes],
+        values: list[bytes],
+        columns: HeaderColumns,
+        *,
+        change: int,
+        versions: range | array[int],
+    ) -> None:
+        count, sequence = len(store_keys), self.next_sequence
         keys = [key[RECORD_KEY] for key in store_keys]
         chunk = self.chunk(topic)
         if chunk is not None:
             chunk.add_columns(
-                EXPIRE,
+                change,
                 keys,
                 [value[PAYLOAD] for value in values],
-                version=columns.version,
+                version=versions,
                 publish_time=columns.publish_time,
                 expire_time=columns.expire_time,
                 origin=self.origin,
@@ -411,15 +442,13 @@ class Draft:
         self.heads.update(dict.fromkeys(store_keys))
         self.removed += store_keys
         self.batch.deletes[RECORDS] += store_keys
-        self.expire_times += columns.expire_time
         self.next_sequence += count
         stored = sum(map(len, keys)) + sum(map(len, values))
         self.count(topic, -count, HEADER_BYTES * count - stored)
         if topic.hears_removals:
             minted = range(sequence, sequence + count)
-            removed = Removed(
-                EXPIRE, keys, store_keys, values, columns.version, columns.origin, columns.sequence, minted
-            )
+            by = columns.origin if change == EXPIRE else [self.origin] * count
+            removed = Removed(change, keys, store_keys, values, versions, by, columns.sequence, minted)
             for hook in self._hooks:
                 hook(self, topic, removed)
 

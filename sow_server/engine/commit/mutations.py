@@ -11,9 +11,11 @@ from typing import Final
 from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.commit.draft import Draft
 from sow_server.engine.commit.publishers import PublisherCache
-from sow_server.engine.commit.puts import failed_condition, stage_publish, ttl_ignored
+from sow_server.engine.commit.puts import PLAIN_RECORDS_MIN, failed_condition, stage_publish, ttl_ignored
 from sow_server.engine.commit.requests import Job, Result, Slice, store_keys
 from sow_server.engine.disk.layout import (
+    EXPIRE_TIME,
+    RECORD_KEY,
     TOUCH,
     payload_bytes_total,
     read_header,
@@ -130,8 +132,7 @@ def _matching(
     draft: Draft, job: Job, request: Delete | Restamp, topic: Topic, count: int
 ) -> Iterator[tuple[bytes, bytes, bytes]]:
     """Key, store key and head of each live record, among the next `count` keys of the job, that the request matches.
-    Lazily: the changes of one record may expire another."""
-    draft.fetch_bodies(store_keys(job, count))
+    Lazily: the changes of one record may expire another. The records have been fetched."""
     for key in job.keys[job.position : job.position + count]:
         if isinstance(key, BadRecord):
             continue
@@ -149,10 +150,28 @@ def _stage_delete(
     if (position := request.publisher) is not None:
         found = draft.publishers.get(position.publisher_id) or publishers.find(position.publisher_id)
         found.check_acting(position)
-    for key, store_key, head in _matching(draft, job, request, topic, count):
-        part.last_sequence = draft.delete(topic, key, store_key, head)
-        part.applied += 1
+    draft.fetch_bodies(store_keys(job, count))
+    plain = _plain_matches(draft, job, request, topic, count) if count >= PLAIN_RECORDS_MIN else None
+    if plain is None:
+        for key, store_key, head in _matching(draft, job, request, topic, count):
+            part.last_sequence = draft.delete(topic, key, store_key, head)
+            part.applied += 1
+    elif plain:
+        draft.delete_all(topic, list(plain), list(plain.values()))
+        part.applied, part.last_sequence = len(plain), draft.next_sequence - 1
     return part
+
+
+def _plain_matches(draft: Draft, job: Job, request: Delete, topic: Topic, count: int) -> dict[bytes, bytes] | None:
+    """Store keys and stored values of the records that a delete removes, among the next `count` keys of the job, in the
+    order of the request; None if one of them is overdue, which has to be expired in its turn."""
+    heads, value_of = draft.heads, draft.value
+    found = {key: value_of(key) for key in store_keys(job, count) if heads[key] is not None}
+    if topic.acts and found and min([value[EXPIRE_TIME] for value in found.values()]) <= draft.now_bytes:
+        return None
+    if (matches := request.matches) is None:
+        return found
+    return {key: value for key, value in found.items() if matches(key[RECORD_KEY], value)}
 
 
 def _stage_restamp(draft: Draft, job: Job, request: Restamp, topic: Topic, count: int) -> Slice:
@@ -162,6 +181,7 @@ def _stage_restamp(draft: Draft, job: Job, request: Restamp, topic: Topic, count
         stamp = lifetimes.restamp_time(topic.settings, request.mode, request.lifetime, draft.now)
     except LifetimeError as error:
         raise StoreError(error.reason, error.message, field="lifetime") from None
+    draft.fetch_bodies(store_keys(job, count))
     for key, store_key, head in _matching(draft, job, request, topic, count):
         before = read_header(head)
         expire_time = min(before.expire_time_micros, stamp) if request.mode is RestampMode.CAP else stamp

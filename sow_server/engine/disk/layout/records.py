@@ -9,7 +9,7 @@
 40 bytes are five words, so a run of headers is an array of int64 and a column of it is a slice. A key of this family is
 called a store key; a header without its payload is called a head.
 
-Expire times can be compared as their eight bytes: all of them are positive, so the order is the same.
+Expire times and sequences can be compared as their eight bytes: all of them are positive, so the order is the same.
 """
 
 from __future__ import annotations
@@ -33,10 +33,11 @@ HEADER: Final = slice(0, HEADER_BYTES)
 PAYLOAD: Final = slice(HEADER_BYTES, None)
 """Of a stored value."""
 ORIGIN: Final = slice(2, 4)
-"""Of a header or a stored value, as are the next three."""
+"""Of a header or a stored value, as are the next four."""
 VERSION: Final = slice(8, 16)
 PUBLISH_TIME: Final = slice(16, 24)
 EXPIRE_TIME: Final = slice(24, 32)
+SEQUENCE: Final = slice(32, 40)
 _HEADER: Final = Struct(">BBHIqqqq")
 HEADER_FAST: Final = Struct(">4sIq16sq")
 """The header in five pieces: `header_start`, payload length, version, publish and expire time, sequence."""
