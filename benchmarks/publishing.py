@@ -44,12 +44,12 @@ class _Level:
 _LEVELS: Final = (_Level("buffered", "everysec"), _Level("fsync", "always"))
 
 
-def publish(client: Client, payloads: Sequence[bytes], durability: str) -> float:
+def publish(client: Client, payloads: Sequence[bytes], durability: str, *, topic: str = TOPIC) -> float:
     """Publishes the documents through one publisher; records acknowledged per second."""
     assert durability in ("fsync", "buffered"), durability
     begin = time.perf_counter()
     with client.publisher(
-        TOPIC,
+        topic,
         ttl=TTL_SECONDS,
         durability="fsync" if durability == "fsync" else "buffered",
         batch_records=BATCH_RECORDS,

@@ -13,8 +13,11 @@ from __future__ import annotations
 import random
 import statistics
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final, NamedTuple
 
 from benchmarks.documents import TTL_SECONDS, document, documents
@@ -31,6 +34,8 @@ EXPIRING_SECONDS: Final = 1.0
 POLL_SECONDS: Final = 0.2
 EXPIRING_FROM: Final = 1_000_000_000
 """The number of the first document that expires; below are those that stay."""
+EMPTIED_TOPIC: Final = "emptied"
+FOLLOWED_TOPIC: Final = "followed"
 PER_TICK: Final = 50
 TICK_SECONDS: Final = 0.01
 SEED: Final = 7
@@ -55,6 +60,8 @@ class Done(NamedTuple):
     """The records, or the calls, that it was about."""
     milliseconds: Sequence[float] = ()
     """Of each call, where calls are made one after the other."""
+    prepared_seconds: float = 0.0
+    """CPU time of the server for preparations, which does not count."""
 
 
 Case = Callable[[Side, int], Done]
@@ -153,6 +160,31 @@ class Cases:
         assert outcome.deleted == self.records, f"{outcome.deleted} of {self.records} were deleted"
         return Done(self.records)
 
+    def emptying(self, side: Side, number: int) -> Done:
+        """Deletes all records of a topic by a filter. Publishing them before does not count."""
+        if number == 0:
+            side.client.create_topic(EMPTIED_TOPIC, key=["/id"], expiration="enabled")
+        before = side.server.cpu_seconds()
+        publish(side.client, _documents(range(self.records)), "buffered", topic=EMPTIED_TOPIC)
+        prepared = side.server.cpu_seconds() - before
+        outcome = side.client.sow_delete(EMPTIED_TOPIC, filter=BUYS, durability="buffered")
+        assert outcome.deleted == self.records, f"{outcome.deleted} of {self.records} were deleted"
+        return Done(self.records, prepared_seconds=prepared)
+
+    def following(self, side: Side, number: int) -> Done:
+        """Publishes in a stream to one subscription, as fast as both go, and reads all changes from it."""
+        if number == 0:
+            side.client.create_topic(FOLLOWED_TOPIC, key=["/id"])
+        # A snapshot first, of records that are published only now: so none is missed, whoever comes first.
+        changes = side.client.sow_and_subscribe(FOLLOWED_TOPIC, f"/revision = {2 * number}")
+        with changes, ThreadPoolExecutor(1) as pool:
+            payloads = _documents(range(self.records), number)
+            published = pool.submit(publish, side.client, payloads, "buffered", topic=FOLLOWED_TOPIC)
+            delivered = (change for change in changes if change.record is not None)
+            deque(islice(delivered, self.records), maxlen=0)
+            published.result()
+        return Done(self.records)
+
     def _new(self, number: int) -> range:
         first = self.loaded + number * self.records
         return range(first, first + self.records)
@@ -169,7 +201,7 @@ def measured(sides: Mapping[str, Side], case: Case, number: int) -> dict[str, Sp
         server = sides[name].server
         before, begin = server.cpu_seconds(), time.perf_counter()
         done = case(sides[name], number)
-        seconds, cpu = time.perf_counter() - begin, server.cpu_seconds() - before
+        seconds, cpu = time.perf_counter() - begin, server.cpu_seconds() - before - done.prepared_seconds
         p50 = percentile(done.milliseconds, 0.5) if done.milliseconds else 0.0
         spent[name] = Spent(cpu / done.records * 1e6, done.records / seconds, p50)
     return spent
@@ -228,5 +260,7 @@ def against_cases(cases: Cases) -> Iterator[tuple[str, Case]]:
     yield "publish-updates", cases.updates
     yield "query", cases.query
     yield "mass-expiry", cases.expiry
+    yield "delete-by-filter", cases.emptying
+    yield "delivery", cases.following
     yield "single-publish", cases.single_publishes
     yield "single-get", cases.single_gets
