@@ -465,10 +465,12 @@ def _heard(written: asyncio.Future[None]) -> None:
 async def _requests(
     requests: AsyncIterator[Received], held: Held, call: Call | None = None
 ) -> AsyncGenerator[object, None]:
-    """The requests of a call, of which the bytes of one at a time are counted. Raises StoreError for one that is
-    `Unreadable`."""
+    """The requests of a call, of which the bytes of one at a time are counted. For one that is `Unreadable` it raises
+    StoreError; without a `call`, for services that do not know of it, DecodeError."""
     async for received in requests:
         try:
+            if call is None and received.request is _UNREADABLE:
+                raise DecodeError
             request = held.take(received)
             if call is None:
                 yield request
@@ -496,7 +498,7 @@ def _foreign(
     async def end(error: Exception, context: Context) -> None:
         if isinstance(error, grpc.aio.BaseError):
             raise error  # the call has ended already: with its own status, or because the caller has gone
-        known = _known(error, name)
+        known = _unreadable() if isinstance(error, DecodeError) else _known(error, name)
         _forget_frames(error)
         await abort(context, known)
 

@@ -479,7 +479,7 @@ def test_only_what_is_this_machine_for_sure_gets_a_token_in_plain_text_and_throu
     http_proxy away, so the token went to the proxy."""
     assert (("grpc.enable_http_proxy", 0) not in options(server, None)) is proxied
     if proxied:
-        with pytest.raises(InvalidArgument, match="plain text"):
+        with pytest.raises(InvalidArgument, match="over TLS only"):
             Client(server, token="s3cret")
     else:
         Client(server, token="s3cret").close()

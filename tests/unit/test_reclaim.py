@@ -195,9 +195,9 @@ def test_a_large_topic_is_compacted_in_parts_that_cover_it(
     topic = rig.create_topic("t", PLAIN)
     other = rig.create_topic("u", PLAIN)
     draw = random.Random(1)
-    for number in range(8):
+    for number in range(12):
         for name in ("t", "u"):
-            rig.put(name, f"{number}", b'{"n":"%s"}' % draw.randbytes(5_000).hex().encode(), ttl=SECOND)
+            rig.put(name, f"{number:02}", b'{"n":"%s"}' % draw.randbytes(5_000).hex().encode(), ttl=SECOND)
             rig.store._rocks.flush()
     rig.time.tick(2 * SECOND)
     rig.store.sweep()
