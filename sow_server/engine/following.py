@@ -16,8 +16,18 @@ from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.commit.commits import Commits
 from sow_server.engine.commit.draft import Draft
 from sow_server.engine.disk.backups import DATABASE
-from sow_server.engine.disk.layout import REACHED_KEY, Reached, StoredStatistics, decode_reached
-from sow_server.engine.disk.rocks import INDEXES, META, RECORDS, Failed, Rocks, RocksOptions, Secondary
+from sow_server.engine.disk.layout import Reached, StoredStatistics, decode_reached
+from sow_server.engine.disk.rocks import (
+    INDEXES,
+    MARK_BYTES,
+    MARK_KEY,
+    META,
+    RECORDS,
+    Failed,
+    Rocks,
+    RocksOptions,
+    Secondary,
+)
 from sow_server.engine.reading import Cut, IndexCursor, Skipped
 from sow_server.engine.values.clock import GuardedClock
 from sow_server.engine.values.errors import StoreError
@@ -75,6 +85,13 @@ class Beats:
         self._rocks = rocks
         self._commits = commits
         self._clock = clock
+
+    def begin(self) -> None:
+        """From now on the database can be followed. To be called before it is opened for that; it may take a while,
+        because the memtables are written out. Raises RocksError."""
+        with self._commits.cut_lock:
+            self._rocks.marking = True
+        self._rocks.flush()
 
     def make(self, done: Callable[[Moment | StoreError], None]) -> None:
         """Makes a moment with a commit of its own, which `done` hears as the answer. Raises StoreError."""
@@ -163,7 +180,8 @@ class Follower:
     def _reached(self) -> Reached:
         cursor = self._database.cursor(META)
         try:
-            row = cursor.find(REACHED_KEY)
+            row = cursor.find(MARK_KEY)
         finally:
             cursor.close()
-        return Reached(0, 0) if row is None else decode_reached(row)
+        assert row is not None, "the state shows a beat"
+        return decode_reached(row[MARK_BYTES:])

@@ -133,7 +133,6 @@ class _Process:
     ) -> None:
         """`beat` makes a moment and hands its message over, empty if the store makes none."""
         self.child: Final = child
-        self.since: Final = time.monotonic()
         self.ready = False
         self.lost = False
         self._beat = beat
@@ -412,18 +411,26 @@ class ReaderProcesses:
         """Keeps one process running."""
         pause = PAUSE_SECONDS
         while True:
-            process, ours = await asyncio.to_thread(self._start, index)
-            self._processes[index] = process
-            self.starts_total += 1
+            begun = time.monotonic()
             try:
-                await process.talk(ours, self._settings(index))
-            finally:
-                self._processes[index] = None
-                code = await asyncio.shield(asyncio.to_thread(_ended, process.child))
-            log.warning("reader_process_lost", process=index, pid=process.child.pid, code=code)
-            pause = PAUSE_SECONDS if time.monotonic() - process.since > STEADY_SECONDS else pause
+                await self._live(index)
+            except (OSError, RocksError) as error:
+                log.error("reader_process_failed", process=index, cause=str(error))
+            pause = PAUSE_SECONDS if time.monotonic() - begun > STEADY_SECONDS else pause
             await asyncio.sleep(pause)
             pause = min(2 * pause, PAUSE_SECONDS_MAX)
+
+    async def _live(self, index: int) -> None:
+        """One process, from its start to its end. Raises OSError, RocksError if it cannot start."""
+        process, ours = await asyncio.to_thread(self._start, index)
+        self._processes[index] = process
+        self.starts_total += 1
+        try:
+            await process.talk(ours, self._settings(index))
+        finally:
+            self._processes[index] = None
+            code = await asyncio.shield(asyncio.to_thread(_ended, process.child))
+        log.warning("reader_process_lost", process=index, pid=process.child.pid, code=code)
 
     def _settings(self, index: int) -> Start:
         options = self._options
@@ -439,7 +446,9 @@ class ReaderProcesses:
         return self._options.data_dir / FOLDER / str(index)
 
     def _start(self, index: int) -> tuple[_Process, socket.socket]:
-        """On a thread: starting a process takes milliseconds."""
+        """On a thread: the first start writes memtables out, and every start takes milliseconds. Raises OSError,
+        RocksError."""
+        self._beats.begin()
         folder = self._folder(index)
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(mode=0o700, parents=True)

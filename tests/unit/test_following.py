@@ -13,6 +13,7 @@ from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.disk.layout import i64, unpack_i64
 from sow_server.engine.disk.rocks import (
     EXPIRY,
+    FOLLOWED,
     JOURNAL,
     MARK_KEY,
     META,
@@ -92,6 +93,7 @@ def test_every_state_is_that_of_one_commit_while_memtables_are_written_out_and_l
 ) -> None:
     """rocks [14]. Story: one in twenty states had rows of one column family without those of another."""
     database = Rocks(tmp_path / "db", TINY, create=True)
+    database.marking = True
     written, stop, writing_lock = 0, threading.Event(), threading.Lock()
 
     def write() -> None:
@@ -135,6 +137,7 @@ def test_it_catches_up_again_when_a_log_was_removed_meanwhile(
 ) -> None:
     """rocks [14]."""
     database = Rocks(tmp_path / "db", create=True)
+    database.marking = True
     secondary = Secondary(tmp_path / "db", RocksOptions(), log_folder=logs)
     secondary.move()
     lists = [{"4.log", "9.log"}, {"9.log"}, {"9.log"}, {"9.log", "11.log"}]
@@ -153,6 +156,7 @@ def test_it_catches_up_again_when_a_log_was_removed_meanwhile(
 def test_rows_of_table_files_are_newer_than_those_of_its_memtable(tmp_path: Path, logs: Path) -> None:
     """rocks [15]. Story: a look-up by key found the old row, a cursor beside it the new one."""
     database = Rocks(tmp_path / "db", create=True)
+    database.marking = True
     database.write(commit(1))
     secondary = Secondary(tmp_path / "db", RocksOptions(), log_folder=logs)
     database.write(commit(2))
@@ -168,6 +172,7 @@ def test_rows_of_table_files_are_newer_than_those_of_its_memtable(tmp_path: Path
 
 def test_its_state_moves_only_when_it_catches_up_and_cursors_keep_theirs(tmp_path: Path, logs: Path) -> None:
     database = Rocks(tmp_path / "db", create=True)
+    database.marking = True
     database.write(commit(1))
     secondary = Secondary(tmp_path / "db", RocksOptions(), log_folder=logs)
     database.write(commit(2))
@@ -188,6 +193,7 @@ def test_its_state_moves_only_when_it_catches_up_and_cursors_keep_theirs(tmp_pat
 
 def test_it_leaves_the_database_to_its_owner(tmp_path: Path, logs: Path) -> None:
     database = Rocks(tmp_path / "db", create=True)
+    database.marking = True
     database.write(commit(1))
     secondary = Secondary(tmp_path / "db", RocksOptions(), log_folder=logs)
     files = {path.name for path in (tmp_path / "db").iterdir()}
@@ -195,6 +201,19 @@ def test_it_leaves_the_database_to_its_owner(tmp_path: Path, logs: Path) -> None
     assert {path.name for path in (tmp_path / "db").iterdir()} == files
     database.close()
     Rocks(tmp_path / "db", create=False).close()
+
+
+def test_a_database_that_nobody_follows_has_no_marks(rig: Rig) -> None:
+    """They cost up to three rows a write."""
+    rig.create_topic("t")
+    rig.put("t", "1")
+    assert [rig.store._rocks.get(family, MARK_KEY) for family in FOLLOWED] == [None] * 3
+    rig.store.beats.begin()
+    rig.put("t", "1")
+    assert rig.store._rocks.get(RECORDS, MARK_KEY) is not None
+    written = rig.store._rocks.write_number
+    rig.reopen()
+    assert rig.store._rocks.write_number >= written, "numbers rise for as long as there are some"
 
 
 # --- the follower ----------------------------------------------------------------------------------------------------
@@ -205,6 +224,7 @@ class Following:
 
     def __init__(self, rig: Rig, logs: Path) -> None:
         self.rig = rig
+        rig.store.beats.begin()
         self.follower = Follower(rig.path, RocksOptions(), log_folder=logs)
         self.skipped: list[bytes] = []
 

@@ -40,7 +40,6 @@ from sow_server.engine.disk.heads import HeadCache
 from sow_server.engine.disk.layout import (
     BOUNDS_KEY,
     CLOCK_KEY,
-    REACHED_KEY,
     Reached,
     Reserved,
     encode_bounds,
@@ -504,8 +503,9 @@ class Writer:
         try:
             self.sweep.lower(draft)
             draft.batch.puts[META].update(map(topic_row, draft.new_topics))
-            draft.batch.puts[META][REACHED_KEY] = encode_reached(Reached(draft.next_sequence - 1, draft.now))
             batch = draft.finish()
+            if self._rocks.marking:
+                batch.note = encode_reached(Reached(draft.next_sequence - 1, draft.now))
             self._reserve(draft)
             self._write_patiently(batch, draft)
         except Stalled as error:

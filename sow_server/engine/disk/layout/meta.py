@@ -4,7 +4,6 @@
 "instance"  JSON: id, epoch, origins
 "bounds"    version i64 | sequence i64: up to where they are reserved
 "clock"     i64
-"reached"   last sequence i64 | commit time i64: of the last commit, for processes that follow the database
 "accepted"  i64: the last sequence when an operator last accepted the clock; no time up to it counts for the clock
 "sweep"     expiry key: the floor of the expiry index
 
@@ -39,7 +38,6 @@ FORMAT_KEY: Final = b"format"
 INSTANCE_KEY: Final = b"instance"
 BOUNDS_KEY: Final = b"bounds"
 CLOCK_KEY: Final = b"clock"
-REACHED_KEY: Final = b"reached"
 ACCEPTED_KEY: Final = b"accepted"
 SWEEP_FLOOR_KEY: Final = b"sweep"
 
@@ -120,13 +118,13 @@ class Reached(NamedTuple):
 
 
 def encode_reached(reached: Reached) -> bytes:
-    """The row of the last commit."""
+    """The note of the last commit, for processes that follow the database (rocks [15])."""
     return _REACHED.pack(*reached)
 
 
-def decode_reached(row: bytes) -> Reached:
-    """The last commit, by its row."""
-    return Reached(*_REACHED.unpack(row))
+def decode_reached(note: bytes) -> Reached:
+    """The last commit, by its note."""
+    return Reached(*_REACHED.unpack(note))
 
 
 class Reserved(NamedTuple):

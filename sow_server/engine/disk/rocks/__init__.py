@@ -21,9 +21,10 @@
      no error: `Secondary.catch_up` repeats itself until no log was removed meanwhile.
 [15]  A secondary keeps a memtable that the database has written out since, until it reads a later write to the same
      column family from a log. Meanwhile the old rows of the memtable hide newer ones: always from a look-up by key, and
-     from a cursor once compaction has given the newer ones the sequence 0. So every write to a followed family leaves
-     its number there. A look-up of it tells the number of the last write in the memtable, if there is one. A state is
-     used only if these numbers are not below that of a write made for it, after the state before was left.
+     from a cursor once compaction has given the newer ones the sequence 0. So, once there is a secondary, every write
+     to a followed family leaves its number there. A look-up of it tells the number of the last write in the memtable,
+     if there is one. A state is used only if these numbers are not below that of a write made for it, after the state
+     before was left.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from sow_server.engine.disk.rocks.options import (
     FOLLOWED,
     INDEXES,
     JOURNAL,
+    MARK_BYTES,
     MARK_KEY,
     META,
     RECORDS,
@@ -54,6 +56,7 @@ __all__ = [
     "FOLLOWED",
     "INDEXES",
     "JOURNAL",
+    "MARK_BYTES",
     "MARK_KEY",
     "META",
     "RECORDS",

@@ -20,7 +20,9 @@ from sow_server.engine.disk.rocks.handle import Handle
 from sow_server.engine.disk.rocks.options import (
     FAMILIES,
     FOLLOWED,
+    MARK_BYTES,
     MARK_KEY,
+    META,
     RocksOptions,
     all_family_options,
     database_options,
@@ -43,6 +45,8 @@ class Batch:
     ranges: list[tuple[str, bytes, bytes]] = field(default_factory=list)
     beat: bool = False
     """Whether the write leaves its number in all followed families, although it may change none of them."""
+    note: bytes = b""
+    """A note for processes that follow the database; empty: that of the last write."""
 
 
 class Rocks(Handle):
@@ -74,8 +78,13 @@ class Rocks(Handle):
         self._write_options = rocksdict.WriteOptions()
         self._write_options.no_slowdown = True  # rocks [6]
         rows = [self.get(family, MARK_KEY) for family in FOLLOWED]
-        self.write_number = max(int.from_bytes(row, "big") for row in rows if row is not None) if any(rows) else 0
+        self.write_number = max([int.from_bytes(row[:MARK_BYTES], "big") for row in rows if row is not None], default=0)
         """The number of the last write."""
+        self._note = b""
+        self.marking = False
+        """Whether writes leave their numbers. It costs up to three rows a write, so it begins with the first process
+        that follows the database. Set it while nobody writes, and call `flush` before the process opens the database:
+        then no log has a write without a number."""
 
     # -- writing: the writer thread alone ---------------------------------------------------------------------------
 
@@ -84,11 +93,8 @@ class Rocks(Handle):
         db = self._open()
         write = rocksdict.WriteBatch(raw_mode=True)
         number = self.write_number + 1
-        mark = number.to_bytes(8, "big")
-        ranged = {name for name, _, _ in batch.ranges}
-        for name in FOLLOWED:
-            if batch.beat or batch.puts[name] or batch.deletes[name] or name in ranged:
-                write.put(MARK_KEY, mark, self._handles[name])
+        if self.marking:
+            self._mark(write, batch, number)
         for name, begin, end in batch.ranges:
             write.delete_range(begin, end, self._handles[name])
         for name, keys in batch.deletes.items():
@@ -105,6 +111,15 @@ class Rocks(Handle):
         except Exception as error:
             raise translate(error) from error
         self.write_number = number
+
+    def _mark(self, write: rocksdict.WriteBatch, batch: Batch, number: int) -> None:
+        """Leaves the number of a write in the followed families that it changes (rocks [15]). In META the note follows
+        it."""
+        self._note = batch.note or self._note
+        mark = number.to_bytes(8, "big")
+        for name in FOLLOWED:
+            if batch.beat or batch.puts[name] or batch.deletes[name] or batch.ranges:
+                write.put(MARK_KEY, mark + self._note if name == META else mark, self._handles[name])
 
     def write_waiting(self, batch: Batch) -> None:
         """As `write`, but waits while it stalls: for a start, which has no caller to refuse. Raises Stalled when no

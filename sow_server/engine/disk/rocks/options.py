@@ -19,7 +19,9 @@ FAMILIES: Final = (RECORDS, EXPIRY, JOURNAL, COMMITS, INDEXES, TOMBSTONES, STAGI
 FOLLOWED: Final = (RECORDS, INDEXES, META)
 """The column families that a `Secondary` reads. Every write to one of them leaves its number there (rocks [15])."""
 MARK_KEY: Final = b"\xff" * 32
-"""The key of that number, an i64. It lies behind all rows."""
+"""The key of that number. It lies behind all rows."""
+MARK_BYTES: Final = 8
+"""The number itself; in META a note follows it."""
 
 
 @dataclass(frozen=True, slots=True)

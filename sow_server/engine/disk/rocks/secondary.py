@@ -9,7 +9,14 @@ import rocksdict
 
 from sow_server.engine.disk.rocks.errors import Damaged, Failed, RocksError, translate
 from sow_server.engine.disk.rocks.handle import Handle
-from sow_server.engine.disk.rocks.options import FOLLOWED, MARK_KEY, RocksOptions, all_family_options, database_options
+from sow_server.engine.disk.rocks.options import (
+    FOLLOWED,
+    MARK_BYTES,
+    MARK_KEY,
+    RocksOptions,
+    all_family_options,
+    database_options,
+)
 
 TRIES: Final = 1000
 """Attempts to catch up. Nearly always the first succeeds; another is needed only if a log was removed meanwhile."""
@@ -47,7 +54,7 @@ class Secondary(Handle):
                 row: bytes | None = self._family(name).get(MARK_KEY)
             except Exception as error:
                 raise translate(error) from error
-            found = 0 if row is None else int.from_bytes(row, "big")
+            found = 0 if row is None else int.from_bytes(row[:MARK_BYTES], "big")
             if found < number:
                 raise Stale(f"the column family {name} shows the write {found}, and {number} was made")
 
