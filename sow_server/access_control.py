@@ -12,11 +12,11 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Executor
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 import structlog
 
-from sow_server.access.audit import AuditLog, NoAudit
+from sow_server.access.audit import AuditLog, AuditObserver, NoAudit
 from sow_server.access.authorizer import AccessObserver, Authorizer, Listener
 from sow_server.access.credentials import Anonymous, Certificates, Prover, Tokens
 from sow_server.access.file import load_access
@@ -31,6 +31,10 @@ log = structlog.get_logger(__name__)
 
 LOOK_SECONDS: Final = 1.0
 """How often expired credentials and new key files are looked for."""
+
+
+class ControlObserver(AccessObserver, AuditObserver, Protocol):
+    """Counts decisions, and the lines of the audit log (the metrics)."""
 
 
 class AccessControlError(Exception):
@@ -90,7 +94,7 @@ def jwt_prover(config: Config) -> tuple[Prover, Callable[[], None]]:
 class AccessControl:
     """Owns the authorizer. Event loop only."""
 
-    def __init__(self, config: Config, topics: Topics, observer: AccessObserver, readers: Executor) -> None:
+    def __init__(self, config: Config, topics: Topics, observer: ControlObserver, readers: Executor) -> None:
         """Raises AccessControlError."""
         self._config = config
         self._readers = readers
@@ -107,7 +111,11 @@ class AccessControl:
                 NoAudit()
                 if file is None
                 else AuditLog(
-                    access.audit, bytes_max=access.audit_bytes_max, files=access.audit_files, now_micros=_now_micros
+                    access.audit,
+                    bytes_max=access.audit_bytes_max,
+                    files=access.audit_files,
+                    now_micros=_now_micros,
+                    observer=observer,
                 )
             )
         except OSError as error:

@@ -170,6 +170,7 @@ class Metrics(Collector):
         self._stalls = 0
         self._authentication_failures = 0
         self._access_denied: dict[tuple[str, str], int] = {}
+        self._audited: dict[tuple[str, str], int] = {}
         # Written by the event loop.
         self._rpcs: dict[tuple[str, str], int] = {}
         self._rpc_seconds: dict[str, Distribution] = {}
@@ -262,6 +263,11 @@ class Metrics(Collector):
         denied = (method, action)
         self._access_denied[denied] = self._access_denied.get(denied, 0) + 1
 
+    def audited(self, event: str, *, written: bool) -> None:
+        """A line about an event was written to the audit log, or could not be."""
+        line = (event, "written" if written else "failed")
+        self._audited[line] = self._audited.get(line, 0) + 1
+
     # -- from the links ---------------------------------------------------------------------------------------------
 
     def links_are(self, status: admin_pb2.GetReplicationStatusResponse) -> None:
@@ -349,6 +355,14 @@ class Metrics(Collector):
         for labels, count in sorted(self._access_denied.items()):
             denied.add_metric(labels, count)
         yield denied
+        audited = CounterMetricFamily(
+            "sow_audit_lines",
+            "Lines of the audit log by event; failed ones could not be written.",
+            labels=["event", "outcome"],
+        )
+        for labels, count in sorted(dict(self._audited).items()):
+            audited.add_metric(labels, count)
+        yield audited
         calls = CounterMetricFamily("sow_rpcs", "Calls that have ended, by gRPC status.", labels=["method", "code"])
         for (method, code), count in sorted(dict(self._rpcs).items()):
             calls.add_metric([method, code], count)

@@ -36,6 +36,13 @@ class Audit(Protocol):
         """Closes the file."""
 
 
+class AuditObserver(Protocol):
+    """Counts lines (the metrics)."""
+
+    def audited(self, event: str, *, written: bool) -> None:
+        """A line about an event was written, or could not be."""
+
+
 class NoAudit:
     """Without an access file there are no decisions to tell."""
 
@@ -57,9 +64,11 @@ class AuditLog:
         bytes_max: int,
         files: int,
         now_micros: Callable[[], int],
+        observer: AuditObserver,
         write: Callable[[int, bytes], int] = os.write,
     ) -> None:
         """`bytes_max`: of one file; `files`: how many older ones are kept; `write`: the system's. Raises OSError."""
+        self._observer = observer
         self._path = path
         self._bytes_max = bytes_max
         self._files = files
@@ -78,7 +87,9 @@ class AuditLog:
             self._append(line.encode() + b"\n")
         except OSError:
             self.close()  # the next line opens it anew, and looks how it ends
+            self._observer.audited(event, written=False)
             return False
+        self._observer.audited(event, written=True)
         return True
 
     def close(self) -> None:

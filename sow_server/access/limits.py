@@ -10,6 +10,10 @@ from sow_server.access.model import Limits
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import MICROS
 
+CREATED_SECONDS: Final = 3600.0
+"""The time within which topics and publisher ids count. A program takes a new publisher id each time it begins, so a
+count without an end would stop a busy identity for good."""
+
 
 def exceeded(name: str, limit: int, retry_after_micros: int = 0) -> StoreError:
     """The refusal at a limit."""
@@ -33,7 +37,8 @@ class Usage:
         self._recent = 0.0
         """Requests that count against the rate: each is forgotten as time passes."""
         self._at = elapsed()
-        self._created: dict[str, dict[str, None]] = {"topics": {}, "publishers": {}}
+        self._created: dict[str, dict[str, float]] = {"topics": {}, "publishers": {}}
+        """When each name was counted, the oldest first."""
 
     def held(self, name: str) -> int:
         """How much of a limit is in use."""
@@ -82,10 +87,14 @@ class Usage:
         self._recent += 1
 
     def creates(self, kind: str, name: str, limit: int | None) -> None:
-        """Counts a new thing of this identity, each name once. Raises StoreError LIMIT_EXCEEDED."""
-        made = self._created[kind]
+        """Counts a new thing of this identity, each name once within `CREATED_SECONDS`. Raises StoreError
+        LIMIT_EXCEEDED with the time to wait."""
+        made, now = self._created[kind], self._elapsed()
+        while made and made[oldest := next(iter(made))] <= now - CREATED_SECONDS:
+            del made[oldest]
         if name in made:
             return
         if limit is not None and len(made) >= limit:
-            raise exceeded(kind, limit)
-        made[name] = None
+            wait = next(iter(made.values())) + CREATED_SECONDS - now if made else 0
+            raise exceeded(kind, limit, math.ceil(wait * MICROS))
+        made[name] = now

@@ -30,11 +30,11 @@ class Limits:
     exports: int | None = DEFAULT_EXPORTS
     loads: int | None = DEFAULT_LOADS
     topics: int | None = DEFAULT_TOPICS
-    """Topics that it may create while the server runs."""
+    """Topics that it may create within an hour."""
     durables: int | None = DEFAULT_DURABLES
     """Durable subscriptions and pins that it owns."""
     publishers: int | None = DEFAULT_PUBLISHERS
-    """Publisher ids that it may open while the server runs."""
+    """Publisher ids that it may begin to use within an hour."""
     bytes_in_flight: int | None = None
     """Bytes of its requests that are not answered."""
     requests_per_second: int | None = None

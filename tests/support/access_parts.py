@@ -76,12 +76,16 @@ class Counted:
     def __init__(self) -> None:
         self.failed = 0
         self.denied: list[tuple[str, str]] = []
+        self.audits: list[tuple[str, bool]] = []
 
     def authentication_failed(self) -> None:
         self.failed += 1
 
     def access_denied(self, method: str, action: str) -> None:
         self.denied.append((method, action))
+
+    def audited(self, event: str, *, written: bool) -> None:
+        self.audits.append((event, written))
 
 
 class LastingTask:

@@ -12,14 +12,26 @@ from pathlib import Path
 import pytest
 
 from sow_server.access.audit import AuditLog, NoAudit
+from sow_server.metrics import Metrics
 
 NOW_MICROS = 1_800_000_000_123_456
 
 
 def audit_log(
-    path: Path, bytes_max: int = 10**6, files: int = 3, write: Callable[[int, bytes], int] = os.write
+    path: Path,
+    bytes_max: int = 10**6,
+    files: int = 3,
+    write: Callable[[int, bytes], int] = os.write,
+    metrics: Metrics | None = None,
 ) -> AuditLog:
-    return AuditLog(path, bytes_max=bytes_max, files=files, now_micros=lambda: NOW_MICROS, write=write)
+    return AuditLog(
+        path,
+        bytes_max=bytes_max,
+        files=files,
+        now_micros=lambda: NOW_MICROS,
+        observer=metrics or Metrics(),
+        write=write,
+    )
 
 
 def lines(path: Path) -> list[dict[str, object]]:
@@ -182,3 +194,17 @@ def test_without_an_access_file_nothing_is_written() -> None:
     log = NoAudit()
     assert log.write("begin", {})
     log.close()
+
+
+def test_lines_are_counted_and_so_are_those_that_could_not_be_written(path: Path) -> None:
+    disk, metrics = Disk(), Metrics()
+    log = audit_log(path, write=disk.write, metrics=metrics)
+    for _ in range(2):
+        log.write("begin", {})
+    disk.room = 0
+    log.write("begin", {})
+    values = [
+        metrics.registry.get_sample_value("sow_audit_lines_total", {"event": "begin", "outcome": outcome})
+        for outcome in ("written", "failed")
+    ]
+    assert values == [2, 1]

@@ -155,6 +155,23 @@ def test_names_are_counted_once_and_kinds_apart() -> None:
         call.creates("publishers", "b")
 
 
+def test_names_of_an_hour_ago_count_no_more() -> None:
+    """Story: each start of a program takes a new publisher id. A busy identity reached its limit, until a restart."""
+    clocks = Clocks()
+    call = call_with(usage_of(clocks, publishers=2))
+    call.creates("publishers", "a")
+    clocks.seconds += 600
+    call.creates("publishers", "b")
+    with pytest.raises(StoreError) as caught:
+        call.creates("publishers", "c")
+    assert caught.value.retry_after_micros == 3000 * 1_000_000
+    clocks.seconds += 3000
+    call.creates("publishers", "c")
+    call.creates("publishers", "b")
+    with pytest.raises(StoreError):
+        call.creates("publishers", "a")
+
+
 def test_what_is_held_already_counts_against_a_limit() -> None:
     call = call_with(usage_of(Clocks(), durables=3))
     with call.making("durables", 2), pytest.raises(StoreError, match="durables"), call.making("durables", 2):

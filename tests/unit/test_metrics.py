@@ -449,6 +449,7 @@ def test_every_metric_is_documented_and_every_documented_one_exists(watched: Wat
     attach_durable(watched)
     watched.metrics.rpc_finished("Get", "OK", 0.1)
     watched.metrics.access_denied("Get", "read")
+    watched.metrics.audited("begin", written=True)
     watched.metrics.links_are(LINKS)
     watched.metrics.watch_certificates(lambda: [("127.0.0.1:7450", EXPIRY)])
     watched.store.unsound.skip(watched.store.topics.by_name["a"], [b"\xff"], 0)
