@@ -202,8 +202,10 @@ class RemoteAnswer:
     async def messages(self) -> AsyncGenerator[bytes, None]:
         """The messages with records, and the footer. Raises StoreError, also READER_LOST."""
         message: bytes | None = self._first
+        self._first = b""  # a client may take its time, and a piece is up to a megabyte
         while message is not None:
             yield message
+            message = None
             with _loss_told("ask again"):
                 message = await self._run.next()
 

@@ -74,12 +74,14 @@ class Queries:
                     break
             if long is None:
                 yield self._header(scan.cut.sequence, scan.cut.now_micros)
-                for message in filter(None, begun):
-                    yield message
+                while begun:
+                    if message := begun.pop(0):
+                        yield message
                 async for message in messages:
                     if message:
                         yield message
                 return
+        begun.clear()  # a client may take its time, and each piece is up to a megabyte
         try:
             yield self._header(long.sequence, long.now_micros)
             async with aclosing(long.messages()) as messages:
