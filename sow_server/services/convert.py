@@ -389,7 +389,11 @@ def _packed(tag: bytes, column: array[int]) -> bytes:
     if sys.byteorder == "big":
         column = column[:]
         column.byteswap()
-    blob = column.tobytes()
+    return packed(tag, column.tobytes())
+
+
+def packed(tag: bytes, blob: bytes) -> bytes:
+    """A length-delimited field on the wire; for enums below 128, one byte each, that is a packed column of them."""
     length, size = bytearray(), len(blob)
     while size > 0x7F:
         length.append(size & 0x7F | 0x80)

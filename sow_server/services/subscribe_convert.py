@@ -23,11 +23,17 @@ from sow_server.subscriptions.frames import (
     Frame,
     GapNotice,
     Progress,
+    RowColumns,
     SnapshotBatch,
     SnapshotBegin,
     SnapshotEnd,
 )
 from sow_server.subscriptions.request import FROM_NOW, PROGRESS_MICROS, Request, Start, StartKind, check
+
+_OP, _REASON = (
+    bytes((sow_pb2.ChangeBatch.DESCRIPTOR.fields_by_name[name].number << 3 | 2,)) for name in ("op", "reason")
+)
+"""The tags of these columns on the wire."""
 
 
 def request(
@@ -137,8 +143,16 @@ def fill_changes(message: sow_pb2.ChangeBatch, frame: ChangeFrame, reading: Stor
     if not frame.rows:
         return
     rows = frame.rows
-    message.op.extend([row.op for row in rows])  # type: ignore[misc]  # same numbers
     message.delivery_count.extend(frame.delivered)
+    if isinstance(rows, RowColumns):
+        # On the wire, a packed column of small numbers is their bytes.
+        message.MergeFromString(convert.packed(_OP, rows.ops))
+        if rows.reasons.strip(b"\0"):
+            message.MergeFromString(convert.packed(_REASON, rows.reasons))
+        batch = RecordBatch(rows.keys, rows.payloads, rows.headers)
+        convert.fill_columns(message.records, reading.origins.names, batch)
+        return
+    message.op.extend([row.op for row in rows])  # type: ignore[misc]  # same numbers
     why = [row.reason for row in rows]
     if any(why):
         message.reason.extend(why)  # type: ignore[arg-type]  # same numbers

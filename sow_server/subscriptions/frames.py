@@ -8,9 +8,13 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from itertools import accumulate, compress
+from operator import add
+from typing import Final, NamedTuple, overload
 
 from sow_server.engine.disk.layout import HeaderColumns
 from sow_server.engine.durables import GapReason
@@ -19,6 +23,8 @@ from sow_server.engine.values.model import NEVER
 FRAME_BYTES: Final = 2**20
 ROW_BYTES: Final = 350
 """Memory of a row, besides its key and its payload."""
+COLUMN_ROW_BYTES: Final = 130
+"""The same of a row in columns: two objects of bytes, and its places in the columns."""
 
 
 class ChangeOp(enum.IntEnum):
@@ -65,6 +71,122 @@ class Row(NamedTuple):
         return ROW_BYTES + len(self.key) + len(self.payload)
 
 
+class RowColumns(Sequence[Row]):
+    """Rows in columns of equal length: a whole chunk of the journal without an object for each row. None is a delta.
+
+    As a sequence it makes the rows that are asked for.
+    """
+
+    __slots__ = ("falls_due", "headers", "keys", "ops", "payloads", "reasons")
+
+    def __init__(
+        self,
+        ops: bytes,
+        reasons: bytes,
+        keys: list[bytes],
+        payloads: list[bytes],
+        headers: HeaderColumns,
+        *,
+        falls_due: bool,
+    ) -> None:
+        """`falls_due`: a put is no longer handed over once its record is due (rule J12)."""
+        self.ops = ops
+        self.reasons = reasons
+        self.keys = keys
+        self.payloads = payloads
+        self.headers = headers
+        self.falls_due = falls_due
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]  # as lists have none
+
+    @overload
+    def __getitem__(self, index: int) -> Row: ...
+    @overload
+    def __getitem__(self, index: slice) -> RowColumns: ...
+
+    def __getitem__(self, index: int | slice) -> Row | RowColumns:
+        if isinstance(index, slice):
+            return RowColumns(
+                self.ops[index],
+                self.reasons[index],
+                self.keys[index],
+                self.payloads[index],
+                HeaderColumns(*[column[index] for column in self.headers]),
+                falls_due=self.falls_due,
+            )
+        op, headers = self.ops[index], self.headers
+        expire_time = headers.expire_time[index]
+        return Row(
+            ChangeOp(op),
+            ChangeReason(self.reasons[index]),
+            self.keys[index],
+            self.payloads[index],
+            headers.version[index],
+            headers.publish_time[index],
+            expire_time,
+            headers.origin[index],
+            headers.sequence[index],
+            skip_from=expire_time if self.falls_due and op == ChangeOp.PUT else NEVER,
+        )
+
+    def __iter__(self) -> Iterator[Row]:
+        return map(self.__getitem__, range(len(self.keys)))
+
+    @property
+    def sizes(self) -> list[int]:
+        """Bytes of memory of each row, approximately."""
+        return _sizes_of(self.keys, self.payloads)
+
+    @property
+    def skip_from(self) -> int:
+        """The time from which the first of its rows is no longer handed over."""
+        if not self.falls_due:
+            return NEVER
+        expire_times = self.headers.expire_time
+        if self.ops.count(ChangeOp.PUT) == len(self.ops):
+            return min(expire_times, default=NEVER)
+        return min([time for op, time in zip(self.ops, expire_times, strict=True) if op == ChangeOp.PUT], default=NEVER)
+
+    def live(self, now_micros: int) -> RowColumns:
+        """The rows that are handed over at this time (rule J12)."""
+        if now_micros < self.skip_from:
+            return self
+        return self.chosen(
+            [
+                op != ChangeOp.PUT or now_micros < time
+                for op, time in zip(self.ops, self.headers.expire_time, strict=True)
+            ]
+        )
+
+    def chosen(self, choice: Sequence[int]) -> RowColumns:
+        """The rows that are chosen: one truth value for each."""
+        return RowColumns(
+            bytes(compress(self.ops, choice)),
+            bytes(compress(self.reasons, choice)),
+            list(compress(self.keys, choice)),
+            list(compress(self.payloads, choice)),
+            HeaderColumns(*[array(column.typecode, compress(column, choice)) for column in self.headers]),
+            falls_due=self.falls_due,
+        )
+
+    def joined(self, other: RowColumns) -> RowColumns:
+        """These rows, and others behind them."""
+        return RowColumns(
+            self.ops + other.ops,
+            self.reasons + other.reasons,
+            self.keys + other.keys,
+            self.payloads + other.payloads,
+            HeaderColumns(*[mine + theirs for mine, theirs in zip(self.headers, other.headers, strict=True)]),
+            falls_due=self.falls_due,
+        )
+
+
 class ChangeFrame:
     """Rows that are sent together."""
 
@@ -91,7 +213,7 @@ class ChangeFrame:
         self.more = more
         self.atomic = atomic
         self.size = size
-        self.skip_from = min([row.skip_from for row in rows], default=NEVER) if judged else NEVER
+        self.skip_from = _skip_from(rows) if judged else NEVER
         self.delivered: Sequence[int] = ()
         """How often each row was handed over before and now; empty: each for the first time, or not counted (rule
         J15)."""
@@ -116,13 +238,17 @@ class ChangeFrame:
         """The frame to hand over now: without the records that have fallen due (rule J12)."""
         if now_micros < self.skip_from:
             return self
-        rows = [row for row in self.rows if now_micros < row.skip_from]
+        rows = (
+            self.rows.live(now_micros)
+            if isinstance(self.rows, RowColumns)
+            else [row for row in self.rows if now_micros < row.skip_from]
+        )
         return ChangeFrame(
             self.topic,
             rows,
             after=self.after,
             bookmark=self.bookmark,
-            size=sum([row.size for row in rows]),
+            size=sum(_sizes(rows)),
             more=self.more,
             atomic=self.atomic,
         )
@@ -142,23 +268,19 @@ def frames_of(
     """Rows of one topic in frames of bounded size. `together`: only the end of the last frame is a place to resume
     at."""
     frames: list[ChangeFrame] = []
+    sizes = list(accumulate(_sizes(rows), initial=0))
     begin = 0
     while begin < len(rows):
-        size, end = 0, begin
-        while end < len(rows) and end - begin < batch_size:
-            size += rows[end].size
-            if size > FRAME_BYTES and end > begin:
-                size -= rows[end].size
-                break
-            end += 1
+        room = bisect_right(sizes, sizes[begin] + FRAME_BYTES, begin) - 1
+        end = min(max(room, begin + 1), begin + batch_size)
         last = end == len(rows)
         frames.append(
             ChangeFrame(
                 topic,
-                rows[begin:end],
+                rows if last and not begin else rows[begin:end],
                 after=after if together else rows[begin].sequence - 1,
                 bookmark=bookmark if last else after if together else rows[end - 1].sequence,
-                size=size,
+                size=sizes[end] - sizes[begin],
                 more=together and not last,
                 atomic=atomic,
                 judged=judged,
@@ -166,6 +288,25 @@ def frames_of(
         )
         begin = end
     return frames
+
+
+def within(keys: Sequence[bytes], payloads: Sequence[bytes], room: int) -> int:
+    """The number of rows in columns that fill so many bytes: the last one may go beyond them."""
+    if COLUMN_ROW_BYTES * len(keys) + sum(map(len, keys)) + sum(map(len, payloads)) <= room:
+        return len(keys)
+    return min(len(keys), bisect_left(list(accumulate(_sizes_of(keys, payloads))), room) + 1)
+
+
+def _sizes_of(keys: Sequence[bytes], payloads: Sequence[bytes]) -> list[int]:
+    return list(map(COLUMN_ROW_BYTES.__add__, map(add, map(len, keys), map(len, payloads))))
+
+
+def _sizes(rows: Sequence[Row]) -> list[int]:
+    return rows.sizes if isinstance(rows, RowColumns) else [row.size for row in rows]
+
+
+def _skip_from(rows: Sequence[Row]) -> int:
+    return rows.skip_from if isinstance(rows, RowColumns) else min([row.skip_from for row in rows], default=NEVER)
 
 
 @dataclass(frozen=True, slots=True)

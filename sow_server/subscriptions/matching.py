@@ -6,9 +6,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final, Generic, TypeVar
 
+from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.values.fields import Entry, Kind, entries
 from sow_server.filters.bounds import bounds_of
 from sow_server.filters.cost import ELEMENT, Cost, cost_of
@@ -71,6 +72,14 @@ class VersionMatcher:
             return self.constant
         assert self.filter is not None, "one that is not constant has a filter"
         return self.filter.matches(key, value)
+
+    def of_payloads(self, topic: Topic) -> Callable[[bytes], bool] | None:
+        """Whether a payload matches, for a filter that looks at nothing but payloads; None: it looks at more, or always
+        says the same."""
+        if self.constant is not None or not self.uses_payload or self._uses_metadata:
+            return None
+        matches, decode, fixed = self._matches, topic.format.decode, self._fixed
+        return lambda payload: matches(decode(payload), fixed)
 
     def held_before(self, change: Change) -> bool:
         """Whether the record that a put replaced matched; a record that the journal has discarded counts as a match

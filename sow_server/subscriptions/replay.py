@@ -4,6 +4,8 @@
      journal, and never beyond the durable position. It reads an atomic request as a whole.
 [2]  Changes that the journal has discarded since the last step are noticed before anything is read: `JournalGap`.
 [3]  Several topics are read in their total order, by walking the commits.
+[4]  A chunk becomes rows in columns (`row_columns`) for a subscriber that gets every change, or the puts whose payload
+     matches. Otherwise each change is judged by itself (`focus`).
 """
 
 from __future__ import annotations
@@ -20,9 +22,18 @@ from sow_server.engine.reading import Cuts
 from sow_server.engine.values.clock import GuardedClock
 from sow_server.subscriptions import focus
 from sow_server.subscriptions.changes import changes_of
-from sow_server.subscriptions.frames import FRAME_BYTES, ChangeFrame, Row, frames_of
+from sow_server.subscriptions.frames import (
+    COLUMN_ROW_BYTES,
+    FRAME_BYTES,
+    ChangeFrame,
+    Row,
+    RowColumns,
+    frames_of,
+    within,
+)
 from sow_server.subscriptions.matching import VersionMatcher
 from sow_server.subscriptions.request import Wants
+from sow_server.subscriptions.row_columns import PUTS, columns_of, gets_all, gets_matches
 
 READ_CHANGES: Final = 2000
 READ_COMMITS: Final = 1000
@@ -149,30 +160,96 @@ class _FrameCollector:
         self._now = now_micros
         self._frames: list[ChangeFrame] = []
         self._rows: list[Row] = []
+        self._columns: RowColumns | None = None
+        """Either these or `_rows` are the rows of the frame that has begun."""
         self._size = 0
         self._looked_at = 0
         self._give_up = time.perf_counter() + READ_SECONDS
-        self._late = False
+        self._enough = False
         self._topic: Topic | None = None
         self._wants = Wants()
 
     @property
     def full(self) -> bool:
         """Whether this is enough for one step."""
-        return self._late or self._looked_at >= READ_CHANGES or self._size >= FRAME_BYTES
+        return self._enough or self._looked_at >= READ_CHANGES or self._size >= FRAME_BYTES
 
     def add(
         self, cut: JournalCut, topic: Topic, changes: Changes, view: tuple[VersionMatcher, Wants], start: int
     ) -> int:
         """Adds a chunk from index `start` on, an atomic one as a whole. Returns the sequence that was reached."""
-        matcher, wants = view
+        wants = view[1]
         before = changes.first_sequence + start - 1
         if self._topic is not topic or changes.atomic:
             self._end_frame(before)
         self._topic, self._wants = topic, wants
         count = len(changes.keys)
         stop = count if changes.atomic else min(count, start + READ_CHANGES - self._looked_at)
-        reached = before
+        reached = self._add_columns(topic, changes, view, start, stop)
+        if reached is None:
+            reached = self._add_one_by_one(cut, topic, changes, view, start, stop)
+        self._looked_at += stop - start
+        if changes.atomic:
+            self._end_frame(reached, after=before, atomic=True)
+        return reached
+
+    def _add_columns(
+        self, topic: Topic, changes: Changes, view: tuple[VersionMatcher, Wants], start: int, stop: int
+    ) -> int | None:
+        """Adds changes in columns, as many as there is room for; None: they have to be looked at one by one [4]."""
+        matcher, wants = view
+        before = changes.first_sequence + start - 1
+        choice: list[bool] | None = None
+        if gets_all(matcher, wants):
+            if not changes.atomic:
+                taken = within(changes.keys[start:stop], changes.payloads[start:stop], FRAME_BYTES - self._size)
+                if self._looked_at and start + taken < len(changes.keys):
+                    # The next step takes the chunk from its beginning: otherwise it would decode it again for the rest.
+                    self._enough = True
+                    return before
+                stop = start + taken
+        elif gets_matches(wants) and (judge := matcher.of_payloads(topic)) is not None:
+            choice = self._judged(changes, start, stop, judge)
+            stop = start + len(choice)
+        else:
+            return None
+        rows = columns_of(topic, changes, start, stop, wants, self._now, choice)
+        if rows is None:
+            return None
+        if self._rows or (self._columns is not None and self._columns.falls_due != rows.falls_due):
+            self._end_frame(before)
+        self._columns = rows if self._columns is None else self._columns.joined(rows)
+        self._size += sum(rows.sizes)
+        return changes.first_sequence + stop - 1
+
+    def _judged(self, changes: Changes, start: int, stop: int, judge: Callable[[bytes], bool]) -> list[bool]:
+        """Whether each change is a put that matches; of an atomic chunk all, of others as many as there is time and
+        room for."""
+        choice: list[bool] = []
+        room = FRAME_BYTES - self._size
+        for kind, payload in zip(changes.change[start:stop], changes.payloads[start:stop], strict=True):
+            chosen = kind in PUTS and judge(payload)
+            choice.append(chosen)
+            if chosen:
+                room -= COLUMN_ROW_BYTES + len(payload)
+            self._enough = time.perf_counter() >= self._give_up
+            if (self._enough or room <= 0) and not changes.atomic:
+                break
+        return choice
+
+    def _add_one_by_one(
+        self,
+        cut: JournalCut,
+        topic: Topic,
+        changes: Changes,
+        view: tuple[VersionMatcher, Wants],
+        start: int,
+        stop: int,
+    ) -> int:
+        matcher, wants = view
+        reached = changes.first_sequence + start - 1
+        if self._columns is not None:
+            self._end_frame(reached)
         for change in changes_of(
             topic, changes, start=start, stop=stop, find=lambda sequence: cut.entry(topic, sequence)
         ):
@@ -181,15 +258,10 @@ class _FrameCollector:
             if row is not None:
                 self._rows.append(row)
                 self._size += row.size
-            self._late = time.perf_counter() >= self._give_up
-            if (self._late or self._size >= FRAME_BYTES) and not changes.atomic:
-                break
-        else:
-            reached = changes.first_sequence + stop - 1  # also past changes that nobody is told
-        self._looked_at += stop - start
-        if changes.atomic:
-            self._end_frame(reached, after=before, atomic=True)
-        return reached
+            self._enough = time.perf_counter() >= self._give_up
+            if (self._enough or self._size >= FRAME_BYTES) and not changes.atomic:
+                return reached
+        return changes.first_sequence + stop - 1  # also past changes that nobody is told
 
     def frames(self, position: int) -> list[ChangeFrame]:
         """All frames; they have everything up to `position`."""
@@ -197,12 +269,13 @@ class _FrameCollector:
         return self._frames
 
     def _end_frame(self, bookmark: int, *, after: int = 0, atomic: bool = False) -> None:
-        if self._rows:
+        rows = self._rows if self._columns is None else self._columns
+        if rows:
             assert self._topic is not None, "rows are of a topic"
             wants = self._wants
             self._frames += frames_of(
                 self._topic.name,
-                self._rows,
+                rows,
                 batch_size=wants.batch_size,
                 after=after,
                 bookmark=bookmark,
@@ -210,4 +283,4 @@ class _FrameCollector:
                 atomic=atomic,
                 judged=not (wants.changes or wants.delta),
             )
-            self._rows = []
+        self._rows, self._columns = [], None

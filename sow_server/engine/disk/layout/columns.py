@@ -62,6 +62,15 @@ class Column:
             return list(range(self._first + start, self._first + stop))
         return [self._first] * (stop - start)
 
+    def packed(self, start: int, stop: int) -> array[int]:
+        """As `part`, as an array."""
+        if self._numbers is not None:
+            return self._numbers[start:stop]
+        stop = min(stop, self._length)
+        if self._step:
+            return array("q", range(self._first + start, self._first + stop))
+        return array("q", (self._first,)) * (stop - start)
+
     def append(self, number: int) -> None:
         """Adds one number."""
         if self._numbers is None and self._length == 1 and number == self._first + 1:
