@@ -25,7 +25,8 @@ import asyncio
 import random
 import threading
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from operator import length_hint
 from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import Final, Protocol, Self, TypeVar
@@ -65,6 +66,9 @@ _REASONS: Final[Mapping[int, ChangeReason | None]] = {
 _REMOVED: Final = frozenset({("oof", "deleted"), ("oof", "expired"), ("delete", None), ("expire", None)})
 """Messages whose record is the removed one."""
 
+_NO_CHANGES: Final[Iterator[Change]] = iter(())
+"""An iterator at its end."""
+
 _Column = TypeVar("_Column")
 
 
@@ -102,24 +106,21 @@ class SubscriptionCore:
         self._sequence = 0  # of the last change of the current frame
         self._repeated = 0  # changes up to this sequence are repeated ([1]); 0: none
         self._changes: Sequence[Change] = ()  # of the current frame
-        self._taken = 0  # the number of them that were handed out
+        self.pending: Iterator[Change] = _NO_CHANGES
+        """The changes of the current frame that were not handed out. Its user takes the next change from here: that is
+        cheaper than a call of a method for each. At its end another frame is needed."""
         self._after = ""  # the position once all of them were handed out; empty: unchanged
 
     # ---- changes ----
 
     def take(self) -> Change | None:
         """The next change of the current frame; None: another frame is needed."""
-        taken = self._taken
-        if taken == len(self._changes):
-            return None
-        change = self._changes[taken]
-        self._taken = taken + 1
-        return change
+        return next(self.pending, None)
 
     @property
     def bookmark(self) -> str | None:
         """The position after the last change that was handed out; None while there is no position to continue from."""
-        taken = self._taken
+        taken = len(self._changes) - length_hint(self.pending)  # exact, as these iterate over lists and tuples
         if taken == len(self._changes):
             return self._after or self._position or None
         return (self._changes[taken - 1].bookmark if taken else None) or self._position or None
@@ -147,10 +148,10 @@ class SubscriptionCore:
 
     def _settle(self) -> None:
         """The whole current frame was handed out: its end is the position now ([2])."""
-        assert self._taken == len(self._changes), "a frame is asked for when the one before has been handed out"
+        assert not length_hint(self.pending), "a frame is asked for when the one before has been handed out"
         if self._after:
             self._position, self._after = self._after, ""
-        self._changes, self._taken = (), 0
+        self._changes, self.pending = (), _NO_CHANGES
 
     def _stand(self) -> None:
         if not self.stood:
@@ -175,23 +176,26 @@ class SubscriptionCore:
         self._stand()
         prefix = prefix_of(bookmark)
         resync = (Change("resync", topic=self._request.topic),) if self._shown else ()
+        pending = iter(resync)
         self._position, self._prefix = "", prefix
         self._sequence = self._repeated = 0
         self._shown = False
-        self._changes = resync
+        self._changes, self.pending = resync, pending
 
     def _feed_snapshot(self, snapshot: sow_pb2.SnapshotBatch) -> None:
         topic = snapshot.topic
         rows = RecordBatch(topic, snapshot.records)
         changes = [Change("sow", None, record, None, None, topic) for record in rows]
+        pending = iter(changes)
         self._shown = self._shown or changes != []
-        self._changes = changes
+        self._changes, self.pending = changes, pending
 
     def _end_snapshot(self, bookmark: str) -> None:
         self._backoff.reset()
-        end = Change("snapshot_end", bookmark=bookmark, topic=self._request.topic)
+        changes = (Change("snapshot_end", bookmark=bookmark, topic=self._request.topic),)
+        pending = iter(changes)
         self._shown = True
-        self._changes = (end,)
+        self._changes, self.pending = changes, pending
         self._after = bookmark
         self._snapshot = False
 
@@ -208,9 +212,10 @@ class SubscriptionCore:
         if changes:
             self._backoff.reset()
         more, after, sequence = batch.more, batch.bookmark, sequences[-1] if changes else self._sequence
+        pending = iter(changes)
         self._sequence = sequence
         self._shown = self._shown or changes != []
-        self._changes = changes
+        self._changes, self.pending = changes, pending
         if not more:
             self._after = after
             self._repeated = 0 if sequences else self._repeated
@@ -473,10 +478,9 @@ class Subscription:
         return self
 
     def __next__(self) -> Change:
-        take = self._core.take
+        core = self._core
         while not self._closed:
-            change = take()
-            if change is not None:
+            for change in core.pending:
                 return change
             if not self._advance():
                 break
@@ -597,10 +601,9 @@ class AsyncSubscription:
         return self
 
     async def __anext__(self) -> Change:
-        take = self._core.take
+        core = self._core
         while not self._closed.is_set():
-            change = take()
-            if change is not None:
+            for change in core.pending:
                 return change
             if not await self._advance():
                 break
