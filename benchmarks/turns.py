@@ -25,7 +25,7 @@ from benchmarks.followers import Follower, Followers
 from benchmarks.processes import TOPIC, SowServer
 from benchmarks.publishing import BATCH_RECORDS, publish
 from benchmarks.rows import percentile
-from sow_client import Client
+from sow_client import UNLIMITED, Client
 
 BUYS: Final = "/side = 'buy'"
 """True for the documents of the cases."""
@@ -36,6 +36,7 @@ EXPIRING_FROM: Final = 1_000_000_000
 """The number of the first document that expires; below are those that stay."""
 EMPTIED_TOPIC: Final = "emptied"
 FOLLOWED_TOPIC: Final = "followed"
+CONSUMED_TOPIC: Final = "consumed"
 PER_TICK: Final = 50
 TICK_SECONDS: Final = 0.01
 SEED: Final = 7
@@ -185,6 +186,28 @@ class Cases:
             published.result()
         return Done(self.records)
 
+    def consuming(self, side: Side, number: int) -> Done:
+        """Reads the journal of the same records in a durable of its own, from its beginning."""
+        return self._consume(side, number, "")
+
+    def consuming_matches(self, side: Side, number: int) -> Done:
+        """The same records, after `consuming`, through a filter that looks at each and leaves none out."""
+        return self._consume(side, number, BUYS)
+
+    def _consume(self, side: Side, number: int, chosen: str) -> Done:
+        before = side.server.cpu_seconds()
+        if number == 0 and not chosen:
+            side.client.create_topic(CONSUMED_TOPIC, key=["/id"], retain_time="unlimited", retain_bytes=UNLIMITED)
+            publish(side.client, _documents(range(self.records)), "buffered", topic=CONSUMED_TOPIC)
+        prepared = side.server.cpu_seconds() - before
+        name = f"{'matching' if chosen else 'all'}-{number}"
+        with side.client.durable(CONSUMED_TOPIC, name, chosen, start="earliest") as durable:
+            for change in islice(durable, self.records):
+                durable.acknowledge(change)
+            durable.flush()
+        side.client.delete_durable(CONSUMED_TOPIC, name)
+        return Done(self.records, prepared_seconds=prepared)
+
     def _new(self, number: int) -> range:
         first = self.loaded + number * self.records
         return range(first, first + self.records)
@@ -262,5 +285,7 @@ def against_cases(cases: Cases) -> Iterator[tuple[str, Case]]:
     yield "mass-expiry", cases.expiry
     yield "delete-by-filter", cases.emptying
     yield "delivery", cases.following
+    yield "durable", cases.consuming
+    yield "durable-filtered", cases.consuming_matches
     yield "single-publish", cases.single_publishes
     yield "single-get", cases.single_gets
