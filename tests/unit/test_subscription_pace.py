@@ -8,7 +8,7 @@ import pytest
 
 from sow_server.engine.values.errors import Reason
 from sow_server.engine.values.model import Durability, Publish
-from sow_server.subscriptions.frames import Progress
+from sow_server.subscriptions.frames import ChangeFrame, Progress
 from sow_server.subscriptions.replay import JournalGap, Replay, Replayed
 from tests.support.stores import MINUTE, SECOND, Rig
 from tests.support.subscribers import EARLIEST, JSON, Subscribers, behind, px, rig, subscribers
@@ -52,6 +52,24 @@ def test_progress_comes_while_a_long_journal_is_read_in_which_nothing_matches(
     monkeypatch.setattr(Replay, "read", slowly)
     follower = subscribers.subscribe("orders", filter="/px < 0", start=EARLIEST, progress=SECOND)
     assert [frame.sequence for frame in follower.frames if isinstance(frame, Progress)] == [0, 10, 20, 30, 40]
+
+
+@pytest.mark.parametrize("filter_", ["", "/px >= 0"])
+def test_a_long_journal_is_read_chunk_by_chunk(
+    rig: Rig, subscribers: Subscribers, monkeypatch: pytest.MonkeyPatch, filter_: str
+) -> None:
+    """S1: every change once and in order. A step ends before a chunk that it would take in part: the next one would
+    decode it again. A filter is judged as far as the step goes."""
+    for first in (0, 3, 6, 13):
+        numbers = range(first, first + (7 if first == 6 else 3))
+        rig.run(Publish("orders", [px(number) for number in numbers], [f"{number}" for number in numbers]))
+    monkeypatch.setattr("sow_server.subscriptions.replay.READ_CHANGES", 4)
+    follower = subscribers.subscribe("orders", filter=filter_, start=EARLIEST)
+    frames = [[row.sequence for row in frame.rows] for frame in follower.frames if isinstance(frame, ChangeFrame)]
+    if filter_:
+        assert frames == [[*range(first, first + 4)] for first in (1, 5, 9, 13)]
+    else:
+        assert frames == [[1, 2, 3], [4, 5, 6], [7, 8, 9, 10], [11, 12, 13], [14, 15, 16]]
 
 
 def test_conflation_sends_the_newest_of_each_key_once_per_interval(rig: Rig, subscribers: Subscribers) -> None:
