@@ -1,0 +1,74 @@
+"""Connections of tasks: their end, and that nobody waits for it."""
+
+from __future__ import annotations
+
+import threading
+from types import TracebackType
+
+import pytest
+
+from sow_spark import connection
+from sow_spark.connection import connect
+from sow_spark.options import Connecting
+
+WAIT_SECONDS = 30.0
+
+
+class SlowToClose:
+    """A client whose close takes until `may_close` is set."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        self.may_close = threading.Event()
+        self.closed = threading.Event()
+        self.ended_by: BaseException | None = None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self.may_close.wait(WAIT_SECONDS)
+        self.ended_by = error
+        self.closed.set()
+
+
+@pytest.fixture(autouse=True)
+def slow_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "Client", SlowToClose)
+
+
+def test_a_task_does_not_wait_until_its_connection_is_closed() -> None:
+    """gRPC takes up to 0.2 s to close a connection. Each plan and each task of a job waited for that."""
+    with connect(Connecting()) as client:
+        assert isinstance(client, SlowToClose)
+    assert not client.closed.is_set()
+    client.may_close.set()
+    assert client.closed.wait(WAIT_SECONDS)
+    assert client.ended_by is None
+
+
+def test_a_connection_is_closed_too_when_its_task_fails() -> None:
+    failure = KeyboardInterrupt()
+    clients: list[SlowToClose] = []
+
+    def task() -> None:
+        with connect(Connecting()) as client:
+            assert isinstance(client, SlowToClose)
+            clients.append(client)
+            client.may_close.set()
+            raise failure
+
+    with pytest.raises(KeyboardInterrupt):
+        task()
+    (client,) = clients
+    assert client.closed.wait(WAIT_SECONDS)
+    assert client.ended_by is failure, "after an interrupt the client bounds the time that closing takes"
+
+
+def test_a_process_does_not_end_before_its_connection_is_closed() -> None:
+    """A thread that is in gRPC while the interpreter is taken down may crash the process."""
+    with connect(Connecting()) as client:
+        assert isinstance(client, SlowToClose)
+    (closing,) = [thread for thread in threading.enumerate() if thread.name == "sow-close"]
+    assert not closing.daemon
+    client.may_close.set()
+    closing.join(WAIT_SECONDS)
+    assert client.closed.is_set()
