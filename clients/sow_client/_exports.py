@@ -73,15 +73,22 @@ def export(export_id: str, response: snapshot_pb2.OpenExportResponse | snapshot_
 
 
 def read_request(
-    export_id: str, part: int, *, columns: Iterable[str], lines: bool, batch_size: int
+    export_id: str, part: int, *, columns: Iterable[str], lines: bool, batch_size: int, fields: Iterable[str] = ()
 ) -> snapshot_pb2.ReadExportRequest:
     """The request to read a part."""
+    if isinstance(fields, str):
+        raise invalid("fields", f"is the text {fields!r}, not names of fields")
     if not 0 <= part < 2**32:
         raise invalid("part", f"{part} is no index of a part")
     if not 0 <= batch_size <= BATCH_SIZE_MAX:
         raise invalid("batch_size", f"{batch_size} is not between 0 and {BATCH_SIZE_MAX}")
     return snapshot_pb2.ReadExportRequest(
-        export_id=export_id, part=part, columns=column_values(columns), lines=lines, batch_size=batch_size
+        export_id=export_id,
+        part=part,
+        columns=column_values(columns),
+        lines=lines,
+        batch_size=batch_size,
+        fields=fields,
     )
 
 

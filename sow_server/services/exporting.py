@@ -19,6 +19,7 @@ from sow_server.query.export_splits import SplitCache
 from sow_server.query.exports import Export, LeasedExport, write_token
 from sow_server.query.filtering import callers_filter
 from sow_server.services import packing
+from sow_server.services.narrowing import narrower
 
 T = TypeVar("T")
 
@@ -33,6 +34,8 @@ class ReadPart(NamedTuple):
     batch_size: int
     lines: bool
     """Whether each payload is followed by a line feed."""
+    fields: tuple[str, ...] = ()
+    """The fields that the reader needs of JSON documents; empty: all."""
 
 
 class PartReading(Protocol):
@@ -82,6 +85,7 @@ class PartAnswer:
         self._export = export
         self._asked = asked
         self._json = export.topic.settings.message_type is MessageType.JSON
+        self._narrow = narrower(asked.fields) if self._json else None
         self._reading = export.reading(asked.part, asked.begin, keys_wanted=packing.KEY in asked.columns)
 
     def step(self, origins: Sequence[str]) -> tuple[int, bytes] | None:
@@ -103,6 +107,7 @@ class PartAnswer:
             lines=asked.lines,
             json=self._json,
             project=export.project,
+            narrow=self._narrow,
         )
         return len(piece.values), response.SerializeToString()
 

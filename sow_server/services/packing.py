@@ -15,6 +15,7 @@ from typing import Final
 from sow.v1 import snapshot_pb2
 from sow_server.engine.disk.layout import HEADER_BYTES, HeaderColumns, header_columns
 from sow_server.services.convert import invalid
+from sow_server.services.narrowing import Narrow
 
 BATCH_RECORDS: Final = 10_000
 BATCH_RECORDS_MAX: Final = 100_000
@@ -65,14 +66,17 @@ def fill_records(
     lines: bool,
     json: bool,
     project: Callable[[bytes], bytes] | None = None,
+    narrow: Narrow | None = None,
 ) -> None:
     """Fills a message with stored records. `lines`, `json`: as for `fill_payloads`. `project`: makes the payload that
-    the caller may see."""
+    the caller may see; `narrow` leaves out what it does not need of that."""
     message.count = len(values)
     if PAYLOAD in wanted:
-        payloads = [value[HEADER_BYTES:] for value in values]
+        payloads: Sequence[bytes] = [value[HEADER_BYTES:] for value in values]
         if project is not None:
             payloads = [project(payload) for payload in payloads]
+        if narrow is not None:
+            payloads = narrow(payloads)
         fill_payloads(message, payloads, lines=lines, json=json)
     if KEY in wanted:
         fill_keys(message, keys)

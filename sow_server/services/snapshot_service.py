@@ -27,7 +27,7 @@ from sow_server.query.exports import (
     not_found,
     read_token,
 )
-from sow_server.services import packing
+from sow_server.services import narrowing, packing
 from sow_server.services.changes_service import ChangesService
 from sow_server.services.convert import invalid
 from sow_server.services.exporting import LongExports, OwnExport, PartReading, ReadPart, ServedExport, export_of
@@ -150,12 +150,13 @@ class SnapshotService(ChangesService):
         """Messages as bytes on the wire, made on the reader threads."""
         wanted = packing.columns(request.columns, packing.RECORD_COLUMNS)
         size = packing.batch_size(request.batch_size)
+        fields = narrowing.fields(request.fields)
         self._check_owner(call, request.export_id)
         with self._exports.reader(request.export_id) as export:
             if request.part >= len(export.part_records):
                 raise invalid("part", f"{request.part} is not below {len(export.part_records)}, the number of parts")
             begin = read_token(export.id, request.part, request.resume_token)
-            reading = export.read(ReadPart(request.part, begin, wanted, size, request.lines))
+            reading = export.read(ReadPart(request.part, begin, wanted, size, request.lines, fields))
             try:
                 while (answered := await self._next(export.id, reading)) is not None:
                     records, response = answered

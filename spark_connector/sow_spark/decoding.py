@@ -23,6 +23,8 @@ from sow_spark.schemas import Layout
 
 NEVER_MICROS: Final = 2**63 - 1
 """The expire time of a record that never expires, on the wire."""
+FIELDS_MAX: Final = 100
+"""The server takes no more names of fields."""
 _PUT: Final = b"\x01"
 _OPS: Final = ("", "put", "oof", "delete", "expire")
 _REASONS: Final = (None, "touched", "deleted", "expired", "match")
@@ -50,6 +52,12 @@ class Decoder:
             needed.append("op")
         # An empty selection would still give the count, but no server guarantees that.
         return tuple(dict.fromkeys(needed)) or ("version",)
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The fields of documents that it needs; empty: all, or more than the server takes."""
+        names = tuple(self._layout.fields.names) if self._documents is not None else ()
+        return names if len(names) <= FIELDS_MAX else ()
 
     @property
     def lines(self) -> bool:

@@ -120,7 +120,12 @@ class SnapshotReader(DataSourceReader):
 
             def records(columns: Sequence[PackedColumn], lines: bool) -> Iterator[PackedRecords]:
                 return client.read_export(
-                    partition.export_id, partition.part, columns=columns, lines=lines, batch_size=reading.batch_size
+                    partition.export_id,
+                    partition.part,
+                    columns=columns,
+                    lines=lines,
+                    batch_size=reading.batch_size,
+                    fields=decoder.fields,
                 )
 
             doing = f"reading part {partition.part} of a snapshot of topic {reading.topic}"

@@ -138,6 +138,32 @@ def test_lines_are_documents_also_where_these_have_line_breaks(client: Client) -
     client.close_export(export.id)
 
 
+def test_large_documents_come_without_the_fields_that_nobody_needs(client: Client) -> None:
+    export = client.open_export("large", "/n < 500", parts=1)
+    for lines in (False, True):
+        found = [
+            json.loads(payload)
+            for records in client.read_export(export.id, 0, fields=["n", "other"], lines=lines, batch_size=100)
+            for payload in payloads(records)
+        ]
+        assert sorted(document["n"] for document in found) == list(range(500))
+        assert all(set(document) == {"n"} for document in found)
+    with pytest.raises(SowError, match="fields: 101 are more than the limit of 100"):
+        list(client.read_export(export.id, 0, fields=[f"f{number}" for number in range(101)]))
+    with pytest.raises(SowError, match="fields: is the text 'n'"):
+        client.read_export(export.id, 0, fields="n")
+    client.close_export(export.id)
+
+
+def test_small_documents_stay_whole_whatever_fields_are_needed(client: Client) -> None:
+    client.sow_delete("going", all=True)
+    client.publish("going", {"n": 1, "m": 2})
+    export = client.open_export("going")
+    (records,) = client.read_export(export.id, 0, fields=["m"])
+    assert [json.loads(payload) for payload in payloads(records)] == [{"n": 1, "m": 2}]
+    client.close_export(export.id)
+
+
 def test_changes_after_the_bookmark_are_those_after_the_export(client: Client) -> None:
     client.sow_delete("going", all=True)
     client.publish("going", {"n": 1}, durability="buffered")

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.types import LongType, StringType, StructType
+from pyspark.sql.types import DoubleType, LongType, StringType, StructType
 
-from sow_client import Client
+from sow_client import Client, PackedRecords
+from sow_spark.decoding import Decoder
 from sow_spark.errors import SowSourceError
 from sow_spark.options import parse_reading
 from sow_spark.reading import SnapshotReader
+from sow_spark.schemas import layout
 from tests.support.server import ServerProcess
 
 ORDERS = 3_000
@@ -122,6 +126,44 @@ def test_a_frame_that_is_used_with_several_filters_has_all_rows_of_each(
         assert frame.count() == ORDERS
         assert low.union(high).count() == 20
         assert high.count() == 10
+
+
+def test_a_count_by_metadata_or_without_columns_reads_no_document(
+    spark: SparkSession, server: ServerProcess, client: Client
+) -> None:
+    """given a schema without fields of the document / then the rows are counted, and a document that fits no schema
+    does no harm, because none is read"""
+    for schema in (StructType(), StructType().add("_version", LongType())):
+        frame = spark.read.format("sow").options(server=server.address).schema(schema).load("orders")
+        assert frame.count() == ORDERS
+        reader = SnapshotReader(parse_reading({"server": server.address, "topic": "orders"}), schema)
+        (first, *_) = reader.partitions()
+        assert sum(batch.num_rows for batch in reader.read(first)) > 0
+        assert "payload" not in Decoder(layout(schema, metadata=True), "columns", "FAILFAST").columns
+
+
+def test_fields_of_large_documents_that_the_schema_leaves_out_are_not_sent(
+    server: ServerProcess, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """given large documents, of which the schema has two fields / then only these two come, with the same values"""
+    with client.publisher("wide") as publisher:
+        for number in range(50):
+            publisher.publish(order(number) | {"pad": "x" * 1_000}, key=str(number))
+    came: list[bytes] = []
+    decode = Decoder.decode
+
+    def noted(self: Decoder, packed: PackedRecords) -> pa.RecordBatch:
+        came.extend(packed.payloads.splitlines())
+        return decode(self, packed)
+
+    monkeypatch.setattr(Decoder, "decode", noted)
+    schema = StructType().add("price", DoubleType()).add("symbol", StringType()).add("_key", StringType())
+    reader = SnapshotReader(parse_reading({"server": server.address, "topic": "wide"}), schema)
+    rows = [row for part in reader.partitions() for batch in reader.read(part) for row in batch.to_pylist()]
+    assert sorted(rows, key=lambda row: row["price"]) == [
+        {"price": number / 4, "symbol": f"S{number % 7}", "_key": str(number)} for number in range(50)
+    ]
+    assert [set(json.loads(line)) for line in came] == [{"price", "symbol"}] * 50
 
 
 def test_payloads_come_whole_from_other_topics(spark: SparkSession, server: ServerProcess, client: Client) -> None:

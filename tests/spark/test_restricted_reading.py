@@ -31,7 +31,16 @@ def test_a_snapshot_has_the_permitted_rows_without_hidden_fields(spark: SparkSes
         with root.publisher("orders") as publisher:
             for number in range(300):
                 region = "eu" if number % 7 == 0 else "us"
-                publisher.publish({"id": number, "region": region, "price": number % 5, "iban": f"secret {number}"})
+                publisher.publish(
+                    # The note makes it worth while for the server to leave fields out.
+                    {
+                        "id": number,
+                        "region": region,
+                        "price": number % 5,
+                        "iban": f"secret {number}",
+                        "note": "x" * 400,
+                    }
+                )
         by_hand = [json.loads(record.payload) for record in root.query("orders", "/region = 'eu' AND /price > 2")]
         frame = (
             spark.read.format("sow")

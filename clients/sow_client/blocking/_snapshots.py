@@ -49,14 +49,19 @@ class Snapshots(Calls):
         columns: Iterable[PackedColumn] = ("payload",),
         lines: bool = False,
         batch_size: int = 0,
+        fields: Iterable[str] = (),
     ) -> Iterator[PackedRecords]:
         """The records of one part, in packed columns. Parts may be read at the same time, and again.
 
-        With `lines` a line feed follows each payload. After a break it reconnects and continues after the last batch.
+        With `lines` a line feed follows each payload. `fields`: the top-level fields that the caller needs of json
+        documents, at most 100; the server may leave out the others, where that costs less than to send them. Empty:
+        all. After a break it reconnects and continues after the last batch.
         It ends only at the end of the part. Otherwise it raises, for example NotFound (EXPORT_NOT_FOUND) when the
         export has ended or the server was restarted.
         """
-        request = _exports.read_request(export_id, part, columns=columns, lines=lines, batch_size=batch_size)
+        request = _exports.read_request(
+            export_id, part, columns=columns, lines=lines, batch_size=batch_size, fields=fields
+        )
         return self._read_export(_exports.PartCore(request, connect_timeout=self._connect_timeout))
 
     def _read_export(self, core: _exports.PartCore) -> Generator[PackedRecords, None, None]:

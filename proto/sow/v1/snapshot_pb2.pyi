@@ -257,6 +257,7 @@ class ReadExportRequest(_message.Message):
     LINES_FIELD_NUMBER: _builtins.int
     RESUME_TOKEN_FIELD_NUMBER: _builtins.int
     BATCH_SIZE_FIELD_NUMBER: _builtins.int
+    FIELDS_FIELD_NUMBER: _builtins.int
     export_id: _builtins.str
     """The export."""
     part: _builtins.int
@@ -275,6 +276,12 @@ class ReadExportRequest(_message.Message):
     def columns(self) -> _containers.RepeatedScalarFieldContainer[Global___PackedColumn.ValueType]:
         """The requested columns."""
 
+    @_builtins.property
+    def fields(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Top-level fields of JSON documents that the client needs, at most 100. The server may leave others out, and does so
+        where that costs less than to send them. Empty: all are needed. Ignored for other message types.
+        """
+
     def __init__(
         self,
         *,
@@ -284,10 +291,11 @@ class ReadExportRequest(_message.Message):
         lines: _builtins.bool = ...,
         resume_token: _builtins.bytes = ...,
         batch_size: _builtins.int = ...,
+        fields: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "columns", b"columns", "export_id", b"export_id", "lines", b"lines", "part", b"part", "resume_token", b"resume_token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "columns", b"columns", "export_id", b"export_id", "fields", b"fields", "lines", b"lines", "part", b"part", "resume_token", b"resume_token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
