@@ -320,6 +320,7 @@ class ReaderProcesses:
         shutil.rmtree(options.data_dir / FOLDER, ignore_errors=True)  # a killed server has left it
         self._processes: list[_Process | None] = [None] * options.processes
         self._keeping: list[asyncio.Task[None]] = []
+        self._stopping = False
         self.starts_total = 0
         self.queries_total = 0
         """Queries that reader processes have answered."""
@@ -402,7 +403,7 @@ class ReaderProcesses:
         return None
 
     def _chosen(self) -> _Process | None:
-        if not self._keeping:
+        if not self._keeping and not self._stopping:
             self._keeping = [asyncio.create_task(self._keep(index)) for index in range(self._options.processes)]
         ready = [process for process in self._processes if process is not None and process.ready]
         return min(ready, key=lambda process: process.load, default=None)
@@ -418,13 +419,16 @@ class ReaderProcesses:
                 await self._live(index)
             except (OSError, RocksError) as error:
                 log.error("reader_process_failed", process=index, cause=str(error))
+            except Exception:
+                # Another process is started all the same, and a stop does not hear of it.
+                log.exception("reader_process_failed", process=index)
             pause = PAUSE_SECONDS if time.monotonic() - begun > STEADY_SECONDS else pause
             await asyncio.sleep(pause)
             pause = min(2 * pause, PAUSE_SECONDS_MAX)
 
     async def _live(self, index: int) -> None:
         """One process, from its start to its end. Raises OSError, RocksError if it cannot start."""
-        process, ours = await asyncio.to_thread(self._start, index)
+        process, ours = await self._started(index)
         self._processes[index] = process
         self.starts_total += 1
         try:
@@ -433,6 +437,19 @@ class ReaderProcesses:
             self._processes[index] = None
             code = await asyncio.shield(asyncio.to_thread(_ended, process.child))
         log.warning("reader_process_lost", process=index, pid=process.child.pid, code=code)
+
+    async def _started(self, index: int) -> tuple[_Process, socket.socket]:
+        """Starts one process. A stop waits for a start that is under way: its thread uses the database, and the process
+        must not outlive the pool. Raises OSError, RocksError."""
+        starting = asyncio.ensure_future(asyncio.to_thread(self._start, index))
+        try:
+            return await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            with contextlib.suppress(OSError, RocksError):
+                process, ours = await starting
+                ours.close()
+                await asyncio.to_thread(_ended, process.child)
+            raise
 
     def _settings(self, index: int) -> Start:
         options = self._options
@@ -481,6 +498,7 @@ class ReaderProcesses:
 
     async def stop(self) -> None:
         """Ends all processes."""
+        self._stopping = True
         keeping, self._keeping = self._keeping, []
         for task in keeping:
             task.cancel()

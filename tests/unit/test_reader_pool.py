@@ -6,6 +6,7 @@ import asyncio
 import pickle
 import socket
 import subprocess
+import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import aclosing
 from pathlib import Path
@@ -65,12 +66,12 @@ class Scripted:
     """The other end of a reader process."""
 
     def __init__(self, theirs: socket.socket) -> None:
-        self._theirs = theirs
+        self.theirs = theirs
         self.start: Start | None = None
 
     async def begin(self) -> None:
         """Takes the settings, and is ready."""
-        self._reader, self._writer = await asyncio.open_unix_connection(sock=self._theirs)
+        self._reader, self._writer = await asyncio.open_unix_connection(sock=self.theirs)
         self.start = Start(*pickle.loads((await receive(self._reader)).content))
         self.say(Kind.READY)
 
@@ -314,6 +315,47 @@ def test_skipped_records_are_counted_by_the_server(world: World) -> None:
         script.say(Kind.BEAT)
         await passes(lambda: world.rig.store.writer.queue.depth[0])
         assert world.rig.store.unsound.skipped == {"t": 1}
+
+    played(world, play)
+
+
+def test_a_stop_waits_for_a_start_that_is_under_way(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The start writes memtables out on a thread. Once the stop was through while it did, the database was closed below
+    it, and the process that it then started had no owner."""
+    begun, may_go_on = threading.Event(), threading.Event()
+
+    def start(index: int) -> tuple[pool._Process, socket.socket]:
+        begun.set()
+        assert may_go_on.wait(20)
+        return world._start(index)
+
+    monkeypatch.setattr(world.pool, "_start", start)
+
+    async def main() -> None:
+        world._loop = asyncio.get_running_loop()
+        assert await world.ask() is None
+        assert await asyncio.to_thread(begun.wait, 20)
+        stopping = asyncio.ensure_future(world.pool.stop())
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert not stopping.done()
+        may_go_on.set()
+        await stopping
+        script = await world.scripts.get()
+        assert script.theirs.recv(1) == b"", "its connection has ended, and so does the process"
+        assert await world.ask() is None, "no process is started after a stop"
+        assert not world.pool._keeping
+
+    asyncio.run(main())
+
+
+def test_an_unexpected_error_costs_one_process_and_not_the_pool(world: World) -> None:
+    async def play(script: Scripted) -> None:
+        script.say(cast("Kind", 200))
+        await passes(lambda: world.pool.running == 0)
+        again = await world.scripts.get()
+        await again.begin()
+        await passes(lambda: world.pool.running)
 
     played(world, play)
 
