@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import pickle
 import shutil
 import socket
@@ -88,16 +89,26 @@ class Run:
         self._process = process
         self._number = number
         self._arrived: asyncio.Queue[Message | None] = asyncio.Queue()
+        self._when_lost: Callable[[], None] = lambda: None
 
-    def put(self, message: Message | None) -> None:
-        """A message has come; None: the process is lost."""
+    def put(self, message: Message) -> None:
+        """A message has come."""
         self._arrived.put_nowait(message)
+
+    def lose(self) -> None:
+        """The process is lost."""
+        self._arrived.put_nowait(None)
+        self._when_lost()
+
+    def when_lost(self, lost: Callable[[], None]) -> None:
+        """`lost` is called when the process is lost."""
+        self._when_lost = lost
 
     async def take(self) -> Message:
         """The next message that is no error. Raises ReaderLost, StoreError, RocksError, ReaderFault."""
         message = await self._arrived.get()
         if message is None:
-            self.put(None)
+            self._arrived.put_nowait(None)
             raise ReaderLost
         if message.kind is Kind.FAILED:
             raise described(message.content)
@@ -168,8 +179,8 @@ class _Process:
         finally:
             self.ready, self.lost = False, True
             self._writer.close()
-            for run in self._runs.values():
-                run.put(None)
+            for run in list(self._runs.values()):
+                run.lose()
 
     def say(self, kind: Kind, run: int, content: bytes = b"") -> None:
         """Sends a message; it goes nowhere once the process is lost."""
@@ -181,7 +192,7 @@ class _Process:
         self._last += 1
         run = self._runs[self._last] = Run(self, self._last)
         if self.lost:
-            run.put(None)
+            run.lose()
         self.say(kind, self._last, content)
         return run
 
@@ -237,6 +248,7 @@ class RemoteExport:
         self.topic: Final = topic
         self.restriction: Final = restriction
         self._lost = lost
+        run.when_lost(self._gone)  # also if nobody reads it just then
 
     def read(self, asked: ReadPart) -> RemoteReading:
         """Reads a part."""
@@ -473,8 +485,12 @@ class ReaderProcesses:
         folder.mkdir(mode=0o700, parents=True)
         ours, theirs = socket.socketpair()
         with theirs:
+            # The modules come from where the server's own came from. With -m alone they could come from the working
+            # directory, which is not the server's.
+            paths = os.pathsep.join(map(os.path.abspath, sys.path))
             child = subprocess.Popen(
-                [sys.executable, "-m", "sow_server.reader_processes.process", str(theirs.fileno())],
+                [sys.executable, "-P", "-m", "sow_server.reader_processes.process", str(theirs.fileno())],
+                env=os.environ | {"PYTHONPATH": paths},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],

@@ -25,7 +25,7 @@ from sow.v1 import sow_pb2
 from sow_server import malloc
 from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.disk.layout import StoredStatistics
-from sow_server.engine.disk.rocks import Failed, RocksOptions, Stale
+from sow_server.engine.disk.rocks import Failed, RocksError, RocksOptions, Stale
 from sow_server.engine.following import Follower, Moment, TopicImage
 from sow_server.engine.reading import Cut
 from sow_server.query.export_splits import SplitCache
@@ -125,12 +125,14 @@ class ReaderProcess:
 
     def _begin(self, number: int, work: Callable[[_Run, T], Awaitable[None]], asked: T) -> None:
         run = self._runs[number] = _Run(number)
-        run.task = asyncio.create_task(self._guarded(run, work(run, asked)))
+        run.task = asyncio.create_task(self._guarded(run, work, asked))
+        # A task that is cancelled before its first step runs none of its code.
+        run.task.add_done_callback(lambda _: self._ended(number))
 
-    async def _guarded(self, run: _Run, work: Awaitable[None]) -> None:
+    async def _guarded(self, run: _Run, work: Callable[[_Run, T], Awaitable[None]], asked: T) -> None:
         number = run.number
         try:
-            await work
+            await work(run, asked)
         except asyncio.CancelledError:
             pass  # CLOSE: nobody waits for an end
         except Exception as error:  # noqa: BLE001  # the last line of defence: the server tells the caller, and logs it
@@ -138,10 +140,14 @@ class ReaderProcess:
             self._stale = self._stale or isinstance(error, Stale)
         else:
             send(self._writer, Kind.END, number)
-        finally:
-            self._runs.pop(number, None)
-            if self._stale and not self._runs:
-                self._writer.close()  # and so it ends: the next process opens the database anew
+
+    def _ended(self, number: int) -> None:
+        del self._runs[number]
+        self._end_if_stale()
+
+    def _end_if_stale(self) -> None:
+        if self._stale and not self._runs:
+            self._writer.close()  # and so it ends: the next process opens the database anew
 
     async def _query(self, run: _Run, asked: OpenQuery) -> None:
         answer = await self._opened(lambda moment: self._open(asked, moment), lambda answer: answer.scan.close())
@@ -221,8 +227,8 @@ class ReaderProcess:
 
     async def _at_a_moment(self, open_: Callable[[Moment], T]) -> T:
         """Opens something at a moment that begins after the database has moved on for the last time."""
-        stale = Stale("it was never tried")
-        for _ in range(BEATS_MAX):
+        stale = Stale("it does not move on any more, and ends after its last run")
+        for _ in range(0 if self._stale else BEATS_MAX):
             async with self._moving:
                 self._moment = self._loop.create_future()
                 send(self._writer, Kind.BEAT)
@@ -253,8 +259,14 @@ class ReaderProcess:
             size, looks = self._follower.log_bytes(), looks + 1
             if abs(size - seen) >= BEHIND_BYTES or looks >= MOVE_LOOKS:
                 seen, looks = size, 0
-                async with self._moving:
-                    await self._on_scan_thread(self._follower.move)
+                try:
+                    async with self._moving:
+                        await self._on_scan_thread(self._follower.move)
+                except RocksError:
+                    # If it went on, it would hold the removed files of an old state until somebody asks.
+                    self._stale = True
+                    self._end_if_stale()
+                    return
 
     def _on_scan_thread(self, work: Callable[[], T]) -> asyncio.Future[T]:
         return self._kept(self._loop.run_in_executor(self._scanner, work))
@@ -289,8 +301,10 @@ async def run(descriptor: int) -> None:
 
 def main() -> None:
     """Runs the reader process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server stops in its own order, and then ends the connection
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    # A terminal and a service manager signal the server's processes all at once. The server stops in its own order: the
+    # answers under way have their time to end, and then the connection ends.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     malloc.tune()
     asyncio.run(run(int(sys.argv[1])))
 

@@ -46,6 +46,7 @@ HINTS: Final[Mapping[str, str]] = {
     "TOPIC_NOT_FOUND": "check the option topic; `sow topics` lists all topics",
     "FILTER_INVALID": "see docs/filters.md; the option filter is sent unchanged",
     "EXPORT_NOT_FOUND": "run the action again on a newly loaded DataFrame, or give a longer lease",
+    "READER_LOST": "run the action again on a newly loaded DataFrame",
     "LOAD_NOT_FOUND": "run the write again, or give a longer lease",
     "NO_JOURNAL": "streams need the journal of the topic: set its retention",
     "BOOKMARK_MALFORMED": "give startingFrom a bookmark as it was received, a time, earliest or latest",

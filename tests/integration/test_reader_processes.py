@@ -263,3 +263,40 @@ def test_a_server_without_reader_processes_starts_none(tmp_path: Path) -> None:
         fill(client, 5000)
         assert client.count("t", "/n >= 0") == 5000
         assert not server.events("reader_process_ready")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_to_all_processes_leaves_the_answers_under_way_their_time(
+    fresh: ServerProcess, number: signal.Signals
+) -> None:
+    """A service manager sends SIGTERM to every process of a service at once. A reader process that ended by it took its
+    answers along, though the server gave them time to end."""
+    with fresh.client() as client:
+        pid = reader_of(fresh, client)
+        with grpc.insecure_channel(fresh.address) as channel:
+            answer = sow_pb2_grpc.SowServiceStub(channel).Query(
+                sow_pb2.QueryRequest(topic="t", batch_size=100), timeout=SECONDS
+            )
+            assert next(answer).HasField("header")
+            os.kill(pid, number)
+            assert list(answer)[-1].footer.returned == RECORDS
+        assert runs(pid)
+
+
+def test_the_modules_of_a_reader_process_are_those_of_the_server(fresh: ServerProcess) -> None:
+    """The working directory may belong to somebody else, so no module is taken from there."""
+    for module in ("structlog.py", "pickle.py", "sow_server.py"):
+        (fresh.config.parent / module).write_text("raise SystemExit(3)")
+    with fresh.client() as client:
+        assert runs(reader_of(fresh, client))
+        assert not fresh.events("reader_process_lost")
+
+
+def test_a_lost_export_is_gone_also_if_nobody_was_reading_it(fresh: ServerProcess) -> None:
+    with fresh.client() as client:
+        pid = reader_of(fresh, client)
+        export = client.open_export("t", parts=3)
+        kill(pid)
+        until(lambda: fresh.events("reader_process_lost"), SECONDS, "its loss")
+        with pytest.raises(NotFound, match="the process that read it has ended"):
+            client.renew_export(export.id)

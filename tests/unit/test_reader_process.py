@@ -1,0 +1,182 @@
+"""A reader process from the inside: its runs, and its end (reader_processes/process)."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import socket
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from sow.v1 import sow_pb2
+from sow_server.engine.disk.rocks import Failed
+from sow_server.engine.following import Moment, TopicImage
+from sow_server.engine.values.errors import StoreError
+from sow_server.filters.restriction import UNRESTRICTED
+from sow_server.reader_processes import process
+from sow_server.reader_processes.messages import (
+    Kind,
+    Message,
+    OpenQuery,
+    Start,
+    decode_cut,
+    described,
+    encode_moment,
+    encode_names,
+    receive,
+    send,
+)
+from sow_server.reader_processes.process import ReaderProcess
+from tests.support.stores import Rig
+
+
+class Server:
+    """The server's end of a reader process that runs in this one."""
+
+    def __init__(self, rig: Rig, logs: Path) -> None:
+        self.rig = rig
+        self._logs = logs
+
+    async def begin(self) -> None:
+        ours, theirs = socket.socketpair()
+        self.reader, self._writer = await asyncio.open_unix_connection(sock=ours)
+        reader, writer = await asyncio.open_unix_connection(sock=theirs)
+        self.rig.store.beats.begin()
+        self.process = ReaderProcess(Start(str(self.rig.path), str(self._logs), 2**20, 2**20, 1), writer)
+        self.serving = asyncio.ensure_future(self.process.serve(reader))
+
+    async def end(self) -> None:
+        self._writer.close()
+        with pytest.raises(EOFError):
+            await self.serving
+        self.process._scanner.shutdown()
+        self.process._follower.close()
+
+    def query(self) -> bytes:
+        topic = self.rig.topic("t")
+        request = sow_pb2.QueryRequest(topic="t", keys_only=True).SerializeToString()
+        return pickle.dumps(OpenQuery(request, TopicImage.of(topic), topic.statistics.records, UNRESTRICTED))
+
+    def say(self, kind: Kind, run: int = 0, content: bytes = b"") -> None:
+        send(self._writer, kind, run, content)
+
+    async def hear(self, kind: Kind) -> Message:
+        """The next message, which is of this kind."""
+        message = await asyncio.wait_for(receive(self.reader), 20)
+        assert message.kind is kind, message
+        return message
+
+    async def beat(self) -> None:
+        """Answers a request for a moment."""
+        await self.hear(Kind.BEAT)
+        moments: list[Moment | StoreError] = []
+        self.rig.store.beats.make(moments.append)
+        self.say(Kind.MOMENT, 0, encode_moment(self.rig.answer(moments)))
+
+    async def answer(self, run: int) -> list[str]:
+        """The keys of all records, by a query from its opening to its end."""
+        self.say(Kind.QUERY, run, self.query())
+        await self.beat()
+        assert decode_cut((await self.hear(Kind.OPENED)).content)[0]
+        self.say(Kind.GO, run, encode_names(["one"]))
+        found: list[str] = []
+        while True:
+            self.say(Kind.NEXT, run)
+            message = await asyncio.wait_for(receive(self.reader), 20)
+            if message.kind is Kind.END:
+                return found
+            assert (message.kind, message.run) == (Kind.PIECE, run)
+            found += sow_pb2.QueryResponse.FromString(message.content).batch.key
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    rig = Rig(tmp_path / "store")
+    rig.create_topic("t")
+    for key in "abc":
+        rig.put("t", key)
+    yield Server(rig, logs)
+    rig.close()
+
+
+def played(server: Server, play: Callable[[], Awaitable[None]]) -> None:
+    async def main() -> None:
+        await server.begin()
+        try:
+            await play()
+        finally:
+            await server.end()
+
+    asyncio.run(main())
+
+
+def test_a_run_that_is_given_up_at_once_leaves_nothing(server: Server) -> None:
+    """CLOSE comes with the request, before the run has begun: it stayed open for ever."""
+
+    async def play() -> None:
+        server.say(Kind.QUERY, 1, server.query())
+        server.say(Kind.CLOSE, 1)
+        assert len(await server.answer(2)) == 3
+        assert not server.process._runs
+
+    played(server, play)
+
+
+@pytest.mark.parametrize("at", ["opening", "opened", "going"])
+def test_a_run_that_is_given_up_later_closes_its_cut(server: Server, at: str) -> None:
+    async def play() -> None:
+        server.say(Kind.QUERY, 1, server.query())
+        await server.hear(Kind.BEAT)
+        if at == "opening":
+            server.say(Kind.CLOSE, 1)
+        moments: list[Moment | StoreError] = []
+        server.rig.store.beats.make(moments.append)
+        server.say(Kind.MOMENT, 0, encode_moment(server.rig.answer(moments)))
+        if at != "opening":
+            await server.hear(Kind.OPENED)
+        if at == "going":
+            server.say(Kind.GO, 1, encode_names([]))
+            server.say(Kind.NEXT, 1)
+        server.say(Kind.CLOSE, 1)
+        if at == "going":
+            while server.process._runs:  # noqa: ASYNC110  # the tested code has no event for it
+                await asyncio.sleep(0)
+            return
+        assert len(await server.answer(2)) == 3
+        assert not server.process._runs
+        assert not any(cursor._iterator for cursor in server.process._follower._database._cursors)
+
+    played(server, play)
+
+
+def test_a_process_that_cannot_move_on_ends(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody heard of it: the process went on, and held the removed files of its last state."""
+
+    def move() -> None:
+        raise Failed("the logs are removed faster than they can be read")
+
+    monkeypatch.setattr(process, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(process, "MOVE_LOOKS", 1)
+
+    async def play() -> None:
+        monkeypatch.setattr(server.process._follower, "move", move)
+        with pytest.raises(EOFError):
+            await asyncio.wait_for(receive(server.reader), 20)
+
+    played(server, play)
+
+
+def test_a_process_that_cannot_move_on_ends_after_its_last_run(server: Server) -> None:
+    async def play() -> None:
+        server.process._stale = True
+        server.say(Kind.QUERY, 1, server.query())
+        error = described((await server.hear(Kind.FAILED)).content)
+        assert "ends after its last run" in str(error), "it asks for no beats any more"
+        with pytest.raises(EOFError):
+            await asyncio.wait_for(receive(server.reader), 20)
+
+    played(server, play)
