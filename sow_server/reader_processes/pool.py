@@ -57,6 +57,8 @@ from sow_server.services.exporting import ReadPart
 log = structlog.get_logger(__name__)
 
 READY_SECONDS: Final = 60.0
+OPEN_SECONDS: Final = 30.0
+"""How long a process may take to open a cut. Nearly always it takes milliseconds, unless the process stands still."""
 STOP_SECONDS: Final = 5.0
 PAUSE_SECONDS: Final = 1.0
 PAUSE_SECONDS_MAX: Final = 60.0
@@ -388,7 +390,8 @@ class ReaderProcesses:
             return None
         run = process.open(kind, pickle.dumps(asked))
         try:
-            cut = (await run.take()).content
+            async with asyncio.timeout(OPEN_SECONDS):
+                cut = (await run.take()).content
             with self._commits.cut_lock:
                 # The store has taken over every commit that the cut shows. So it shows the topic as the cut does, or
                 # as it became later.
@@ -402,6 +405,8 @@ class ReaderProcesses:
                 return run, cut, first
         except ReaderLost:
             pass
+        except TimeoutError:
+            log.error("reader_process_failed", topic=topic.name, cause=f"no cut after {OPEN_SECONDS:g} s")
         except (RocksError, ReaderFault) as error:
             log.error("reader_process_failed", topic=topic.name, cause=str(error))
         except StoreError as error:

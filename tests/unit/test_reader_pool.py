@@ -269,6 +269,19 @@ def test_an_error_that_is_the_callers_is_told_and_of_any_other_the_server_answer
     played(world, play)
 
 
+def test_the_server_answers_of_a_process_that_stands_still(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that was stopped (SIGSTOP), or hung, held up every long query for ever."""
+    monkeypatch.setattr(pool, "OPEN_SECONDS", 0.0)
+
+    async def play(script: Scripted) -> None:
+        asking = asyncio.ensure_future(world.ask())
+        await script.hear(Kind.QUERY)
+        assert await asking is None
+        await script.hear(Kind.CLOSE)
+
+    played(world, play)
+
+
 def test_a_caller_that_goes_gives_its_run_up(world: World) -> None:
     async def play(script: Scripted) -> None:
         asking = asyncio.ensure_future(world.ask())
