@@ -193,9 +193,9 @@ class ReaderProcess:
     async def _export(self, run: _Run, asked: OpenExport) -> None:
         export = await self._opened(lambda moment: self._open_export(asked, moment), Export.close)
         try:
-            while not await self._on_scan_thread(export.prepare):
-                pass
             names = await self._agreed(run, export.cut)
+            while not await self._on_scan_thread(export.prepare):
+                pass  # in a large topic it takes longer than the server waits for a cut
             self._exports[run.number] = export, names
             records = tuple(part.records for part in export.parts)
             await self._piece(run, ExportFigures(export.id, records).encode())

@@ -15,10 +15,13 @@ from sow_server.engine.disk.rocks import Failed
 from sow_server.engine.following import Moment, TopicImage
 from sow_server.engine.values.errors import StoreError
 from sow_server.filters.restriction import UNRESTRICTED
+from sow_server.query.exports import Export
 from sow_server.reader_processes import process
 from sow_server.reader_processes.messages import (
+    ExportFigures,
     Kind,
     Message,
+    OpenExport,
     OpenQuery,
     Start,
     decode_cut,
@@ -122,6 +125,36 @@ def test_a_run_that_is_given_up_at_once_leaves_nothing(server: Server) -> None:
         server.say(Kind.CLOSE, 1)
         assert len(await server.answer(2)) == 3
         assert not server.process._runs
+
+    played(server, play)
+
+
+def test_the_cut_of_an_export_is_told_before_its_parts_are_found(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server waits for the cut so long and no longer, and finding the parts of a large topic takes its time."""
+    prepared: list[Export] = []
+    prepare = Export.prepare
+
+    def noted(export: Export) -> bool:
+        prepared.append(export)
+        return prepare(export)
+
+    monkeypatch.setattr(Export, "prepare", noted)
+
+    async def play() -> None:
+        topic = server.rig.topic("t")
+        asked = OpenExport("", 1, "desk", TopicImage.of(topic), topic.statistics.records, UNRESTRICTED)
+        server.say(Kind.EXPORT, 1, pickle.dumps(asked))
+        await server.beat()
+        await server.hear(Kind.OPENED)
+        assert not prepared
+        server.say(Kind.GO, 1, encode_names([]))
+        server.say(Kind.NEXT, 1)
+        assert ExportFigures.decode((await server.hear(Kind.PIECE)).content).part_records == (3,)
+        server.say(Kind.CLOSE, 1)
+        assert len(await server.answer(2)) == 3
+        assert not server.process._exports
 
     played(server, play)
 
