@@ -203,6 +203,7 @@ def test_a_lost_reader_process_costs_the_answers_under_way_an_error(fresh: Serve
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
         assert "the process that was reading the records has ended" in str(caught.value.details())
         assert client.count("t", "/n >= 0") == RECORDS, "the server answers by itself"
+        until(lambda: fresh.events("reader_process_lost"), SECONDS, "its loss")  # else `reader_of` finds the lost one
         assert reader_of(fresh, client) != pid, "and starts another process"
 
 
