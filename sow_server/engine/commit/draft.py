@@ -184,6 +184,8 @@ class Draft:
     def read(self, store_keys: list[bytes]) -> dict[bytes, bytes]:
         """The stored values of the keys that have one, each key once. Called before anything is staged."""
         values = dict(zip(store_keys, self._rocks.multi_get(RECORDS, store_keys), strict=True))
+        if all(values.values()):  # no stored value is empty
+            return values  # type: ignore[return-value]  # there is no None among them
         return {key: value for key, value in values.items() if value is not None}
 
     def rows(self, family: str, keys: Sequence[bytes]) -> list[bytes | None]:

@@ -10,6 +10,8 @@ entries from its floor on. For each it reads the record, in the writer's own tur
     [1]  Entries below the floor have been popped; a new stamp below the floor lowers it.
     [2]  The sweep has commits of its own, never a share of a publisher's.
     [3]  Its bound counts the entries visited, not the entries that turn out due.
+    [4]  A popped entry goes in the commit that pops it. In a long sweep it may go later, with many others in one range
+         delete: an entry below the floor has no effect, and one that is popped again decides anew.
 """
 
 from __future__ import annotations
@@ -38,12 +40,25 @@ from sow_server.engine.values.model import NEVER
 
 READ_MAX: Final = 10_000
 """Entries read at a time: a sweep without a bound must not read all the entries that are not yet due."""
+CLEAR_ENTRIES: Final = 10_000
+"""A long sweep clears away so many popped entries at a time ([4]). A delete for each would be a sixth of its work, and
+a range delete in each commit would leave more of them than is good for the cursors that follow."""
 
 
 class Sweep:
     """Owns the floor and the time of the next entry. Used by the writer thread alone."""
 
-    __slots__ = ("_next_floor", "_next_known", "_rocks", "_topics", "floor", "next_due")
+    __slots__ = (
+        "_cleared",
+        "_left",
+        "_next_floor",
+        "_next_known",
+        "_next_left",
+        "_rocks",
+        "_topics",
+        "floor",
+        "next_due",
+    )
 
     def __init__(self, rocks: Rocks, topics: Topics) -> None:
         self._rocks = rocks
@@ -53,6 +68,11 @@ class Sweep:
         """When the next entry is due. May be too early, never too late; exact after a sweep."""
         self._next_floor = self.floor
         self._next_known = NEVER
+        self._cleared = b""
+        """Below this there are no entries: popped ones have been removed."""
+        self._left = 1 if self.floor else 0
+        """How many entries were popped and not yet removed; after a start perhaps none."""
+        self._next_left = self._left
         self.next_due = self._peek()
 
     def _peek(self) -> int:
@@ -83,20 +103,38 @@ class Sweep:
             cursor.close()
         self._next_known = unpack_i64(entries[due][DUE]) if due < len(entries) else NEVER
         self._next_floor = self.floor
+        self._next_left = self._left
         del entries[due:]
         if not entries:
             return 0
         found = draft.read([entry[DUE_STORE_KEY] for entry in entries])
-        for prefix in {key[TOPIC] for key in found}:
+        prefixes = {key[TOPIC] for key in found}
+        for prefix in prefixes:
             topic = self._topics.by_id.get(unpack_u32(prefix))
             if topic is not None and topic.acts:
-                self._decide(draft, topic, {key: value for key, value in found.items() if key[TOPIC] == prefix})
-        # The own entry of an expired record is among these, too; that of a record that a dead letter has replaced is
-        # not.
-        draft.batch.deletes[EXPIRY] += entries
+                of_topic = (
+                    found
+                    if len(prefixes) == 1
+                    else {key: value for key, value in found.items() if key[TOPIC] == prefix}
+                )
+                self._decide(draft, topic, of_topic)
         self._next_floor = entries[-1] + b"\0"
         draft.batch.puts[META][SWEEP_FLOOR_KEY] = self._next_floor
+        self._clear(draft, entries)
         return len(entries)
+
+    def _clear(self, draft: Draft, entries: list[bytes]) -> None:
+        """Removes popped entries, now or later ([4]). The own entry of an expired record is among them, too; that of a
+        record that a dead letter has replaced is not."""
+        left = self._left + len(entries)
+        if left < CLEAR_ENTRIES and self._next_known <= draft.now:
+            self._next_left = left
+            return
+        if self._left:
+            draft.batch.ranges.append((EXPIRY, self._cleared, self._next_floor))
+        else:
+            draft.batch.deletes[EXPIRY] += entries
+        self._next_left = 0
 
     def _decide(self, draft: Draft, topic: Topic, found: dict[bytes, bytes]) -> None:
         """Expires the records that are due, re-arms the others. A topic at a time, in deadline order within it."""
@@ -110,7 +148,9 @@ class Sweep:
                 head = heads[key]
                 if head is not None and head[EXPIRE_TIME] != _NEVER_BYTES:
                     draft.arm(unpack_i64(head[EXPIRE_TIME]), key)
-        due = {key: value for key, value in found.items() if value[EXPIRE_TIME] <= now}
+        due = found
+        if found and max([value[EXPIRE_TIME] for value in found.values()]) > now:
+            due = {key: value for key, value in found.items() if value[EXPIRE_TIME] <= now}
         if due:
             draft.expire_all(topic, list(due), list(due.values()))
         if len(due) < len(found):
@@ -121,6 +161,9 @@ class Sweep:
     def swept(self, draft: Draft) -> None:
         """The sweep staged last has been committed."""
         self.floor = self._next_floor
+        self._left = self._next_left
+        if not self._left:
+            self._cleared = self.floor
         self.next_due = min(self._next_known, draft.earliest)  # at once: others read it
         self.committed(draft)
 
@@ -139,6 +182,7 @@ class Sweep:
             self.next_due = draft.earliest
         if draft.earliest != NEVER and i64(draft.earliest) <= self.floor[DUE]:
             self.floor = i64(draft.earliest)
+            self._cleared = min(self._cleared, self.floor)
 
     def overdue(
         self, now_micros: int, *, prefix: bytes = b"", at_most: int, cut: OverdueCut | None = None

@@ -7,7 +7,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
+from itertools import repeat
 
 
 class HeadCache:
@@ -41,13 +43,14 @@ class HeadCache:
         """Takes over the heads of a commit; `removed` are the keys whose record is gone."""
         young = self._young
         if removed or None in heads.values():
-            forget_young, forget_old = young.pop, self._old.pop
-            for key in removed:
-                if heads[key] is None:
-                    forget_young(key, None)
-                    forget_old(key, None)
-            # Missing keys that were looked up are not kept here either.
-            young.update({key: head for key, head in heads.items() if head is not None})
+            # Whole columns here, too: this is on the path of every expiry.
+            gone = [key for key in removed if heads[key] is None]
+            for generation in (young, self._old):
+                if generation:
+                    deque(map(generation.pop, gone, repeat(None)), maxlen=0)
+            if any(heads.values()):
+                # Missing keys that were looked up are not kept here either.
+                young.update({key: head for key, head in heads.items() if head is not None})
         else:
             young.update(heads)  # type: ignore[arg-type]  # there is no None among them
         if len(young) > self._half:
