@@ -191,8 +191,8 @@ class Writer:
                 self.queue.take(self._wait_micros())
                 if self.queue.backlog and not self._turn():
                     break
-                self._flush_answers()  # before the sweep: they have waited long enough
-                self._sweep_if_due()
+                answered = self._flush_answers()  # before the sweep: they have waited long enough
+                self._sweep_if_due(after_answers=answered)
                 self._sync_if_due()
                 self._flush_answers()
         except BaseException as error:  # [5]: whatever the exception, no caller may wait for a writer that has ended
@@ -441,12 +441,16 @@ class Writer:
         except Exception as error:  # noqa: BLE001  # [5]: as above
             return as_store_error(error)
 
-    def _sweep_if_due(self) -> None:
+    def _sweep_if_due(self, *, after_answers: bool) -> None:
         if self.queue.failure is not None or self.sweep.next_due == NEVER or self._clock.paused:
             return
         now = self._clock.now_micros()
         if self.sweep.next_due > now or self._next_sweep > now:
             return
+        if after_answers and self._options.sweep_busy_pause_micros:
+            # The event loop sends them. It would have to wait for the GIL, if the sweep had it already.
+            time.sleep(self._options.sweep_busy_pause_micros / MICROS)
+            now = self._clock.now_micros()
         busy = now - self._last_publish < self._options.busy_window_micros
         limit = self._busy_entries if busy else self._options.sweep_entries_max
         visited = self._sweep_once(limit)
@@ -455,6 +459,9 @@ class Writer:
             # into it depends on the machine and on the records.
             took = max(1, self._clock.now_micros() - now)
             fitting = visited * self._options.sweep_busy_micros // took
+            # A factor of two at most: a commit that took long because others had the processor tells little about the
+            # next one.
+            fitting = min(max(fitting, self._busy_entries // 2), 2 * self._busy_entries)
             self._busy_entries = min(max(SWEEP_ENTRIES_MIN, fitting), self._options.sweep_entries_max)
         if visited < limit:
             # It has reached the end. A pause lets a steady trickle of expiries share commits; without it each would
@@ -668,10 +675,11 @@ class Writer:
         self.queue.settle(job)
         self._answers.append(lambda: job.done(answer))
 
-    def _flush_answers(self) -> None:
-        """One wake-up per turn, not per answer: waking the loop is most of the cost of a small write."""
+    def _flush_answers(self) -> bool:
+        """One wake-up per turn, not per answer: waking the loop is most of the cost of a small write. False: there are
+        none."""
         if not self._answers:
-            return
+            return False
         answers, self._answers = self._answers, []
 
         def deliver() -> None:
@@ -682,3 +690,4 @@ class Writer:
                     log.exception("answer_failed")  # a fault of this callback; the others still have to be called
 
         self._deliver(deliver)
+        return True
