@@ -298,6 +298,8 @@ REQUESTS: Final[dict[str, list[Request]]] = {
         lambda world: {"export_id": world.know["export"], "part": 0, "columns": COLUMNS, "batch_size": 1},
         lambda world: {"export_id": world.know["export"], "part": 1, "lines": True, "batch_size": 2},
         lambda world: {"export_id": world.know["export"], "part": 2, "resume_token": world.know.get("resume", b"")},
+        lambda world: {"export_id": world.know["export"], "part": 0, "fields": ["price"]},
+        lambda world: {"export_id": world.know["export"], "part": 0, "fields": ["client", "none"]},
         lambda world: {"export_id": world.know["export"], "part": 99},
     ],
     "RenewExport": [lambda world: {"export_id": world.know["export"]}, plain(export_id="none")],
