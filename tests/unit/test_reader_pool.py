@@ -203,8 +203,8 @@ def test_a_cut_does_not_count_if_the_topic_has_changed(world: World, change: str
         if change == "replace":
             world.rig.create_topic("t")
         script.say(Kind.OPENED, run, CUT)
-        assert await asking is None
         await script.hear(Kind.CLOSE)
+        assert await asking is None
 
     played(world, play)
 
