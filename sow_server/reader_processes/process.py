@@ -49,7 +49,7 @@ from sow_server.reader_processes.messages import (
     receive,
     send,
 )
-from sow_server.services.answering import QueryAnswer, query_of
+from sow_server.services.answering import QueryAnswer, opened, query_of
 from sow_server.services.exporting import PartAnswer, export_of
 
 T = TypeVar("T")
@@ -150,11 +150,11 @@ class ReaderProcess:
             self._writer.close()  # and so it ends: the next process opens the database anew
 
     async def _query(self, run: _Run, asked: OpenQuery) -> None:
-        answer = await self._opened(lambda moment: self._open(asked, moment), lambda answer: answer.scan.close())
+        answer = await opened(asyncio.create_task(self._at_a_moment(lambda moment: self._open(asked, moment))))
         try:
             names = await self._agreed(run, answer.scan.cut)
         except BaseException:
-            answer.scan.close()
+            answer.close()
             raise
         async with aclosing(answer.messages(self._scanner, lambda: names)) as messages:
             async for message in messages:
@@ -174,24 +174,10 @@ class ReaderProcess:
         cuts = self._follower.at(moment, self._skipped)
         return QueryAnswer(Scan(cuts, query, self._sorts), restricted=asked.restriction.rows is not None)
 
-    async def _opened(self, open_: Callable[[Moment], T], close: Callable[[T], None]) -> T:
-        """Opens something on the scan thread, and closes it if the run is given up meanwhile."""
-        opening = asyncio.create_task(self._at_a_moment(open_))
-
-        def give_up(done: asyncio.Future[T]) -> None:
-            if not done.cancelled() and done.exception() is None:
-                close(done.result())
-
-        try:
-            return await asyncio.shield(opening)
-        except asyncio.CancelledError:
-            opening.add_done_callback(give_up)
-            raise
-
     # -- exports ------------------------------------------------------------------------------------------------------
 
     async def _export(self, run: _Run, asked: OpenExport) -> None:
-        export = await self._opened(lambda moment: self._open_export(asked, moment), Export.close)
+        export = await opened(asyncio.create_task(self._at_a_moment(lambda moment: self._open_export(asked, moment))))
         try:
             names = await self._agreed(run, export.cut)
             while not await self._on_scan_thread(export.prepare):

@@ -53,6 +53,16 @@ def query_of(topic: Topic, request: sow_pb2.QueryRequest, restriction: Restricti
     )
 
 
+class Closeable(Protocol):
+    """Something that holds a cut."""
+
+    def close(self) -> None:
+        """Releases it."""
+
+
+C = TypeVar("C", bound=Closeable)
+
+
 class QueryAnswer:
     """Owns the scan of a query. Its steps run on one thread at a time."""
 
@@ -60,6 +70,10 @@ class QueryAnswer:
         """`restricted`: the caller may see a part of the records only, so no figure counts the others (rule A4)."""
         self.scan: Final = scan
         self._restricted = restricted
+
+    def close(self) -> None:
+        """Releases the cut. `messages` does so itself, once it has begun."""
+        self.scan.close()
 
     def step(self, origins: Sequence[str]) -> bytes | None:
         """Does a piece of work: the message with the records that it found, b"" if there are none, None at the end.
@@ -131,11 +145,18 @@ def _set_soon(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
         loop.call_soon_threadsafe(event.set)
 
 
-class Closeable(Protocol):
-    """Something that holds a cut."""
+async def opened(opening: asyncio.Future[C]) -> C:
+    """Waits for something that a thread opens, and closes it if its caller goes meanwhile."""
 
-    def close(self) -> None:
-        """Releases it."""
+    def give_up(done: asyncio.Future[C]) -> None:
+        if not done.cancelled() and done.exception() is None:
+            done.result().close()
+
+    try:
+        return await asyncio.shield(opening)
+    except asyncio.CancelledError:
+        opening.add_done_callback(give_up)
+        raise
 
 
 def close_after(held: Closeable, reading: asyncio.Future[T] | None) -> None:

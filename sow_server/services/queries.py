@@ -17,7 +17,7 @@ from sow.v1 import sow_pb2
 from sow_server.access.caller import Granted
 from sow_server.query.scan import Scan
 from sow_server.query.sort_memory import SortMemory
-from sow_server.services.answering import QueryAnswer, query_of
+from sow_server.services.answering import QueryAnswer, opened, query_of
 from sow_server.services.reading import StoreReading
 
 SHORT_RECORDS: Final = 3000
@@ -94,12 +94,7 @@ class Queries:
         if not (request.filter or request.order_by or granted.restriction.rows is not None):
             return self._scan(granted, request)
         # Parsing, compiling and planning may take milliseconds.
-        opening = asyncio.get_running_loop().run_in_executor(self._readers, self._scan, granted, request)
-        try:
-            return await asyncio.shield(opening)
-        except asyncio.CancelledError:
-            opening.add_done_callback(_close_opened)
-            raise
+        return await opened(asyncio.get_running_loop().run_in_executor(self._readers, self._scan, granted, request))
 
     def _scan(self, granted: Granted, request: sow_pb2.QueryRequest) -> Scan:
         topic, restriction = granted
@@ -109,9 +104,3 @@ class Queries:
         return sow_pb2.QueryResponse(
             header=sow_pb2.QueryHeader(bookmark=self._reading.instance.bookmark(sequence), as_of_micros=now_micros)
         ).SerializeToString()
-
-
-def _close_opened(opening: asyncio.Future[Scan]) -> None:
-    """Closes a scan that nobody waits for any more."""
-    if not opening.cancelled() and opening.exception() is None:
-        opening.result().close()

@@ -28,6 +28,7 @@ from sow_server.query.exports import (
     read_token,
 )
 from sow_server.services import narrowing, packing
+from sow_server.services.answering import opened
 from sow_server.services.changes_service import ChangesService
 from sow_server.services.convert import invalid
 from sow_server.services.exporting import LongExports, OwnExport, PartReading, ReadPart, ServedExport, export_of
@@ -104,16 +105,11 @@ class SnapshotService(ChangesService):
     async def _open_here(
         self, topic: Topic, restriction: Restriction, request: snapshot_pb2.OpenExportRequest, owner: str
     ) -> OwnExport:
-        def opened() -> Export:
+        def made() -> Export:
             splits = self._exports.splits
             return export_of(self._reading.cuts, topic, request.filter, restriction, request.parts, splits, owner=owner)
 
-        opening = asyncio.get_running_loop().run_in_executor(self._readers, opened)
-        try:
-            export = await asyncio.shield(opening)
-        except asyncio.CancelledError:
-            opening.add_done_callback(_close_opened)
-            raise
+        export = await opened(asyncio.get_running_loop().run_in_executor(self._readers, made))
         turn = asyncio.Lock()
         try:
             while not await asyncio.shield(self._piece(turn, export.prepare)):
@@ -200,8 +196,3 @@ class SnapshotService(ChangesService):
         if owner is not None and call.owns(owner):  # else it is as if it had ended, which is no error
             self._exports.close(request.export_id)
         return snapshot_pb2.CloseExportResponse()
-
-
-def _close_opened(opening: asyncio.Future[Export]) -> None:
-    if not opening.cancelled() and opening.exception() is None:
-        opening.result().close()
