@@ -274,6 +274,9 @@ async def run(descriptor: int) -> None:
     reader, writer = await asyncio.open_unix_connection(sock=socket.socket(fileno=descriptor), limit=2**20)
     try:
         first = await receive(reader)
+        await asyncio.sleep(0)
+        if reader.at_eof():
+            raise EOFError("the server has ended while this process started, and its folder may be gone")
         process = ReaderProcess(Start(*pickle.loads(first.content)), writer)
         gc.collect()
         gc.freeze()

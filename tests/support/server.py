@@ -161,10 +161,17 @@ class ServerProcess:
         return self.wait()
 
     def kill9(self) -> None:
-        """Kills it, if it is running."""
+        """Kills it, if it is running, and waits for the end of its reader processes, which use its folder."""
         if self._process is not None:
+            self._process.send_signal(signal.SIGSTOP)  # so it starts none while they are listed
+            readers = _children(self._process.pid)
             self._process.kill()
             self._end()
+            with contextlib.suppress(AssertionError):
+                until(lambda: not any(map(_runs, readers)), 5, "its reader processes to end")
+            for pid in filter(_runs, readers):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
 
     def restart(self, *arguments: str) -> None:
         """An orderly stop and a start, on the same port."""
@@ -244,7 +251,7 @@ class ServerProcess:
     @property
     def log(self) -> str:
         """Its output since its first start."""
-        return self._log.read_text(errors="replace")
+        return self._log.read_text(errors="replace") if self._log.exists() else ""
 
     def events(self, name: str | None = None) -> list[Event]:
         """The complete log lines since its last start, of one event or all."""
@@ -263,6 +270,26 @@ class ServerProcess:
         words = ("Traceback", "rpc_failed", "request_failed", "writer_died", '"unexpected"', "never retrieved")
         lines = [line for line in self.log.splitlines() if any(word in line for word in words)]
         return lines + [line for line in self.log.splitlines() if '"level": "critical"' in line]
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def _children(parent: int) -> list[int]:
+    """The processes that a process has started and that have not ended."""
+    found = []
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, ppid = status.read_text().rpartition(")")[2].split()[:2]
+        except OSError:
+            continue  # it has ended meanwhile
+        if int(ppid) == parent and state != "Z":
+            found.append(int(status.parent.name))
+    return found
 
 
 def until(condition: Callable[[], object], seconds: float, what: str) -> None:
