@@ -94,10 +94,18 @@ def killed(path: Path, keys: range) -> Path:
     store._rocks.flush()
     write(store, keys)
     store.sync()
-    until(lambda: not busy(store), 20, "RocksDB to have done its work")
-    store.upkeep.keep_mark()
     copy = path.with_name(path.name + "-killed")
-    shutil.copytree(path, copy)
+
+    def copied() -> bool:
+        """RocksDB may begin to write a table at any moment: only a copy of exactly what is marked is one to damage."""
+        store.upkeep.keep_mark()
+        shutil.rmtree(copy, ignore_errors=True)
+        shutil.copytree(path, copy)
+        mark = load(copy)
+        assert mark is not None
+        return not busy(store) and (copy / "db" / mark.manifest).stat().st_size == mark.manifest_bytes
+
+    until(lambda: not busy(store) and copied(), 20, "RocksDB to have done its work")
     store.close()
     return copy
 
