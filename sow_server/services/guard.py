@@ -30,7 +30,7 @@ from sow_server.access.credentials import Asked, Shown
 from sow_server.access.needs import Need, Scope, need_of
 from sow_server.engine.disk.rocks import Damaged, RocksError
 from sow_server.engine.values.errors import Reason, StoreError
-from sow_server.services.capacity import InFlight, Places, no_room, unread
+from sow_server.services.capacity import Arrivals, InFlight, Places, no_room, unread
 from sow_server.services.errors import CODES, abort
 
 log = structlog.get_logger(__name__)
@@ -99,6 +99,8 @@ class CallAdmission:
         self._places = Places(calls_max)
         self._message_bytes_max = message_bytes_max
         self._sleep = sleep
+        self._arrivals = Arrivals(REQUEST_SECONDS)
+        self._open_arrivals = Arrivals(OPEN_REQUEST_SECONDS)
 
     def reader(self, kind: type[Message]) -> Reader:
         """Parses requests, if there is room for them: their bytes are counted before."""
@@ -170,12 +172,11 @@ class CallAdmission:
     async def request(self, need: Need, context: Context) -> Received:
         """The one request of a call. It is read only now: callers that are not admitted send nothing into memory, and
         none keeps its place without sending one. Raises StoreError."""
-        seconds = OPEN_REQUEST_SECONDS if need.scope is Scope.OPEN else REQUEST_SECONDS
+        arrivals = self._open_arrivals if need.scope is Scope.OPEN else self._arrivals
         try:
-            async with asyncio.timeout(seconds):
-                received = await context.read()
+            received = await arrivals.of(context.read())
         except TimeoutError:
-            message = f"request: it has not arrived within {seconds:g} s"
+            message = f"request: it has not arrived within {arrivals.seconds:g} s"
             raise StoreError(Reason.INVALID_ARGUMENT, message, field="request") from None
         if received is grpc.aio.EOF:
             raise StoreError(Reason.INVALID_ARGUMENT, "request: the call has none", field="request")

@@ -1,6 +1,10 @@
-"""Places of calls, and bytes of connections (rule N5)."""
+"""Places of calls, waits for requests, and bytes of connections (rule N5)."""
 
 from __future__ import annotations
+
+import asyncio
+
+import pytest
 
 from sow_server.access.needs import NEEDS, Need
 from sow_server.engine.values.errors import StoreError
@@ -8,10 +12,12 @@ from sow_server.services.capacity import (
     ADMINISTRATIVE_CALLS_MAX,
     OPEN_CALLS_MAX,
     OPEN_CALLS_PER_CONNECTION_MAX,
+    Arrivals,
     ConnectionBytes,
     InFlight,
     Places,
 )
+from tests.support.loops import FakeLoop
 
 GET = NEEDS["/sow.v1.SowService/Get"]
 STATUS = NEEDS["/sow.v1.AdminService/GetStatus"]
@@ -75,3 +81,61 @@ def test_bytes_in_flight_have_a_bound_in_all() -> None:
     in_flight.free(60)
     assert in_flight.take(1_000)
     assert not in_flight.take(1)
+
+
+def test_a_wait_for_a_request_ends_in_its_own_time_alone() -> None:
+    """capacity [5]. One timer serves all waits: it must neither end a later one early nor forget it."""
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        arrivals = Arrivals(60.0)
+        ended: dict[str, float] = {}
+
+        async def wait(name: str, begin: float) -> None:
+            await asyncio.sleep(begin)
+            with pytest.raises(TimeoutError):
+                await arrivals.of(loop.create_future())
+            ended[name] = loop.time()
+
+        async def arrive(begin: float) -> str:
+            await asyncio.sleep(begin)
+            return await arrivals.of(asyncio.sleep(59.0, "it is here"))
+
+        begin = loop.time()
+        waits = [wait("first", 0.0), wait("second", 20.0), wait("much later", 500.0)]
+        arrived, *_ = await asyncio.gather(arrive(10.0), *waits)
+        assert arrived == "it is here"
+        assert {name: round(end - begin) for name, end in ended.items()} == {
+            "first": 60,
+            "second": 80,
+            "much later": 560,
+        }
+
+    with asyncio.Runner(loop_factory=FakeLoop) as runner:
+        runner.run(run())
+
+
+def test_a_call_that_is_cancelled_is_not_told_that_its_request_is_late() -> None:
+    """capacity [5]. Also not if both happen in the same turn of the event loop: gRPC waits for the cancellation."""
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        arrivals = Arrivals(60.0)
+
+        async def call() -> None:
+            await arrivals.of(loop.create_future())
+
+        early = asyncio.create_task(call())
+        await asyncio.sleep(1)
+        early.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await early
+
+        both = asyncio.create_task(call())
+        await asyncio.sleep(0)
+        loop.call_at(loop.time() + 60.0, both.cancel)
+        with pytest.raises(asyncio.CancelledError):
+            await both
+
+    with asyncio.Runner(loop_factory=FakeLoop) as runner:
+        runner.run(run())

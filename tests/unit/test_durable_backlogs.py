@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import selectors
 
 import pytest
 
@@ -15,6 +14,7 @@ from sow_server.services.admission import Admission
 from sow_server.subscriptions.consumers import STEP_MICROS
 from sow_server.subscriptions.frames import SnapshotBegin, SnapshotEnd
 from tests.support.durables import JSON, crash, durable, figures, floor, put, refused, rewind, rig
+from tests.support.loops import FakeLoop
 from tests.support.stores import HOUR, MINUTE, SECOND, Rig
 from tests.support.subscribers import Subscribers, subscribers
 
@@ -257,27 +257,6 @@ def test_a_publish_that_is_held_uses_its_time(rig: Rig, subscribers: Subscribers
 
     with asyncio.Runner(loop_factory=FakeLoop) as runner:
         runner.run(run())
-
-
-class FakeLoop(asyncio.SelectorEventLoop):
-    """An event loop whose time passes only, and at once, when there is nothing to do until a timer."""
-
-    def __init__(self) -> None:
-        self._impatient = Impatient()
-        super().__init__(self._impatient)
-
-    def time(self) -> float:
-        return self._impatient.now
-
-
-class Impatient(selectors.SelectSelector):
-    """Counts the time that it should wait, instead of waiting."""
-
-    now = 0.0
-
-    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        self.now += timeout or 0.0
-        return super().select(0)
 
 
 def test_a_publish_that_is_held_hears_when_the_quota_refuses_from_now_on(rig: Rig, subscribers: Subscribers) -> None:
