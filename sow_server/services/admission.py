@@ -70,6 +70,10 @@ class Admission:
         self._under_way[topic.id] = entries + more, size + larger
         return topic
 
+    def limits(self, request: model.Request) -> bool:
+        """Whether the request's topic has a quota at this moment; if it has none, `admit` returns at once."""
+        return self._limited(request) is not None
+
     def left(self, topic: Topic, request: model.Request) -> None:
         """Notes that an admitted request has been written or refused."""
         (entries, size), (fewer, smaller) = self._under_way.get(topic.id, (0, 0)), _size(request)

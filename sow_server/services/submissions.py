@@ -36,6 +36,8 @@ class Submissions:
 
     async def admitted(self, request: model.Request, seconds: float | None) -> asyncio.Future[Outcome]:
         """As `submit`, after waiting at most `seconds` for the topic's backlog quota (rule J9)."""
+        if self._admission is None or not self._admission.limits(request):
+            return self.submit(request)
         self.check(request.topic, request.durability)
         release = await self._admit(request, seconds)
         try:
