@@ -1,4 +1,5 @@
-"""Redis as a peer: Debian's redis-server, driven by redis-py the way its users do. The only module that imports it.
+"""Redis as a peer: Debian's redis-server, driven by redis-py the way its users do, and by Redis' own client in C. The
+only module that imports redis-py.
 
 The server gets every advantage: no snapshots, and no rewriting of the append-only file during a measurement.
 """
@@ -6,19 +7,23 @@ The server gets every advantage: no snapshots, and no rewriting of the append-on
 from __future__ import annotations
 
 import importlib.util
+import re
 import socket
+import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
-from benchmarks.documents import DOCUMENT_BYTES, TTL_SECONDS
-from benchmarks.processes import NotInstalled, Process, free_port, program
+from benchmarks.documents import DOCUMENT_BYTES, TTL_SECONDS, document
+from benchmarks.processes import NotInstalled, Process, ProcessFailed, free_port, program
 
 if TYPE_CHECKING:
     import redis
 
 Fsync = Literal["everysec", "always"]
 SCAN_COUNT: Final = 1_000
+ANY_KEY: Final = 2**31 - 1
+"""Keys to choose from, for `set_in_c`, where all are to be new."""
 _SET: Final = b"*5\r\n$3\r\nSET\r\n$%%d\r\n%%b\r\n$%d\r\n%%b\r\n$2\r\nEX\r\n$%d\r\n%d\r\n" % (
     DOCUMENT_BYTES,
     len(str(TTL_SECONDS)),
@@ -33,6 +38,7 @@ class RedisServer(Process):
     def __init__(self, directory: Path) -> None:
         """Starts it and waits until it answers. Raises NotInstalled."""
         path = program("redis-server", "redis-server")
+        self._client_in_c = program("redis-benchmark", "redis-tools")
         if importlib.util.find_spec("redis") is None:
             raise NotInstalled("redis-py not installed (pip install 'redis[hiredis]')")
         import redis  # a peer: the benchmarks also run without it
@@ -84,6 +90,20 @@ class RedisServer(Process):
             for key, payload in zip(keys[first:last], payloads[first:last], strict=True):
                 pipeline.set(key, payload, ex=TTL_SECONDS)
             pipeline.execute()
+
+    def set_in_c(self, records: int, among: int, batch_records: int) -> float:
+        """The same by redis-benchmark, Redis' own client in C, on one connection: SETs per second. It chooses its keys
+        among so many by chance, and all values are the same document."""
+        arguments = [
+            *(self._client_in_c, "-p", str(self.port), "-c", "1", "-q"),
+            *("-n", str(records), "-r", str(among), "-P", str(batch_records)),
+            *("SET", "__rand_int__", document(0).decode(), "EX", str(TTL_SECONDS)),
+        ]
+        said = subprocess.run(arguments, capture_output=True, text=True, check=True).stdout
+        found = re.search(r"([0-9.]+) requests per second", said)
+        if found is None:
+            raise ProcessFailed(f"redis-benchmark said {said[-200:]!r}")
+        return float(found[1])
 
     def load(self, keys: Sequence[str], payloads: Sequence[bytes]) -> None:
         """The same without redis-py, several times as fast, for steps that are not measured."""
