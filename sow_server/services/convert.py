@@ -32,6 +32,7 @@ from sow_server.engine.values.model import (
     Expiration,
     Lifetime,
     LifetimeKind,
+    LifetimesOfOneKind,
     MessageType,
     OnMissing,
     Outcome,
@@ -223,7 +224,9 @@ def staged_rows(request: load_pb2.StageLoadRequest) -> Publish:
     )
 
 
-def _lifetimes(request: sow_pb2.PublishStreamRequest | load_pb2.StageLoadRequest, count: int) -> list[Lifetime] | None:
+def _lifetimes(
+    request: sow_pb2.PublishStreamRequest | load_pb2.StageLoadRequest, count: int
+) -> Sequence[Lifetime] | None:
     """The entries of a lifetime column; None if there is none. It runs on the event loop, so it works column by column,
     in C."""
     if not (request.lifetime_kind or request.lifetime_micros):
@@ -239,6 +242,8 @@ def _lifetimes(request: sow_pb2.PublishStreamRequest | load_pb2.StageLoadRequest
         for index, (kind, value) in enumerate(zip(numbers, values, strict=True)):
             if value and kind in _WITHOUT_MICROS:
                 raise invalid(f"lifetime_micros[{index}]", "must be 0 for this kind of lifetime")
+    if len(found) == 1 and not found & _WITHOUT_MICROS:
+        return LifetimesOfOneKind(_KINDS[numbers[0]], values)
     # Does the same as `Lifetime._make`, without a Python call for each entry.
     pairs = zip(map(_KINDS.__getitem__, numbers), values, strict=True)
     return list(map(tuple.__new__, repeat(Lifetime), pairs))

@@ -5,9 +5,12 @@ from __future__ import annotations
 from sow_server.engine.disk.heads import HeadCache
 
 
-def look_up(cache: HeadCache, *keys: bytes) -> tuple[dict[bytes, bytes | None], list[bytes]]:
-    found: dict[bytes, bytes | None] = {}
-    missing = cache.find(keys, found)
+def look_up(cache: HeadCache, *keys: bytes) -> tuple[dict[bytes, bytes], list[bytes]]:
+    heads: dict[bytes, bytes | None] = {}
+    missing = cache.find(keys, heads)
+    assert heads.keys() == set(keys), "each key has its head, or None"
+    found = {key: head for key, head in heads.items() if head is not None}
+    assert missing == [key for key in keys if key not in found]
     return found, missing
 
 

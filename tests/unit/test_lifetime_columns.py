@@ -3,15 +3,47 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from sow_server.engine.values.model import Expiration, Lifetime, LifetimeKind, Publish, TopicSettings
+from sow.v1 import sow_pb2, types_pb2
+from sow_server.engine.values.model import (
+    Durability,
+    Expiration,
+    Lifetime,
+    LifetimeKind,
+    Publish,
+    PublishChannel,
+    TopicSettings,
+)
+from sow_server.services import convert
 from tests.support.stores import DAY, HOUR, MINUTE, START, Rig
 
 KINDS = (LifetimeKind.TTL, LifetimeKind.EXPIRE_TIME)
 BOUNDS: list[tuple[int | None, int | None]] = [(None, None), (MINUTE, HOUR)]
+
+
+def sent(lifetimes: Sequence[Lifetime]) -> Sequence[Lifetime]:
+    """The column as it arrives over the wire."""
+    request = sow_pb2.PublishStreamRequest(
+        payload=[b"{}"] * len(lifetimes),
+        lifetime_kind=[types_pb2.LifetimeKind.ValueType(lifetime.kind) for lifetime in lifetimes],
+        lifetime_micros=[lifetime.micros for lifetime in lifetimes],
+    )
+    column = convert.publish_stream(request, "columns", Durability.FSYNC, PublishChannel()).lifetimes
+    assert column is not None, "one is in the request"
+    return column
+
+
+def test_a_column_of_one_kind_is_the_lifetimes_that_were_sent() -> None:
+    lifetimes = [Lifetime(LifetimeKind.TTL, micros) for micros in (5, 7, 5, -1)]
+    column = sent(lifetimes)
+    assert list(column) == lifetimes
+    assert list(column[1:3]) == lifetimes[1:3]
+    assert column[-1] == lifetimes[-1]
+    assert set(column) == set(lifetimes)
 
 
 @pytest.mark.parametrize("expiration", list(Expiration))
@@ -40,7 +72,7 @@ def test_a_column_gives_the_stamps_that_its_lifetimes_give(
     if refused:
         lifetimes[3] = Lifetime(kinds[-1] if kinds[-1] in KINDS else LifetimeKind.TTL, -1)
     keys = [str(number) for number in range(40)]
-    together = rig.run(Publish("columns", [b"{}"] * 40, keys, lifetimes=lifetimes))
+    together = rig.run(Publish("columns", [b"{}"] * 40, keys, lifetimes=sent(lifetimes)))
     alone = [
         rig.run(Publish("singles", [b"{}"], [key], lifetimes=[lifetime]))
         for key, lifetime in zip(keys, lifetimes, strict=True)

@@ -157,13 +157,12 @@ class Draft:
         heads = self.heads
         missing = self._cache.find(store_keys, heads)
         if missing:
-            values = self._values
-            for key, value in zip(missing, self._rocks.multi_get(RECORDS, missing), strict=True):
-                if value is None:
-                    heads[key] = None
-                else:
-                    heads[key] = value[HEADER]
-                    values[key] = value
+            # Most are of new records, which cost no line of Python: `heads` has None for them already.
+            found = self._rocks.multi_get(RECORDS, missing)
+            stored = {key: value for key, value in zip(missing, found, strict=True) if value is not None}
+            if stored:
+                self._values.update(stored)
+                heads.update({key: value[HEADER] for key, value in stored.items()})
 
     def fetch_bodies(self, store_keys: list[bytes]) -> None:
         """Makes `body` cheap for these keys, and `heads` complete."""
@@ -331,7 +330,9 @@ class Draft:
         found = [head for head in old_heads if head is not None]
         size = sum(map(len, payloads)) - payload_bytes_total(found)
         count = len(new_heads)
-        if len(found) < count:
+        if not found:
+            size += sum(map(len, keys))
+        elif len(found) < count:
             size += sum(len(key) for key, head in zip(keys, old_heads, strict=True) if head is None)
         self.count(topic, count - len(found), size)
         self.next_sequence += count

@@ -26,6 +26,7 @@ from sow_server.engine.disk.layout import (
     PUT,
     header_start,
     i64,
+    i64s,
     read_header,
 )
 from sow_server.engine.formats.payloads import BadRecord
@@ -40,6 +41,7 @@ from sow_server.engine.values.model import (
     Expiration,
     Lifetime,
     LifetimeKind,
+    LifetimesOfOneKind,
     PermittedRows,
     Publish,
     PublisherPosition,
@@ -239,12 +241,16 @@ def _stamps_of_one_kind(topic: Topic, given: Sequence[Lifetime], now_micros: int
     A lifetime column often has a different value for each record. A stamp rises with its lifetime, so the shortest and
     the longest show whether any is refused or bounded, and the rest is an addition.
     """
-    kinds = list(map(_KIND, given))
-    kind = kinds[0]
-    # By identity: to hash a member of an enumeration, as a set does, runs Python.
-    if kind not in (LifetimeKind.TTL, LifetimeKind.EXPIRE_TIME) or kinds.count(kind) != len(kinds):
-        return None
-    micros = list(map(_MICROS, given))
+    micros: Sequence[int]
+    if isinstance(given, LifetimesOfOneKind):
+        kind, micros = given.kind, given.micros
+    else:
+        kinds = list(map(_KIND, given))
+        kind = kinds[0]
+        # By identity: to hash a member of an enumeration, as a set does, runs Python.
+        if kind not in (LifetimeKind.TTL, LifetimeKind.EXPIRE_TIME) or kinds.count(kind) != len(kinds):
+            return None
+        micros = list(map(_MICROS, given))
     base = now_micros if kind is LifetimeKind.TTL else 0
     shortest, longest = min(micros), max(micros)
     try:
@@ -279,7 +285,7 @@ def _put_plain(
     keys, payloads, store_keys = job.keys[start:stop], request.payloads[start:stop], job.store_keys[start:stop]
     count, version, sequence = stop - start, draft.next_version, draft.next_sequence
     alike = min(expire_times) == max(expire_times)
-    expire_bytes = [i64(expire_times[0])] * count if alike else list(map(i64, expire_times))
+    expire_bytes = [i64(expire_times[0])] * count if alike else i64s(expire_times)
     now_bytes = draft.now_bytes
     lengths = list(map(len, payloads))
     new_heads = list(

@@ -26,7 +26,7 @@ class HeadCache:
         return len(self._young) + len(self._old)
 
     def find(self, keys: Sequence[bytes], heads: dict[bytes, bytes | None]) -> list[bytes]:
-        """Puts the cached heads of `keys` into `heads`; returns the keys that are in neither."""
+        """Puts the cached heads of `keys` into `heads`, None for the keys that are in neither; returns these."""
         if heads:
             keys = [key for key in keys if key not in heads]
         # Whole columns, as this is on the path of every publish.
@@ -35,8 +35,6 @@ class HeadCache:
         if missing and self._old:
             heads.update(zip(missing, map(self._old.get, missing), strict=True))
             missing = [key for key in missing if heads[key] is None]
-        for key in missing:
-            heads.pop(key, None)
         return missing
 
     def update(self, heads: Mapping[bytes, bytes | None], removed: Sequence[bytes]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias, overload
 
 from sow_server.engine.values.errors import Reason
 
@@ -51,6 +51,28 @@ class Lifetime(NamedTuple):
 
     kind: LifetimeKind
     micros: int = 0
+
+
+class LifetimesOfOneKind(Sequence[Lifetime]):
+    """A column of lifetimes that are all ttls, or all expire times: numbers instead of an object for each record."""
+
+    __slots__ = ("kind", "micros")
+
+    def __init__(self, kind: LifetimeKind, micros: Sequence[int]) -> None:
+        self.kind = kind
+        self.micros = micros
+
+    def __len__(self) -> int:
+        return len(self.micros)
+
+    @overload
+    def __getitem__(self, at: int) -> Lifetime: ...
+    @overload
+    def __getitem__(self, at: slice) -> LifetimesOfOneKind: ...
+    def __getitem__(self, at: int | slice) -> Lifetime | LifetimesOfOneKind:
+        if isinstance(at, slice):
+            return LifetimesOfOneKind(self.kind, self.micros[at])
+        return Lifetime(self.kind, self.micros[at])
 
 
 ABSENT: Final = Lifetime(LifetimeKind.ABSENT)

@@ -139,7 +139,7 @@ from sow_server.engine.disk.layout.tombstones import (
     encode_tombstone,
     made_key,
 )
-from sow_server.engine.disk.layout.words import FORMAT, i64, u16, u32, unpack_i64, unpack_u32
+from sow_server.engine.disk.layout.words import FORMAT, i64, i64s, u16, u32, unpack_i64, unpack_u32
 
 __all__ = [
     "ACCEPTED_KEY",
@@ -239,6 +239,7 @@ __all__ = [
     "header_columns",
     "header_start",
     "i64",
+    "i64s",
     "index_prefix",
     "index_value",
     "indexed_keys",

@@ -30,6 +30,12 @@ def i64(number: int) -> bytes:
     return _I64.pack(number)
 
 
+def i64s(numbers: Sequence[int]) -> list[bytes]:
+    """Eight bytes of each: packed together and cut, at half the cost of a call for each."""
+    packed = big_endian("q", numbers)
+    return [packed[at : at + 8] for at in range(0, len(packed), 8)]
+
+
 def unpack_i64(eight: bytes) -> int:
     """The number of eight bytes."""
     number: int = _I64.unpack(eight)[0]
