@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from sow_peering import MergeCounts, Purged
+import pytest
+
+from sow_peering import MergeCounts, Purged, SeedRange
 from sow_server.engine.disk.layout import decode_changes
+from sow_server.engine.disk.rocks import Failed
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import Durability, Expiration, Publish, TopicSettings
 from tests.support.replicas import everything, greet, instance, live, pair, purge, seed, ship, tell, tombstones
@@ -58,8 +61,6 @@ def test_an_interrupted_seed_goes_on_where_it_was(pair: tuple[Rig, Rig]) -> None
     greet(a, b)
     tell(a, b)
     rows = a.store.replicas.reader.seed(a.topic("t"), b"", select=everything, bytes_max=500)
-    from sow_peering import SeedRange
-
     answers: list[MergeCounts | StoreError] = []
     b.store.replicas.changes.merge(
         "a",
@@ -73,6 +74,63 @@ def test_an_interrupted_seed_goes_on_where_it_was(pair: tuple[Rig, Rig]) -> None
     b.crash()
     (answer,) = b.store.replicas.sources.answers("a", a.store.replicas.shared.matching("t"))
     assert (answer.wanted, answer.after_key) == (True, rows.upto_key)
+
+
+def test_parts_of_a_seed_share_a_sync_and_are_reported_after_it(
+    pair: tuple[Rig, Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """receiver [1]: a sync for each part would be most of the time of a seed on a slow disk."""
+    a, b = pair
+    answers = parts_under_way(a, b)
+    told: list[int] = []
+    sync = b.store._rocks.sync
+
+    def counted() -> None:
+        told.append(len(answers))
+        sync()
+
+    monkeypatch.setattr(b.store._rocks, "sync", counted)
+    b.store.writer.step()
+    assert told == [0, 1], "the sync of the first part, and the one that the others share"
+    assert [answer.applied for answer in answers if isinstance(answer, MergeCounts)] == [4, 4, 4, 4, 4]
+
+
+def test_no_part_of_a_seed_is_reported_as_durable_after_a_sync_that_failed(
+    pair: tuple[Rig, Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """receiver [1], X3."""
+    a, b = pair
+    answers = parts_under_way(a, b)
+
+    def failing() -> None:
+        raise Failed("the disk is gone")
+
+    monkeypatch.setattr(b.store._rocks, "sync", failing)
+    b.store.writer.step()
+    assert [type(answer) for answer in answers] == [StoreError] * 5
+
+
+def parts_under_way(a: Rig, b: Rig) -> list[MergeCounts | StoreError]:
+    """Five parts of a seed wait for the receiver's writer. Their answers come into the list."""
+    for number in range(20):
+        a.put("t", f"{number:02}", b"x" * 100)
+    greet(a, b)
+    tell(a, b)
+    answers: list[MergeCounts | StoreError] = []
+    after, last = b"", False
+    while not last:
+        rows = a.store.replicas.reader.seed(a.topic("t"), after, select=everything, bytes_max=500)
+        last = not rows.upto_key
+        b.store.replicas.changes.merge(
+            "a",
+            SeedRange("t", not after, last, after, rows.upto_key),
+            chunk=rows.chunk,
+            origins=a.store.origins.names,
+            purged=Purged(),
+            done=answers.append,
+        )
+        after = rows.upto_key
+    return answers
 
 
 def test_a_seed_has_buffered_writes_synced_rather_than_wait_for_that(pair: tuple[Rig, Rig]) -> None:

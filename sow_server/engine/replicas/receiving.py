@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -62,6 +62,7 @@ class PeerChanges:
         self.dropped: Final = DroppedFiles(path)
         self._options = options
         self._commits = commits
+        self._syncs = SharedSyncs(commits)
         self._unsound = unsound
         self.limits: Final = RowLimits(limits.key_bytes_max, limits.payload_bytes_max, options.max_clock_skew_micros)
         """Limits that a row of a peer must keep to, as a publish here must."""
@@ -98,15 +99,18 @@ class PeerChanges:
         one_round = Round(MergeSeed(self, name, part, changes, origins, purged))
 
         def merged(result: MergeCounts | Staged | StoreError) -> None:
-            if not isinstance(result, Staged):
+            if isinstance(result, StoreError):
                 done(result)
                 return
+            if not isinstance(result, Staged):
+                self._syncs.await_sync(lambda error: done(error or result))
+                return
             try:
-                self._commits.run(one_round, merged)  # another round of dropping
+                self._commits.run(one_round, merged, sync=False)  # another round of dropping
             except StoreError as error:  # the store is stopping, or has failed
                 done(error)
 
-        self._commits.run(one_round, merged)
+        self._commits.run(one_round, merged, sync=False)
 
     def merge_rows(self, topic: Topic, chunk: bytes, origins: Sequence[str], done: ReplicaDone, *, source: str) -> None:
         """Merges rows by version, for a repair with a peer; they go on to every peer.
@@ -149,6 +153,38 @@ class PeerChanges:
                 f"{self._options.max_clock_skew_micros / MICROS:.1f} s: a clock is wrong, here or there",
                 details={"ahead_micros": str(ahead)},
             )
+
+
+class SharedSyncs:
+    """Tells of the durability of commits that were not synced. One sync covers all commits before it, so the parts of a
+    seed that come while a sync is awaited share the next one. Used by the thread of the writer's answers."""
+
+    def __init__(self, commits: Commits) -> None:
+        self._commits = commits
+        self._waiting: list[Callable[[StoreError | None], None]] = []
+        self._asked = False
+
+    def await_sync(self, synced: Callable[[StoreError | None], None]) -> None:
+        """`synced` hears once all commits so far are durable, or why they are not."""
+        self._waiting.append(synced)
+        if not self._asked:
+            self._ask()
+
+    def _ask(self) -> None:
+        covered, self._waiting = self._waiting, []
+
+        def answered(result: object) -> None:
+            self._asked = False
+            for synced in covered:
+                synced(result if isinstance(result, StoreError) else None)
+            if self._waiting and not self._asked:
+                self._ask()
+
+        self._asked = True
+        try:
+            self._commits.barrier(answered)
+        except StoreError as error:  # the store is stopping, or has failed
+            answered(error)
 
 
 class ApplyChanges:
