@@ -53,11 +53,9 @@ async def selected(
     try:
         matches = _unless_unchanged(given.at(scan.cut.now_micros).matches, scan.cut.sequence)
         found: list[bytes] = []
-        while True:
-            reading = loop.run_in_executor(readers, scan.step)
-            batch = await asyncio.shield(reading)
-            if batch is None:
-                break
+        reading = loop.run_in_executor(readers, scan.step)
+        while (batch := await asyncio.shield(reading)) is not None:
+            reading = loop.run_in_executor(readers, scan.step)  # while the caller changes these
             found += batch.keys
             while len(found) >= CHANGE_RECORDS:
                 yield Selected(found[:CHANGE_RECORDS], matches)

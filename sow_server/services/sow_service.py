@@ -442,11 +442,9 @@ class SowService:
         progress = sow_pb2.SowDeleteResponse()
         reading: asyncio.Future[RecordBatch | None] | None = None
         try:
-            while True:
-                reading = loop.run_in_executor(self._readers, scan.next_batch)
-                batch = await asyncio.shield(reading)
-                if batch is None:
-                    break
+            reading = loop.run_in_executor(self._readers, scan.next_batch)
+            while (batch := await asyncio.shield(reading)) is not None:
+                reading = loop.run_in_executor(self._readers, scan.next_batch)  # while these are deleted
                 submitted = await self._changes.submit_patiently(
                     Delete(
                         topic.name,
