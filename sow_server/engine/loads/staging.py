@@ -93,7 +93,8 @@ class LoadStaging:
         prepare(job, topic, limits)
         now = self._clock.now_micros()
         common, bad_common = request.lifetime, _lifetime_fault(topic, request.lifetime, now)
-        faults = {given: _lifetime_fault(topic, given, now) for given in set(request.lifetimes or ())}
+        own = list(request.lifetimes or ())
+        faults = {given: _lifetime_fault(topic, given, now) for given in set(own)}
         prepared: list[RowsToStage] = []
         for start in range(0, len(job.keys), STAGE_ROWS):
             positions: list[int] = []
@@ -102,7 +103,7 @@ class LoadStaging:
             refusals: list[Refusal] = []
             stop = min(start + STAGE_ROWS, len(job.keys))
             for index in range(start, stop):
-                key, given = job.keys[index], ABSENT if request.lifetimes is None else request.lifetimes[index]
+                key, given = job.keys[index], own[index] if own else ABSENT
                 lifetime, fault = (common, bad_common) if given.kind is LifetimeKind.ABSENT else (given, faults[given])
                 if isinstance(key, BadRecord):
                     refusals.append(Refusal(index, key.reason, key.message))
