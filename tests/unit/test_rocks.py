@@ -5,6 +5,7 @@ A crash is simulated by copying the files of an open database; the copy has had 
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import shutil
@@ -192,6 +193,25 @@ def test_fill_stops_at_its_limits_and_tells_where_to_go_on(rocks: Rocks) -> None
     assert cursor.fill(number(9), b"\xff", 1, keys, values) is None  # and here there is no next row
     assert cursor.fill(b"\xff", b"\xff\xff", 1, keys, values) is None
     assert len(keys) == len(values) == 9
+
+
+@pytest.mark.parametrize("bytes_max", [1, 150, 1_000, 2**20])
+def test_fill_ends_with_the_row_that_reaches_the_bytes(rocks: Rocks, bytes_max: int) -> None:
+    """Rows that grow."""
+    rows = {number(index): b"v" * (index * index // 20) for index in range(400)}
+    put(rocks, rows)
+    cursor = rocks.cursor(RECORDS)
+    following: bytes | None = number(3)
+    expected = iter(list(rows.items())[3:390])
+    while following is not None:
+        keys, values = [b"before"], [b"before"]
+        following = cursor.fill(following, number(390), 300, keys, values, bytes_max=bytes_max)
+        got = list(zip(keys[1:], values[1:], strict=True))
+        assert got == list(itertools.islice(expected, len(got)))
+        sizes = [len(value) for _, value in got]
+        assert sum(sizes[:-1]) < bytes_max
+        assert following is None or len(got) == 300 or sum(sizes) >= bytes_max
+    assert not list(expected)
 
 
 def test_filling_keys_before_a_stop_tells_where_to_go_on(rocks: Rocks) -> None:

@@ -7,7 +7,6 @@ import weakref
 from collections import deque
 from collections.abc import Generator, Iterator
 from itertools import repeat, starmap
-from operator import itemgetter
 from typing import Final
 
 import rocksdict
@@ -19,7 +18,6 @@ STEPS_AT_ONCE: Final = 500
 """Steps of a cursor in one call, which holds the GIL throughout."""
 VALUES_AT_ONCE: Final = 64
 """The same when rows are read: few enough for rows of any size."""
-_VALUE: Final = itemgetter(2)
 
 
 class Cursor:
@@ -117,14 +115,15 @@ class Cursor:
             left = limit + had - len(values)
             if left == 0 or size >= bytes_max:
                 return key, len(values) - had
+            found: list[bytes] = []
+            # `value_of` is None where there is no row, and none is stepped over (rocks [13]).
             rows = zip(
                 repeat(None, min(left, VALUES_AT_ONCE)),
-                iter(valid, False),  # rocks [13]
-                starmap(value_of, repeat(nothing)),
+                map(found.append, iter(value_of, None)),
                 starmap(step, repeat(nothing)),
                 strict=False,
             )
-            found: list[bytes] = list(map(_VALUE, rows))
+            deque(rows, maxlen=0)
             found_size = sum(map(len, found))
             if size + found_size > 2 * bytes_max or not valid() or at.key() >= stop:
                 # Too much, or perhaps beyond the end: row by row.
@@ -146,12 +145,11 @@ class Cursor:
             # Without a line of Python a row, as in `fill_values`.
             rows = zip(
                 repeat(None, min(STEPS_AT_ONCE, limit - first)),
-                iter(at.valid, False),  # rocks [13]
-                starmap(at.key, repeat(nothing)),
+                map(keys.append, iter(at.key, None)),
                 starmap(at.next, repeat(nothing)),
                 strict=False,
             )
-            keys += map(_VALUE, rows)
+            deque(rows, maxlen=0)
             if not at.valid():
                 self._check(at)
                 return
