@@ -23,10 +23,10 @@ from sow_server.engine.disk.layout import (
     EXPIRE_TIME,
     PREFIX_BYTES,
     REARM_KEY,
-    RECORD_KEY,
     i64,
     indexed_keys,
     publisher_key,
+    record_keys,
 )
 from sow_server.engine.disk.rocks import COMMITS, INDEXES, JOURNAL, META, RECORDS, Cursor, Rocks
 from sow_server.engine.journal.reading import ChunkHeads, JournalCut, Ledger
@@ -85,15 +85,15 @@ class Cut:
             live = [value[EXPIRE_TIME] > due for value in found]
             if False in live:
                 found_keys, found = list(compress(found_keys, live)), list(compress(found, live))
-        record_keys = [key[RECORD_KEY] for key in found_keys]
-        if self.skipped is not None and (told := readable(record_keys)) is not None:
+        told_keys = record_keys(found_keys)
+        if self.skipped is not None and (told := readable(told_keys)) is not None:
             self.skipped(
                 self.topic,
-                [key for key, is_told in zip(record_keys, told, strict=True) if not is_told],
+                [key for key, is_told in zip(told_keys, told, strict=True) if not is_told],
                 self.now_micros,
             )
-            record_keys, found = list(compress(record_keys, told)), list(compress(found, told))
-        keys += record_keys
+            told_keys, found = list(compress(told_keys, told)), list(compress(found, told))
+        keys += told_keys
         values += found
         return following, scanned
 

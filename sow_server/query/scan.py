@@ -24,7 +24,7 @@ from itertools import compress, groupby, islice
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from sow_server.engine.catalog.topics import Topic
-from sow_server.engine.disk.layout import HEADER_BYTES, HeaderColumns, header_columns
+from sow_server.engine.disk.layout import HeaderColumns, header_columns, payloads
 from sow_server.engine.formats.payloads import Projection
 from sow_server.engine.formats.topic_formats import key_paths
 from sow_server.engine.reading import Cut, CutSource
@@ -319,15 +319,15 @@ class Scan:
     def _batch(self, keys: list[bytes], values: list[bytes]) -> RecordBatch:
         if self.query.explain or not keys:
             return _NO_RECORDS
-        payloads: list[bytes] | None = None
+        returned: list[bytes] | None = None
         if not self.query.keys_only:
             projection = self.query.projection
             if projection is None:
-                payloads = [value[HEADER_BYTES:] for value in values]
+                returned = payloads(values)
             else:
                 project = self.query.topic.format.project
-                payloads = [project(value[HEADER_BYTES:], projection) for value in values]
-        return RecordBatch(keys, payloads, header_columns(values))
+                returned = [project(payload, projection) for payload in payloads(values)]
+        return RecordBatch(keys, returned, header_columns(values))
 
 
 _NO_RECORDS: Final = RecordBatch([], None, header_columns([]))

@@ -13,7 +13,7 @@ from operator import add
 from typing import Final
 
 from sow.v1 import snapshot_pb2
-from sow_server.engine.disk.layout import HEADER_BYTES, HeaderColumns, header_columns
+from sow_server.engine.disk.layout import HeaderColumns, header_columns, payloads
 from sow_server.services.convert import invalid
 from sow_server.services.narrowing import Narrow
 
@@ -72,12 +72,12 @@ def fill_records(
     the caller may see; `narrow` leaves out what it does not need of that."""
     message.count = len(values)
     if PAYLOAD in wanted:
-        payloads: Sequence[bytes] = [value[HEADER_BYTES:] for value in values]
+        told: Sequence[bytes] = payloads(values)
         if project is not None:
-            payloads = [project(payload) for payload in payloads]
+            told = [project(payload) for payload in told]
         if narrow is not None:
-            payloads = narrow(payloads)
-        fill_payloads(message, payloads, lines=lines, json=json)
+            told = narrow(told)
+        fill_payloads(message, told, lines=lines, json=json)
     if KEY in wanted:
         fill_keys(message, keys)
     if wanted & _OF_HEADERS:

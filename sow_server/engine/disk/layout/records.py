@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from operator import itemgetter
 from struct import Struct
 from typing import Final, NamedTuple
 
@@ -32,6 +33,9 @@ HEADER: Final = slice(0, HEADER_BYTES)
 """Of a stored value."""
 PAYLOAD: Final = slice(HEADER_BYTES, None)
 """Of a stored value."""
+_record_key_of: Final[Callable[[bytes], bytes]] = itemgetter(RECORD_KEY)
+_head_of: Final[Callable[[bytes], bytes]] = itemgetter(HEADER)
+_payload_of: Final[Callable[[bytes], bytes]] = itemgetter(PAYLOAD)
 ORIGIN: Final = slice(2, 4)
 """Of a header or a stored value, as are the next four."""
 VERSION: Final = slice(8, 16)
@@ -115,9 +119,19 @@ class HeaderColumns(NamedTuple):
     origin: array[int]
 
 
+def payloads(values: Sequence[bytes]) -> list[bytes]:
+    """The payloads of stored values."""
+    return list(map(_payload_of, values))
+
+
+def record_keys(store_keys: Sequence[bytes]) -> list[bytes]:
+    """The record keys of store keys."""
+    return list(map(_record_key_of, store_keys))
+
+
 def header_columns(values: Sequence[bytes]) -> HeaderColumns:
     """The headers of stored values, in columns: a slice an array instead of an unpack a record."""
-    headers = b"".join([value[:HEADER_BYTES] for value in values])
+    headers = b"".join(map(_head_of, values))
     words, quarters = array("q", headers), array("H", headers)
     if sys.byteorder == "little":
         words.byteswap()
