@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import enum
 import json
-from collections.abc import Sequence
+import socket
+from collections.abc import Callable, Sequence
 from struct import Struct
 from typing import Final, NamedTuple
 
@@ -20,6 +21,10 @@ from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.filters.restriction import Restriction
 from sow_server.services.exporting import ReadPart
 
+SOCKET_BYTES: Final = 2**20
+"""The room of a socket. A piece fits, so sending it takes one call, and wakes the other end once."""
+BUFFER_BYTES: Final = 2**20
+"""Of the server's end. A larger one is given back after its message."""
 _HEAD: Final = Struct(">IBI")
 _CUT: Final = Struct(">qq")
 _RECORDS: Final = Struct(">I")
@@ -114,7 +119,64 @@ async def receive(reader: asyncio.StreamReader) -> Message:
         raise EOFError("the other end is gone") from error
 
 
-def send(writer: asyncio.StreamWriter, kind: Kind, run: int = 0, content: bytes = b"") -> None:
+def pair() -> tuple[socket.socket, socket.socket]:
+    """Both ends."""
+    ends = socket.socketpair()
+    for end in ends:
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BYTES)  # of a local pair, it alone counts
+        end.setblocking(False)
+    return ends
+
+
+class Connection(asyncio.BufferedProtocol):
+    """The server's end hears messages. A stream would copy each three times; this copies it once."""
+
+    def __init__(self, take: Callable[[Message], None]) -> None:
+        """`take` is called with each message. If it raises, the connection ends."""
+        self.ended: Final[asyncio.Future[None]] = asyncio.get_running_loop().create_future()
+        """Done once the connection has ended, with the error that `take` has raised."""
+        self._take = take
+        self._head = bytearray(_HEAD.size)
+        self._content = bytearray()
+        self._size: int | None = None
+        """The size of the content; None until the head is there."""
+        self._filled = 0
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Where the next bytes go."""
+        if self._size is None:
+            return memoryview(self._head)[self._filled :]
+        return memoryview(self._content)[self._filled : self._size]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Some bytes have come."""
+        self._filled += nbytes
+        if self._filled < (_HEAD.size if self._size is None else self._size):
+            return
+        size, kind, run = _HEAD.unpack(self._head)
+        self._filled = 0
+        if self._size is None and size:
+            self._size = size
+            if len(self._content) < size:
+                self._content = bytearray(size)
+            return
+        self._size = None
+        content = bytes(memoryview(self._content)[:size])
+        if size > BUFFER_BYTES:
+            self._content = bytearray()
+        self._take(Message(Kind(kind), run, content))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The connection has ended."""
+        if self.ended.done():
+            return  # given up by the one who waited
+        if isinstance(exc, OSError) or exc is None:
+            self.ended.set_result(None)
+        else:
+            self.ended.set_exception(exc)
+
+
+def send(writer: asyncio.StreamWriter | asyncio.WriteTransport, kind: Kind, run: int = 0, content: bytes = b"") -> None:
     """Sends a message, or nothing once the connection is closing."""
     if not writer.is_closing():
         writer.write(_HEAD.pack(len(content), kind, run))

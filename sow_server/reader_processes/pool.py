@@ -35,6 +35,7 @@ from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import MICROS
 from sow_server.filters.restriction import Restriction
 from sow_server.reader_processes.messages import (
+    Connection,
     ExportFigures,
     Kind,
     Message,
@@ -49,7 +50,7 @@ from sow_server.reader_processes.messages import (
     described,
     encode_moment,
     encode_names,
-    receive,
+    pair,
     send,
 )
 from sow_server.services.exporting import ReadPart
@@ -59,6 +60,8 @@ log = structlog.get_logger(__name__)
 READY_SECONDS: Final = 60.0
 OPEN_SECONDS: Final = 30.0
 """How long a process may take to open a cut. Nearly always it takes milliseconds, unless the process stands still."""
+AHEAD: Final = 2
+"""Pieces that it asks for at a time. With one, the process would stand still while a piece is on its way."""
 STOP_SECONDS: Final = 5.0
 PAUSE_SECONDS: Final = 1.0
 PAUSE_SECONDS_MAX: Final = 60.0
@@ -89,6 +92,8 @@ class Run:
 
     def __init__(self, process: _Process, number: int) -> None:
         self._process = process
+        self._asked = 0
+        """Pieces that have been asked for, and have not come."""
         self._number = number
         self._arrived: asyncio.Queue[Message | None] = asyncio.Queue()
         self._when_lost: Callable[[], None] = lambda: None
@@ -122,8 +127,11 @@ class Run:
 
     async def next(self) -> bytes | None:
         """The next piece; None: there are no more. Raises as `take`."""
-        self.say(Kind.NEXT)
+        while self._asked < AHEAD:
+            self.say(Kind.NEXT)
+            self._asked += 1
         message = await self.take()
+        self._asked -= 1
         return message.content if message.kind is Kind.PIECE else None
 
     def beside(self, kind: Kind, content: Callable[[int], bytes]) -> Run:
@@ -150,7 +158,7 @@ class _Process:
         self.lost = False
         self._beat = beat
         self._skipped = skipped
-        self._writer: asyncio.StreamWriter | None = None
+        self._transport: asyncio.WriteTransport | None = None
         self._runs: dict[int, Run] = {}
         self._last = 0
 
@@ -161,33 +169,38 @@ class _Process:
 
     async def talk(self, ours: socket.socket, start: Start) -> None:
         """Takes its messages until it ends. All runs hear of its end."""
-        reader, self._writer = await asyncio.open_unix_connection(sock=ours, limit=2**20)
+        loop = asyncio.get_running_loop()
+        self._transport, connection = await loop.create_unix_connection(lambda: Connection(self._took), sock=ours)
         self.say(Kind.START, 0, pickle.dumps(tuple(start)))
+        patience = loop.call_later(READY_SECONDS, self._end_unless_ready)
         try:
-            async with asyncio.timeout(READY_SECONDS):
-                await receive(reader)
-            self.ready = True
-            log.info("reader_process_ready", pid=self.child.pid)
-            while True:
-                message = await receive(reader)
-                if message.kind is Kind.BEAT:
-                    self._beat(lambda moment: self.say(Kind.MOMENT, 0, moment))
-                elif message.kind is Kind.SKIPPED:
-                    self._skipped(Skipped.decode(message.content))
-                elif (run := self._runs.get(message.run)) is not None:
-                    run.put(message)
-        except (EOFError, TimeoutError):
-            return
+            await connection.ended
         finally:
+            patience.cancel()
             self.ready, self.lost = False, True
-            self._writer.close()
+            self._transport.close()
             for run in list(self._runs.values()):
                 run.lose()
 
+    def _took(self, message: Message) -> None:
+        if message.kind is Kind.READY:
+            self.ready = True
+            log.info("reader_process_ready", pid=self.child.pid)
+        elif message.kind is Kind.BEAT:
+            self._beat(lambda moment: self.say(Kind.MOMENT, 0, moment))
+        elif message.kind is Kind.SKIPPED:
+            self._skipped(Skipped.decode(message.content))
+        elif (run := self._runs.get(message.run)) is not None:
+            run.put(message)
+
+    def _end_unless_ready(self) -> None:
+        if not self.ready and self._transport is not None:
+            self._transport.abort()
+
     def say(self, kind: Kind, run: int, content: bytes = b"") -> None:
         """Sends a message; it goes nowhere once the process is lost."""
-        if self._writer is not None:
-            send(self._writer, kind, run, content)
+        if self._transport is not None:
+            send(self._transport, kind, run, content)
 
     def open(self, kind: Kind, content: bytes) -> Run:
         """Opens a run; in a process that is lost, its first `take` tells so."""
@@ -488,7 +501,7 @@ class ReaderProcesses:
         folder = self._folder(index)
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(mode=0o700, parents=True)
-        ours, theirs = socket.socketpair()
+        ours, theirs = pair()
         with theirs:
             # The modules come from where the server's own came from. With -m alone they could come from the working
             # directory, which is not the server's.
@@ -500,7 +513,6 @@ class ReaderProcesses:
                 stdout=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
             )
-        ours.setblocking(False)
         return _Process(child, self._make_beat, self._heard_skipped), ours
 
     def _make_beat(self, hand_over: Callable[[bytes], None]) -> None:

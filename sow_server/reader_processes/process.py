@@ -1,7 +1,7 @@
 """A reader process: `python -m sow_server.reader_processes.process DESCRIPTOR`, the descriptor of its socket.
 
-Its event loop talks to the server. One thread, the scan thread, opens cuts and reads them, a piece of work at a time;
-the runs take turns.
+It has one thread. The event loop talks to the server, opens cuts and reads them, a piece of work at a time; the runs
+take turns. A thread of its own for reading would have to hand the interpreter's lock over for every piece.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import socket
 import sys
 import traceback
 from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing
 from functools import lru_cache
 from pathlib import Path
 from typing import Final, TypeVar
+
+import uvloop
 
 from sow.v1 import sow_pb2
 from sow_server import malloc
@@ -49,7 +49,7 @@ from sow_server.reader_processes.messages import (
     receive,
     send,
 )
-from sow_server.services.answering import QueryAnswer, opened, query_of
+from sow_server.services.answering import QueryAnswer, opened, query_of, until_ready
 from sow_server.services.exporting import PartAnswer, export_of
 
 T = TypeVar("T")
@@ -76,7 +76,7 @@ class _Run:
 
 
 class ReaderProcess:
-    """Owns the follower, the scan thread and the runs."""
+    """Owns the follower and the runs."""
 
     def __init__(self, start: Start, writer: asyncio.StreamWriter) -> None:
         """Opens the database. Raises RocksError."""
@@ -84,8 +84,6 @@ class ReaderProcess:
         options = RocksOptions(block_cache_bytes=start.block_cache_bytes)
         self._follower = Follower(Path(start.data_dir), options, log_folder=Path(start.log_folder))
         self._sorts = SortMemory(start.sort_bytes_max, start.sorts_waiting_max)
-        self._scanner = ThreadPoolExecutor(1, thread_name_prefix="sow-scan")
-        self._loop = asyncio.get_running_loop()
         self._runs: dict[int, _Run] = {}
         self._stale = False
         """Whether the database was found not to move on."""
@@ -94,7 +92,7 @@ class ReaderProcess:
         self._splits = SplitCache()
         self._moving = asyncio.Lock()
         """Held while the database moves on, from the request for a moment until the cut is open."""
-        self._moment: asyncio.Future[Moment | None] = self._loop.create_future()
+        self._moment: asyncio.Future[Moment | None] = asyncio.get_running_loop().create_future()
 
     async def serve(self, reader: asyncio.StreamReader) -> None:
         """Takes messages until the connection ends. Raises EOFError."""
@@ -153,13 +151,13 @@ class ReaderProcess:
         answer = await opened(asyncio.create_task(self._at_a_moment(lambda moment: self._open(asked, moment))))
         try:
             names = await self._agreed(run, answer.scan.cut)
-        except BaseException:
+            while (message := answer.step(names)) is not None:
+                await self._piece(run, message)
+                if (share := answer.scan.waits_for) is not None:
+                    await until_ready(share)
+            await self._piece(run, answer.footer())
+        finally:
             answer.close()
-            raise
-        async with aclosing(answer.messages(self._scanner, lambda: names)) as messages:
-            async for message in messages:
-                if message:
-                    await self._piece(run, message)
 
     async def _agreed(self, run: _Run, cut: Cut) -> list[str]:
         """Tells the cut; the names of the origins, once the server says that the cut counts."""
@@ -167,7 +165,6 @@ class ReaderProcess:
         return await run.go
 
     def _open(self, asked: OpenQuery, moment: Moment) -> QueryAnswer:
-        """On the scan thread."""
         topic = _topic(asked.topic)
         topic.statistics = StoredStatistics(records=asked.records)  # an estimate, by which a query finds its way
         query = query_of(topic, sow_pb2.QueryRequest.FromString(asked.request), asked.restriction)
@@ -180,8 +177,8 @@ class ReaderProcess:
         export = await opened(asyncio.create_task(self._at_a_moment(lambda moment: self._open_export(asked, moment))))
         try:
             names = await self._agreed(run, export.cut)
-            while not await self._on_scan_thread(export.prepare):
-                pass  # in a large topic it takes longer than the server waits for a cut
+            while not export.prepare():  # noqa: ASYNC110  # it works here, and the other runs have their turns
+                await asyncio.sleep(0)  # in a large topic it takes longer than the server waits for a cut
             self._exports[run.number] = export, names
             records = tuple(part.records for part in export.parts)
             await self._piece(run, ExportFigures(export.id, records).encode())
@@ -191,7 +188,6 @@ class ReaderProcess:
             export.close()
 
     def _open_export(self, asked: OpenExport, moment: Moment) -> Export:
-        """On the scan thread."""
         topic = asked.topic.topic(StoredStatistics(records=asked.records))
         cuts = self._follower.at(moment, self._skipped)
         return export_of(cuts, topic, asked.text, asked.restriction, asked.parts, self._splits, owner=asked.owner)
@@ -202,11 +198,8 @@ class ReaderProcess:
             raise not_found(str(asked.export), "it has ended")
         export, names = found
         answer = PartAnswer(export, asked.part)
-        ahead = self._on_scan_thread(lambda: answer.step(names))
-        while (answered := await asyncio.shield(ahead)) is not None:
-            ahead = self._on_scan_thread(lambda: answer.step(names))
-            if answered[0]:
-                await self._piece(run, encode_part(*answered))
+        while (answered := answer.step(names)) is not None:
+            await self._piece(run, encode_part(*answered) if answered[0] else b"")
         await self._piece(run, encode_part(0, answer.footer()))
 
     # -- messages -----------------------------------------------------------------------------------------------------
@@ -216,26 +209,28 @@ class ReaderProcess:
         stale = Stale("it does not move on any more, and ends after its last run")
         for _ in range(0 if self._stale else BEATS_MAX):
             async with self._moving:
-                self._moment = self._loop.create_future()
+                self._moment = asyncio.get_running_loop().create_future()
                 send(self._writer, Kind.BEAT)
                 moment = await self._moment
                 if moment is None:
                     raise Failed("the store makes no commits")
                 try:
-                    return await self._loop.run_in_executor(self._scanner, open_, moment)
+                    return open_(moment)
                 except Stale as error:  # a memtable was written out between the beat and the catching up
                     stale = error
         raise stale
 
     async def _piece(self, run: _Run, content: bytes) -> None:
-        await run.wanted.acquire()
-        send(self._writer, Kind.PIECE, run.number, content)
+        """Sends a piece, if it has any content, once it is asked for. Other runs and messages have their turn."""
+        if content:
+            await run.wanted.acquire()
+            send(self._writer, Kind.PIECE, run.number, content)
+        await asyncio.sleep(0)
         await self._writer.drain()
 
     def _skipped(self, topic: Topic, keys: Sequence[bytes], now_micros: int) -> None:
-        """On the scan thread: the server counts and logs them."""
-        told = Skipped(topic.id, now_micros, tuple(keys)).encode()
-        self._loop.call_soon_threadsafe(send, self._writer, Kind.SKIPPED, 0, told)
+        """The server counts and logs them."""
+        send(self._writer, Kind.SKIPPED, 0, Skipped(topic.id, now_micros, tuple(keys)).encode())
 
     async def _move_on(self) -> None:
         """Moves on while nobody asks."""
@@ -247,20 +242,12 @@ class ReaderProcess:
                 seen, looks = size, 0
                 try:
                     async with self._moving:
-                        await self._on_scan_thread(self._follower.move)
+                        self._follower.move()
                 except RocksError:
                     # If it went on, it would hold the removed files of an old state until somebody asks.
                     self._stale = True
                     self._end_if_stale()
                     return
-
-    def _on_scan_thread(self, work: Callable[[], T]) -> asyncio.Future[T]:
-        return self._kept(self._loop.run_in_executor(self._scanner, work))
-
-    def _kept(self, work: asyncio.Future[T]) -> asyncio.Future[T]:
-        """Work that is finished even if nobody waits for it, and whose error then means nothing."""
-        work.add_done_callback(lambda done: None if done.cancelled() else done.exception())
-        return work
 
 
 @lru_cache(maxsize=TOPICS_KEPT)
@@ -284,8 +271,7 @@ async def run(descriptor: int) -> None:
         send(writer, Kind.READY)
         await process.serve(reader)
     except EOFError:
-        # The scan thread may be in the middle of a piece of work, for which nobody waits any more.
-        os._exit(0)
+        os._exit(0)  # nobody waits for the runs any more
 
 
 def main() -> None:
@@ -295,7 +281,7 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     malloc.tune()
-    asyncio.run(run(int(sys.argv[1])))
+    uvloop.run(run(int(sys.argv[1])))
 
 
 if __name__ == "__main__":

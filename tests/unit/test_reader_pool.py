@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import pickle
 import socket
 import subprocess
@@ -13,6 +14,8 @@ from pathlib import Path
 from typing import Final, cast
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from sow.v1 import sow_pb2
 from sow_server.access.caller import Granted
@@ -22,6 +25,7 @@ from sow_server.engine.values.model import Expiration
 from sow_server.filters.restriction import UNRESTRICTED
 from sow_server.reader_processes import pool
 from sow_server.reader_processes.messages import (
+    Connection,
     ExportFigures,
     Kind,
     Message,
@@ -39,7 +43,7 @@ from sow_server.reader_processes.messages import (
     receive,
     send,
 )
-from sow_server.reader_processes.pool import ReaderOptions, ReaderProcesses, RemoteAnswer
+from sow_server.reader_processes.pool import AHEAD, ReaderOptions, ReaderProcesses, RemoteAnswer
 from sow_server.services.exporting import ReadPart
 from tests.support.stores import Rig
 
@@ -71,13 +75,15 @@ class Scripted:
 
     async def begin(self) -> None:
         """Takes the settings, and is ready."""
-        self._reader, self._writer = await asyncio.open_unix_connection(sock=self.theirs)
-        self.start = Start(*pickle.loads((await receive(self._reader)).content))
+        self.reader, self._writer = await asyncio.open_unix_connection(sock=self.theirs)
+        self.start = Start(*pickle.loads((await receive(self.reader)).content))
         self.say(Kind.READY)
 
     async def hear(self, kind: Kind) -> Message:
-        """The next message, which is of this kind."""
-        message = await asyncio.wait_for(receive(self._reader), 20)
+        """The next message, which is of this kind. Pieces may have been asked for ahead of it."""
+        message = await asyncio.wait_for(receive(self.reader), 20)
+        while message.kind is Kind.NEXT and kind is not Kind.NEXT:
+            message = await asyncio.wait_for(receive(self.reader), 20)
         assert message.kind is kind, message
         return message
 
@@ -187,6 +193,82 @@ def test_a_query_is_sent_whole_and_its_pieces_come_when_they_are_asked_for(world
         assert world.pool.queries_total == 1
 
     played(world, play)
+
+
+def test_two_pieces_are_asked_for_ahead_and_no_more(world: World) -> None:
+    """reader_processes [3]. With one, the process stood still while a piece was on its way."""
+
+    async def play(script: Scripted) -> None:
+        async def asked() -> int:
+            """How often a piece has been asked for since the last call: a moment comes after all of that."""
+            script.say(Kind.BEAT)
+            await passes(lambda: world.rig.store.writer.queue.depth[0])
+            world.rig.store.writer.step()
+            kinds: list[Kind] = []
+            while not kinds or kinds[-1] is not Kind.MOMENT:
+                kinds.append((await asyncio.wait_for(receive(script.reader), 20)).kind)
+            assert set(kinds) <= {Kind.NEXT, Kind.MOMENT}
+            return len(kinds) - 1
+
+        answer = await opened(world, script)  # which has heard the first request
+        assert await asked() == AHEAD - 1
+        script.say(Kind.PIECE, 1, b"second")
+        assert await asked() == 0, "the client has not taken the first"
+        async with aclosing(answer.messages()) as messages:
+            assert [await anext(messages), await anext(messages)] == [b"first", b"second"]
+            assert await asked() == 1
+            following = asyncio.ensure_future(anext(messages))
+            assert await asked() == 1
+            script.say(Kind.PIECE, 1, b"third")
+            assert await following == b"third"
+
+    played(world, play)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(Kind), st.integers(0, 2**32 - 1), st.binary(max_size=40)), max_size=8),
+    st.lists(st.integers(1, 30), min_size=1, max_size=20),
+)
+def test_messages_are_heard_however_they_are_cut(said: list[tuple[Kind, int, bytes]], cuts: list[int]) -> None:
+    async def main() -> list[Message]:
+        heard: list[Message] = []
+        connection = Connection(heard.append)
+        sizes = itertools.cycle(cuts)
+        written = bytearray()
+        send(cast("asyncio.WriteTransport", Written(written)), Kind.READY)
+        for message in said:
+            send(cast("asyncio.WriteTransport", Written(written)), *message)
+        while written:
+            room = connection.get_buffer(-1)
+            count = min(len(room), len(written), next(sizes))
+            room[:count] = written[:count]
+            del written[:count]
+            connection.buffer_updated(count)
+        return heard
+
+    assert asyncio.run(main()) == [(Kind.READY, 0, b""), *said]
+
+
+def test_a_connection_whose_end_nobody_awaits_any_more_ends_quietly() -> None:
+    """A stop of the server logged an error for each reader process."""
+
+    async def main() -> None:
+        connection = Connection(lambda message: None)
+        connection.ended.cancel()
+        connection.connection_lost(None)
+        assert connection.ended.cancelled()
+
+    asyncio.run(main())
+
+
+class Written:
+    """A transport that keeps what is written."""
+
+    def __init__(self, to: bytearray) -> None:
+        self.write = to.extend
+
+    def is_closing(self) -> bool:
+        return False
 
 
 @pytest.mark.parametrize("change", ["alter", "delete", "replace"])

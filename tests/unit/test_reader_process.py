@@ -54,7 +54,6 @@ class Server:
         self._writer.close()
         with pytest.raises(EOFError):
             await self.serving
-        self.process._scanner.shutdown()
         self.process._follower.close()
 
     def query(self) -> bytes:
