@@ -46,7 +46,9 @@ def time_limit(seconds: int) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def run_benchmark(benchmark: Benchmark, quick: bool, directory: Path, machine: Machine, console: Console) -> Result:
+def run_benchmark(
+    benchmark: Benchmark, quick: bool, directory: Path, machine: Machine, console: Console, records: int | None = None
+) -> Result:
     """Runs one in a temporary directory. An exception is its result, and the next one runs."""
     rows: list[Row] = []
     failure = ""
@@ -60,7 +62,7 @@ def run_benchmark(benchmark: Benchmark, quick: bool, directory: Path, machine: M
     home = Path(tempfile.mkdtemp(prefix=f"sow-bench-{benchmark.name}-", dir=directory))
     try:
         with time_limit(benchmark.seconds_max):
-            for row in benchmark.run(Setting(quick, home, machine, say)):
+            for row in benchmark.run(Setting(quick, home, machine, say, records)):
                 rows.append(row)
                 say(f"{row.case}: {row.judged or row.ours}")
     except Exception as error:  # noqa: BLE001  # a benchmark may fail in any way; the others are still wanted
@@ -92,8 +94,18 @@ def filesystem_of(directory: Path) -> str:
     default=Path(tempfile.gettempdir()),
     help="Where the servers keep their data; should be a real disk.",
 )
+@click.option(
+    "--records",
+    type=click.IntRange(min=10_000),
+    help="Records of restart, memory and growth.  [default: 10 or 30 million]",
+)
 def main(
-    names: tuple[str, ...], quick: bool, json_file: Path | None, markdown_file: Path | None, directory: Path
+    names: tuple[str, ...],
+    quick: bool,
+    json_file: Path | None,
+    markdown_file: Path | None,
+    directory: Path,
+    records: int | None,
 ) -> None:
     """Measures the server against peers in the same run. Without a NAME it runs all benchmarks, which takes a while."""
     try:
@@ -115,7 +127,7 @@ def main(
     # The documents of a round live long; the garbage collector would traverse them repeatedly, in everybody's time.
     gc.freeze()
     gc.set_threshold(100_000, 50, 50)
-    results = tuple(run_benchmark(benchmark, quick, directory, machine, console) for benchmark in benchmarks)
+    results = tuple(run_benchmark(benchmark, quick, directory, machine, console, records) for benchmark in benchmarks)
     described = f"Python {platform.python_version()}, {platform.system()} {platform.machine()}"
     report = Report(quick, started, described, filesystem, machine, results)
     print_report(console, report)

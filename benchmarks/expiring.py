@@ -50,7 +50,7 @@ def lag(setting: Setting) -> Iterator[Row]:
             for first in range(loaded, backlog, LOAD_CHUNK):
                 publish(client, documents(range(first, min(first + LOAD_CHUNK, backlog))), "buffered")
             loaded = backlog
-            window = _expire_steadily(server, client, first_number=2_000_000_000, seconds=seconds)
+            window = expire_steadily(server, client, first_number=2_000_000_000, seconds=seconds)
             lags.append(window.p99_milliseconds)
             yield Row(
                 f"p99 at {window.expiries_per_second:,.0f} expiries/s, {backlog:,} not yet due",
@@ -64,13 +64,16 @@ def lag(setting: Setting) -> Iterator[Row]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Window:
+class Window:
+    """The server's measurements of a period, and the records that were published before and in it."""
+
+    published: int
     expiries_per_second: float
     p50_milliseconds: float
     p99_milliseconds: float
 
 
-def _expire_steadily(server: SowServer, client: Client, *, first_number: int, seconds: float) -> _Window:
+def expire_steadily(server: SowServer, client: Client, *, first_number: int, seconds: float) -> Window:
     """Publishes at the rate for a lifetime, then for `seconds` more. Returns the server's measurements of the
     latter."""
     per_tick = round(EXPIRIES_PER_SECOND * TICK_SECONDS)
@@ -93,7 +96,8 @@ def _expire_steadily(server: SowServer, client: Client, *, first_number: int, se
         run(round(seconds / TICK_SECONDS))
         after, ended = server.metrics().buckets(LAG_METRIC), time.perf_counter()
     expired = after[float("inf")] - before.get(float("inf"), 0.0)
-    return _Window(
+    return Window(
+        len(payloads),
         expired / (ended - began),
         bucket_percentile(before, after, 0.50) * 1000,
         bucket_percentile(before, after, 0.99) * 1000,

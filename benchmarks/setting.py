@@ -42,6 +42,12 @@ class Setting:
     directory: Path
     machine: Machine
     say: Callable[[str], None]
+    records: int | None = None
+    """The number of records for the benchmarks that count them (`restart`, `memory`, `growth`). None: their own."""
+
+    def count(self, full: int, *, quick: int) -> int:
+        """The number of records, which the user may choose."""
+        return self.size(full, quick=quick) if self.records is None else self.records
 
     def size(self, full: int, *, quick: int) -> int:
         """The size for this run."""

@@ -47,6 +47,7 @@ def test_every_line_of_the_table_of_speed_and_memory_has_its_benchmark() -> None
         "mass-expiry",
         "restart",
         "memory",
+        "growth",
         "filtered-scan",
         "index-equality",
         "delivery",
