@@ -654,3 +654,19 @@ def test_compacting_gives_space_back(rocks: Rocks, path: Path) -> None:
     rocks.compact(RECORDS)
     assert rocks.table_bytes() < full // 20
     assert len(all_rows(rocks)) == 10
+
+
+def test_indexes_and_filters_of_tables_are_cached_in_small_blocks(rocks: Rocks, path: Path) -> None:
+    """Story: each was one block of about 1 MiB for a file. With 10 M records these pushed each other out of the cache,
+    and a look-up of many keys cost 7 times as much as with 100,000 records."""
+    (options,) = path.glob("OPTIONS-*")
+    tables = options.read_text().split("[TableOptions/BlockBasedTable ")[1:]
+
+    assert len(tables) > len(FAMILIES)  # RocksDB's default family is there, too, and stays empty
+    for table in tables:
+        if not table.startswith('"default"'):
+            settings = dict(line.strip().split("=", 1) for line in table.splitlines() if "=" in line)
+            assert settings["cache_index_and_filter_blocks"] == "true", "their memory is bounded"
+            assert settings["index_type"] == "kTwoLevelIndexSearch"
+            assert settings["partition_filters"] == "true"
+            assert settings["metadata_block_size"] == "4096"

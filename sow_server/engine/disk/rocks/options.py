@@ -74,6 +74,12 @@ def _family_options(name: str, options: RocksOptions) -> rocksdict.Options:
     table.set_block_cache(_shared_cache(options.block_cache_bytes))
     table.set_cache_index_and_filter_blocks(True)
     table.set_pin_l0_filter_and_index_blocks_in_cache(True)
+    # Indexes and filters in blocks of 4 KiB. In one piece each is about 1 MiB for a file, and the cache has many small
+    # shards: from some millions of records on they pushed each other out, and a look-up read a whole one again.
+    table.set_index_type(rocksdict.BlockBasedIndexType.two_level_index_search())
+    table.set_partition_filters(True)
+    table.set_metadata_block_size(4096)
+    table.set_pin_top_level_index_and_filter(True)
     if name in (RECORDS, TOMBSTONES):
         table.set_bloom_filter(10, False)
     if records:
