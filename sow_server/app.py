@@ -16,7 +16,6 @@ import os
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import AsyncExitStack
@@ -70,7 +69,7 @@ from sow_server.services.submissions import Submissions
 from sow_server.services.topic_filters import TopicFilters
 from sow_server.subscriptions.consumers import Consumers
 from sow_server.subscriptions.hub import Hub, HubOptions
-from sow_server.timers import Timers
+from sow_server.timers import ScrubPace, Timers
 
 log = structlog.get_logger(__name__)
 
@@ -192,7 +191,7 @@ async def _start(config: Config, running: AsyncExitStack) -> None:
         data_dir=str(config.server.data_dir),
     )
     if not store.upkeep.verified_at_start:
-        readers.submit(store.upkeep.scrub, lambda: _pace(stopped))
+        readers.submit(store.upkeep.scrub, ScrubPace(stopped))
 
 
 def _open_store(config: Config, metrics: Metrics, running: AsyncExitStack) -> tuple[GuardedClock, Store]:
@@ -487,12 +486,6 @@ async def _watch_failure(store: Store, healthy: HealthService, services: Sequenc
         await asyncio.sleep(0.2)
     readiness.failed(failure.reason.name)
     _set_health(healthy, services, serving=False)
-
-
-def _pace(stopped: threading.Event) -> bool:
-    """Leaves the scrub a fraction of a core; False once the server stops."""
-    time.sleep(0.005)
-    return not stopped.is_set()
 
 
 def _tune_gc() -> None:

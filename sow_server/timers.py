@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import threading
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
@@ -47,6 +48,10 @@ KEEP_MARK_SECONDS: Final = 1
 SAVE_PEERS_SECONDS: Final = 1
 FORGET_SECONDS: Final = 3600
 TRIM_SECONDS: Final = 5
+SCRUB_SHARE: Final = 0.1
+"""The share of a core that the check of the data after a start may take."""
+SCRUB_PAUSE_SECONDS: Final = 0.005
+"""Its shortest pause: other threads get the GIL."""
 TRIM_AFTER_BYTES: Final = 32 * 2**20
 """Memory is trimmed once ordered queries have released so much since the last time, and hold less than that."""
 TRIM_REST: Final = 200
@@ -284,3 +289,21 @@ def _answer(heard: asyncio.Future[bool | StoreError], more: bool | StoreError) -
     # A job that runs when the scheduler stops is cancelled, but its answer still comes.
     if not heard.done():
         heard.set_result(more)
+
+
+class ScrubPace:
+    """Leaves the scrub a tenth of a core: it holds the GIL, and much data takes it some minutes of CPU time."""
+
+    def __init__(self, stopped: threading.Event, used_seconds: Callable[[], float] = time.thread_time) -> None:
+        """`used_seconds`: the CPU time of the calling thread."""
+        self._stopped = stopped
+        self._used_seconds = used_seconds
+        self._before: float | None = None
+
+    def __call__(self) -> bool:
+        """Pauses for the work since the last call. False once the server stops."""
+        used = self._used_seconds()
+        worked = 0.0 if self._before is None else used - self._before
+        stopped = self._stopped.wait(max(SCRUB_PAUSE_SECONDS, worked * (1 / SCRUB_SHARE - 1)))
+        self._before = self._used_seconds()
+        return not stopped

@@ -19,6 +19,7 @@ from sow_server.engine.values.policies import Policy, PolicyTarget
 from sow_server.metrics import Metrics
 from sow_server.query.sort_memory import SortMemory, SortShare
 from sow_server.retention.idle import IdleTopics
+from sow_server.timers import ScrubPace
 from tests.support.stores import HOUR, SECOND, Rig
 from tests.support.subscribers import Subscribers
 from tests.support.timers import timers
@@ -231,3 +232,37 @@ def test_another_c_library_than_glibc_is_left_alone(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(malloc, "_LIBRARY", object())
     malloc.trim()
     malloc.tune()
+
+
+class Stopped(threading.Event):
+    """Notes the waits, and takes no time for them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits: list[float] = []
+
+    def wait(self, timeout: float | None = None) -> bool:
+        assert timeout is not None
+        self.waits.append(timeout)
+        return self.is_set()
+
+
+def test_the_scrub_pauses_nine_times_as_long_as_it_works() -> None:
+    """Story: it paused 5 ms after each 3 ms of work, whatever else there was to do. With 10 M records expiry lagged by
+    60 ms for minutes after a start."""
+    used = [0.0]
+    stopped = Stopped()
+    pace = ScrubPace(stopped, lambda: used[0])
+    for seconds in (0.0, 0.002, 0.0001):
+        used[0] += seconds
+        assert pace()
+
+    assert stopped.waits == [0.005, pytest.approx(0.018), 0.005]
+
+
+def test_the_scrub_ends_when_the_server_stops() -> None:
+    stopped = Stopped()
+    pace = ScrubPace(stopped, lambda: 0.0)
+    stopped.set()
+
+    assert not pace()
