@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from sow_cli import access, durables, policies, publishing, records, replication, server, subscribing, topics
+from sow_cli import access, bench, durables, policies, publishing, records, replication, server, subscribing, topics
 from sow_cli.exits import RootGroup
 from sow_cli.session import DEFAULT_SERVER, Connect, Session, connect
 from sow_client import Tls
@@ -124,6 +124,7 @@ for _command in (
     server.status,
     server.compact,
     server.accept_clock,
+    bench.bench,
     access.whoami,
     access.auth,
     access.token,

@@ -10,7 +10,7 @@ from typing import Final, TypeAlias
 
 import click
 
-from sow_client import Client, InvalidArgument, SowError, Tls
+from sow_client import AsyncClient, Client, InvalidArgument, SowError, Tls
 
 DEFAULT_SERVER: Final = "127.0.0.1:7450"
 CONNECT_SECONDS_MAX: Final = 3.0
@@ -54,6 +54,10 @@ class Session:
             return self.connect(self)
         except InvalidArgument as error:
             raise click.UsageError(error.message) from error
+
+    def async_client(self) -> AsyncClient:
+        """A client for an event loop, with the same credentials. A bad address or TLS file is found by `client`."""
+        return AsyncClient(self.server, tls=self.tls, token=self.token_file, connect_timeout=CONNECT_SECONDS_MAX)
 
 
 Connect: TypeAlias = Callable[[Session], Client]

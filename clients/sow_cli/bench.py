@@ -1,0 +1,233 @@
+"""`sow bench`: measures a server that is running, with records of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+import ssl
+from pathlib import Path
+from typing import Final, get_args
+
+import click
+from rich.progress import TextColumn
+
+from sow.sizes import SizeError, parse_bytes
+from sow_cli import arguments, display
+from sow_cli.exits import Refused, describe
+from sow_cli.output import Fact, Format, Output, note, output_option, progress
+from sow_cli.server_usage import Meter, MetricsPage, MetricsUnreadable, local_meter
+from sow_cli.session import Session
+from sow_cli.workload import INDEXES_MAX, WORKS, BenchFailed, Measured, Plan, Work, Workload
+from sow_client import DurabilityName, SowError
+
+TOPIC: Final = "sow-bench"
+PAYLOAD_BYTES_MAX: Final = 1024 * 1024
+_NAMES: Final = (
+    "work",
+    "operations",
+    "operation",
+    "seconds",
+    "per_second",
+    "p50_micros",
+    "p99_micros",
+    "server_cpu_micros",
+    "server_memory_bytes",
+    "server_disk_bytes",
+)
+
+
+def _payload_bytes(text: str) -> int:
+    try:
+        found = int(text) if text.isdecimal() else parse_bytes(text)
+    except SizeError as error:
+        raise click.BadParameter(str(error)) from error
+    if not 1 <= found <= PAYLOAD_BYTES_MAX:
+        raise click.BadParameter(f"{text!r} is not within 1 B and {display.exact_size(PAYLOAD_BYTES_MAX)}")
+    return found
+
+
+def _works(text: str) -> list[Work]:
+    named = arguments.comma_separated(text)
+    for name in named:
+        if name not in WORKS:
+            raise click.BadParameter(f"{name!r} is not one of {', '.join(WORKS)}")
+    return [work for work in WORKS if work in named or work == "publish"]
+
+
+@click.command(short_help="Measure the speed of the server.")
+@click.option(
+    "--work",
+    type=_works,
+    metavar="WORK,…",
+    help=f"Of {', '.join(WORKS)}; publish always, as it makes the records.  [default: all that apply]",
+)
+@click.option("--records", default=100_000, show_default=True, type=click.IntRange(1, 1_000_000_000), metavar="N")
+@click.option(
+    "--payload", default="160", show_default=True, type=_payload_bytes, metavar="SIZE", help="Bytes of a record."
+)
+@click.option(
+    "--indexes", default=0, show_default=True, type=click.IntRange(0, INDEXES_MAX), metavar="N", help="Of a topic."
+)
+@click.option(
+    "--subscribers", default=1, show_default=True, type=click.IntRange(0, 100_000), metavar="N", help="Of deliver."
+)
+@click.option(
+    "--follow",
+    default="own",
+    show_default=True,
+    type=click.Choice(["own", "all"]),
+    help="A subscriber gets the changes of its own filter, or all of its topic.",
+)
+@click.option(
+    "--topics", default=1, show_default=True, type=click.IntRange(1, 10_000), metavar="N", help="Share the records."
+)
+@click.option(
+    "--durability",
+    type=click.Choice(get_args(DurabilityName)),
+    help="When publishes are acknowledged.  [default: the server's]",
+)
+@click.option("--ttl", default="1d", show_default=True, type=arguments.ttl, metavar="DURATION|never")
+@click.option(
+    "--seconds",
+    default=5.0,
+    show_default=True,
+    type=click.FloatRange(0, 86_400, min_open=True),
+    metavar="N",
+    help="Of each work except publish.",
+)
+@click.option("--topic", default=TOPIC, show_default=True, metavar="NAME", help="The topics are NAME-1, NAME-2 ….")
+@click.option("--metrics", metavar="URL", help="The server's metrics, for its CPU time on another machine.")
+@click.option(
+    "--metrics-token-file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="The token of the metrics.",
+)
+@output_option
+@click.pass_obj
+def bench(
+    session: Session,
+    output: Output,
+    *,
+    work: list[Work] | None,
+    records: int,
+    payload: int,
+    indexes: int,
+    subscribers: int,
+    follow: str,
+    topics: int,
+    durability: DurabilityName | None,
+    ttl: str,
+    seconds: float,
+    topic: str,
+    metrics: str | None,
+    metrics_token_file: Path | None,
+) -> None:
+    """Measure the speed of a running server, on topics that this command creates and deletes again.
+
+    A topic of this name that exists is not touched: the command ends. It needs the permission to create and delete
+    topics. The figures include this command's own work, which shares the machine if the server is on it; the CPU time
+    is the server's alone. Publishes are journaled and replicated like all others.
+
+    \b
+    Examples:
+      sow bench
+      sow bench --records 1000000 --payload 1KiB --indexes 2 --format json
+      sow bench --work single,get --durability fsync --seconds 30
+      sow bench --work deliver --subscribers 1000 --topics 10
+    """
+    plan = Plan(topic, records, payload, indexes, subscribers, follow == "all", topics, durability, ttl, seconds)
+    if topics > records:
+        raise click.UsageError(f"{topics} topics cannot share {display.records(records)}")
+    if payload < plan.payload_bytes_min:
+        raise click.UsageError(f"--payload {payload}: the key and the indexed fields need {plan.payload_bytes_min} B")
+    for one in work or ():
+        if one != "publish" and not plan.applies(one):
+            raise click.UsageError(f"--work {one} needs --{'indexes' if one == 'index' else 'subscribers'}")
+    if metrics_token_file is not None and metrics is None:
+        raise click.UsageError("--metrics-token-file is for --metrics")
+    meter = _meter(session, metrics, metrics_token_file)
+
+    def left(name: str, error: SowError) -> None:
+        later = f"{session.command} topic delete {shlex.quote(name)}"
+        note(f"{name} could not be deleted: {describe(error)}; later: {later}")
+
+    done: list[list[Fact]] = []
+    try:
+        with (
+            session.client() as client,
+            asyncio.Runner() as runner,
+            Workload(client, session.async_client, plan, meter, left, runner) as workload,
+        ):
+            with progress(TextColumn("{task.fields[operation]}"), measured=False) as bar:
+                shown = bar.add_task("", total=None, operation="")
+                for one in work or [one for one in WORKS if plan.applies(one)]:
+                    bar.update(shown, description=one)
+                    facts = _facts(workload.run(one))
+                    done.append(facts)
+                    if output.format is Format.NDJSON:
+                        output.one(facts)  # at once, for who watches
+    except (BenchFailed, MetricsUnreadable) as error:
+        raise Refused(str(error)) from error
+    finally:
+        # Also after Ctrl-C: the works that are done have their figures.
+        if done and output.format is not Format.NDJSON:
+            output.many(done, names=_NAMES, nothing="")
+
+
+def _meter(session: Session, url: str | None, token_file: Path | None) -> Meter:
+    if url is None:
+        return local_meter(session.server)
+    if not url.startswith(("http://", "https://")):
+        raise click.UsageError(f"--metrics {url!r} is not a URL such as http://127.0.0.1:9464/metrics")
+    token = token_file.read_text().strip() if token_file is not None else ""
+    authorities = session.tls.ca if session.tls is not None else None
+    context = ssl.create_default_context(cafile=authorities) if url.startswith("https://") else None
+    page = MetricsPage(url, token, context)
+    try:
+        page.read()
+    except MetricsUnreadable as error:
+        raise click.UsageError(f"--metrics {error}") from error
+    return page
+
+
+def _facts(measured: Measured) -> list[Fact]:
+    p50, p99 = (round(measured.latency(share) * 1e6) for share in (0.5, 0.99))
+    cpu, memory, disk = measured.cpu_micros, measured.memory_bytes, measured.disk_bytes
+    operation = WORKS[measured.work]
+    return [
+        Fact("work", measured.work, measured.work),
+        Fact("operations", measured.operations, display.count(measured.operations), right=True),
+        Fact("operation", operation, "", in_lists=False),
+        Fact("seconds", round(measured.seconds, 3), f"{measured.seconds:.1f}s", label="time", right=True),
+        Fact(
+            "per_second",
+            round(measured.per_second, 1),
+            f"{measured.per_second:,.0f} {operation}s/s".replace("deliverys", "deliveries"),
+            label="rate",
+            right=True,
+        ),
+        Fact("p50_micros", p50, display.duration(p50), label="p50", right=True),
+        Fact("p99_micros", p99, display.duration(p99), label="p99", right=True),
+        Fact(
+            "server_cpu_micros",
+            None if cpu is None else round(cpu, 3),
+            display.NOT_SET if cpu is None else f"{cpu:.1f}µs",
+            label="server CPU each",
+            right=True,
+        ),
+        Fact(
+            "server_memory_bytes",
+            memory,
+            display.NOT_SET if memory is None else display.size(memory),
+            label="memory",
+            right=True,
+        ),
+        Fact(
+            "server_disk_bytes",
+            disk,
+            display.NOT_SET if disk is None else display.size(disk),
+            label="disk",
+            right=True,
+        ),
+    ]
