@@ -11,7 +11,19 @@ from pathlib import Path
 
 import click
 
-from sow_cli import access, bench, durables, policies, publishing, records, replication, server, subscribing, topics
+from sow_cli import (
+    access,
+    bench,
+    durables,
+    leasing,
+    policies,
+    publishing,
+    records,
+    replication,
+    server,
+    subscribing,
+    topics,
+)
 from sow_cli.exits import RootGroup
 from sow_cli.session import DEFAULT_SERVER, Connect, Session, connect
 from sow_client import Tls
@@ -114,6 +126,7 @@ for _command in (
     records.delete,
     records.touch,
     records.persist,
+    leasing.lease,
     subscribing.subscribe,
     durables.durable,
     policies.policy,

@@ -51,6 +51,7 @@ class Lifetime:
     ttl: str | None
     expire_at: datetime | None
     keep: bool
+    extend: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +98,14 @@ def report(line: int, reason: str, message: str) -> None:
 )
 @click.option("--ttl", type=arguments.ttl, metavar="DURATION|never", help="Lifetime, such as 30s or 1h30m.")
 @click.option("--expire-at", type=arguments.instant, metavar="TIME", help="When to expire: 2030-01-31T12:00:00Z.")
-@click.option("--keep-ttl", is_flag=True, help="A live record keeps its expire time.")
+@click.option(
+    "--ttl-mode",
+    type=click.Choice(["reset", "keep", "extend"]),
+    default="reset",
+    show_default=True,
+    help="A live record gets the new expire time, keeps its own, or gets the later of both.",
+)
+@click.option("--keep-ttl", is_flag=True, help="The same as --ttl-mode keep.")
 @click.option("--delta", is_flag=True, help="Merge each document into the record of its key instead of replacing it.")
 @click.option(
     "--unset",
@@ -136,6 +144,7 @@ def publish(
     key_field: str | None,
     ttl: str | None,
     expire_at: datetime | None,
+    ttl_mode: str,
     keep_ttl: bool,
     delta: bool,
     unset: tuple[tuple[str, ...], ...],
@@ -172,7 +181,8 @@ def publish(
     _check_input(data, key, key_field, raw=raw, records=records)
     if unset and not delta:
         raise click.UsageError("--unset is for --delta: a plain publish replaces the whole record")
-    lifetime = Lifetime(ttl, expire_at, keep_ttl)
+    arguments.refuse_together(("--keep-ttl", keep_ttl), (f"--ttl-mode {ttl_mode}", ttl_mode == "extend"))
+    lifetime = Lifetime(ttl, expire_at, keep_ttl or ttl_mode == "keep", ttl_mode == "extend")
     with session.client() as client:
         described = _described(client, topic)
         is_json = described is None or described.settings.message_type == "json"
@@ -301,6 +311,7 @@ def _publish_one(job: _Job, whole: bytes, parse: Parse, key: str | None) -> Publ
             ttl=lifetime.ttl,
             expire_at=lifetime.expire_at,
             keep_ttl=lifetime.keep,
+            extend_ttl=lifetime.extend,
             durability=job.durability,
         )
     return job.client.publish(
@@ -310,6 +321,7 @@ def _publish_one(job: _Job, whole: bytes, parse: Parse, key: str | None) -> Publ
         ttl=lifetime.ttl,
         expire_at=lifetime.expire_at,
         keep_ttl=lifetime.keep,
+        extend_ttl=lifetime.extend,
         durability=job.durability,
     )
 
@@ -327,6 +339,7 @@ def _publish_all(job: _Job, reading: _Reading, tally: Tally) -> None:
         ttl=job.lifetime.ttl,
         expire_at=job.lifetime.expire_at,
         keep_ttl=job.lifetime.keep,
+        extend_ttl=job.lifetime.extend,
         durability=job.durability,
         batch_records=job.batch_records,
         on_refusal=refused,
@@ -412,6 +425,7 @@ def _send_atomically(job: _Job, items: list[Item]) -> list[Published | Refusal]:
         ttl=job.lifetime.ttl if own_expire_time is None else None,
         expire_at=job.lifetime.expire_at if own_expire_time is None else own_expire_time,
         keep_ttl=job.lifetime.keep,
+        extend_ttl=job.lifetime.extend,
         durability=job.durability,
         atomic=True,
         delta=job.merging.delta,

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from datetime import datetime
 from io import BufferedReader
-from typing import TypeVar
+from typing import TypeVar, get_args
 
 import click
 from rich.progress import TextColumn
@@ -17,7 +17,7 @@ from sow_cli.output import Fact, Output, RecordForm, note, output_option, progre
 from sow_cli.publishing import published_facts
 from sow_cli.session import Session
 from sow_cli.topics import confirm
-from sow_client import Client, Deleted, Published, QueryPlan, QueryResult, Refusal
+from sow_client import Client, Deleted, Published, QueryPlan, QueryResult, Refusal, TouchOnlyName
 
 Command = TypeVar("Command", bound=Callable[..., object])
 
@@ -47,6 +47,15 @@ def _projection_options(command: Command) -> Command:
 @click.argument("topic")
 @click.argument("keys", nargs=-1, required=True, type=arguments.key, metavar="KEY...")
 @_projection_options
+@click.option(
+    "--touch", type=arguments.ttl, metavar="DURATION|never", help="Also give the records this lifetime from now on."
+)
+@click.option(
+    "--touch-below",
+    type=arguments.duration,
+    metavar="DURATION",
+    help="With --touch: only records with less left than this.",
+)
 @output_option
 @click.pass_obj
 def get(
@@ -55,6 +64,8 @@ def get(
     keys: tuple[str, ...],
     select: tuple[tuple[str, ...], ...],
     exclude: tuple[tuple[str, ...], ...],
+    touch: str | None,
+    touch_below: str | None,
     output: Output,
 ) -> None:
     """Show the records of TOPIC that have these keys.
@@ -66,11 +77,16 @@ def get(
     Examples:
       sow get orders 1
       sow get orders 1 2 3 --select /price --format csv
+      sow get sessions alice --touch 20m --touch-below 5m
     """
+    if touch_below is not None and touch is None:
+        raise click.UsageError("--touch-below needs --touch")
     include, leave_out = _paths(select, exclude)
     with session.client() as client:
         form = _form(client, topic)
-        records = client.get_many(topic, list(keys), select=include, exclude=leave_out)
+        records = client.get_many(
+            topic, list(keys), select=include, exclude=leave_out, touch=touch, touch_below=touch_below
+        )
     now_micros = time.time_ns() // 1_000
     if len(keys) == 1 and records:
         output.record(records[0], form, now_micros)
@@ -273,23 +289,38 @@ def delete(
 @click.argument("keys", nargs=-1, required=True, type=arguments.key, metavar="KEY...")
 @click.option("--ttl", type=arguments.ttl, metavar="DURATION|never", help="New lifetime from now on, such as 30s.")
 @click.option("--expire-at", type=arguments.instant, metavar="TIME", help="When to expire: 2030-01-31T12:00:00Z.")
+@click.option(
+    "--only",
+    type=click.Choice(get_args(TouchOnlyName)),
+    help="Only records that get a later or an earlier expire time, or that have been without or with one.",
+)
+@click.option("--atomic", is_flag=True, help="All records or none, in one commit.")
 @output_option
 @click.pass_obj
 def touch(
-    session: Session, topic: str, keys: tuple[str, ...], ttl: str | None, expire_at: datetime | None, output: Output
+    session: Session,
+    topic: str,
+    keys: tuple[str, ...],
+    ttl: str | None,
+    expire_at: datetime | None,
+    only: TouchOnlyName | None,
+    atomic: bool,
+    output: Output,
 ) -> None:
     """Renew or change the lifetime of records of TOPIC; their payloads stay.
 
-    Without --ttl and --expire-at they get the topic's lifetime for records that carry none.
+    Without --ttl and --expire-at they get the topic's lifetime for records that carry none. The exit code is 1 when a
+    record is refused, also by --only.
 
     \b
     Examples:
       sow touch sessions alice --ttl 20m
       sow touch sessions alice bob
+      sow touch sessions alice --ttl 20m --only later
     """
     arguments.refuse_together(("--ttl", ttl is not None), ("--expire-at", expire_at is not None))
     with session.client() as client:
-        outcomes = client.touch(topic, list(keys), ttl=ttl, expire_at=expire_at)
+        outcomes = client.touch(topic, list(keys), ttl=ttl, expire_at=expire_at, only=only, atomic=atomic)
     _write_outcomes(output, topic, keys, outcomes)
 
 

@@ -39,6 +39,7 @@ from sow_client._records import (
     RecordBatch,
     Restamped,
     RestampMode,
+    TouchOnlyName,
 )
 from sow_client._reports import (
     BackupMade,
@@ -79,7 +80,9 @@ from sow_client._subscription import AsyncSubscription, Subscription
 from sow_client._tokens import Token
 from sow_client._view import View
 from sow_client.aio import AsyncClient
+from sow_client.aio._leasing import AsyncLease
 from sow_client.blocking import Client
+from sow_client.blocking._leasing import Lease
 from sow_client.errors import (
     Aborted,
     AlreadyExists,
@@ -90,6 +93,7 @@ from sow_client.errors import (
     FailedPrecondition,
     InternalError,
     InvalidArgument,
+    LeaseLost,
     NotFound,
     PermissionDenied,
     PublishFailed,
@@ -111,6 +115,7 @@ __all__ = [
     "AlreadyExists",
     "AsyncClient",
     "AsyncDurableSubscription",
+    "AsyncLease",
     "AsyncLoadStager",
     "AsyncPublisher",
     "AsyncQueryResult",
@@ -145,6 +150,8 @@ __all__ = [
     "IndexStatus",
     "InternalError",
     "InvalidArgument",
+    "Lease",
+    "LeaseLost",
     "LinkTopic",
     "Load",
     "LoadFigures",
@@ -191,6 +198,7 @@ __all__ = [
     "TopicSettings",
     "TopicSettingsArguments",
     "TopicStatistics",
+    "TouchOnlyName",
     "Unavailable",
     "UnsoundRow",
     "Verified",

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Final
 
 from sow.v1 import sow_pb2, types_pb2
-from sow_client._lifetimes import zoned_micros
+from sow_client._lifetimes import lifetime_message, zoned_micros
 from sow_client._records import (
     EARLIEST,
     NEVER_MICROS,
@@ -28,6 +28,8 @@ from sow_client.errors import SowError
 
 RECORDS_PER_REQUEST_MAX = 10_000
 """The most records, or keys, in one request (rule K8)."""
+TOUCHED_TOGETHER_MAX: Final = 1_000
+"""The most records that a read renews in one request (rule L20), and that a lease holds in a topic (rule L21)."""
 
 
 def projection(select: Iterable[str] | None, exclude: Iterable[str] | None) -> sow_pb2.Projection | None:
@@ -54,10 +56,24 @@ def texts(values: Iterable[str] | None, field: str) -> list[str] | None:
 
 
 def get_request(
-    topic: str, keys: Iterable[str], select: Iterable[str] | None = None, exclude: Iterable[str] | None = None
+    topic: str,
+    keys: Iterable[str],
+    select: Iterable[str] | None = None,
+    exclude: Iterable[str] | None = None,
+    *,
+    touch: Ttl | None = None,
+    touch_below: Ttl | None = None,
 ) -> sow_pb2.GetRequest:
-    """Get by keys."""
-    return sow_pb2.GetRequest(topic=topic, keys=texts(keys, "keys"), select=projection(select, exclude))
+    """Get by keys, and perhaps renew (rule L20)."""
+    if touch_below is not None and touch is None:
+        raise invalid("touch_below", "needs the lifetime to give, in touch")
+    return sow_pb2.GetRequest(
+        topic=topic,
+        keys=texts(keys, "keys"),
+        select=projection(select, exclude),
+        touch=lifetime_message(touch, None),
+        touch_below_micros=None if touch_below is None else ttl_micros(touch_below, "touch_below"),
+    )
 
 
 def records(topic: str, response: sow_pb2.GetResponse) -> list[Record]:
@@ -79,11 +95,11 @@ def records(topic: str, response: sow_pb2.GetResponse) -> list[Record]:
     return list(RecordBatch(topic, columns))
 
 
-def key_chunks(keys: Iterable[str]) -> Iterator[list[str]]:
-    """Keys in lists of at most 10,000 (rule K8)."""
+def key_chunks(keys: Iterable[str], keys_max: int = RECORDS_PER_REQUEST_MAX) -> Iterator[list[str]]:
+    """Keys in lists of at most 10,000 (rule K8), or of another number."""
     every = texts(keys, "keys") or []
-    for start in range(0, len(every), RECORDS_PER_REQUEST_MAX):
-        yield every[start : start + RECORDS_PER_REQUEST_MAX]
+    for start in range(0, len(every), keys_max):
+        yield every[start : start + keys_max]
 
 
 def changing_filter(value: str) -> str:

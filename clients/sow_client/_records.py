@@ -313,6 +313,8 @@ class Restamped:
     """Journal sequence of the last change; 0 when there was none."""
 
 
+TouchOnlyName: TypeAlias = Literal["later", "earlier", "without", "with"]
+"""The records that a touch changes, by their expire time (rule L19)."""
 RestampMode: TypeAlias = Literal["set", "cap", "clear"]
 """The effect of a restamp on lifetimes (rule L13): replaces them, lowers the longer ones, removes them."""
 

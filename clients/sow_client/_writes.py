@@ -10,7 +10,17 @@ from sow.v1 import admin_pb2, sow_pb2, types_pb2
 from sow_client._documents import Document, encode
 from sow_client._lifetimes import lifetime_message
 from sow_client._reads import RECORDS_PER_REQUEST_MAX, changing_filter, texts
-from sow_client._records import Deleted, DurabilityName, ExpireAt, Published, Restamped, RestampMode, Ttl, invalid
+from sow_client._records import (
+    Deleted,
+    DurabilityName,
+    ExpireAt,
+    Published,
+    Restamped,
+    RestampMode,
+    TouchOnlyName,
+    Ttl,
+    invalid,
+)
 from sow_client._statuses import malformed
 from sow_client.errors import Refusal
 
@@ -71,8 +81,12 @@ def durability_name(value: types_pb2.Durability.ValueType) -> str:
     return types_pb2.Durability.Name(value).removeprefix("DURABILITY_").lower()
 
 
-def ttl_mode(keep_ttl: bool) -> types_pb2.TtlMode.ValueType:
-    """The wire's value for keeping, or not keeping, the expire time of a live record (rule L6)."""
+def ttl_mode(keep_ttl: bool, extend_ttl: bool) -> types_pb2.TtlMode.ValueType:
+    """The wire's value for the effect on the expire time of a live record (rule L6)."""
+    if keep_ttl and extend_ttl:
+        raise invalid("extend_ttl", "give keep_ttl or extend_ttl, not both")
+    if extend_ttl:
+        return types_pb2.TTL_MODE_EXTEND
     return types_pb2.TTL_MODE_KEEP if keep_ttl else types_pb2.TTL_MODE_UNSPECIFIED
 
 
@@ -150,6 +164,7 @@ def publish_request(
     ttl: Ttl | None,
     expire_at: ExpireAt | None,
     keep_ttl: bool,
+    extend_ttl: bool,
     condition: types_pb2.Condition | None,
     durability: DurabilityName | None,
     atomic: bool = False,
@@ -164,7 +179,7 @@ def publish_request(
         topic=topic,
         records=records,
         lifetime=lifetime_message(ttl, expire_at),
-        ttl_mode=ttl_mode(keep_ttl),
+        ttl_mode=ttl_mode(keep_ttl, extend_ttl),
         durability=durability_value(durability),
         atomic=atomic,
         delta=delta,
@@ -263,13 +278,17 @@ def delete_request(
     everything: bool,
     dry_run: bool,
     durability: DurabilityName | None,
+    only_if_versions: Iterable[int] | None = None,
 ) -> sow_pb2.SowDeleteRequest:
     """A delete: exactly one of keys, filter, data and all selects the records (rule D1)."""
+    if only_if_versions is not None and keys is None:
+        raise invalid("only_if_versions", "is for deletes by keys")
     if (keys is not None) + (filter_text is not None) + (data is not None) + everything != 1:
         raise invalid("keys", "give exactly one of keys, filter, data and all=True")
     request = sow_pb2.SowDeleteRequest(topic=topic, dry_run=dry_run, durability=durability_value(durability))
     if keys is not None:
         request.by_keys.keys.extend(texts(keys, "keys") or ())
+        request.by_keys.versions.extend(only_if_versions or ())
     elif filter_text is not None:
         request.by_filter = changing_filter(filter_text)
     elif data is not None:
@@ -303,14 +322,22 @@ def touch_request(
     expire_at: ExpireAt | None,
     only_if_version: int | None,
     durability: DurabilityName | None,
+    only: TouchOnlyName | None = None,
+    atomic: bool = False,
+    only_if_versions: Iterable[int] | None = None,
 ) -> sow_pb2.TouchRequest:
-    """A change of lifetimes without payloads (rule P8)."""
+    """A change of lifetimes without payloads (rules P8, L19)."""
+    if only is not None and only not in get_args(TouchOnlyName):
+        raise invalid("only", f"{only!r} is not one of {', '.join(get_args(TouchOnlyName))}")
     return sow_pb2.TouchRequest(
         topic=topic,
         keys=keys,
         lifetime=lifetime_message(ttl, expire_at),
         condition=condition(only_if_version=only_if_version),
         durability=durability_value(durability),
+        only=sow_pb2.TouchOnly.Value(f"TOUCH_ONLY_{(only or 'unspecified').upper()}"),
+        atomic=atomic,
+        versions=only_if_versions,
     )
 
 

@@ -7,6 +7,7 @@
     ├── FailedPrecondition
     │   └── ConditionFailed      (.current_version)
     ├── Aborted
+    │   └── LeaseLost
     ├── ResourceExhausted
     ├── ResyncRequired           (.bookmark)
     ├── PermissionDenied
@@ -19,8 +20,8 @@
     └── PublishFailed            (.refusals, .refused)
 
 `reason` is a name of `sow.v1.ErrorReason` without its prefix, or one of the few that only a client can know:
-`UNREACHABLE` (no connection), `STREAM_CUT` (an incomplete answer), `MALFORMED_RESPONSE`, `CLOSED`, and, when a status
-carries no reason, the name of its gRPC code.
+`UNREACHABLE` (no connection), `STREAM_CUT` (an incomplete answer), `MALFORMED_RESPONSE`, `CLOSED`, `LEASE_LOST`, and,
+when a status carries no reason, the name of its gRPC code.
 """
 
 from __future__ import annotations
@@ -93,6 +94,11 @@ class ConditionFailed(FailedPrecondition):
 class Aborted(SowError):
     """Not done, or ended, because of something else: another record of the atomic request, an earlier record of the
     stream, or a takeover, rewind or deletion of the durable subscription."""
+
+
+class LeaseLost(Aborted):
+    """The holder of a lease may no longer rely on its keys (rule L21): it could not renew them in time, or one of them
+    was changed, deleted or taken by another. The cause is the error of the last attempt, if there was one."""
 
 
 class ResourceExhausted(SowError):

@@ -68,7 +68,7 @@ _REPLICATE: Final = Need(Scope.SERVER, Action.REPLICATE, audited=True)
 NEEDS: Final[dict[str, Need]] = {
     "/sow.v1.SowService/Publish": _PUBLISH,
     "/sow.v1.SowService/PublishStream": _PUBLISH,
-    "/sow.v1.SowService/Get": _READ,
+    "/sow.v1.SowService/Get": _READ,  # and, with `touch`, PUBLISH
     "/sow.v1.SowService/Query": _READ,
     "/sow.v1.SowService/Subscribe": _READ,
     "/sow.v1.SowService/SowDelete": Need(Scope.TOPIC, Action.DELETE, audited=True),

@@ -43,6 +43,7 @@ from sow_server.engine.values.model import (
     RestampMode,
     TopicSettings,
     Touch,
+    TouchOnly,
     TtlMode,
 )
 from sow_server.engine.values.policies import Declared, Effective, Policy, PolicyTarget, public_name, show, tidy
@@ -52,7 +53,13 @@ PUBLISHER_ID: Final = re.compile(r"[A-Za-z0-9_.:-]{1,200}\Z")
 _KINDS: Final = {kind.value: kind for kind in LifetimeKind}
 _WITHOUT_MICROS: Final = {LifetimeKind.ABSENT.value, LifetimeKind.NEVER.value}
 _DURABILITIES: Final = {durability.value: durability for durability in Durability}
+_TTL_MODES: Final = {mode.value: mode for mode in TtlMode}
+_TOUCH_ONLY: Final = {only.value: only for only in TouchOnly}
 _RESTAMP_MODES: Final = {mode.value: mode for mode in RestampMode}
+
+
+EVERY_MICROS: Final = NEVER + 1
+"""As `Touch.below_micros`: every record has less left."""
 
 
 def invalid(field: str, message: str) -> StoreError:
@@ -75,11 +82,12 @@ def durability(number: int, default: Durability) -> Durability:
 
 def ttl_mode(number: int) -> TtlMode:
     """The requested ttl mode."""
-    if number == types_pb2.TTL_MODE_KEEP:
-        return TtlMode.KEEP
-    if number in (types_pb2.TTL_MODE_UNSPECIFIED, types_pb2.TTL_MODE_RESET):
+    if number == types_pb2.TTL_MODE_UNSPECIFIED:
         return TtlMode.RESET
-    raise invalid("ttl_mode", f"{number} is not a ttl mode")
+    try:
+        return _TTL_MODES[number]
+    except KeyError:
+        raise invalid("ttl_mode", f"{number} is not a ttl mode of this server") from None
 
 
 def lifetime(message: types_pb2.Lifetime, field: str = "lifetime") -> Lifetime:
@@ -251,13 +259,39 @@ def _lifetimes(
 
 def touch(request: sow_pb2.TouchRequest, default: Durability) -> Touch:
     """A touch."""
+    if request.versions and request.HasField("condition"):
+        raise invalid("versions", "are conditions of their own; leave `condition` unset")
+    if request.only and request.only not in _TOUCH_ONLY:
+        raise invalid("only", f"{request.only} is not a condition of this server")
     return Touch(
         request.topic,
         list(request.keys),
         lifetime=lifetime(request.lifetime),
         condition=condition(request.condition) if request.HasField("condition") else None,
         durability=durability(request.durability, default),
+        only=_TOUCH_ONLY.get(request.only),
+        atomic=request.atomic,
+        versions=versions(request.versions, request.keys, "versions"),
     )
+
+
+def versions(given: Sequence[int], keys: Sequence[str], field: str) -> list[int] | None:
+    """The versions that records must have, one for each key; None: no such condition."""
+    if given and len(given) != len(keys):
+        raise invalid(field, f"has {len(given)} entries for {len(keys)} keys")
+    return list(given) or None
+
+
+def renewal(request: sow_pb2.GetRequest, default: Durability) -> Touch | None:
+    """The touch that a get asks for, of no keys yet; None: it only reads."""
+    if not request.HasField("touch"):
+        if request.HasField("touch_below_micros"):
+            raise invalid("touch_below_micros", "has a meaning only with touch")
+        return None
+    below = request.touch_below_micros if request.HasField("touch_below_micros") else EVERY_MICROS
+    if below < 0:
+        raise invalid("touch_below_micros", "must not be negative")
+    return Touch(request.topic, (), lifetime(request.touch, "touch"), durability=default, below_micros=below)
 
 
 def restamp(request: admin_pb2.RestampRequest) -> tuple[RestampMode, Lifetime]:

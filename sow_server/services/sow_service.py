@@ -17,11 +17,12 @@ from sow_server.access.needs import Action
 from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.commit.commits import Commits
 from sow_server.engine.commit.requests import payload_key
-from sow_server.engine.disk.layout import PAYLOAD
+from sow_server.engine.disk.layout import PAYLOAD, read_header
 from sow_server.engine.durables import Durable, RewindTo
-from sow_server.engine.values import model
+from sow_server.engine.values import lifetimes, model
 from sow_server.engine.values.errors import Reason, StoreError
-from sow_server.engine.values.model import Delete, Durability, Outcome, PermittedRows, PublishChannel
+from sow_server.engine.values.lifetimes import LifetimeError
+from sow_server.engine.values.model import Delete, Durability, Lifetime, Outcome, PermittedRows, PublishChannel
 from sow_server.query.filtering import permitted, record_filter, rows_filter
 from sow_server.query.projection import projection
 from sow_server.query.scan import Query, RecordBatch, Scan, point_keys
@@ -33,7 +34,7 @@ from sow_server.services.queries import Queries
 from sow_server.services.reading import StoreReading
 from sow_server.services.selection import CHANGE_RECORDS, count, count_selected, selected
 from sow_server.services.submissions import Submissions, settle
-from sow_server.services.writing import permit_delete, permit_publish, permit_touch
+from sow_server.services.writing import only_versions, permit_delete, permit_publish, permit_touch
 from sow_server.subscriptions.consumer import Attachment, Consumer
 from sow_server.subscriptions.consumers import Consumers
 from sow_server.subscriptions.hub import Hub
@@ -49,6 +50,8 @@ STREAM_REQUESTS_MAX: Final = 16
 BROWSE_ENTRIES: Final = 100
 BROWSE_ENTRIES_MAX: Final = 10_000
 GET_KEYS_MAX: Final = 10_000
+RENEWED_KEYS_MAX: Final = 1000
+"""Keys of a get that touches: as many records are changed in one commit (rule L20)."""
 GET_BYTES_MAX: Final = 16 * 2**20
 """Payloads and keys of one answer: together with the other fields they stay below the largest gRPC message."""
 GET_PIECE: Final = 32
@@ -64,6 +67,14 @@ def _among(rows: PermittedRows, keys: Sequence[bytes], values: list[bytes | None
     found = [(key, value) for key, value in zip(keys, values, strict=True) if value is not None]
     allowed = iter(rows.judge([key for key, _ in found], [value[PAYLOAD] for _, value in found]))
     return [None if value is None or not next(allowed) else value for value in values]
+
+
+def _check_lifetime(topic: Topic, lifetime: Lifetime, now_micros: int) -> None:
+    """Raises StoreError for a lifetime that the topic refuses, whether or not a record would get it."""
+    try:
+        lifetimes.expire_time(topic.settings, lifetime, now_micros)
+    except LifetimeError as error:
+        raise StoreError(error.reason, error.message, field="touch") from None
 
 
 class SowService:
@@ -189,19 +200,48 @@ class SowService:
                 f"keys: {len(request.keys)} keys are more than the limit of {GET_KEYS_MAX} per request",
                 field="keys",
             )
+        renewal = convert.renewal(request, self._durability)
+        if renewal is None:
+            return (await self._read(granted, request, 0))[0]
+        if len(request.keys) > RENEWED_KEYS_MAX:
+            raise StoreError(
+                Reason.ATOMIC_TOO_LARGE,
+                f"keys: {len(request.keys)} keys are more than the limit of {RENEWED_KEYS_MAX} of a get that touches",
+                field="keys",
+            )
+        permit_touch(call, renewal)
+        assert renewal.below_micros is not None, "it is a renewal"
+        response, renewal.keys = await self._read(granted, request, renewal.below_micros)
+        _check_lifetime(granted.topic, renewal.lifetime, response.as_of_micros)
+        if not renewal.keys:
+            return response
+        outcome = await (await self._changes.admitted(renewal, call.seconds_left()))
+        call.notes.update(topic=renewal.topic, records=outcome.applied, sequence=outcome.last_sequence)
+        # Refused are records that have gone or were renewed since, and those that the caller may only read.
+        return (await self._read(granted, request, 0))[0]
+
+    async def _read(
+        self, granted: Granted, request: sow_pb2.GetRequest, below_micros: int
+    ) -> tuple[sow_pb2.GetResponse, list[str]]:
+        """The answer, and the keys of its records that have less left than so much."""
         figures = granted.topic.statistics
         usual = figures.record_bytes // (figures.records or 1)
         if len(request.keys) <= GET_CHUNK and usual * len(request.keys) <= GET_CHUNK_BYTES:
             # On the loop: a look-up costs microseconds, a change of threads more.
-            return self._get(granted, request)
-        return await asyncio.get_running_loop().run_in_executor(self._readers, self._get, granted, request)
+            return self._get(granted, request, below_micros)
+        return await asyncio.get_running_loop().run_in_executor(
+            self._readers, self._get, granted, request, below_micros
+        )
 
-    def _get(self, granted: Granted, request: sow_pb2.GetRequest) -> sow_pb2.GetResponse:
+    def _get(
+        self, granted: Granted, request: sow_pb2.GetRequest, below_micros: int
+    ) -> tuple[sow_pb2.GetResponse, list[str]]:
         topic, restriction = granted
         projected = projection(topic, request.select.include, request.select.exclude, restriction.hidden)
         keys = point_keys(request.keys)
         rows = permitted(topic, restriction)
         response = sow_pb2.GetResponse()
+        ending: dict[str, None] = {}
         size = 0
         for key, value in self._values(topic, keys, rows, response):
             if value is None:
@@ -216,7 +256,11 @@ class SowService:
                     field="keys",
                 )
             response.records.append(found)
-        return response
+            if below_micros:
+                left = lifetimes.left(read_header(value).expire_time_micros, response.as_of_micros)
+                if left < below_micros:
+                    ending[found.key] = None
+        return response, list(ending)
 
     def _values(
         self, topic: Topic, keys: Sequence[bytes], rows: PermittedRows | None, response: sow_pb2.GetResponse
@@ -367,6 +411,11 @@ class SowService:
             else:
                 delete.payload = request.by_payload
             permit_delete(call, delete, granted)
+            versions = convert.versions(request.by_keys.versions, request.by_keys.keys, "by_keys.versions")
+            if versions is not None:
+                if request.dry_run:
+                    raise convert.invalid("by_keys.versions", "are for deletes; a dry run counts records by their keys")
+                only_versions(delete, versions)
             responses = self._delete_some(delete, granted, dry_run=request.dry_run)
         async with aclosing(responses):
             async for response in responses:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from sow_server.access.caller import Call, Granted
 from sow_server.access.needs import Action
+from sow_server.engine.disk.layout import read_header
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import Delete, Publish, PublisherPosition, RecordMatcher, Touch
 from sow_server.filters.restriction import UNRESTRICTED
@@ -38,6 +41,22 @@ def permit_delete(call: Call, delete: Delete, granted: Granted) -> None:
     if delete.publisher is not None:
         delete.publisher = own_publisher(call, delete.publisher)
     delete.matches = permitted_rows(granted)
+
+
+def only_versions(delete: Delete, versions: Sequence[int]) -> None:
+    """Makes the writer pass over records that do not have the version that is given for their key."""
+    assert delete.keys is not None, "versions are for deletes by key"
+    wanted = dict(zip(map(_encoded, delete.keys), versions, strict=True))
+    permitted_too = delete.matches
+
+    def matches(key: bytes, value: bytes) -> bool:
+        return read_header(value).version == wanted[key] and (permitted_too is None or permitted_too(key, value))
+
+    delete.matches = matches
+
+
+def _encoded(key: str | bytes) -> bytes:
+    return key if isinstance(key, bytes) else key.encode()
 
 
 def permitted_rows(granted: Granted) -> RecordMatcher | None:

@@ -5,18 +5,21 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule, run_state_machine_as_test
 
+from sow_server.engine.commit import puts
 from sow_server.engine.disk.layout import decode_commit
 from sow_server.engine.disk.rocks import COMMITS, EXPIRY, INDEXES, RECORDS
 from sow_server.engine.values.clock import ClockOptions
 from sow_server.engine.values.errors import OpenError, Reason, StoreError
-from sow_server.engine.values.model import MICROS, TTL_MAX_MICROS, Expiration, Lifetime, Publish
+from sow_server.engine.values.model import MICROS, TTL_MAX_MICROS, Expiration, Lifetime, Publish, TtlMode
 from tests.support.examples import examples
 from tests.support.store_checks import KEYS, OPTIONS, TOPICS
 from tests.support.store_requests import INDEXED, StoreRequests, plain_lifetimes, spans, topics
@@ -328,14 +331,18 @@ def test_the_store_agrees_with_the_model_for_long() -> None:
         max_size=8,
     ),
     expiration=st.sampled_from([Expiration.ENABLED, Expiration.DISABLED, Expiration.REJECT]),
+    ttl_mode=st.sampled_from([TtlMode.RESET, TtlMode.EXTEND]),
 )
 @settings(max_examples=examples(30), deadline=None, suppress_health_check=list(HealthCheck))
 def test_the_hot_path_writes_the_same_rows_as_the_general_path(
-    commits: list[tuple[str, list[tuple[str, Lifetime]], Lifetime, bool, int]], expiration: Expiration
+    commits: list[tuple[str, list[tuple[str, Lifetime]], Lifetime, bool, int]],
+    expiration: Expiration,
+    ttl_mode: TtlMode,
 ) -> None:
     """Byte for byte, but for the journal: its columns may be packed differently, and must say the same."""
     found: list[object] = []
-    for want_results in (False, True):
+    columns = mock.patch.object(puts, "PLAIN_RECORDS_MIN", 1)
+    for want_results, patched in ((False, columns), (True, nullcontext())):
         directory = Path(tempfile.mkdtemp())
         rig = Rig(directory)
         try:
@@ -350,7 +357,9 @@ def test_the_hot_path_writes_the_same_rows_as_the_general_path(
                 given_keys = None if TOPICS[topic].key else keys
                 request = Publish(topic, payloads, given_keys, lifetime=lifetime, want_results=want_results)
                 request.lifetimes = [lifetime for _, lifetime in records] if own else None
-                rig.run(request)
+                request.ttl_mode = ttl_mode
+                with patched:
+                    rig.run(request)
                 rig.time.tick(span)
             rows = [row for family in (RECORDS, EXPIRY, COMMITS, INDEXES) for row in rig.rows(family)]
             journals = [rig.journal(name) for name in TOPICS]

@@ -179,6 +179,12 @@ SOW_CASES: Final = (
     Case("SowService.Get", _constant(sow_pb2.GetRequest(topic="orders", keys=["eu"]))),
     Case("SowService.Get", _constant(sow_pb2.GetRequest(topic="orders", keys=["us"])), "a record of other rows"),
     Case("SowService.Get", _constant(sow_pb2.GetRequest(topic="absent", keys=["eu"])), "of a topic that is not there"),
+    Case("SowService.Get", _constant(sow_pb2.GetRequest(topic="orders", keys=["eu"], touch=_TTL)), "that touches"),
+    Case(
+        "SowService.Get",
+        _constant(sow_pb2.GetRequest(topic="orders", keys=["us"], touch=_TTL)),
+        "that touches a record of other rows",
+    ),
     Case("SowService.Query", _constant(sow_pb2.QueryRequest(topic="orders"))),
     Case("SowService.Query", _constant(sow_pb2.QueryRequest(topic="orders", filter="/id = 'us'")), "other rows"),
     Case("SowService.Subscribe", _constant(sow_pb2.SubscribeRequest(topic="orders", sow=True))),

@@ -140,9 +140,18 @@ class FakeClient(FakeRetention):
         ttl: object = None,
         expire_at: object = None,
         keep_ttl: bool = False,
+        extend_ttl: bool = False,
         durability: str | None = None,
     ) -> Published:
-        self._called("publish", key=key, ttl=ttl, expire_at=expire_at, keep_ttl=keep_ttl, durability=durability)
+        self._called(
+            "publish",
+            key=key,
+            ttl=ttl,
+            expire_at=expire_at,
+            keep_ttl=keep_ttl,
+            extend_ttl=extend_ttl,
+            durability=durability,
+        )
         outcome = self._apply(topic, data, key, ttl, expire_at, 0)
         if isinstance(outcome, Refusal):
             raise outcome.error()
@@ -158,9 +167,10 @@ class FakeClient(FakeRetention):
         ttl: object = None,
         expire_at: object = None,
         keep_ttl: bool = False,
+        extend_ttl: bool = False,
         durability: str | None = None,
     ) -> Published:
-        self._called("delta_publish", unset=unset, key=key, ttl=ttl, keep_ttl=keep_ttl)
+        self._called("delta_publish", unset=unset, key=key, ttl=ttl, keep_ttl=keep_ttl, extend_ttl=extend_ttl)
         outcome = self._apply(topic, data, key, ttl, expire_at, 0, Merge(unset))
         if isinstance(outcome, Refusal):
             raise outcome.error()
@@ -175,6 +185,7 @@ class FakeClient(FakeRetention):
         ttl: object = None,
         expire_at: object = None,
         keep_ttl: bool = False,
+        extend_ttl: bool = False,
         durability: str | None = None,
         atomic: bool = False,
         delta: bool = False,
@@ -204,13 +215,21 @@ class FakeClient(FakeRetention):
         ttl: object = None,
         expire_at: object = None,
         keep_ttl: bool = False,
+        extend_ttl: bool = False,
         durability: str | None = None,
         batch_records: int = 1_000,
         on_refusal: Callable[[Refusal], None],
         delta: bool = False,
         unset: Sequence[str] | None = None,
     ) -> FakePublisher:
-        self._called("publisher", ttl=ttl, expire_at=expire_at, keep_ttl=keep_ttl, batch_records=batch_records)
+        self._called(
+            "publisher",
+            ttl=ttl,
+            expire_at=expire_at,
+            keep_ttl=keep_ttl,
+            extend_ttl=extend_ttl,
+            batch_records=batch_records,
+        )
         return FakePublisher(self, topic, ttl, on_refusal, Merge(unset) if delta else None)
 
     def _apply(
@@ -253,9 +272,16 @@ class FakeClient(FakeRetention):
     # ---- reading ----
 
     def get_many(
-        self, topic: str, keys: Iterable[str], *, select: object = None, exclude: object = None
+        self,
+        topic: str,
+        keys: Iterable[str],
+        *,
+        select: object = None,
+        exclude: object = None,
+        touch: object = None,
+        touch_below: object = None,
     ) -> list[Record]:
-        self._called("get_many", topic=topic, select=select, exclude=exclude)
+        self._called("get_many", topic=topic, select=select, exclude=exclude, touch=touch, touch_below=touch_below)
         rows = self._table(topic).rows
         return list(self._batch(topic, [key for key in keys if key in rows], keys_only=False))
 
@@ -451,9 +477,16 @@ class FakeClient(FakeRetention):
         return done
 
     def touch(
-        self, topic: str, key: Sequence[str], *, ttl: object = None, expire_at: datetime | None = None
+        self,
+        topic: str,
+        key: Sequence[str],
+        *,
+        ttl: object = None,
+        expire_at: datetime | None = None,
+        only: str | None = None,
+        atomic: bool = False,
     ) -> list[Published | Refusal]:
-        self._called("touch", ttl=ttl, expire_at=expire_at)
+        self._called("touch", ttl=ttl, expire_at=expire_at, only=only, atomic=atomic)
         rows = self._table(topic).rows
         outcomes: list[Published | Refusal] = []
         for index, one in enumerate(key):

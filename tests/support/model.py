@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
@@ -37,6 +38,7 @@ from sow_server.engine.values.model import (
     RestampMode,
     TopicSettings,
     Touch,
+    TouchOnly,
     TtlMode,
 )
 
@@ -368,14 +370,19 @@ class ModelStore:
                 return Refused(Reason.PAYLOAD_TOO_LARGE)
         if request.ttl_mode is TtlMode.KEEP and current is not None:
             expire_time = current.expire_time_micros
+        if request.ttl_mode is TtlMode.EXTEND and current is not None and current.expire_time_micros > expire_time:
+            expire_time = current.expire_time_micros
         topic.put(key, "put", ModelRecord(payload, now, expire_time, self._next()))
         self._expire_if_due(topic, key, now)
         return Accepted(key, expire_time, ttl_ignored=_ignored(topic, lifetime))
 
     def _touch(self, request: Touch, now: int) -> Expected:
         topic = self.topics[request.topic]
+        before = copy.deepcopy(topic)
+        if request.atomic and len(request.keys) > 1:
+            self._later = []
         results: list[Accepted | Refused] = []
-        for text in request.keys:
+        for index, text in enumerate(request.keys):
             key = text.encode()
             expire_time = stamp(topic.settings, request.lifetime, now)
             if isinstance(expire_time, Reason):
@@ -384,13 +391,23 @@ class ModelStore:
             current = self._live(topic, key, now)
             if current is None:
                 results.append(Refused(Reason.RECORD_NOT_FOUND))
-            elif (failed := _failed(request.condition, current)) is not None:
+            elif (failed := _failed(_condition_of(request, index), current)) is not None:
                 results.append(failed)
+            elif not _to_touch(request, current, expire_time, now):
+                results.append(Refused(Reason.CONDITION_FAILED, current.version))
             else:
                 touched = ModelRecord(current.payload, current.publish_time_micros, expire_time, self._next())
                 topic.put(key, "touch", touched)
                 self._expire_if_due(topic, key, now)
                 results.append(Accepted(key, expire_time, ttl_ignored=_ignored(topic, request.lifetime)))
+        refused = [result for result in results if isinstance(result, Refused)]
+        if request.atomic and 0 < len(refused) < len(results):
+            self.topics[request.topic] = before
+            self._later = None
+            results = [result if isinstance(result, Refused) else Refused(Reason.ATOMIC_ABORTED) for result in results]
+        later, self._later = self._later or [], None
+        for letter in later:
+            self._deliver(*letter, now)
         return Expected(results=results)
 
     def _delete(self, request: Delete, now: int) -> Expected:
@@ -554,6 +571,29 @@ def _failed(condition: Condition | None, current: ModelRecord | None) -> Refused
     if holds[condition.kind]:
         return None
     return Refused(Reason.CONDITION_FAILED, 0 if current is None else current.version)
+
+
+def _condition_of(request: Touch, index: int) -> Condition | None:
+    return (
+        request.condition if request.versions is None else Condition(ConditionKind.IF_VERSION, request.versions[index])
+    )
+
+
+def _to_touch(request: Touch, current: ModelRecord, expire_time: int, now: int) -> bool:
+    """Rules L19 and L20. A record that never expires has an endless stamp, and endless time left."""
+    before, after = (math.inf if at == NEVER else at for at in (current.expire_time_micros, expire_time))
+    if request.below_micros is not None:
+        below = math.inf if request.below_micros == NEVER else request.below_micros
+        every = request.below_micros > NEVER
+        if not every and before - now >= below:
+            return False
+    return {
+        None: True,
+        TouchOnly.LATER: after > before,
+        TouchOnly.EARLIER: after < before,
+        TouchOnly.WITHOUT: before == math.inf,
+        TouchOnly.WITH: before < math.inf,
+    }[request.only]
 
 
 def _ignored(topic: ModelTopic, lifetime: Lifetime) -> bool:

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant
 
 from sow_server.engine import background, upkeep
 from sow_server.engine.catalog.topics import Topic
-from sow_server.engine.commit import publishers
+from sow_server.engine.commit import mutations, publishers, puts
 from sow_server.engine.commit.options import WriterOptions
 from sow_server.engine.commit.publishers import decode as decode_publisher
 from sow_server.engine.commit.requests import RequestLimits
@@ -69,6 +69,9 @@ class StoreChecks(RuleBasedStateMachine):
             mock.patch.object(background, "INDEX_CHUNK", 2),
             mock.patch.object(upkeep, "PRUNE_READS", 1),
             mock.patch.object(publishers, "OUTCOMES_KEPT", OUTCOMES_KEPT),
+            # The requests are small, and are to take both paths, that of columns and that of single records.
+            mock.patch.object(puts, "PLAIN_RECORDS_MIN", 1),
+            mock.patch.object(mutations, "PLAIN_RECORDS_MIN", 2),
         ]
         for patch in self.patches:
             patch.start()

@@ -29,8 +29,10 @@ from sow_server.engine.values.model import (
     Restamp,
     RestampMode,
     Touch,
+    TouchOnly,
     TtlMode,
 )
+from sow_server.services.convert import EVERY_MICROS
 from tests.support.model import Expected, ModelTopic, Wanted
 from tests.support.store_checks import KEYS, TOPICS, StoreChecks
 
@@ -96,10 +98,17 @@ class StoreRequests(StoreChecks):
         records=st.lists(st.tuples(st.sampled_from(KEYS), plain_lifetimes), min_size=1, max_size=6),
         lifetime=plain_lifetimes,
         own_lifetimes=st.booleans(),
+        ttl_mode=st.sampled_from([TtlMode.RESET, TtlMode.EXTEND]),
         hold=st.booleans(),
     )
     def publish_plainly(
-        self, topic: str, records: list[tuple[str, Lifetime]], lifetime: Lifetime, own_lifetimes: bool, hold: bool
+        self,
+        topic: str,
+        records: list[tuple[str, Lifetime]],
+        lifetime: Lifetime,
+        own_lifetimes: bool,
+        ttl_mode: TtlMode,
+        hold: bool,
     ) -> None:
         """As most requests are; the hot path."""
         request = Publish(
@@ -108,6 +117,7 @@ class StoreRequests(StoreChecks):
             None if TOPICS[topic].key else [key for key, _ in records],
             lifetime=lifetime,
             lifetimes=[own for _, own in records] if own_lifetimes else None,
+            ttl_mode=ttl_mode,
         )
         self._request(request, hold=hold)
 
@@ -121,7 +131,7 @@ class StoreRequests(StoreChecks):
         lifetime=lifetimes,
         own_lifetimes=st.booleans(),
         conditional=st.booleans(),
-        ttl_mode=st.sampled_from([TtlMode.RESET, TtlMode.RESET, TtlMode.KEEP]),
+        ttl_mode=st.sampled_from([TtlMode.RESET, TtlMode.RESET, TtlMode.KEEP, TtlMode.EXTEND]),
         atomic=st.sampled_from([False, False, True]),
         want_results=st.booleans(),
         durability=st.sampled_from(list(Durability)),
@@ -212,11 +222,45 @@ class StoreRequests(StoreChecks):
         keys=st.lists(st.sampled_from(KEYS), min_size=1, max_size=4),
         lifetime=lifetimes,
         condition=conditions,
+        only=st.sampled_from([None, None, *TouchOnly]),
+        atomic=st.booleans(),
+        # Whether each version is the right one; None: no versions.
+        versions=st.sampled_from([None, None, [1, 1, 1, 1], [1, 1, 0, 1]]),
         hold=st.booleans(),
     )
-    def touch(self, topic: str, keys: list[str], lifetime: Lifetime, condition: Condition | None, hold: bool) -> None:
-        fixed = self._fix_condition(topic, keys[0], condition)
-        self._request(Touch(topic, keys, self._fix(lifetime), fixed), hold=hold)
+    def touch(
+        self,
+        *,
+        topic: str,
+        keys: list[str],
+        lifetime: Lifetime,
+        condition: Condition | None,
+        only: TouchOnly | None,
+        atomic: bool,
+        versions: list[int] | None,
+        hold: bool,
+    ) -> None:
+        request = Touch(topic, keys, self._fix(lifetime), only=only, atomic=atomic)
+        if versions is None:
+            request.condition = self._fix_condition(topic, keys[0], condition)
+        else:
+            fixed = [
+                self._fix_condition(topic, key, Condition(ConditionKind.IF_VERSION, right))
+                for key, right in zip(keys, versions, strict=False)
+            ]
+            request.versions = [1 if one is None else one.version for one in fixed]
+        self._request(request, hold=hold)
+
+    @rule(
+        topic=topics,
+        keys=st.lists(st.sampled_from(KEYS), min_size=1, max_size=6),
+        lifetime=lifetimes,
+        below=st.sampled_from([0, 1, 5 * MICROS, 3_600 * MICROS, NEVER, EVERY_MICROS]),
+        hold=st.booleans(),
+    )
+    def read_and_renew(self, topic: str, keys: list[str], lifetime: Lifetime, below: int, hold: bool) -> None:
+        """The touch of a get (rule L20)."""
+        self._request(Touch(topic, keys, self._fix(lifetime), below_micros=below), hold=hold)
 
     @rule(
         topic=topics,

@@ -35,7 +35,41 @@ def test_options_of_publish_reach_the_publisher(client: FakeClient) -> None:
     result = run(client, "publish", "orders", "--keep-ttl", "--batch", "7", "--ttl", "never", stdin=b'{"id":1}\n')
 
     assert result.exit_code == 0, result.output
-    assert client.arguments_of("publisher") == {"ttl": "never", "expire_at": None, "keep_ttl": True, "batch_records": 7}
+    assert client.arguments_of("publisher") == {
+        "ttl": "never",
+        "expire_at": None,
+        "keep_ttl": True,
+        "extend_ttl": False,
+        "batch_records": 7,
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "method", "keep", "extend"),
+    [
+        (["--ttl-mode", "extend"], "publisher", False, True),
+        (["--ttl-mode", "keep"], "publisher", True, False),
+        (["--ttl-mode", "reset"], "publisher", False, False),
+        (["--ttl-mode", "extend", "--data", '{"id":1}'], "publish", False, True),
+        (["--ttl-mode", "extend", "--delta", "--data", '{"id":1}'], "delta_publish", False, True),
+    ],
+)
+def test_the_mode_of_lifetimes_reaches_each_way_of_publishing(
+    client: FakeClient, arguments: list[str], method: str, keep: bool, extend: bool
+) -> None:
+    client.add("orders")
+
+    result = run(client, "publish", "orders", "--ttl", "30s", *arguments, stdin=b'{"id":1}\n')
+
+    assert result.exit_code == 0, result.output
+    given = client.arguments_of(method)
+    assert (given["keep_ttl"], given["extend_ttl"]) == (keep, extend)
+
+
+def test_two_modes_of_lifetimes_are_wrong_usage(client: FakeClient) -> None:
+    client.add("orders")
+    result = run(client, "publish", "orders", "--keep-ttl", "--ttl-mode", "extend", stdin=b"")
+    assert result.exit_code == 2
 
 
 def test_bad_lines_are_reported_with_their_number_and_the_rest_goes_on(client: FakeClient, tmp_path: Path) -> None:

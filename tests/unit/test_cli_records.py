@@ -152,3 +152,24 @@ def test_touch_and_persist_report_each_key(client: FakeClient) -> None:
     assert persisted.exit_code == 0
     assert "expire_time_micros" not in rows(persisted)[0]
     assert client.arguments_of("touch")["ttl"] == "never"
+
+
+def test_touch_passes_its_conditions_on(client: FakeClient) -> None:
+    client.add("sessions", records=[{"id": "alice"}], expiration="enabled")
+
+    result = run(client, "touch", "sessions", "alice", "--ttl", "20m", "--only", "later", "--atomic")
+
+    assert result.exit_code == 0, result.output
+    assert client.arguments_of("touch") == {"ttl": "20m", "expire_at": None, "only": "later", "atomic": True}
+
+
+def test_get_passes_on_what_it_renews(client: FakeClient) -> None:
+    client.add("sessions", records=[{"id": "alice"}], expiration="enabled")
+
+    result = run(client, "get", "sessions", "alice", "--touch", "20m", "--touch-below", "5m")
+    alone = run(client, "get", "sessions", "alice", "--touch-below", "5m")
+
+    assert result.exit_code == 0, result.output
+    given = client.arguments_of("get_many")
+    assert (given["touch"], given["touch_below"]) == ("20m", "5m")
+    assert alone.exit_code == 2

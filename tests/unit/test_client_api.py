@@ -22,6 +22,7 @@ PUBLIC = {
     "Identity",
     "Token",
     "EARLIEST", "NEVER", "UNLIMITED", "Aborted", "Ack", "AlreadyExists", "AsyncClient", "AsyncDurableSubscription",
+    "AsyncLease", "Lease", "LeaseLost", "TouchOnlyName",
     "AsyncLoadStager", "AsyncPublisher", "AsyncQueryResult", "AsyncSubscription", "BacklogActionName", "BackupMade",
     "Browsed", "Cancelled", "Change", "ChangesPlan", "Client", "ClockAccepted", "Compacted", "ConditionFailed",
     "DataLoss",

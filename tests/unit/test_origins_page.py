@@ -17,6 +17,7 @@ ROWS = (
     + [f"arrebato {number}" for number in range(1, 7)]
     + [f"Pulsar {number}" for number in range(1, 11)]
     + [f"RabbitMQ {number}" for number in range(1, 14)]
+    + [f"Lifetime {number}" for number in range(1, 7)]
     + [f"Access {number}" for number in range(1, 8)]
 )
 

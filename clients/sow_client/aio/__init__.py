@@ -8,15 +8,13 @@ This package is the source of both clients: clients/generate_blocking.py makes `
 
 from __future__ import annotations
 
-from sow_client.aio._administration import AsyncAdministration
 from sow_client.aio._following import AsyncFollowing
+from sow_client.aio._leasing import AsyncLeasing
 from sow_client.aio._loading import AsyncLoading
-from sow_client.aio._publishing import AsyncPublishing
-from sow_client.aio._reading import AsyncReading
 from sow_client.aio._snapshots import AsyncSnapshots
 
 
-class AsyncClient(AsyncPublishing, AsyncReading, AsyncSnapshots, AsyncFollowing, AsyncAdministration, AsyncLoading):
+class AsyncClient(AsyncLeasing, AsyncSnapshots, AsyncFollowing, AsyncLoading):
     """A connection to a sow server. It connects at the first call, and again by itself after a break.
 
     Make it where its event loop runs. All tasks of that loop may use it; a publisher, a query result and a subscription

@@ -74,17 +74,22 @@ class AsyncCalls:
         once: bool = False,
         unbounded: bool = False,
         at_least: float = 0.0,
+        at_most: float | None = None,
     ) -> _Response:
         """Makes a call with one answer. A second attempt follows when the connection breaks, unless `once`.
 
-        The deadline is `timeout`, or `at_least` seconds if that is more; none with `unbounded`.
+        The deadline is `timeout`, or `at_least` seconds if that is more; none with `unbounded`. `at_most` bounds it,
+        and before it the wait for a connection.
         """
+        seconds = None if unbounded else max(self._timeout, at_least)
+        if at_most is not None:
+            seconds = at_most if seconds is None else min(seconds, at_most)
         again = not once and self._transport.is_own
         while True:
-            await self._transport.await_ready()
+            await self._transport.await_ready(at_most)
             try:
                 with _transport.unless_closed():
-                    return await method(request, timeout=None if unbounded else max(self._timeout, at_least))
+                    return await method(request, timeout=seconds)
             except grpc.RpcError as error:
                 translated = _statuses.call_error(error, client_closed=self._transport.is_closed)
                 if not again or translated.reason != "UNREACHABLE":

@@ -12,7 +12,7 @@ import grpc.aio
 from sow.v1 import sow_pb2
 from sow_client import _reads, _statuses, _transport
 from sow_client._queries import QUERY_ATTEMPTS_MAX, QUERY_RETRY_SECONDS, AsyncQueryResult
-from sow_client._records import Page, QueryPlan, Record, RecordBatch, invalid
+from sow_client._records import Page, QueryPlan, Record, RecordBatch, Ttl, invalid
 from sow_client.aio._calls import AsyncCalls
 from sow_client.errors import SowError, Unavailable
 
@@ -20,9 +20,11 @@ from sow_client.errors import SowError, Unavailable
 class AsyncReading(AsyncCalls):
     """The calls that read records."""
 
-    async def get(self, topic: str, key: str) -> Record | None:
-        """The live record of a key, or None."""
-        found = await self.get_many(topic, [key])
+    async def get(
+        self, topic: str, key: str, *, touch: Ttl | None = None, touch_below: Ttl | None = None
+    ) -> Record | None:
+        """The live record of a key, or None. `touch` and `touch_below` as in `get_many`."""
+        found = await self.get_many(topic, [key], touch=touch, touch_below=touch_below)
         return found[0] if found else None
 
     async def get_many(
@@ -32,16 +34,23 @@ class AsyncReading(AsyncCalls):
         *,
         select: Iterable[str] | None = None,
         exclude: Iterable[str] | None = None,
+        touch: Ttl | None = None,
+        touch_below: Ttl | None = None,
     ) -> list[Record]:
         """The live records of the keys, in the order of the keys; keys without a record are left out.
 
         `select` or `exclude`: payload fields to return, as paths such as "/a/b". Up to 10,000 keys are read at one
         instant; more keys take several requests.
+        `touch` gives the records this lifetime, and they come with their new expire times (rule L20). With
+        `touch_below` only those that have less than this left are touched. Each 1,000 keys are then a request, and a
+        commit if a record is touched.
         """
         select, exclude = _reads.texts(select, "select"), _reads.texts(exclude, "exclude")
+        limit = _reads.RECORDS_PER_REQUEST_MAX if touch is None else _reads.TOUCHED_TOGETHER_MAX
         found: list[Record] = []
-        for chunk in _reads.key_chunks(keys):
-            response = await self._call(self._sow.Get, _reads.get_request(topic, chunk, select, exclude))
+        for chunk in _reads.key_chunks(keys, limit):
+            request = _reads.get_request(topic, chunk, select, exclude, touch=touch, touch_below=touch_below)
+            response = await self._call(self._sow.Get, request)
             found += _reads.records(topic, response)
         return found
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from sow_client.blocking._administration import Administration
 from sow_client.blocking._following import Following
+from sow_client.blocking._leasing import Leasing
 from sow_client.blocking._loading import Loading
-from sow_client.blocking._publishing import Publishing
-from sow_client.blocking._reading import Reading
 from sow_client.blocking._snapshots import Snapshots
 
 
-class Client(Publishing, Reading, Snapshots, Following, Administration, Loading):
+class Client(Leasing, Snapshots, Following, Loading):
     """A connection to a sow server. It connects at the first call, and again by itself after a break.
 
     Many threads may use it at once; a publisher, a query result and a subscription belong to one thread. It raises

@@ -14,7 +14,7 @@ from sow_client import _lifetimes, _publish_core, _reads, _statuses, _transport,
 from sow_client._documents import Document, encode
 from sow_client._publish_core import Ack, OpenedPublisher, PublishCore, PublisherOptions, StreamDefaults
 from sow_client._publisher import Publisher, StreamCall
-from sow_client._records import NEVER, Deleted, DurabilityName, ExpireAt, Published, Ttl
+from sow_client._records import NEVER, Deleted, DurabilityName, ExpireAt, Published, TouchOnlyName, Ttl
 from sow_client.blocking._calls import Calls
 from sow_client.errors import Refusal
 
@@ -31,6 +31,7 @@ class Publishing(Calls):
         ttl: Ttl | None = None,
         expire_at: ExpireAt | None = None,
         keep_ttl: bool = False,
+        extend_ttl: bool = False,
         only_if_absent: bool = False,
         only_if_present: bool = False,
         only_if_version: int | None = None,
@@ -38,10 +39,10 @@ class Publishing(Calls):
     ) -> Published:
         """Publishes one record (rule P1).
 
-        `key` is for topics without key fields (K3). `ttl` or `expire_at` is its lifetime (L2); with `keep_ttl` a live
-        record keeps its own (L6). At most one condition may be given (P3). `durability` decides when the server
-        acknowledges (P5); None: the server's default. Raises the error of a refusal, such as InvalidArgument or
-        ConditionFailed.
+        `key` is for topics without key fields (K3). `ttl` or `expire_at` is its lifetime (L2). With `keep_ttl` a live
+        record keeps its own, and with `extend_ttl` it gets the later of both expire times (L6). At most one condition
+        may be given (P3). `durability` decides when the server acknowledges (P5); None: the server's default. Raises
+        the error of a refusal, such as InvalidArgument or ConditionFailed.
         """
         request = _writes.publish_request(
             topic,
@@ -49,6 +50,7 @@ class Publishing(Calls):
             ttl=ttl,
             expire_at=expire_at,
             keep_ttl=keep_ttl,
+            extend_ttl=extend_ttl,
             condition=_writes.condition(
                 only_if_absent=only_if_absent, only_if_present=only_if_present, only_if_version=only_if_version
             ),
@@ -66,6 +68,7 @@ class Publishing(Calls):
         ttl: Ttl | None = None,
         expire_at: ExpireAt | None = None,
         keep_ttl: bool = False,
+        extend_ttl: bool = False,
         only_if_absent: bool = False,
         only_if_present: bool = False,
         only_if_version: int | None = None,
@@ -82,6 +85,7 @@ class Publishing(Calls):
             ttl=ttl,
             expire_at=expire_at,
             keep_ttl=keep_ttl,
+            extend_ttl=extend_ttl,
             condition=_writes.condition(
                 only_if_absent=only_if_absent, only_if_present=only_if_present, only_if_version=only_if_version
             ),
@@ -100,6 +104,7 @@ class Publishing(Calls):
         ttl: Ttl | None = None,
         expire_at: ExpireAt | None = None,
         keep_ttl: bool = False,
+        extend_ttl: bool = False,
         only_if_absent: bool = False,
         only_if_present: bool = False,
         atomic: bool = False,
@@ -127,6 +132,7 @@ class Publishing(Calls):
                 ttl=ttl,
                 expire_at=expire_at,
                 keep_ttl=keep_ttl,
+                extend_ttl=extend_ttl,
                 condition=condition,
                 durability=durability,
                 atomic=atomic,
@@ -146,6 +152,7 @@ class Publishing(Calls):
         ttl: Ttl | None = None,
         expire_at: ExpireAt | None = None,
         keep_ttl: bool = False,
+        extend_ttl: bool = False,
         durability: DurabilityName | None = None,
         batch_records: int = 1_000,
         max_in_flight: int = 16,
@@ -171,7 +178,7 @@ class Publishing(Calls):
         defaults = StreamDefaults(
             topic,
             _lifetimes.lifetime_message(ttl, expire_at),
-            _writes.ttl_mode(keep_ttl),
+            _writes.ttl_mode(keep_ttl, extend_ttl),
             _writes.durability_value(durability),
             delta,
             _writes.unset_paths(delta, unset) or (),
@@ -213,6 +220,7 @@ class Publishing(Calls):
         *,
         ttl: Ttl | None = None,
         expire_at: ExpireAt | None = None,
+        only: TouchOnlyName | None = None,
         only_if_version: int | None = None,
         durability: DurabilityName | None = None,
     ) -> Published: ...
@@ -225,7 +233,10 @@ class Publishing(Calls):
         *,
         ttl: Ttl | None = None,
         expire_at: ExpireAt | None = None,
+        only: TouchOnlyName | None = None,
         only_if_version: int | None = None,
+        only_if_versions: Iterable[int] | None = None,
+        atomic: bool = False,
         durability: DurabilityName | None = None,
     ) -> list[Published | Refusal]: ...
 
@@ -236,16 +247,24 @@ class Publishing(Calls):
         *,
         ttl: Ttl | None = None,
         expire_at: ExpireAt | None = None,
+        only: TouchOnlyName | None = None,
         only_if_version: int | None = None,
+        only_if_versions: Iterable[int] | None = None,
+        atomic: bool = False,
         durability: DurabilityName | None = None,
     ) -> Published | list[Published | Refusal]:
         """Gives live records a new lifetime; without one, the topic's rule for "absent" applies (rule P8).
 
+        `only` names the records to touch by their expire time: those that get a "later" or an "earlier" one, those
+        "without" one, those "with" one (L19). `only_if_versions` has a version for each key. With `atomic` all keys are
+        touched in one commit, or none (at most 1,000).
         For one key it returns the new version, or raises an error such as NotFound; for a list, the outcome of each.
         """
         keys = [key] if isinstance(key, str) else list(key)
+        versions = None if only_if_versions is None else list(only_if_versions)
         results: list[Published | Refusal] = []
-        for chunk in _reads.key_chunks(keys):
+        for chunk in [keys] if atomic else _reads.key_chunks(keys):
+            first = len(results)
             request = _writes.touch_request(
                 topic,
                 chunk,
@@ -253,11 +272,14 @@ class Publishing(Calls):
                 expire_at=expire_at,
                 only_if_version=only_if_version,
                 durability=durability,
+                only=only,
+                atomic=atomic,
+                only_if_versions=None if versions is None else versions[first : first + len(chunk)],
             )
             response = self._call(self._sow.Touch, request, once=True)
             if isinstance(key, str):
                 return _writes.only(response)
-            results += _writes.outcomes(response, expected=len(chunk), first_index=len(results))
+            results += _writes.outcomes(response, expected=len(chunk), first_index=first, atomic=atomic)
         return results
 
     def persist(self, topic: str, key: str, *, durability: DurabilityName | None = None) -> Published:
@@ -269,6 +291,7 @@ class Publishing(Calls):
         topic: str,
         *,
         keys: Iterable[str] | None = None,
+        only_if_versions: Iterable[int] | None = None,
         filter: str | None = None,  # noqa: A002 - the name that users know from the contract
         data: Document | None = None,
         all: bool = False,  # noqa: A002 - the name that users know from the contract
@@ -281,13 +304,21 @@ class Publishing(Calls):
     ) -> Deleted:
         """Deletes records by exactly one of `keys`, `filter`, `data` (its key is derived as for a publish), `all` (D1).
 
-        `dry_run` only counts. Many records are deleted in steps, each record only if it still matches at its step;
+        `only_if_versions` has a version for each of the `keys`; a record with another version stays. `dry_run` only
+        counts. Many records are deleted in steps, each record only if it still matches at its step;
         `on_progress` gets the figures after each step. When the connection breaks, completed steps stay done.
         With `publisher_id`, by keys or data only, the delete belongs to that publisher's work: it is refused with
         PUBLISHER_FENCED when an epoch later than `epoch` has begun, with UNIT_DONE when `unit` is finished (P6).
         """
         request = _writes.delete_request(
-            topic, keys=keys, filter_text=filter, data=data, everything=all, dry_run=dry_run, durability=durability
+            topic,
+            keys=keys,
+            filter_text=filter,
+            data=data,
+            everything=all,
+            dry_run=dry_run,
+            durability=durability,
+            only_if_versions=only_if_versions,
         )
         _writes.act_for(request, publisher_id, epoch, unit)
         self._transport.await_ready()

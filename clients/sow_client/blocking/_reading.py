@@ -12,7 +12,7 @@ import grpc
 from sow.v1 import sow_pb2
 from sow_client import _reads, _statuses
 from sow_client._queries import QUERY_ATTEMPTS_MAX, QUERY_RETRY_SECONDS, QueryResult
-from sow_client._records import Page, QueryPlan, Record, RecordBatch, invalid
+from sow_client._records import Page, QueryPlan, Record, RecordBatch, Ttl, invalid
 from sow_client.blocking._calls import Calls
 from sow_client.errors import SowError, Unavailable
 
@@ -20,9 +20,9 @@ from sow_client.errors import SowError, Unavailable
 class Reading(Calls):
     """The calls that read records."""
 
-    def get(self, topic: str, key: str) -> Record | None:
-        """The live record of a key, or None."""
-        found = self.get_many(topic, [key])
+    def get(self, topic: str, key: str, *, touch: Ttl | None = None, touch_below: Ttl | None = None) -> Record | None:
+        """The live record of a key, or None. `touch` and `touch_below` as in `get_many`."""
+        found = self.get_many(topic, [key], touch=touch, touch_below=touch_below)
         return found[0] if found else None
 
     def get_many(
@@ -32,16 +32,23 @@ class Reading(Calls):
         *,
         select: Iterable[str] | None = None,
         exclude: Iterable[str] | None = None,
+        touch: Ttl | None = None,
+        touch_below: Ttl | None = None,
     ) -> list[Record]:
         """The live records of the keys, in the order of the keys; keys without a record are left out.
 
         `select` or `exclude`: payload fields to return, as paths such as "/a/b". Up to 10,000 keys are read at one
         instant; more keys take several requests.
+        `touch` gives the records this lifetime, and they come with their new expire times (rule L20). With
+        `touch_below` only those that have less than this left are touched. Each 1,000 keys are then a request, and a
+        commit if a record is touched.
         """
         select, exclude = _reads.texts(select, "select"), _reads.texts(exclude, "exclude")
+        limit = _reads.RECORDS_PER_REQUEST_MAX if touch is None else _reads.TOUCHED_TOGETHER_MAX
         found: list[Record] = []
-        for chunk in _reads.key_chunks(keys):
-            response = self._call(self._sow.Get, _reads.get_request(topic, chunk, select, exclude))
+        for chunk in _reads.key_chunks(keys, limit):
+            request = _reads.get_request(topic, chunk, select, exclude, touch=touch, touch_below=touch_below)
+            response = self._call(self._sow.Get, request)
             found += _reads.records(topic, response)
         return found
 

@@ -20,6 +20,40 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _TouchOnly:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _TouchOnlyEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_TouchOnly.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    TOUCH_ONLY_UNSPECIFIED: _TouchOnly.ValueType  # 0
+    """All."""
+    TOUCH_ONLY_LATER: _TouchOnly.ValueType  # 1
+    """Those that get a later expire time."""
+    TOUCH_ONLY_EARLIER: _TouchOnly.ValueType  # 2
+    """Those that get an earlier expire time."""
+    TOUCH_ONLY_WITHOUT: _TouchOnly.ValueType  # 3
+    """Those that never expire."""
+    TOUCH_ONLY_WITH: _TouchOnly.ValueType  # 4
+    """Those that have an expire time."""
+
+class TouchOnly(_TouchOnly, metaclass=_TouchOnlyEnumTypeWrapper):
+    """The records that a touch changes, by their present expire time and the one that the touch gives (rule L19). Never is
+    the latest. Every other record is refused with CONDITION_FAILED.
+    """
+
+TOUCH_ONLY_UNSPECIFIED: TouchOnly.ValueType  # 0
+"""All."""
+TOUCH_ONLY_LATER: TouchOnly.ValueType  # 1
+"""Those that get a later expire time."""
+TOUCH_ONLY_EARLIER: TouchOnly.ValueType  # 2
+"""Those that get an earlier expire time."""
+TOUCH_ONLY_WITHOUT: TouchOnly.ValueType  # 3
+"""Those that never expire."""
+TOUCH_ONLY_WITH: TouchOnly.ValueType  # 4
+"""Those that have an expire time."""
+Global___TouchOnly: _TypeAlias = TouchOnly  # noqa: Y015
+
 class _GapReason:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -478,8 +512,14 @@ class GetRequest(_message.Message):
     TOPIC_FIELD_NUMBER: _builtins.int
     KEYS_FIELD_NUMBER: _builtins.int
     SELECT_FIELD_NUMBER: _builtins.int
+    TOUCH_FIELD_NUMBER: _builtins.int
+    TOUCH_BELOW_MICROS_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """The topic's name."""
+    touch_below_micros: _builtins.int
+    """Touches only records with less than this left, in microseconds, 0 or more. A record that never expires has not.
+    Unset: all. Only with `touch`.
+    """
     @_builtins.property
     def keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """1 to 10,000 record keys."""
@@ -488,18 +528,28 @@ class GetRequest(_message.Message):
     def select(self) -> Global___Projection:
         """Payload fields to return. Unset: the whole payload."""
 
+    @_builtins.property
+    def touch(self) -> _types_pb2.Lifetime:
+        """Also gives records this lifetime, as a touch does, in one commit, and returns them with their new expire time (rule
+        L20). Then at most 1,000 keys, and the permissions of a touch are needed, too. Unset: the read changes nothing.
+        """
+
     def __init__(
         self,
         *,
         topic: _builtins.str = ...,
         keys: _abc.Iterable[_builtins.str] | None = ...,
         select: Global___Projection | None = ...,
+        touch: _types_pb2.Lifetime | None = ...,
+        touch_below_micros: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["select", b"select"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_touch_below_micros", b"_touch_below_micros", "select", b"select", "touch", b"touch", "touch_below_micros", b"touch_below_micros"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["keys", b"keys", "select", b"select", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_touch_below_micros", b"_touch_below_micros", "keys", b"keys", "select", b"select", "topic", b"topic", "touch", b"touch", "touch_below_micros", b"touch_below_micros"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__touch_below_micros: _TypeAlias = _typing.Literal["touch_below_micros"]  # noqa: Y015
+    _WhichOneofArgType__touch_below_micros: _TypeAlias = _typing.Literal["_touch_below_micros", b"_touch_below_micros"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__touch_below_micros) -> _WhichOneofReturnType__touch_below_micros | None: ...
 
 Global___GetRequest: _TypeAlias = GetRequest  # noqa: Y015
 
@@ -827,18 +877,24 @@ class KeyList(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     KEYS_FIELD_NUMBER: _builtins.int
+    VERSIONS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """1 to 10,000 record keys."""
+
+    @_builtins.property
+    def versions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """One version for each key: the record is deleted only if it still has that version. Empty: whatever its version."""
 
     def __init__(
         self,
         *,
         keys: _abc.Iterable[_builtins.str] | None = ...,
+        versions: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["keys", b"keys"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["keys", b"keys", "versions", b"versions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -947,10 +1003,17 @@ class TouchRequest(_message.Message):
     LIFETIME_FIELD_NUMBER: _builtins.int
     CONDITION_FIELD_NUMBER: _builtins.int
     DURABILITY_FIELD_NUMBER: _builtins.int
+    ONLY_FIELD_NUMBER: _builtins.int
+    ATOMIC_FIELD_NUMBER: _builtins.int
+    VERSIONS_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """The topic's name."""
     durability: _types_pb2.Durability.ValueType
     """When to acknowledge. Unset: the server's default."""
+    only: Global___TouchOnly.ValueType
+    """The records to touch, by their present expire time. Unset: all."""
+    atomic: _builtins.bool
+    """true: all records are touched, in one commit, or none (at most 1,000 keys)."""
     @_builtins.property
     def keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """1 to 10,000 record keys."""
@@ -963,6 +1026,12 @@ class TouchRequest(_message.Message):
     def condition(self) -> _types_pb2.Condition:
         """Unset: the record only has to be alive."""
 
+    @_builtins.property
+    def versions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """One version for each key: the record must have that version, as with `condition.only_if_version`.
+        Not together with `condition`. Empty: no such condition.
+        """
+
     def __init__(
         self,
         *,
@@ -971,10 +1040,13 @@ class TouchRequest(_message.Message):
         lifetime: _types_pb2.Lifetime | None = ...,
         condition: _types_pb2.Condition | None = ...,
         durability: _types_pb2.Durability.ValueType = ...,
+        only: Global___TouchOnly.ValueType = ...,
+        atomic: _builtins.bool = ...,
+        versions: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["condition", b"condition", "lifetime", b"lifetime"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["condition", b"condition", "durability", b"durability", "keys", b"keys", "lifetime", b"lifetime", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["atomic", b"atomic", "condition", b"condition", "durability", b"durability", "keys", b"keys", "lifetime", b"lifetime", "only", b"only", "topic", b"topic", "versions", b"versions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -71,6 +71,8 @@ class _TtlModeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_TtlMode.Value
     """The server computes the expire time anew from this publish's lifetime, or from the topic's default."""
     TTL_MODE_KEEP: _TtlMode.ValueType  # 2
     """A live record keeps its expire time; the lifetime given here applies only when there is no live record."""
+    TTL_MODE_EXTEND: _TtlMode.ValueType  # 3
+    """The later of both: the expire time as with RESET, or that of the live record if that is later. Never is the latest."""
 
 class TtlMode(_TtlMode, metaclass=_TtlModeEnumTypeWrapper):
     """The effect of an update on the present expire time of the record (rule L6)."""
@@ -81,6 +83,8 @@ TTL_MODE_RESET: TtlMode.ValueType  # 1
 """The server computes the expire time anew from this publish's lifetime, or from the topic's default."""
 TTL_MODE_KEEP: TtlMode.ValueType  # 2
 """A live record keeps its expire time; the lifetime given here applies only when there is no live record."""
+TTL_MODE_EXTEND: TtlMode.ValueType  # 3
+"""The later of both: the expire time as with RESET, or that of the live record if that is later. Never is the latest."""
 Global___TtlMode: _TypeAlias = TtlMode  # noqa: Y015
 
 class _LifetimeKind:

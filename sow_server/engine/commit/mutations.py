@@ -12,7 +12,7 @@ from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.commit.draft import Draft
 from sow_server.engine.commit.publishers import PublisherCache
 from sow_server.engine.commit.puts import PLAIN_RECORDS_MIN, failed_condition, stage_publish, ttl_ignored
-from sow_server.engine.commit.requests import Job, Result, Slice, store_keys
+from sow_server.engine.commit.requests import AtomicAborted, Job, Result, Slice, store_keys
 from sow_server.engine.disk.layout import (
     EXPIRE_TIME,
     RECORD_KEY,
@@ -25,13 +25,17 @@ from sow_server.engine.values import lifetimes
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.lifetimes import LifetimeError
 from sow_server.engine.values.model import (
+    NEVER,
     Applied,
+    Condition,
+    ConditionKind,
     Delete,
     Publish,
     Refusal,
     Restamp,
     RestampMode,
     Touch,
+    TouchOnly,
 )
 
 READ_WHOLE: Final = (Touch, Delete, Restamp)
@@ -100,11 +104,15 @@ def _stage_touch(draft: Draft, job: Job, request: Touch, topic: Topic, count: in
             part.add(Refusal(index, key.reason, key.message))
         else:
             part.add(_touch_one(draft, topic, index, key, request))
+    if request.atomic and part.refusals and part.applied:
+        raise AtomicAborted(part.refusals)
     return part
 
 
 def _touch_one(draft: Draft, topic: Topic, index: int, key: bytes, request: Touch) -> Result:
     lifetime, condition, permits = request.lifetime, request.condition, request.permits
+    if request.versions is not None:
+        condition = Condition(ConditionKind.IF_VERSION, request.versions[index])
     store_key = topic.prefix + key
     try:
         expire_time = lifetimes.expire_time(topic.settings, lifetime, draft.now)
@@ -115,6 +123,9 @@ def _touch_one(draft: Draft, topic: Topic, index: int, key: bytes, request: Touc
         return Refusal(index, Reason.RECORD_NOT_FOUND, f"key: there is no live record {_shown(key)}")
     if condition is not None and (failed := failed_condition(condition, head, index)) is not None:
         return failed
+    before = read_header(head)
+    if (left_alone := _left_alone(request, before.expire_time_micros, expire_time, draft.now)) is not None:
+        return Refusal(index, Reason.CONDITION_FAILED, left_alone, before.version)
     version, sequence = draft.put(
         topic,
         key,
@@ -122,10 +133,28 @@ def _touch_one(draft: Draft, topic: Topic, index: int, key: bytes, request: Touc
         head,
         draft.body(store_key),
         change=TOUCH,
-        publish_time=read_header(head).publish_time_micros,
+        publish_time=before.publish_time_micros,
         expire_time=expire_time,
     )
     return Applied(key.decode(), version, expire_time, sequence, ttl_ignored=ttl_ignored(topic, lifetime))
+
+
+def _left_alone(request: Touch, before: int, after: int, now: int) -> str | None:
+    """The reason why a touch does not change a record with the stamp `before` into one with `after` (rules L19, L20);
+    None if it does."""
+    if request.below_micros is not None:
+        if lifetimes.left(before, now) >= request.below_micros:
+            return "touch_below: the record has as much left"
+    match request.only:
+        case TouchOnly.LATER if after <= before:
+            return "only: the record would not get a later expire time"
+        case TouchOnly.EARLIER if after >= before:
+            return "only: the record would not get an earlier expire time"
+        case TouchOnly.WITHOUT if before != NEVER:
+            return "only: the record has an expire time"
+        case TouchOnly.WITH if before == NEVER:
+            return "only: the record never expires"
+    return None
 
 
 def _matching(

@@ -28,6 +28,7 @@ from sow_server.engine.disk.layout import (
     i64,
     i64s,
     read_header,
+    unpack_i64,
 )
 from sow_server.engine.formats.payloads import BadRecord
 from sow_server.engine.values import lifetimes
@@ -283,6 +284,8 @@ def _put_plain(
     a few bytecodes per record and C the rest. Property tests compare the two.
     """
     keys, payloads, store_keys = job.keys[start:stop], request.payloads[start:stop], job.store_keys[start:stop]
+    if request.ttl_mode is TtlMode.EXTEND:
+        expire_times = _extended(draft, store_keys, expire_times)
     count, version, sequence = stop - start, draft.next_version, draft.next_sequence
     alike = min(expire_times) == max(expire_times)
     expire_bytes = [i64(expire_times[0])] * count if alike else i64s(expire_times)
@@ -319,6 +322,19 @@ def _put_plain(
     if part.first_sequence is not None:
         stamp = expire_times[0] if alike else SEVERAL
         part.runs.append(AnsweredRun(part.first_sequence + start, count, version, sequence, stamp))
+
+
+def _extended(draft: Draft, store_keys: Sequence[bytes], expire_times: list[int]) -> list[int]:
+    """For each record the later of its stamp and that of the record which it replaces (rule L6)."""
+    present = [_NO_STAMP if head is None else head[EXPIRE_TIME] for head in map(draft.heads.get, store_keys)]
+    if max(present) <= i64(min(expire_times)) and min(expire_times) == max(expire_times):
+        return expire_times  # the usual case: one lifetime for all, which renews them all
+    latest: dict[bytes, int] = {}  # a key may occur twice: then its second record replaces its first
+    extended = []
+    for store_key, stamp, expire_time in zip(store_keys, map(unpack_i64, present), expire_times, strict=True):
+        latest[store_key] = later = max(expire_time, latest.get(store_key, stamp))
+        extended.append(later)
+    return extended
 
 
 def _put_each(draft: Draft, job: Job, request: Publish, topic: Topic, start: int, stop: int, part: Slice) -> None:
@@ -370,8 +386,9 @@ def _put_one(draft: Draft, topic: Topic, job: Job, request: Publish, index: int,
         payload = merged
     if permits is not None and not permits.has(key, payload):
         return _forbidden(index)
-    if request.ttl_mode is TtlMode.KEEP and head is not None:
-        expire_time = read_header(head).expire_time_micros
+    if request.ttl_mode is not TtlMode.RESET and head is not None:
+        present = read_header(head).expire_time_micros
+        expire_time = present if request.ttl_mode is TtlMode.KEEP else max(present, expire_time)
     due = topic.acts and expire_time <= draft.now
     version, sequence = draft.put(
         topic,
@@ -444,6 +461,8 @@ def ttl_ignored(topic: Topic, lifetime: Lifetime) -> bool:
 
 
 _NEVER_BYTES: Final = i64(NEVER)
+_NO_STAMP: Final = i64(0)
+"""Before every stamp."""
 TAKING_SECONDS_MAX: Final = 0.05
 """The time in one commit for evaluating the filters of subscribers on records that are due at once. The writer does
 nothing else meanwhile."""

@@ -123,7 +123,15 @@ class Job:
     @property
     def alone(self) -> bool:
         """Whether the job needs a separate commit: undoing an atomic request undoes the whole commit."""
-        return isinstance(self.request, Publish) and self.request.atomic and len(self.request.payloads) > 1
+        match self.request:
+            case Publish(atomic=True, payloads=records) | Touch(atomic=True, keys=records):
+                return len(records) > 1
+        return False
+
+    @property
+    def whole(self) -> bool:
+        """Whether all its records are decided in one commit, although each stands alone."""
+        return isinstance(self.request, Touch) and self.request.below_micros is not None
 
     @property
     def left(self) -> int:
@@ -164,6 +172,8 @@ def prepare(job: Job, topic: Topic, limits: RequestLimits) -> None:
                 _check_lengths(job.keys, request.payloads, limits)
         case Touch():
             job.keys = _given_keys(request.keys, limits)
+            if request.atomic:
+                check_atomic(len(job.keys), limits, "keys")
         case Restamp():
             _check_topic(request.topic_id, topic)
             job.keys = _given_keys(request.keys, limits)
@@ -205,11 +215,17 @@ def check_size(request: Publish, size: int, limits: RequestLimits) -> None:
             f"payload: {size} bytes are more than the limit of {limits.request_bytes_max} per request",
             field="payload",
         )
-    if request.atomic and count > limits.atomic_records_max:
+    if request.atomic:
+        check_atomic(count, limits, "payload")
+
+
+def check_atomic(count: int, limits: RequestLimits, field: str) -> None:
+    """Raises StoreError for more records than may be changed together."""
+    if count > limits.atomic_records_max:
         raise StoreError(
             Reason.ATOMIC_TOO_LARGE,
-            f"payload: {count} records are more than the limit of {limits.atomic_records_max} per atomic request",
-            field="payload",
+            f"{field}: {count} records are more than the limit of {limits.atomic_records_max} per atomic request",
+            field=field,
         )
 
 

@@ -255,9 +255,9 @@ class Writer:
                     chosen.append((job, job.left))
                     self.queue.backlog.popleft()
                 break
-            if chosen and room < job.left <= self._options.commit_records_max:
+            if chosen and room < job.left and (job.whole or job.left <= self._options.commit_records_max):
                 break  # a request that fits into one commit is not split over two (rule D2)
-            count = min(job.left, room)
+            count = job.left if job.whole else min(job.left, room)
             if count < job.left and chosen and isinstance(job.request, Delete):
                 break  # up to the size of a commit a delete is atomic (rule D2), so it begins a new commit
             chosen.append((job, count))
@@ -374,7 +374,6 @@ class Writer:
     def _abort(self, job: Job, aborted: AtomicAborted) -> None:
         """Answers an atomic request of which nothing was applied, and remembers that for its publisher."""
         request = job.request
-        assert isinstance(request, Publish), "only a publish is atomic"
         own = {refusal.index: refusal for refusal in aborted.refusals}
         refusals = [
             own.get(index) or Refusal(index, Reason.ATOMIC_ABORTED, "another record of this atomic request was refused")
@@ -382,7 +381,7 @@ class Writer:
         ]
         part = Slice(job.left, refusals=refusals, results=list(refusals))
         draft = self._new_draft()
-        if request.publisher is not None:
+        if isinstance(request, Publish) and request.publisher is not None:
             name, first = request.publisher.publisher_id, request.publisher.first_sequence
             publisher = self.publishers.find(name).admit(request.publisher, len(refusals))
             new = publisher.highest_sequence - first + 1

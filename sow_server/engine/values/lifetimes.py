@@ -34,6 +34,11 @@ def expired(expire_time_micros: int, now_micros: int) -> bool:
     return now_micros >= expire_time_micros
 
 
+def left(expire_time_micros: int, now_micros: int) -> int:
+    """The time until a stamp is due; `NEVER` for a record that never expires."""
+    return NEVER if expire_time_micros == NEVER else expire_time_micros - now_micros
+
+
 def expire_time(settings: TopicSettings, lifetime: Lifetime, now_micros: int) -> int:
     """The stamp of a record that is published with `lifetime` at `now_micros`; `NEVER` for none (rules L3 to L5).
 

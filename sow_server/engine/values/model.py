@@ -89,6 +89,21 @@ class TtlMode(enum.IntEnum):
 
     RESET = 1
     KEEP = 2
+    EXTEND = 3
+    """The later of both stamps."""
+
+
+class TouchOnly(enum.IntEnum):
+    """The records that a touch changes (rule L19); numbered as in `sow.v1.TouchOnly`."""
+
+    LATER = 1
+    """Those that get a later stamp."""
+    EARLIER = 2
+    """Those that get an earlier stamp."""
+    WITHOUT = 3
+    """Those that never expire."""
+    WITH = 4
+    """Those that have a stamp."""
 
 
 class Durability(enum.IntEnum):
@@ -202,6 +217,14 @@ class Touch:
     durability: Durability = Durability.FSYNC
     permits: PermittedRows | None = None
     """A record that it does not have counts as absent (rule A4)."""
+    only: TouchOnly | None = None
+    """The records to touch, by their present stamp (rule L19); None: all."""
+    atomic: bool = False
+    versions: Sequence[int] | None = None
+    """A version for each key, which its record must have; None: no such condition."""
+    below_micros: int | None = None
+    """For a read that renews (rule L20): only records with less left are touched, in one commit. `NEVER` is left of a
+    record that never expires. None: all, in as many commits as it takes."""
 
 
 @dataclass(slots=True, eq=False)

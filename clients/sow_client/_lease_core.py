@@ -1,0 +1,242 @@
+"""Leases: what the holder's keys are, and whether it still holds them (rule L21). And the tickers that renew them.
+
+    [1]  A lease is held by the holder's clock for no longer than by the server's. The time counts from before the
+         request that renewed the keys, and allows for a server's clock that runs 5 % fast (rule L15).
+    [2]  A key is renewed and deleted only at the version that the lease itself gave it. So it never prolongs or removes
+         a record of another.
+    [3]  All keys of a lease have one expire time, that of the server's last answer: a key that joins gets it, too.
+
+`LeaseCore` decides and does nothing. `Ticker` and `AioTicker` are written by hand, as threads and tasks differ. The
+rest is in `aio/_leasing.py`, from which the blocking lease is generated.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
+
+from sow.v1 import sow_pb2, types_pb2
+from sow_client import _writes
+from sow_client._reads import TOUCHED_TOGETHER_MAX
+from sow_client._records import Published, Record, Ttl, invalid, ttl_micros
+from sow_client._reports import Topic
+from sow_client.errors import LeaseLost, Refusal, SowError
+
+MICROS: Final = 1_000_000
+
+TTL_SECONDS_MIN: Final = 1.0
+"""A shorter lease would be lost at each short pause of its holder."""
+RENEWALS: Final = 3
+"""Attempts in the time of a lease, if each of them waits for its full time."""
+RETRY_SECONDS_MAX: Final = 1.0
+RETRY_PART: Final = 10
+"""After a failed attempt the next one follows after this part of the lease's time, or `RETRY_SECONDS_MAX`."""
+CLOCK_FACTOR: Final = 1.05
+"""See [1]."""
+
+
+def lease_now() -> float:
+    """Seconds of the clock by which a holder knows its time. It counts the time in which the machine was suspended."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
+
+
+class LeaseCore:
+    """Owns the keys of a lease, with their versions and payloads, and the time until which they are held."""
+
+    def __init__(self, ttl: Ttl) -> None:
+        self.ttl_micros = ttl_micros(ttl, "ttl")
+        if self.ttl_micros < TTL_SECONDS_MIN * MICROS:
+            raise invalid("ttl", f"{ttl!r} is shorter than a second")
+        self.seconds = self.ttl_micros / MICROS
+        self.held: dict[str, dict[str, Held]] = {}
+        """By topic and key."""
+        self.unknown: set[str] = set()
+        """Topics whose last renewal has an unknown outcome."""
+        self._lost: LeaseLost | None = None
+        self._until = float("inf")
+        self._expire_micros: int | None = None
+        self._failure: SowError | None = None
+
+    # ---- time ----
+
+    def lost(self, now: float) -> LeaseLost | None:
+        """The loss of the lease; None while it is held, or has no keys yet."""
+        if self._lost is None and self.held and now >= self._until:
+            error = LeaseLost(f"the lease was not renewed within {self.seconds:g} s", reason="LEASE_LOST")
+            error.__cause__ = self._failure
+            self._lost = error
+        return self._lost
+
+    def lose(self, message: str) -> LeaseLost:
+        """The keys, or some of them, are no longer the holder's."""
+        if self._lost is None:
+            self._lost = LeaseLost(message, reason="LEASE_LOST")
+        return self._lost
+
+    def patience(self, now: float) -> float:
+        """The longest wait of one call, and before it for a connection: both together end in the time of the lease."""
+        return max(0.01, min(self._until - now, self.seconds) / 2)
+
+    def wait(self, now: float) -> float:
+        """Seconds until the next renewal."""
+        if self._failure is None:
+            return self.seconds / RENEWALS
+        return max(0.0, min(RETRY_SECONDS_MAX, self.seconds / RETRY_PART, self._until - now))
+
+    # ---- joining ----
+
+    def check_room(self, topic: str) -> None:
+        """Raises InvalidArgument unless the lease may hold one more key of a topic."""
+        if len(self.held.get(topic, ())) >= TOUCHED_TOGETHER_MAX:
+            raise invalid("topic", f"the lease holds {TOUCHED_TOGETHER_MAX} keys of {topic!r} already")
+
+    def check_topic(self, topic: Topic) -> None:
+        """Raises InvalidArgument for a topic whose records would not live as long as the lease, or longer."""
+        settings = topic.settings
+        if settings.expiration in ("disabled", "reject"):
+            raise invalid("topic", f"{topic.name!r} takes no lifetimes (expiration is {settings.expiration})")
+        if settings.max_ttl is not None and ttl_micros(settings.max_ttl, "max_ttl") < self.ttl_micros:
+            raise invalid("ttl", f"is longer than max_ttl of {topic.name!r}, {settings.max_ttl}")
+
+    @property
+    def lifetime(self) -> types_pb2.Lifetime:
+        """The lifetime of a key that joins ([3])."""
+        if self._expire_micros is None:
+            return types_pb2.Lifetime(ttl_micros=self.ttl_micros)
+        return types_pb2.Lifetime(expire_time_micros=self._expire_micros)
+
+    def joined(self, topic: str, published: Published, payload: bytes, sent: float) -> None:
+        """A record was published under the lease; the request was made at `sent`."""
+        if self._expire_micros is None:
+            self._stamped(published.expire_time_micros, sent)
+        self.held.setdefault(topic, {})[published.key] = Held(published.version, payload)
+
+    # ---- renewing ----
+
+    def renewal(self, topic: str, expire_micros: int | None) -> sow_pb2.TouchRequest:
+        """Renews all keys of a topic together, to the time that another topic has got already, if one has ([3])."""
+        held = self.held[topic]
+        return sow_pb2.TouchRequest(
+            topic=topic,
+            keys=held,
+            versions=[one.version for one in held.values()],
+            lifetime=types_pb2.Lifetime(ttl_micros=self.ttl_micros)
+            if expire_micros is None
+            else types_pb2.Lifetime(expire_time_micros=expire_micros),
+            atomic=True,
+        )
+
+    def renewed(self, topic: str, response: sow_pb2.TouchResponse) -> tuple[int | None, Refusal | None]:
+        """Takes the answer to a renewal: the expire time, and the refusal of a key that is no longer at its version."""
+        held = self.held[topic]
+        results = _writes.outcomes(response, expected=len(held))
+        refused = next((one for one in results if isinstance(one, Refusal) and one.reason != "ATOMIC_ABORTED"), None)
+        if refused is not None:
+            return None, refused
+        expire_micros = None
+        for one in results:
+            assert isinstance(one, Published), "an atomic request has no other refusals"
+            held[one.key].version = one.version
+            expire_micros = one.expire_time_micros
+        self.unknown.discard(topic)
+        return expire_micros, None
+
+    def all_renewed(self, expire_micros: int | None, sent: float) -> None:
+        """Every topic has been renewed; the first request was made at `sent`."""
+        self._failure = None
+        self._stamped(expire_micros, sent)
+
+    def failed(self, topic: str, error: SowError) -> None:
+        """An attempt to renew has failed. It may have been applied all the same."""
+        self.unknown.add(topic)
+        self._failure = error
+
+    def recognized(self, topic: str, found: Sequence[Record]) -> bool:
+        """Takes the versions of records that were read after a renewal of unknown outcome. False if one of them is not
+        the record that the lease has published: another payload is of another."""
+        held = self.held[topic]
+        records = {record.key: record for record in found}
+        for key, one in held.items():
+            record = records.get(key)
+            if record is None or record.version < one.version or record.payload != one.payload:
+                return False
+        for key, one in held.items():
+            one.version = records[key].version
+        self.unknown.discard(topic)
+        return True
+
+    def _stamped(self, expire_micros: int | None, sent: float) -> None:
+        self._expire_micros = expire_micros
+        self._until = sent + self.seconds / CLOCK_FACTOR
+
+
+class Held:
+    """A record of a lease: its version, and its payload as published."""
+
+    __slots__ = ("payload", "version")
+
+    def __init__(self, version: int, payload: bytes) -> None:
+        self.version = version
+        self.payload = payload
+
+
+class Ticker:
+    """Calls a function on a thread of its own, again and again, until it is stopped or the function returns None.
+    Otherwise it returns the seconds until the next call."""
+
+    def __init__(self, turn: Callable[[], float | None]) -> None:
+        self._turn = turn
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self, seconds: float) -> None:
+        """Begins, with the first call after so many seconds. Later calls do nothing."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, args=(seconds,), name="sow-lease", daemon=True)
+            self._thread.start()
+
+    def stop(self) -> None:
+        """Returns once no call is under way and none will come."""
+        self._stop.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _run(self, seconds: float | None) -> None:
+        while seconds is not None and not self._stop.wait(seconds):
+            seconds = self._turn()
+
+
+class AioTicker:
+    """`Ticker` with a task."""
+
+    def __init__(self, turn: Callable[[], Awaitable[float | None]]) -> None:
+        self._turn = turn
+        self._stop = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self, seconds: float) -> None:
+        """As `Ticker.start`."""
+        if self._task is None:
+            self._task = asyncio.create_task(self._run(seconds))
+
+    async def stop(self) -> None:
+        """As `Ticker.stop`."""
+        self._stop.set()
+        if self._task is not None and self._task is not asyncio.current_task():
+            await asyncio.shield(self._task)
+
+    async def _run(self, seconds: float | None) -> None:
+        while seconds is not None:
+            try:
+                await asyncio.wait_for(self._stop.wait(), seconds)
+            except TimeoutError:
+                seconds = await self._turn()
+            else:
+                return
+
+
+Lock = threading.Lock
+AioLock = asyncio.Lock

@@ -1,0 +1,214 @@
+# Generated from aio/_leasing.py by clients/generate_blocking.py. Change that file, then run `make client`.
+"""Leases: keys that live while their holder does (rule L21)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import Literal, Self
+
+from sow.v1 import sow_pb2
+from sow_client import _reads, _statuses, _writes
+from sow_client._documents import Document, encode
+from sow_client._lease_core import LeaseCore, Lock, Ticker, lease_now
+from sow_client._records import DurabilityName, Published, Ttl
+from sow_client.blocking._administration import Administration
+from sow_client.blocking._publishing import Publishing
+from sow_client.blocking._reading import Reading
+from sow_client.errors import DeadlineExceeded, LeaseLost, NotFound, ResourceExhausted, SowError, Unavailable
+
+
+class Leasing(Publishing, Reading, Administration):
+    """The call that makes a lease."""
+
+    def lease(self, ttl: Ttl, *, on_lost: Callable[[LeaseLost], object] | None = None) -> Lease:
+        """Keys that live while this program does, and all end in one instant; see `Lease`.
+
+        `ttl`, at least a second, is the time after which they end if they are not renewed. `on_lost` is called once,
+        when the lease is lost.
+        """
+        return Lease(self, LeaseCore(ttl), on_lost=on_lost)
+
+
+class Lease:
+    """Keys that are renewed while their holder runs, and are deleted when it leaves (rule L21).
+
+    Made by `Client.lease`, and used as a context manager. Records that are published through it live for its ttl.
+    All of them are renewed together, each third of that time. If the holder ends without a word, all end in one
+    instant.
+
+    The lease is lost when it was not renewed in time, or when another has changed or deleted one of its records. Then
+    `on_lost` is called, `lost` has the error, and `check`, `publish` and the end of the block raise it. `lost` and
+    `check` also tell a program that was suspended, and goes on after the time of its lease. A lost lease renews nothing
+    more.
+    """
+
+    def __init__(
+        self, client: Leasing, core: LeaseCore, *, on_lost: Callable[[LeaseLost], object] | None = None
+    ) -> None:
+        self._client = client
+        self._core = core
+        self._on_lost = on_lost
+        self._lock = Lock()  # held by everything that changes or renews the records
+        self._ticker = Ticker(self._turn)
+        self._closed = False
+
+    @property
+    def lost(self) -> LeaseLost | None:
+        """The loss of the lease; None while the holder may rely on it."""
+        return self._core.lost(lease_now())
+
+    def check(self) -> None:
+        """Raises LeaseLost unless the holder may rely on the lease at this moment."""
+        if (lost := self.lost) is not None:
+            raise lost
+
+    def publish(
+        self,
+        topic: str,
+        data: Document,
+        *,
+        key: str | None = None,
+        only_if_absent: bool = False,
+        only_if_present: bool = False,
+        only_if_version: int | None = None,
+        durability: DurabilityName | None = None,
+    ) -> Published:
+        """Publishes one record that lives as long as the lease; at most 1,000 in each topic.
+
+        With `only_if_absent` it is a lock: ConditionFailed says that another has the key. The version in the answer is
+        greater than that of every earlier holder. The topic must have expiration enabled, and no `max_ttl` below the
+        lease's ttl. The other arguments are those of `Client.publish`.
+        """
+        core, payload = self._core, encode(data)
+        request = _writes.publish_request(
+            topic,
+            [sow_pb2.PublishRecord(key=key, payload=payload)],
+            ttl=None,
+            expire_at=None,
+            keep_ttl=False,
+            extend_ttl=False,
+            condition=_writes.condition(
+                only_if_absent=only_if_absent, only_if_present=only_if_present, only_if_version=only_if_version
+            ),
+            durability=durability,
+        )
+        with self._lock:
+            if self._closed:
+                raise _statuses.closed("lease")
+            self.check()
+            core.check_room(topic)
+            if topic not in core.held:
+                self._check_topic(topic)
+            sent = lease_now()
+            request.lifetime.CopyFrom(core.lifetime)
+            published = _writes.only(self._client._publish(request))
+            core.joined(topic, published, payload, sent)
+            self._ticker.start(core.wait(sent))
+        return published
+
+    def close(self) -> None:
+        """Deletes the records and ends the lease. It may be called again. Raises LeaseLost if the lease is lost.
+
+        If the server cannot be reached, the records stay until their time is over.
+        """
+        self._ticker.stop()
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            lost = self.lost
+            for topic in self._core.held:
+                try:
+                    complete = self._delete(topic)
+                except NotFound:
+                    complete = False  # the topic is gone
+                except (Unavailable, DeadlineExceeded, ResourceExhausted):
+                    continue
+                if not complete and lost is None:
+                    lost = self._core.lose(f"another has changed or deleted a record of the lease in {topic!r}")
+        if lost is not None:
+            raise lost
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> Literal[False]:
+        try:
+            self.close()
+        except SowError as failed:
+            if error is None:
+                raise
+            if failed is not error:
+                error.add_note(f"the lease also failed: {failed}")
+        return False
+
+    def _check_topic(self, topic: str) -> None:
+        try:
+            self._core.check_topic(self._client.describe_topic(topic))
+        except NotFound:
+            pass  # the publish creates it, or tells
+
+    def _turn(self) -> float | None:
+        with self._lock:
+            wait = self._renew()
+        if wait is None and self._on_lost is not None and (lost := self.lost) is not None:
+            self._on_lost(lost)
+        return wait
+
+    def _renew(self) -> float | None:
+        """Renews all records. Returns the seconds until the next time; None when the lease is lost."""
+        core, sent = self._core, lease_now()
+        expire_micros: int | None = None
+        for topic in core.held:
+            if self.lost is not None:
+                return None
+            try:
+                expire_micros = self._renew_topic(topic, expire_micros)
+            except NotFound as error:
+                core.lose(str(error))
+            except SowError as error:  # it may pass: the lease is held until its time is over
+                core.failed(topic, error)
+                return core.wait(lease_now())
+        if self.lost is not None:
+            return None
+        core.all_renewed(expire_micros, sent)
+        return core.wait(lease_now())
+
+    def _renew_topic(self, topic: str, expire_micros: int | None) -> int | None:
+        core = self._core
+        while True:
+            response = self._client._call(
+                self._client._sow.Touch,
+                core.renewal(topic, expire_micros),
+                once=True,
+                at_most=core.patience(lease_now()),
+            )
+            renewed, refused = core.renewed(topic, response)
+            if refused is None:
+                return renewed
+            if not self._recognized(topic):
+                core.lose(f"a record of the lease in {topic!r} is another's, or gone: {refused.message}")
+                return None
+
+    def _recognized(self, topic: str) -> bool:
+        """Whether a renewal of unknown outcome was applied, and nothing else: then the records are the lease's."""
+        core = self._core
+        if topic not in core.unknown:
+            return False
+        response = self._client._call(
+            self._client._sow.Get,
+            _reads.get_request(topic, core.held[topic]),
+            once=True,
+            at_most=core.patience(lease_now()),
+        )
+        return core.recognized(topic, _reads.records(topic, response))
+
+    def _delete(self, topic: str) -> bool:
+        """Deletes the records of the lease; False if one of them was not there at its version."""
+        self._recognized(topic)
+        held = self._core.held[topic]
+        done = self._client.sow_delete(topic, keys=held, only_if_versions=[one.version for one in held.values()])
+        return done.deleted == len(held)
