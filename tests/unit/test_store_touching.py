@@ -235,10 +235,14 @@ def test_the_records_of_a_get_are_renewed_in_one_commit(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("records", [1, 8])
 @pytest.mark.parametrize("want_results", [False, True])
-def test_a_publish_that_extends_leaves_the_later_stamp(rig: Rig, records: int, want_results: bool) -> None:
+@pytest.mark.parametrize("overdue", [False, True])
+def test_a_publish_that_extends_leaves_the_later_stamp(
+    rig: Rig, records: int, want_results: bool, overdue: bool
+) -> None:
     """One by one and in columns."""
     keys = [f"{kind}{number}" for number in range(records) for kind in ("short", "long", "never", "new")]
-    keys.insert(2, "over")
+    if overdue:
+        keys.insert(2, "over")
     before = {"short": Lifetime(LifetimeKind.TTL, 2 * SECOND), "long": Lifetime(LifetimeKind.TTL, 60 * MINUTE)}
     before |= {"never": PERMANENT, "over": Lifetime(LifetimeKind.TTL, SECOND)}
     for key in keys:
