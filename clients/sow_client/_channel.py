@@ -1,8 +1,8 @@
 """Channels: address, TLS, the options of gRPC, and the calls that gRPC may repeat by itself.
 
 [1]  gRPC repeats a call by itself only where a repetition changes nothing: reads, acknowledgements, and publishes,
-     which carry a position (rule P6). A touch or a delete whose connection breaks is reported as an error, because
-     its outcome is not known.
+     which carry a position (rule P6). A get that renews (rule L20) may do so twice. A touch or a delete whose
+     connection breaks is reported as an error, because its outcome is not known.
 """
 
 from __future__ import annotations
