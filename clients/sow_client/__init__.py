@@ -19,6 +19,7 @@ from sow_client._changes import ChangesPlan, Pin
 from sow_client._channel import Tls
 from sow_client._durable import AsyncDurableSubscription, DurableSubscription
 from sow_client._exports import Export
+from sow_client._live_view import AsyncLiveView, LiveView
 from sow_client._loads import AsyncLoadStager, Load, LoadFigures, LoadInfo, LoadPart, LoadProgress, LoadStager
 from sow_client._packed import PackedColumn, PackedRecords
 from sow_client._publish_core import Ack, OpenedPublisher
@@ -116,6 +117,7 @@ __all__ = [
     "AsyncClient",
     "AsyncDurableSubscription",
     "AsyncLease",
+    "AsyncLiveView",
     "AsyncLoadStager",
     "AsyncPublisher",
     "AsyncQueryResult",
@@ -153,6 +155,7 @@ __all__ = [
     "Lease",
     "LeaseLost",
     "LinkTopic",
+    "LiveView",
     "Load",
     "LoadFigures",
     "LoadInfo",

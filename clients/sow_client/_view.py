@@ -51,7 +51,7 @@ class View(Mapping[str, Record]):
             payload = record.payload
             if base is not None:
                 payload = merged(base.payload, payload, change.unset_paths, separator=self._separator)
-            self._records[record.key] = _in_own_batch(record, payload)
+            self._records[record.key] = in_own_batch(record, payload)
         elif change.op == "snapshot_end":
             self.complete = True
         elif change.op == "resync":
@@ -73,7 +73,7 @@ class View(Mapping[str, Record]):
         return f"View({len(self._records)} records{'' if self.complete else ', not complete'})"
 
 
-def _in_own_batch(record: Record, payload: bytes) -> Record:
+def in_own_batch(record: Record, payload: bytes) -> Record:
     """The record with this payload, in a batch of its own ([3])."""
     expire = record.expire_time_micros
     columns = types_pb2.RecordColumns(

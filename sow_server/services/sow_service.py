@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 from typing import Final, TypeVar
 
 import structlog
@@ -289,11 +290,17 @@ class SowService:
         attachment = subscribe_convert.attachment(request)
         action = Action.READ if attachment is None else Action.CONSUME
         figures = not request.topic or call.topic(request.topic, action).restriction.rows is None
-        asked = subscribe_convert.request(request, self._reading, lambda topic: call.part_of(topic, action))
+        convert_request = partial(
+            subscribe_convert.request, request, self._reading, lambda topic: call.part_of(topic, action)
+        )
         with call.holding("subscriptions"):
+            # Checking many held ranges takes milliseconds.
+            loop = asyncio.get_running_loop()
+            held = request.HasField("held")
+            asked = await loop.run_in_executor(self._readers, convert_request) if held else convert_request()
             if request.filter or not call.unrestricted:
                 # Parsing and compiling may take milliseconds.
-                await asyncio.get_running_loop().run_in_executor(self._readers, self._hub.prepare, asked)
+                await loop.run_in_executor(self._readers, self._hub.prepare, asked)
             if attachment is None:
                 frames = stream(self._hub.subscribe(asked), self._readers)
             else:

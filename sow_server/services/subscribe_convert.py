@@ -28,7 +28,8 @@ from sow_server.subscriptions.frames import (
     SnapshotBegin,
     SnapshotEnd,
 )
-from sow_server.subscriptions.request import FROM_NOW, PROGRESS_MICROS, Request, Start, StartKind, check
+from sow_server.subscriptions.held import HeldSnapshot, held
+from sow_server.subscriptions.request import FROM_NOW, PROGRESS_MICROS, Request, Snapshot, Start, StartKind, check
 
 _OP, _REASON = (
     bytes((sow_pb2.ChangeBatch.DESCRIPTOR.fields_by_name[name].number << 3 | 2,)) for name in ("op", "reason")
@@ -40,7 +41,7 @@ def request(
     message: sow_pb2.SubscribeRequest, reading: StoreReading, part_of: Callable[[Topic], Restriction | None]
 ) -> Request:
     """The requested subscription. `part_of`: the part of a topic that the caller may see; None: nothing of it. Raises
-    StoreError if options contradict each other."""
+    StoreError if options contradict each other. Takes milliseconds for a request with many held ranges."""
     filters = TopicFilters(
         reading.cuts,
         message.filter,
@@ -48,6 +49,8 @@ def request(
         message.select.exclude,
         message.batch_size or 1000,
         part_of,
+        known=message.view,
+        held=_held(message, reading),
     )
     asked = Request(
         filters.view,
@@ -86,6 +89,24 @@ def attachment(message: sow_pb2.SubscribeRequest) -> Attachment | None:
     return Attachment(durable.name, force=durable.force, expected=durable.expected, declared=declared or None)
 
 
+def _held(message: sow_pb2.SubscribeRequest, reading: StoreReading) -> Callable[[Snapshot, str], Snapshot] | None:
+    """Leaves the held records out of a snapshot; None: none are held."""
+    if message.view and not message.topic:
+        raise convert.invalid("view", "only with topic")
+    if not message.HasField("held"):
+        return None
+    for given, field in ((message.sow, "sow"), (message.topic, "topic"), (message.view, "view")):
+        if not given:
+            raise convert.invalid("held", f"only with {field}")
+    ranges = held(message.held.upto_key, message.held.checksum, message.held.records)
+    batch_size = message.batch_size or 1000
+
+    def without_held(whole: Snapshot, topic: str) -> Snapshot:
+        return HeldSnapshot(whole, ranges, lambda: reading.origins.names, topic=topic, batch_size=batch_size)
+
+    return without_held
+
+
 def _start(message: sow_pb2.SubscribeRequest) -> Start:
     match message.WhichOneof("start"):
         case None:
@@ -110,12 +131,19 @@ def response(frame: Frame, reading: StoreReading, *, figures: bool = True) -> by
                 fill_changes(message.changes, frame, reading)
                 frame.encoded = message.SerializeToString()
             return frame.encoded
-        case SnapshotBatch(topic, keys, payloads, headers):
+        case SnapshotBatch(topic, keys, payloads, headers, replaced):
             message.snapshot.topic = topic
-            convert.fill_columns(message.snapshot.records, reading.origins.names, RecordBatch(keys, payloads, headers))
-        case SnapshotBegin(sequence, now_micros):
+            message.snapshot.after_key.extend([after.decode() for after, _ in replaced])
+            message.snapshot.upto_key.extend([upto.decode() for _, upto in replaced])
+            if keys:
+                batch = RecordBatch(keys, payloads, headers)
+                convert.fill_columns(message.snapshot.records, reading.origins.names, batch)
+        case SnapshotBegin(sequence, now_micros, view, expires, is_held):
             message.snapshot_begin.bookmark = reading.instance.bookmark(sequence)
             message.snapshot_begin.as_of_micros = now_micros
+            message.snapshot_begin.view = view
+            message.snapshot_begin.expires = expires
+            message.snapshot_begin.held = is_held
         case SnapshotEnd(sequence):
             message.snapshot_end.bookmark = reading.instance.bookmark(sequence)
         case Progress(sequence, now_micros):

@@ -6,17 +6,21 @@ Queries and subscriptions do not know each other. A filter means the same in bot
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from hashlib import blake2b
 from typing import Final
 
 from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.reading import Cuts
 from sow_server.engine.values.errors import Reason, StoreError
+from sow_server.filters import print_filter
 from sow_server.filters.restriction import UNRESTRICTED, Restriction
 from sow_server.query.filtering import RecordFilter, callers_filter
 from sow_server.query.projection import projection
 from sow_server.query.scan import Query, Scan
-from sow_server.subscriptions.frames import SnapshotBatch
-from sow_server.subscriptions.request import View
+from sow_server.subscriptions.frames import SnapshotBatch, SnapshotBegin
+from sow_server.subscriptions.request import Snapshot, View
+
+VIEW_NAME_BYTES: Final = 8
 
 
 class TopicFilters:
@@ -30,26 +34,40 @@ class TopicFilters:
         exclude: Sequence[str],
         batch_size: int,
         part_of: Callable[[Topic], Restriction | None] = lambda topic: UNRESTRICTED,
+        *,
+        known: bytes = b"",
+        held: Callable[[Snapshot, str], Snapshot] | None = None,
     ) -> None:
-        """`part_of`: the part of a topic that the subscriber may see; None: nothing of it."""
+        """`part_of`: the part of a topic that the subscriber may see; None: nothing of it. `known`: the name of the
+        view on which its position or its records are; empty: any. `held` leaves the records that it holds out of the
+        snapshot of the topic named."""
         self._cuts = cuts
         self._text = text
         self._include, self._exclude = tuple(include), tuple(exclude)
         self._batch_size = batch_size
         self._part_of = part_of
+        self._known = known
+        self._held = held
         self._filters: dict[tuple[object, ...], RecordFilter | None] = {}
         self._by_key: dict[tuple[tuple[str, ...], Restriction], RecordFilter] = {}
         """By key fields and restriction. A topic may appear later; its filter is then needed on the event loop, where a
         long one must not be compiled again."""
 
     def view(self, topic: Topic) -> View:
-        """The view of a topic. Raises StoreError: FILTER_INVALID, UNSUPPORTED_FOR_MESSAGE_TYPE, …"""
+        """The view of a topic. Raises StoreError: FILTER_INVALID, UNSUPPORTED_FOR_MESSAGE_TYPE, RESYNC_REQUIRED, …"""
         restriction = self._restriction(topic)
+        if self._known and self._held is None and self._known != self._name(topic, restriction):
+            raise StoreError(
+                Reason.RESYNC_REQUIRED,
+                "view: the caller may see more or less than before, or the topic treats lifetimes in another way; take "
+                "a new snapshot",
+                field="view",
+            )
         return View(
             self._filter(topic, restriction), projection(topic, self._include, self._exclude, restriction.hidden)
         )
 
-    def snapshot(self, topic: Topic) -> PlannedSnapshot:
+    def snapshot(self, topic: Topic) -> Snapshot:
         """A snapshot of a topic, planned like a query."""
         restriction = self._restriction(topic)
         query = Query(
@@ -58,11 +76,20 @@ class TopicFilters:
             projection=projection(topic, self._include, self._exclude, restriction.hidden),
             batch_size=self._batch_size,
         )
-        return PlannedSnapshot(Scan(self._cuts, query))
+        name = self._name(topic, restriction)
+        whole = PlannedSnapshot(Scan(self._cuts, query), name)
+        return whole if self._held is None or self._known != name else self._held(whole, topic.name)
 
     def permits(self, topic: Topic) -> bool:
         """Whether the subscriber may see anything of a topic."""
         return self._part_of(topic) is not None
+
+    def _name(self, topic: Topic, restriction: Restriction) -> bytes:
+        """Names what the subscriber sees of a topic, the same at every instance: two views of the same name show the
+        same fields of the same records, if their filters are equal."""
+        rows = "" if restriction.rows is None else print_filter(restriction.rows)
+        parts = rows, restriction.hidden, self._include, self._exclude, topic.acts
+        return blake2b(repr(parts).encode(), digest_size=VIEW_NAME_BYTES).digest()
 
     def _restriction(self, topic: Topic) -> Restriction:
         restriction = self._part_of(topic)
@@ -87,10 +114,11 @@ class TopicFilters:
 class PlannedSnapshot:
     """A `subscriptions.request.Snapshot` of one topic. Owns the scan."""
 
-    def __init__(self, scan: Scan) -> None:
+    def __init__(self, scan: Scan, name: bytes) -> None:
+        """`name`: of the subscriber's view."""
         self._scan: Final = scan
-        self.sequence: Final = scan.cut.sequence
-        self.now_micros: Final = scan.cut.now_micros
+        cut = scan.cut
+        self.begin: Final = SnapshotBegin(cut.sequence, cut.now_micros, view=name, expires=cut.acts)
         self.done = False
 
     def read(self) -> SnapshotBatch | None:

@@ -315,6 +315,12 @@ class SnapshotBegin:
 
     sequence: int
     now_micros: int
+    view: bytes = b""
+    """Names what the subscriber sees of its one topic; empty: of several."""
+    expires: bool = False
+    """Whether its one topic acts on lifetimes."""
+    held: bool = False
+    """Whether ranges that the subscriber holds are left out (`held`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,6 +331,9 @@ class SnapshotBatch:
     keys: list[bytes]
     payloads: list[bytes]
     headers: HeaderColumns
+    replaced: Sequence[tuple[bytes, bytes]] = ()
+    """Ranges of keys, from behind the first one to the last one (empty: to the end), in which the subscriber forgets
+    what it holds. Records of this batch, and of later ones, take their place."""
 
 
 @dataclass(frozen=True, slots=True)

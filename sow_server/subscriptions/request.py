@@ -12,7 +12,7 @@ from sow_server.engine.formats.payloads import Projection
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import MICROS, MessageType
 from sow_server.filters import Filter, Meta, Predicate
-from sow_server.subscriptions.frames import SnapshotBatch
+from sow_server.subscriptions.frames import SnapshotBatch, SnapshotBegin
 
 BATCH_RECORDS_MAX: Final = 10_000
 PROGRESS_MICROS: Final = 5 * MICROS
@@ -55,12 +55,8 @@ class Snapshot(Protocol):
     """The records at one instant. One thread at a time; its owner closes it."""
 
     @property
-    def sequence(self) -> int:
-        """The sequence at which it was cut."""
-
-    @property
-    def now_micros(self) -> int:
-        """The one instant at which expiry is judged."""
+    def begin(self) -> SnapshotBegin:
+        """Its first frame, with the sequence at which it was cut."""
 
     @property
     def done(self) -> bool:

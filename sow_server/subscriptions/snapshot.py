@@ -11,7 +11,7 @@ from typing import Final
 from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.disk.layout import HEADER_BYTES, header_columns
 from sow_server.engine.reading import ManyCut
-from sow_server.subscriptions.frames import FRAME_BYTES, SnapshotBatch
+from sow_server.subscriptions.frames import FRAME_BYTES, SnapshotBatch, SnapshotBegin
 from sow_server.subscriptions.matching import VersionMatcher
 from sow_server.subscriptions.request import Wants
 
@@ -26,20 +26,13 @@ class SeveralTopics:
 
     def __init__(self, cut: ManyCut, view: Callable[[Topic], tuple[VersionMatcher, Wants] | None]) -> None:
         self._cut: Final = cut
+        self.begin: Final = SnapshotBegin(cut.sequence, cut.now_micros)
         self._view = view
         self._topic = 0
         self._keys: list[bytes] = []
         self._values: list[bytes] = []
         """Matching records that have not been given out."""
         self._next: bytes | None = cut.topics[0].topic.prefix if cut.topics else None
-
-    @property
-    def sequence(self) -> int:
-        return self._cut.sequence
-
-    @property
-    def now_micros(self) -> int:
-        return self._cut.now_micros
 
     @property
     def done(self) -> bool:

@@ -31,7 +31,6 @@ from sow_server.subscriptions.frames import (
     Frame,
     Progress,
     SnapshotBatch,
-    SnapshotBegin,
     SnapshotEnd,
 )
 from sow_server.subscriptions.judging import Unjudged
@@ -268,7 +267,7 @@ class Subscription:
         if self.request.sow:
             self._snapshot = snapshot = self._cut()
             # Nothing else runs on this thread in between, so nothing after the cut has been dispatched yet.
-            self._attach(snapshot.sequence)
+            self._attach(snapshot.begin.sequence)
         else:
             self._attach(self._commits.follow_topics(lambda topics: None))
         self._position = self._covered = self._live_from
@@ -374,7 +373,7 @@ class Subscription:
             return Wait(self._elapsed() + FAILURE_CHECK_MICROS)
         self._greeted = True
         if self._snapshot is not None:
-            return self._send(SnapshotBegin(self._snapshot.sequence, self._snapshot.now_micros))
+            return self._send(self._snapshot.begin)
         return self._progress()
 
     def _step_snapshot(self, snapshot: Snapshot) -> Step:
@@ -387,7 +386,7 @@ class Subscription:
             return Read(snapshot.read)
         snapshot.close()
         self._snapshot = None
-        return self._send(SnapshotEnd(snapshot.sequence))
+        return self._send(SnapshotEnd(snapshot.begin.sequence))
 
     def _next_frame(self) -> ChangeFrame | None:
         """The next frame of changes, as it is to be handed over now."""

@@ -8,10 +8,12 @@ import sow_client
 from sow_client import (
     AsyncClient,
     AsyncDurableSubscription,
+    AsyncLiveView,
     AsyncPublisher,
     AsyncSubscription,
     Client,
     DurableSubscription,
+    LiveView,
     Publisher,
     Subscription,
 )
@@ -32,6 +34,7 @@ PUBLIC = {
     "LoadInfo", "LoadPart", "LoadProgress", "LoadStager", "MessageTypeName", "NotFound", "OnMissingName",
     "OpenedPublisher", "OutgoingLink", "PackedColumn", "PackedRecords", "Page", "PermissionDenied", "Pin", "Policy",
     "PublishFailed", "Published", "Publisher", "QueryFooter", "QueryHeader", "QueryPlan", "QueryResult", "Record",
+    "AsyncLiveView", "LiveView",
     "RecordBatch", "Refusal", "Repaired", "ReplicationStatus", "ReplicationUnavailable", "ResourceExhausted",
     "RestampMode", "Restamped", "ResyncRequired", "Rewound", "SowError", "Status", "Subscription", "Tls", "Topic",
     "TopicChecked", "TopicSettings", "TopicSettingsArguments", "TopicStatistics", "Unavailable", "UnsoundRow",
@@ -52,6 +55,7 @@ def test_both_clients_have_the_same_methods_with_the_same_arguments() -> None:
         (Publisher, AsyncPublisher),
         (Subscription, AsyncSubscription),
         (DurableSubscription, AsyncDurableSubscription),
+        (LiveView, AsyncLiveView),
     ):
         names = _public(blocking)
         assert names == _public(asynchronous)
@@ -71,6 +75,8 @@ def test_every_public_method_has_a_docstring() -> None:
         AsyncSubscription,
         DurableSubscription,
         AsyncDurableSubscription,
+        LiveView,
+        AsyncLiveView,
     ):
         for name in _public(kind):
             assert inspect.getdoc(getattr(kind, name)), f"{kind.__name__}.{name}"

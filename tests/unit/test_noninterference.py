@@ -13,6 +13,7 @@ import itertools
 import json
 import secrets
 import uuid
+from array import array
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -24,6 +25,7 @@ import pytest
 from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import Message
 
+from sow.checksums import checksum
 from sow.v1 import snapshot_pb2, sow_pb2
 from sow_server.engine.disk.rocks import cursor
 from sow_server.engine.values.model import ABSENT, Delete, Expiration, Lifetime, LifetimeKind, Publish, TopicSettings
@@ -156,6 +158,14 @@ FOLLOWED: Final = [
 Request = Callable[[World], Mapping[str, object]]
 
 
+def held(world: World) -> Mapping[str, object]:
+    """Ranges of desk's records: one with the right ones, and before and behind it one with others."""
+    live = [record for key, record in sorted(world.rig.live("orders").items()) if key.startswith(b"b")]
+    origins = [world.rig.store.origins.names[record.origin] for record in live]
+    right = checksum([record.key for record in live], array("q", [one.version for one in live]), origins)
+    return {"upto_key": ["b", "c", ""], "checksum": [1, right, 2], "records": [1, len(live), 1]}
+
+
 def plain(**fields: object) -> Request:
     return lambda world: fields
 
@@ -253,6 +263,9 @@ REQUESTS: Final[dict[str, list[Request]]] = {
     ],
     "Subscribe": [
         orders(sow=True, batch_size=1),
+        lambda world: {"topic": "orders", "sow": True, "view": world.know.get("view", b"v"), "held": held(world)},
+        lambda world: {"topic": "orders", "bookmark": world.bookmark(3), "view": world.know.get("view", b"v")},
+        lambda world: {"topic": "orders", "bookmark": world.bookmark(3), "view": b"another"},
         orders(earliest=True),
         orders(earliest=True, oof=True, filter="/price < 5"),
         orders(earliest=True, changes=True, select={"exclude": ["/price"]}),
@@ -429,6 +442,8 @@ def told(world: World, method: str, request: Request, number: int) -> list[Messa
                     world.know |= {"export": response.export_id, "parts": len(response.parts)}
             case snapshot_pb2.ReadExportResponse() if response.resume_token:
                 world.know["resume"] = response.resume_token
+            case sow_pb2.SubscribeResponse() if response.HasField("snapshot_begin") and response.snapshot_begin.view:
+                world.know["view"] = response.snapshot_begin.view
             case sow_pb2.QueryResponse() if response.footer.next_page_token:
                 world.know["page"] = response.footer.next_page_token
     return responses

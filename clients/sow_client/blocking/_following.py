@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Unpack
 
@@ -11,7 +12,8 @@ import grpc
 from sow.v1 import admin_pb2, sow_pb2
 from sow_client import _reads, _retention, _statuses
 from sow_client._durable import Acknowledgements, DurableCore, DurableSubscription
-from sow_client._records import Start, Ttl
+from sow_client._live_view import LiveCore, LiveView, loaded
+from sow_client._records import Change, Start, Ttl
 from sow_client._reports import Browsed, Durable, Gap, Rewound
 from sow_client._setting_values import DurableSettingsArguments
 from sow_client._subscription import RETRY_SECONDS, SubscribeCall, Subscription, SubscriptionCore, opened
@@ -114,6 +116,53 @@ class Following(Calls):
             batch_size=batch_size,
         )
         return self._follow(request, retry_for, on_interruption)
+
+    def live_view(
+        self,
+        topic: str,
+        filter: str | None = None,  # noqa: A002 - the name that users know from the contract
+        *,
+        on_change: Callable[[Change], object] | None = None,
+        progress: Ttl | None = "1s",
+        batch_size: int = 1_000,
+        retry_for: float = math.inf,
+        on_interruption: Callable[[SowError | None], object] | None = None,
+    ) -> LiveView:
+        """The records of a topic that match `filter`, as a mapping that keeps itself up to date (rules F4, F5).
+
+        It is complete when it is handed out, and right again after every outage. Where the server does not keep the
+        changes since then, it sends only the records that differ. A topic that is deleted has no records until it is
+        made again.
+
+        `on_change` gets every change of the map after it was made, those of the first records too: a "put" with the
+        record, or an "oof" for a record that has gone. It runs in the view's thread; an exception from it ends the
+        view. `progress`: how often the server tells that nothing has happened. The other arguments are those of
+        `subscribe`, except that by default the view connects again for ever.
+        """
+        request = _reads.subscribe_request(
+            topic,
+            filter,
+            topic_pattern=None,
+            sow=True,
+            oof=True,
+            delta=False,
+            changes=False,
+            start=None,
+            conflation=None,
+            progress=progress,
+            empty_deltas=False,
+            select=None,
+            exclude=None,
+            batch_size=batch_size,
+        )
+        core = LiveCore(
+            request,
+            retry_for=retry_for,
+            connect_timeout=self._connect_timeout,
+            on_interruption=on_interruption,
+            tells=on_change is not None,
+        )
+        return loaded(LiveView(core, self._open_subscription, on_change))
 
     def durable(
         self,

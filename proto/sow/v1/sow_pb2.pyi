@@ -1212,6 +1212,8 @@ class SubscribeRequest(_message.Message):
     SELECT_FIELD_NUMBER: _builtins.int
     BATCH_SIZE_FIELD_NUMBER: _builtins.int
     DURABLE_FIELD_NUMBER: _builtins.int
+    HELD_FIELD_NUMBER: _builtins.int
+    VIEW_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """The topic's name. Exactly one of `topic` and `topic_pattern` is needed."""
     topic_pattern: _builtins.str
@@ -1242,6 +1244,11 @@ class SubscribeRequest(_message.Message):
     """With `delta`: true also sends updates that change no field. Default: they are left out."""
     batch_size: _builtins.int
     """Records per frame at most, 1 to 10,000. 0: 1,000. Frames also end at about 1 MiB."""
+    view: _builtins.bytes
+    """The `view` of an earlier SnapshotBegin. With `held` it is needed: where it names something else now, nothing counts
+    as held. With `bookmark`: RESYNC_REQUIRED where it does, because a caller that may see more or less than before has
+    to take a snapshot. Only with `topic`.
+    """
     @_builtins.property
     def select(self) -> Global___Projection:
         """Payload fields to send. Unset: the whole payload. Not with `delta`."""
@@ -1250,6 +1257,12 @@ class SubscribeRequest(_message.Message):
     def durable(self) -> Global___DurableAttachment:
         """Consumes a durable subscription from its position on, and creates it if necessary (rule J2). Only with `topic`, and
         not with `sow`, `delta` or `conflation_micros`. `start` counts only when the durable is created.
+        """
+
+    @_builtins.property
+    def held(self) -> Global___HeldRanges:
+        """With `sow` and one `topic`: the records that the caller holds. The snapshot leaves out the ranges of keys in which
+        it would find the same ones (rule F4). SnapshotBegin tells whether it does.
         """
 
     def __init__(
@@ -1271,16 +1284,61 @@ class SubscribeRequest(_message.Message):
         select: Global___Projection | None = ...,
         batch_size: _builtins.int = ...,
         durable: Global___DurableAttachment | None = ...,
+        held: Global___HeldRanges | None = ...,
+        view: _builtins.bytes = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["bookmark", b"bookmark", "durable", b"durable", "earliest", b"earliest", "select", b"select", "start", b"start", "start_time_micros", b"start_time_micros"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["bookmark", b"bookmark", "durable", b"durable", "earliest", b"earliest", "held", b"held", "select", b"select", "start", b"start", "start_time_micros", b"start_time_micros"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "bookmark", b"bookmark", "changes", b"changes", "conflation_micros", b"conflation_micros", "delta", b"delta", "durable", b"durable", "earliest", b"earliest", "empty_deltas", b"empty_deltas", "filter", b"filter", "oof", b"oof", "progress_micros", b"progress_micros", "select", b"select", "sow", b"sow", "start", b"start", "start_time_micros", b"start_time_micros", "topic", b"topic", "topic_pattern", b"topic_pattern"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "bookmark", b"bookmark", "changes", b"changes", "conflation_micros", b"conflation_micros", "delta", b"delta", "durable", b"durable", "earliest", b"earliest", "empty_deltas", b"empty_deltas", "filter", b"filter", "held", b"held", "oof", b"oof", "progress_micros", b"progress_micros", "select", b"select", "sow", b"sow", "start", b"start", "start_time_micros", b"start_time_micros", "topic", b"topic", "topic_pattern", b"topic_pattern", "view", b"view"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_start: _TypeAlias = _typing.Literal["bookmark", "start_time_micros", "earliest"]  # noqa: Y015
     _WhichOneofArgType_start: _TypeAlias = _typing.Literal["start", b"start"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_start) -> _WhichOneofReturnType_start | None: ...
 
 Global___SubscribeRequest: _TypeAlias = SubscribeRequest  # noqa: Y015
+
+@_typing.final
+class HeldRanges(_message.Message):
+    """Records that a caller holds, as ranges that cover all keys: a range begins behind the end of the one before. Columns of
+    equal length, at most 65,536 ranges.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    UPTO_KEY_FIELD_NUMBER: _builtins.int
+    CHECKSUM_FIELD_NUMBER: _builtins.int
+    RECORDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def upto_key(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The last key of each range, which need not exist. They rise, by their UTF-8 bytes. The last one is empty, and means
+        to the end.
+        """
+
+    @_builtins.property
+    def checksum(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Of each range: its checksum. It is the BLAKE2b hash of 8 bytes, read as a little-endian number, of the following
+        bytes: the length of each key (of its UTF-8, uint32), the keys, the version of each (sfixed64), the name of the
+        origin of each with a line feed behind it. Numbers are little-endian, records in the order of their keys.
+        """
+
+    @_builtins.property
+    def records(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The number of records in each range, at most 10,000."""
+
+    def __init__(
+        self,
+        *,
+        upto_key: _abc.Iterable[_builtins.str] | None = ...,
+        checksum: _abc.Iterable[_builtins.int] | None = ...,
+        records: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checksum", b"checksum", "records", b"records", "upto_key", b"upto_key"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HeldRanges: _TypeAlias = HeldRanges  # noqa: Y015
 
 @_typing.final
 class DurableAttachment(_message.Message):
@@ -1588,19 +1646,33 @@ class SnapshotBegin(_message.Message):
 
     BOOKMARK_FIELD_NUMBER: _builtins.int
     AS_OF_MICROS_FIELD_NUMBER: _builtins.int
+    HELD_FIELD_NUMBER: _builtins.int
+    VIEW_FIELD_NUMBER: _builtins.int
+    EXPIRES_FIELD_NUMBER: _builtins.int
     bookmark: _builtins.str
     """The position of the snapshot; changes after it follow its end."""
     as_of_micros: _builtins.int
     """The one instant at which expiry was judged (rule L8)."""
+    held: _builtins.bool
+    """true: ranges in which the request holds the right records are left out. false: the snapshot is whole."""
+    view: _builtins.bytes
+    """With one `topic`: names the rows and fields that the caller may see, `select`, and whether the topic acts on
+    lifetimes. To be compared, and to be sent with a later request.
+    """
+    expires: _builtins.bool
+    """With one `topic`: whether the topic acts on the lifetimes of its records (rule L3)."""
     def __init__(
         self,
         *,
         bookmark: _builtins.str = ...,
         as_of_micros: _builtins.int = ...,
+        held: _builtins.bool = ...,
+        view: _builtins.bytes = ...,
+        expires: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["as_of_micros", b"as_of_micros", "bookmark", b"bookmark"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["as_of_micros", b"as_of_micros", "bookmark", b"bookmark", "expires", b"expires", "held", b"held", "view", b"view"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1614,21 +1686,35 @@ class SnapshotBatch(_message.Message):
 
     TOPIC_FIELD_NUMBER: _builtins.int
     RECORDS_FIELD_NUMBER: _builtins.int
+    AFTER_KEY_FIELD_NUMBER: _builtins.int
+    UPTO_KEY_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """The topic's name."""
     @_builtins.property
     def records(self) -> _types_pb2.RecordColumns:
         """The records."""
 
+    @_builtins.property
+    def after_key(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """With `held`: ranges of keys that differ. All records held in them are to be forgotten; those of this batch and of
+        the next ones take their place. Such a range begins behind this key (the first one: behind the empty key),
+        """
+
+    @_builtins.property
+    def upto_key(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """and ends with this one; empty: at the end. Columns of equal length."""
+
     def __init__(
         self,
         *,
         topic: _builtins.str = ...,
         records: _types_pb2.RecordColumns | None = ...,
+        after_key: _abc.Iterable[_builtins.str] | None = ...,
+        upto_key: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["records", b"records"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["records", b"records", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_key", b"after_key", "records", b"records", "topic", b"topic", "upto_key", b"upto_key"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

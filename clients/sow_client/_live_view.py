@@ -1,0 +1,550 @@
+"""Live views: a local map of the records that match a filter, right again after every outage (rules F4, F5).
+
+`LiveCore` is the machine: it owns the map, and decides what to ask the server for. `LiveView` and `AsyncLiveView` run
+it in a thread or in a task, and let the program read the map.
+
+    [1]  The map shows the state at one position: all changes up to there, and none of those after it. Changes that
+         belong together appear together.
+    [2]  A snapshot is put together beside the map, and takes its place when it is complete. A snapshot that breaks off
+         is continued by the next one.
+    [3]  Where the journal does not continue, the request tells what the map holds, and the server sends only what
+         differs. That is exact, whatever has happened to either side: the server compares the records themselves.
+    [4]  While the view is not current, a record is out of sight from its expire time on. That is judged by the server's
+         clock as it was last heard, and the time that has passed here since. The clock of this machine does not count.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from array import array
+from bisect import bisect_right
+from collections.abc import Callable, Collection, ItemsView, Iterable, Iterator, KeysView, Mapping, Sequence, ValuesView
+from heapq import heapify, heappop, heappush
+from itertools import repeat
+from operator import length_hint
+from types import TracebackType
+from typing import Final, Protocol, Self, TypeVar
+
+from sow.checksums import RANGES_MAX, checksum
+from sow.v1 import sow_pb2
+from sow_client import _statuses
+from sow_client._records import Change, Record, RecordBatch
+from sow_client._subscription import (
+    AioSubscribeCall,
+    AsyncSubscription,
+    OpenAioSubscription,
+    OpenSubscription,
+    SubscribeCall,
+    Subscription,
+    SubscriptionCore,
+)
+from sow_client._view import in_own_batch
+from sow_client.errors import SowError
+
+RANGE_RECORDS: Final = 32
+"""Records of a range that is compared. Larger ones make a smaller request, and more records that come although they are
+held."""
+RANGE_BYTES: Final = 512 * 2**10
+"""Payload bytes from which on each record is a range of its own: the server keeps no more until it has compared."""
+GONE_REASONS: Final = frozenset({"TOPIC_DELETED", "TOPIC_NOT_FOUND"})
+"""There are no records of the topic, until it is made again."""
+
+_NOTHING: Final[frozenset[str]] = frozenset()
+
+
+class Signal(Protocol):
+    """An Event of threading or of asyncio."""
+
+    def set(self) -> None: ...
+    def clear(self) -> None: ...
+
+
+class LiveCore(SubscriptionCore):
+    """Owns the map, and the snapshot that is to take its place. One thread feeds it, any thread reads the map."""
+
+    def __init__(
+        self,
+        request: sow_pb2.SubscribeRequest,
+        *,
+        retry_for: float,
+        connect_timeout: float,
+        on_interruption: Callable[[SowError | None], object] | None = None,
+        tells: bool = True,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`request`: with `sow` and `oof`, of one topic. `tells`: whether changes of the map are handed out."""
+        super().__init__(request, retry_for=retry_for, connect_timeout=connect_timeout, on_interruption=on_interruption)
+        self.lock: Final = threading.Lock()  # of the map, where more than one key is changed or read
+        self.records: dict[str, Record] = {}
+        self.reached: str | None = None
+        """The position of the map."""
+        self.current = False
+        """Whether the server sends every change, and has sent all from before the call."""
+        self.error: BaseException | None = None
+        """The error that ended the view."""
+        self.settled: Signal = threading.Event()
+        """Set while the view is current or has ended."""
+        self._tells = tells
+        self._clock = clock
+        self._together: list[Change] = []  # of an atomic request that is not complete
+        self._view = b""  # the name of what the server shows; empty: a server that compares nothing
+        self._expires = False  # whether the topic acts on lifetimes
+        self._next: dict[str, Record] | None = None  # the snapshot that is put together ([2])
+        self._differing: set[str] | None = set()  # the keys in which it may differ from the map; None: all
+        self._held: list[str] = []  # the keys in the ranges of the request, in order
+        self._heard_at: float | None = None  # the last time that the view was current
+        self._ahead_micros = 0  # by so much the server's clock is ahead of `_clock`, at least
+        self._call_began_micros = 0  # by the server's clock; 0: nothing was heard of the call
+        self._due: list[tuple[int, str]] | None = None  # a heap of expire times; None: not made yet
+        self._overdue: set[str] = set()
+
+    # ---- reading: any thread ----
+
+    @property
+    def age(self) -> float:
+        """Seconds since the view was current; 0 while it is, infinite before."""
+        if self.current:
+            return 0.0
+        return float("inf") if self._heard_at is None else self._clock() - self._heard_at
+
+    def hidden(self) -> Collection[str]:
+        """The keys of the map that are out of sight ([4])."""
+        if self.current or not self._expires:
+            return _NOTHING
+        with self.lock:
+            due = self._due
+            if due is None:
+                due = self._due = [
+                    (stamp, key) for key, record in self.records.items() if (stamp := record.expire_time_micros)
+                ]
+                heapify(due)
+            now = self._server_micros()
+            while due and due[0][0] <= now:
+                stamp, key = heappop(due)
+                if (record := self.records.get(key)) is not None and record.expire_time_micros == stamp:
+                    self._overdue.add(key)
+            return self._overdue
+
+    def _server_micros(self) -> int:
+        return round(self._clock() * 1_000_000) + self._ahead_micros
+
+    # ---- frames ----
+
+    def feed(self, response: sow_pb2.SubscribeResponse) -> None:
+        """Takes in the next frame. Hands out how the map has changed: "put", and "oof" for a record that has gone."""
+        super().feed(response)
+        told: Sequence[Change] = ()
+        kind = response.WhichOneof("frame")
+        if kind == "changes":
+            told = self._take_changes(response.changes)
+        elif kind == "progress":
+            self._hear(response.progress.now_micros)
+            self.reached = response.progress.bookmark
+        elif kind == "snapshot_begin":
+            self._begin_next(response.snapshot_begin)
+        elif kind == "snapshot_end":
+            told = self._show_next()
+            self.reached = response.snapshot_end.bookmark
+            self._is_current()
+        if self.current:
+            self._heard_at = self._clock()
+        changes = tuple(told) if self._tells else ()
+        self._changes, self.pending = changes, iter(changes)
+
+    def _hear(self, server_micros: int) -> None:
+        """The server has told its time. It is later by now, so of several times the one most ahead is the nearest."""
+        ahead = server_micros - round(self._clock() * 1_000_000)
+        if not self._call_began_micros:
+            self._call_began_micros, self._ahead_micros = server_micros, ahead
+            return
+        self._ahead_micros = max(ahead, self._ahead_micros)
+        self._is_current()  # it has nothing else to send
+
+    def _is_current(self) -> None:
+        if not self.current:
+            self.current = True
+            self._due, self._overdue = None, set()
+            self.settled.set()
+
+    def _take_changes(self, batch: sow_pb2.ChangeBatch) -> list[Change]:
+        self._together += self.pending
+        if batch.more:
+            return []
+        changes, self._together = self._together, []
+        with self.lock:
+            told = [change for change in changes if self._apply(change)]
+            self.reached = batch.bookmark
+        if not self.current and max(batch.records.publish_time_micros, default=0) >= self._call_began_micros:
+            self._is_current()  # it was committed after the call had begun, so what came before is here
+        return told
+
+    def _apply(self, change: Change) -> bool:
+        """Whether the map has changed."""
+        self._overdue.discard(change.key)
+        if change.op != "put":
+            return self.records.pop(change.key, None) is not None
+        assert change.record is not None, "a put has its record"
+        record = self.records[change.key] = in_own_batch(change.record, change.record.payload)
+        if self._due is not None and (stamp := record.expire_time_micros):
+            heappush(self._due, (stamp, change.key))
+        return True
+
+    # ---- snapshots ----
+
+    def _begin_next(self, begin: sow_pb2.SnapshotBegin) -> None:
+        self._hear(begin.as_of_micros)
+        self._together = []
+        self._view, self._expires = begin.view, begin.expires
+        if not begin.held:
+            self._next, self._differing, self._held = {}, None, []
+
+    def _feed_snapshot(self, snapshot: sow_pb2.SnapshotBatch) -> None:
+        records, differing, held = self._next, self._differing, self._held
+        if records is None or len(snapshot.after_key) != len(snapshot.upto_key):
+            raise _statuses.malformed("a snapshot of ranges that were not asked for")
+        for after, upto in zip(snapshot.after_key, snapshot.upto_key, strict=True):
+            begin = bisect_right(held, after) if after else 0
+            for key in held[begin : bisect_right(held, upto) if upto else len(held)]:
+                records.pop(key, None)
+                if differing is not None:
+                    differing.add(key)
+        rows = RecordBatch(snapshot.topic, snapshot.records)
+        records.update(zip(rows.keys, rows, strict=True))
+        if differing is not None:
+            differing.update(rows.keys)
+
+    def _show_next(self) -> list[Change]:
+        """The snapshot takes the place of the map."""
+        assert self._next is not None, "it has begun"
+        before, records, differing = self.records, self._next, self._differing
+        with self.lock:
+            self.records = records
+            self._due, self._overdue = None, set()
+        self._next, self._differing, self._held = None, set(), []
+        if not self._tells:
+            return []
+        keys = before.keys() | records.keys() if differing is None else differing
+        return list(_differences(before, records, sorted(keys), self._request.topic))
+
+    def _forget(self) -> list[Change]:
+        """There are no records any more."""
+        self._next, self._differing = {}, None
+        return self._show_next()
+
+    # ---- calls ----
+
+    def _go_on(self, request: sow_pb2.SubscribeRequest) -> None:
+        super()._go_on(request)
+        self._call_began_micros = 0
+        if not request.sow:
+            request.view = self._view
+
+    def hold(self, request: sow_pb2.SubscribeRequest) -> None:
+        """Adds what is held to the request of a snapshot ([3]). Takes half a second for a million records; nothing may
+        be fed meanwhile."""
+        records = self.records if self._next is None else self._next
+        if not request.sow or not records or not self._view:
+            return
+        if self._next is None:
+            self._next = records.copy()
+        self._held = keys = sorted(records)
+        size = max(RANGE_RECORDS, -(-len(keys) // RANGES_MAX))
+        request.view = self._view
+        while True:
+            request.held.CopyFrom(_ranges(records, keys, size))
+            if len(request.held.upto_key) <= RANGES_MAX and request.ByteSize() < _statuses.MESSAGE_BYTES_MAX:
+                return
+            size *= 2
+
+    def ended(self, error: SowError, *, now: float, jitter: float) -> float:
+        """As `SubscriptionCore.ended`. A topic that is gone has no records until there is one of its name again."""
+        if self.current:
+            self.current = False
+            self.settled.clear()
+        if self.stood and error.reason in GONE_REASONS | {"NO_JOURNAL"}:
+            self._snapshot = True
+        if self.stood and error.reason in GONE_REASONS:
+            gone = tuple(self._forget()) if self.records or self._next else ()
+            self.reached = None
+            self._changes, self.pending = gone, iter(gone)
+        return super().ended(error, now=now, jitter=jitter)
+
+    def _passes(self, error: SowError) -> bool:
+        return super()._passes(error) or (self.stood and error.reason in GONE_REASONS | {"NO_JOURNAL"})
+
+    def end(self, error: BaseException | None = None) -> None:
+        """The view has ended: it was closed, or because of this error."""
+        self.error, self.current = error, False
+        self.settled.set()
+
+    def _settle(self) -> None:
+        if not length_hint(self.pending):  # else `ended` has just put changes there, which are handed out next
+            super()._settle()
+
+
+def _ranges(records: Mapping[str, Record], keys: Sequence[str], size: int) -> sow_pb2.HeldRanges:
+    """These records, the keys of which are in order, as ranges of so many."""
+    ranges = sow_pb2.HeldRanges()
+    upto: list[str] = []
+    checksums: list[int] = []
+    counts: list[int] = []
+    for begin in range(0, len(keys), size):
+        names = keys[begin : begin + size]
+        rows = [records[key] for key in names]
+        pieces = [(names, rows)]
+        if sum([len(row.payload) for row in rows]) > RANGE_BYTES:
+            pieces = [([name], [row]) for name, row in zip(names, rows, strict=True)]
+        for its_keys, its_rows in pieces:
+            upto.append(its_keys[-1])
+            checksums.append(checksum([key.encode() for key in its_keys], *_versions_and_origins(its_rows)))
+            counts.append(len(its_keys))
+    upto[-1] = ""  # to the end
+    ranges.upto_key.extend(upto)
+    ranges.checksum.extend(checksums)
+    ranges.records.extend(counts)
+    return ranges
+
+
+def _versions_and_origins(rows: Sequence[Record]) -> tuple[array[int], Iterable[str]]:
+    first, count = rows[0], len(rows)
+    batch, at = first._batch, first._index
+    columns = batch.columns
+    # Records of one snapshot, none of which has changed since, are neighbours in their batch: a third of the time.
+    if not columns.origin and rows[-1]._index == at + count - 1 and all(row._batch is batch for row in rows):
+        return array("q", columns.version[at : at + count]), repeat(columns.origins[0], count)
+    return array("q", [row.version for row in rows]), [row.origin for row in rows]
+
+
+def _differences(
+    before: Mapping[str, Record], after: Mapping[str, Record], keys: Iterable[str], topic: str
+) -> Iterator[Change]:
+    """What tells a program that knows `before` about `after`; they may differ in these keys."""
+    for key in keys:
+        old, new = before.get(key), after.get(key)
+        if new is None:
+            if old is not None:
+                yield Change("oof", None, None, old, None, topic)
+        elif old is None or (old.version, old.origin, old.payload) != (new.version, new.origin, new.payload):
+            yield Change("put", None, new, None, None, topic)
+
+
+class _Readable(Mapping[str, Record]):
+    """The map, as any thread reads it."""
+
+    _core: LiveCore
+
+    @property
+    def current(self) -> bool:
+        """True: the server sends every change, so the map is behind it only by what is under way. False: the connection
+        is broken, or changes and differences from before it was made again are still to come."""
+        return self._core.current
+
+    @property
+    def age(self) -> float:
+        """Seconds since the view was current; 0 while it is."""
+        return self._core.age
+
+    @property
+    def position(self) -> str | None:
+        """The bookmark of the state that the map shows: all changes up to there. None: the topic is gone."""
+        return self._core.reached
+
+    def copy(self) -> dict[str, Record]:
+        """The records by key, as they are at one position."""
+        self._check()
+        hidden = self._core.hidden()
+        with self._core.lock:
+            records = self._core.records.copy()
+            for key in hidden:
+                records.pop(key, None)
+        return records
+
+    def __getitem__(self, key: str) -> Record:
+        self._check()
+        record = self._core.records[key]
+        if key in self._core.hidden():
+            raise KeyError(key)
+        return record
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.copy())
+
+    def __len__(self) -> int:
+        self._check()
+        return len(self._core.records) - len(self._core.hidden())
+
+    def keys(self) -> KeysView[str]:
+        """The keys, as they are at one position."""
+        return self.copy().keys()
+
+    def values(self) -> ValuesView[Record]:
+        """The records, as they are at one position."""
+        return self.copy().values()
+
+    def items(self) -> ItemsView[str, Record]:
+        """Keys and records, as they are at one position."""
+        return self.copy().items()
+
+    def __repr__(self) -> str:
+        state = "current" if self.current else "not current"
+        return f"{type(self).__name__}({len(self._core.records)} records, {state})"
+
+    def _check(self) -> None:
+        if (error := self._core.error) is not None:
+            raise error
+
+
+class LiveView(_Readable):
+    """The records of a topic that match a filter, kept up to date in this process (rules F4, F5): a mapping from keys
+    to records that can only be read. Made by `Client.live_view`; any thread may read it.
+
+    A thread of its own keeps it up to date, through broken connections, restarts and lost data of the server. Reading
+    raises the error that ended the view, if one did. `close`, the end of a `with` block, or dropping the last reference
+    ends it; the records stay readable.
+    """
+
+    # The thread does not refer to the view, so that dropping the last reference ends it.
+
+    def __init__(
+        self, core: LiveCore, open_call: OpenSubscription, on_change: Callable[[Change], object] | None
+    ) -> None:
+        self._core = core
+        self._settled = core.settled = threading.Event()
+
+        def open_with_held(request: sow_pb2.SubscribeRequest) -> SubscribeCall:
+            core.hold(request)
+            return open_call(request)
+
+        self._subscription = Subscription(core, open_with_held)
+        self._thread = threading.Thread(
+            target=_keep, args=[self._subscription, core, on_change], name="sow-live-view", daemon=True
+        )
+
+    def open(self) -> None:
+        """Returns once the view is current for the first time; `live_view` has called it already."""
+        self._thread.start()
+        try:
+            self.wait()
+        except BaseException:
+            self.close()
+            raise
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Waits until the view is current, for at most `seconds`; False if it is not by then."""
+        self._settled.wait(seconds)
+        self._check()
+        return self.current
+
+    def close(self) -> None:
+        """Ends the view. No change is told after it, except one that is being told in another thread."""
+        self._subscription.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def _keep(subscription: Subscription, core: LiveCore, on_change: Callable[[Change], object] | None) -> None:
+    try:
+        for change in subscription:
+            if on_change is not None:
+                on_change(change)
+        core.end()
+    except BaseException as error:  # noqa: BLE001 - whoever reads the view gets it
+        subscription.close()
+        core.end(error)
+
+
+class AsyncLiveView(_Readable):
+    """`LiveView` for asyncio: a task keeps it up to date. It is opened by `open`, or by entering an `async with`
+    block."""
+
+    def __init__(
+        self, core: LiveCore, open_call: OpenAioSubscription, on_change: Callable[[Change], object] | None
+    ) -> None:
+        self._core = core
+        self._settled = core.settled = asyncio.Event()
+        self._on_change = on_change
+        self._task: asyncio.Task[None] | None = None
+
+        async def open_with_held(
+            request: sow_pb2.SubscribeRequest, *, connect_seconds: float | None = None
+        ) -> AioSubscribeCall:
+            await asyncio.to_thread(core.hold, request)  # may take long, and other tasks have to go on
+            return await open_call(request, connect_seconds=connect_seconds)
+
+        self._subscription = AsyncSubscription(core, open_with_held)
+
+    async def open(self) -> None:
+        """Returns once the view is current for the first time."""
+        if self._task is None:
+            self._task = asyncio.create_task(_aio_keep(self._subscription, self._core, self._on_change))
+        try:
+            await self.wait()
+        except BaseException:
+            await self.close()
+            raise
+
+    async def wait(self, seconds: float | None = None) -> bool:
+        """Waits until the view is current, for at most `seconds`; False if it is not by then."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._settled.wait()
+        except TimeoutError:
+            return False
+        self._check()
+        return self.current
+
+    async def close(self) -> None:
+        """Ends the view. No change is told after it."""
+        await self._subscription.close()
+        if self._task is not None and self._task is not asyncio.current_task():
+            await asyncio.wait([self._task])
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+
+async def _aio_keep(
+    subscription: AsyncSubscription, core: LiveCore, on_change: Callable[[Change], object] | None
+) -> None:
+    try:
+        async for change in subscription:
+            if on_change is not None:
+                on_change(change)
+        core.end()
+    except Exception as error:  # noqa: BLE001 - whoever reads the view gets it
+        await subscription.close()
+        core.end(error)
+
+
+_Blocking = TypeVar("_Blocking", bound=LiveView)
+
+
+def loaded(view: _Blocking) -> _Blocking:
+    """A view as the blocking client hands it out: current."""
+    view.open()
+    return view
+
+
+_Asynchronous = TypeVar("_Asynchronous", bound=AsyncLiveView)
+
+
+def aio_loaded(view: _Asynchronous) -> _Asynchronous:
+    """A view as the asynchronous client hands it out, as `aio_opened`."""
+    return view

@@ -1,0 +1,512 @@
+"""Live views against the real parts of a server: exact after every outage, and no more is sent than differs (rules F4,
+F5). It shows _live_view [1] to [4] and subscriptions/held [1] to [3]."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from sow.checksums import RANGE_RECORDS_MAX, RANGES_MAX, checksum
+from sow.v1 import sow_pb2, types_pb2
+from sow_client import NotFound, Record, RecordBatch
+from sow_client._live_view import RANGE_RECORDS
+from sow_client._records import NEVER_MICROS
+from sow_client.errors import error_of_reason
+from sow_server.engine.values.errors import Reason, StoreError
+from sow_server.engine.values.model import Expiration, Publish, TopicSettings
+from sow_server.filters import parse
+from sow_server.filters.restriction import Restriction
+from sow_server.subscriptions import held
+from tests.support.examples import examples
+from tests.support.live_views import CUT, LiveServer, Viewer, state_of
+from tests.support.stores import SECOND, FakeTime, Rig
+from tests.support.subscriptions import Journal, put
+
+JSON = TopicSettings(expiration=Expiration.ENABLED)
+KEYS = [f"k{number:03}" for number in range(120)]
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    rig = Rig(tmp_path, syncs=False)
+    rig.create_topic("orders", JSON)
+    yield rig
+    rig.close()
+
+
+def other(rig: Rig, name: str = "other") -> Rig:
+    """Another instance, with another journal."""
+    made = Rig(rig.path.parent / name, time=rig.time, syncs=False)
+    made.create_topic("orders", JSON)
+    return made
+
+
+def fill(rig: Rig, keys: list[str], number: int = 0) -> None:
+    rig.run(Publish("orders", [b'{"n":%d}' % number] * len(keys), keys))
+
+
+def viewed(server: LiveServer, *, batch_size: int = 7, progress: int = 0) -> Viewer:
+    viewer = Viewer(FakeTime(), batch_size=batch_size, progress=progress)
+    viewer.call(server)
+    assert viewer.is_current()
+    return viewer
+
+
+def refused_position(viewer: Viewer, reason: str = "BOOKMARK_OTHER_EPOCH") -> None:
+    """The server does not go on at the view's position, for one reason or another."""
+    viewer.end(error_of_reason(reason, reason))
+
+
+# ---- exactness ----
+
+EDIT = st.tuples(st.integers(0, len(KEYS) - 1), st.sampled_from(["put", "delete", "hold", "forget", "alter"]))
+
+
+@given(edits=st.lists(EDIT, max_size=40), batch_size=st.sampled_from([1, 7, 50, 1000]), cut_at=st.integers(0, 12))
+@settings(max_examples=examples(100), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_the_map_is_that_of_a_query_whatever_either_side_has_become(
+    rig: Rig, edits: list[tuple[int, str]], batch_size: int, cut_at: int
+) -> None:
+    """Also where the snapshot breaks off after some frames, and more changes until the next one."""
+    server = LiveServer(rig)
+    viewer = viewed(server, batch_size=batch_size)
+    viewer.cut()
+    for number, (at, edit) in enumerate(edits):
+        key, records = KEYS[at], viewer.core.records
+        if edit == "put":
+            fill(rig, KEYS[at : at + 5], number)
+        elif edit == "delete":
+            rig.delete("orders", *KEYS[at : at + 3])
+        elif edit == "hold":
+            records[key] = record_of(key, number)
+        elif edit == "forget":
+            records.pop(key, None)
+        elif key in records:
+            records[key] = record_of(key, records[key].version)
+            records[key]._batch.columns.origins[0] = "another"
+    before = dict(viewer.core.records)
+    refused_position(viewer)
+    viewer.call(server, frames_max=1 + cut_at)
+    if not viewer.is_current():
+        assert viewer.core.records == before  # _live_view [2]
+        viewer.cut()
+        fill(rig, KEYS[cut_at : 2 * cut_at + 1], cut_at)
+        viewer.call(server)
+    assert viewer.is_current()
+    assert viewer.map() == state_of(rig)
+    assert viewer.map().keys() == viewer.core.records.keys()
+
+
+def record_of(key: str, version: int) -> Record:
+    (record,) = RecordBatch(
+        "orders",
+        types_pb2.RecordColumns(
+            key=[key],
+            payload=[b"another"],
+            version=[version],
+            publish_time_micros=[1],
+            expire_time_micros=[NEVER_MICROS],
+            sequence=[1],
+            origins=["nyc"],
+        ),
+    )
+    return record
+
+
+def test_nothing_is_sent_of_ranges_that_are_equal(rig: Rig) -> None:
+    fill(rig, [f"{number:05}" for number in range(10_000)])
+    server = LiveServer(rig)
+    viewer = viewed(server, batch_size=1000)
+    viewer.cut()
+    rows = viewer.rows_sent
+    assert rows == 10_000
+    refused_position(viewer)
+    viewer.call(server)
+    assert viewer.is_current()
+    assert viewer.rows_sent == rows
+    viewer.cut()
+    rig.put("orders", "00500", b"{}")
+    rig.delete("orders", "07000")
+    rig.put("orders", "99999", b"{}")  # behind all that is held
+    refused_position(viewer)
+    viewer.call(server)
+    assert viewer.map() == state_of(rig)
+    assert rows < viewer.rows_sent <= rows + 3 * RANGE_RECORDS + 1
+
+
+@pytest.mark.parametrize("reason", ["RESYNC_REQUIRED", "BOOKMARK_TOO_OLD", "BOOKMARK_IN_FUTURE", "ACCESS_CHANGED"])
+def test_every_position_that_is_lost_leads_to_a_comparison(rig: Rig, reason: str) -> None:
+    fill(rig, KEYS)
+    server = LiveServer(rig)
+    viewer = viewed(server)
+    viewer.cut()
+    fill(rig, KEYS[3:5], 1)
+    refused_position(viewer, reason)
+    viewer.call(server)
+    assert viewer.frames[0].snapshot_begin.view == viewer.requests[-1].view
+    assert viewer.requests[-1].held.records
+    assert viewer.map() == viewer.told_map() == state_of(rig)
+
+
+def test_another_instance_with_other_records_is_followed(rig: Rig) -> None:
+    """Rule F5."""
+    fill(rig, KEYS)
+    viewer = viewed(LiveServer(rig))
+    viewer.cut()
+    there = other(rig)
+    fill(there, KEYS[50:], 2)
+    there.put("orders", "only there", b"{}")
+    server = LiveServer(there)
+    viewer.call(server)
+    assert [request.bookmark != "" for request in viewer.requests] == [False, True, False], "refused, then compared"
+    assert viewer.map() == viewer.told_map() == state_of(there)
+    there.put("orders", "k000", b"{}")
+    viewer.hear()
+    assert viewer.map() == viewer.told_map() == state_of(there)
+    there.close()
+
+
+def test_a_journal_that_was_pruned_costs_only_what_differs(rig: Rig) -> None:
+    rig.alter_topic("orders", max_entries=10)
+    fill(rig, KEYS)
+    server = LiveServer(rig)
+    viewer = viewed(server)
+    viewer.cut()
+    fill(rig, KEYS[:32], 1)
+    rig.prune()
+    rows = viewer.rows_sent
+    viewer.call(server)
+    assert viewer.requests[-2].bookmark
+    assert not viewer.requests[-1].bookmark
+    assert viewer.rows_sent == rows + 32
+    assert viewer.map() == viewer.told_map() == state_of(rig)
+
+
+def test_after_a_cut_it_goes_on_at_its_position_where_the_journal_allows(rig: Rig) -> None:
+    fill(rig, KEYS)
+    server = LiveServer(rig)
+    viewer = viewed(server)
+    rows = viewer.rows_sent
+    viewer.cut()
+    assert not viewer.is_current()
+    fill(rig, KEYS[:5], 1)
+    rig.delete("orders", KEYS[7])
+    viewer.call(server)
+    assert viewer.rows_sent == rows
+    assert viewer.map() == viewer.told_map() == state_of(rig)
+    assert viewer.core.reached == rig.store.instance.bookmark(rig.store.commits.last_sequence)
+
+
+def test_a_topic_without_a_journal_is_compared(rig: Rig) -> None:
+    rig.alter_topic("orders", journal=False)
+    fill(rig, KEYS)
+    server = LiveServer(rig)
+    viewer = viewed(server)
+    viewer.cut()
+    fill(rig, KEYS[:1], 1)
+    viewer.call(server)
+    assert viewer.map() == viewer.told_map() == state_of(rig)
+    assert viewer.rows_sent == len(KEYS) + 32
+
+
+# ---- what a program sees meanwhile ----
+
+
+def test_until_the_differences_are_complete_it_shows_the_state_from_before(rig: Rig) -> None:
+    """_live_view [1] and [2]."""
+    fill(rig, KEYS)
+    server = LiveServer(rig)
+    viewer = viewed(server)
+    before = viewer.map()
+    viewer.cut()
+    fill(rig, KEYS, 1)
+    refused_position(viewer)
+    viewer.call(server, frames_max=8)
+    assert viewer.rows_sent > len(KEYS)
+    assert not viewer.is_current()
+    assert viewer.map() == before
+    viewer.hear()
+    assert viewer.is_current()
+    assert viewer.map() == state_of(rig)
+
+
+def test_a_snapshot_that_breaks_off_is_continued(rig: Rig) -> None:
+    """_live_view [2]: records that have come do not come again."""
+    fill(rig, [f"{number:04}" for number in range(3_000)])
+    server = LiveServer(rig)
+    viewer = Viewer(batch_size=1000)
+    viewer.call(server, frames_max=3)
+    assert viewer.rows_sent == 2_000
+    viewer.cut()
+    assert viewer.map() == {}
+    viewer.call(server)
+    assert viewer.map() == viewer.told_map() == state_of(rig)
+    assert viewer.rows_sent <= 3_000 + RANGE_RECORDS
+
+
+def test_the_changes_of_an_atomic_request_appear_together(rig: Rig) -> None:
+    """_live_view [1], also where the connection breaks between them."""
+    server = LiveServer(rig)
+    viewer = viewed(server, batch_size=2)
+    rig.run(Publish("orders", [b"{}"] * 5, KEYS[:5], atomic=True))
+    viewer.hear(frames_max=1)
+    assert viewer.map() == {}
+    viewer.cut()
+    viewer.call(server)
+    assert viewer.map() == viewer.told_map() == state_of(rig)
+    assert len(viewer.map()) == 5
+
+
+def test_it_is_current_again_once_everything_from_before_the_call_is_there(rig: Rig) -> None:
+    server = LiveServer(rig)
+    viewer = viewed(server, progress=SECOND, batch_size=1)
+    viewer.time.tick(SECOND)
+    assert viewer.core.age == 0.0
+    viewer.cut()
+    viewer.time.tick(3 * SECOND)
+    assert viewer.core.age == 4.0, "since the server was last heard"
+    rig.put("orders", "a", b"{}")
+    rig.put("orders", "b", b"{}")
+    rig.time.tick(SECOND)
+    viewer.call(server)
+    assert viewer.map().keys() == {"a", "b"}
+    assert not viewer.is_current()  # there could be more
+    rig.put("orders", "c", b"{}")
+    viewer.hear()
+    assert viewer.is_current()
+    viewer.cut()
+    viewer.call(server)
+    rig.time.tick(SECOND)
+    viewer.hear()
+    assert viewer.frames[-1].HasField("progress")
+    assert viewer.is_current()
+
+
+# ---- expiry ----
+
+
+def test_out_of_touch_an_overdue_record_is_out_of_sight_by_the_servers_clock(rig: Rig) -> None:
+    """Rule F5, _live_view [4]. The clocks differ by whatever they like."""
+    rig.put("orders", "short", b"{}", ttl=10 * SECOND)
+    rig.put("orders", "long", b"{}", ttl=60 * SECOND)
+    rig.put("orders", "ever", b"{}")
+    server = LiveServer(rig)
+    viewer = Viewer(FakeTime(wall_micros=1))
+    viewer.call(server)
+    for time in (viewer.time, rig.time):
+        time.tick(6 * SECOND)
+    viewer.hear()
+    viewer.time.tick(4 * SECOND)
+    assert viewer.map().keys() == {"short", "long", "ever"}, "while it is current the server tells"
+    viewer.time.tick(-1)
+    viewer.cut()
+    assert viewer.map().keys() == {"short", "long", "ever"}
+    viewer.time.tick(1)
+    assert viewer.map().keys() == {"long", "ever"}
+    rig.touch("orders", "short", ttl=600 * SECOND)
+    viewer.call(server)
+    viewer.time.tick(55 * SECOND)
+    assert viewer.map().keys() == {"short", "ever"}, "a touch that came with the changes counts"
+
+
+def test_where_lifetimes_are_not_acted_on_nothing_is_out_of_sight(rig: Rig) -> None:
+    """Rule L3."""
+    rig.alter_topic("orders", expiration=Expiration.DISABLED)
+    rig.put("orders", "a", b"{}", ttl=SECOND)
+    viewer = viewed(LiveServer(rig))
+    viewer.cut()
+    viewer.time.tick(2 * SECOND)
+    assert viewer.map().keys() == {"a"}
+
+
+def test_a_changed_treatment_of_lifetimes_is_heard_of(rig: Rig) -> None:
+    """Rule F4: the name of what the server shows."""
+    rig.alter_topic("orders", expiration=Expiration.DISABLED)
+    rig.put("orders", "a", b"{}", ttl=10 * SECOND)
+    server = LiveServer(rig)
+    viewer = viewed(server)
+    viewer.cut()
+    rig.alter_topic("orders", expiration=Expiration.ENABLED)
+    viewer.call(server)
+    viewer.cut()
+    viewer.time.tick(11 * SECOND)
+    assert viewer.map() == {}
+
+
+# ---- topics that go ----
+
+
+def test_a_deleted_topic_has_no_records_until_it_is_made_again(rig: Rig) -> None:
+    """Rule F5."""
+    fill(rig, KEYS)
+    server = LiveServer(rig)
+    viewer = viewed(server)
+    rig.delete_topic("orders")
+    with pytest.raises(StoreError) as ended:
+        viewer.hear()
+    viewer.end(error_of_reason(ended.value.reason.name, ""))
+    assert ended.value.reason is Reason.TOPIC_DELETED
+    assert viewer.map() == viewer.told_map() == {}
+    assert not viewer.is_current()
+    assert viewer.core.reached is None
+    refused_position(viewer, "TOPIC_NOT_FOUND")
+    rig.create_topic("orders", JSON)
+    rig.put("orders", "new", b"{}")
+    viewer.call(server)
+    assert viewer.is_current()
+    assert viewer.map() == viewer.told_map() == state_of(rig)
+
+
+def test_a_topic_that_is_not_there_at_first_is_an_error(rig: Rig) -> None:
+    viewer = Viewer()
+    with pytest.raises(NotFound):
+        viewer.end(error_of_reason("TOPIC_NOT_FOUND", ""))
+
+
+# ---- permissions ----
+
+
+def test_a_change_of_what_the_caller_may_see_is_made_up_for(rig: Rig) -> None:
+    """Rules F4, A4, A5: rows and fields that changed while nobody was connected."""
+    for number in range(100):
+        rig.put("orders", f"{number:02}", b'{"region":"%s","secret":1}' % (b"eu" if number % 3 else b"us"))
+    eu = Restriction(parse("/region = 'eu'"))
+    veiled = Restriction(parse("/region = 'eu'"), (("secret",),))
+    server = LiveServer(rig)
+    viewer = viewed(server)
+    assert len(viewer.map()) == 100
+    for restriction, records, payload in (
+        (eu, 66, b'{"region":"eu","secret":1}'),
+        (veiled, 66, b'{"region":"eu"}'),
+        (Restriction(), 100, b'{"region":"eu","secret":1}'),
+    ):
+        viewer.cut()
+        server.restriction = restriction
+        viewer.call(server)
+        assert viewer.requests[-2].bookmark
+        assert viewer.is_current()
+        assert len(viewer.map()) == records
+        assert viewer.map()["01"][1] == payload
+        assert viewer.map() == viewer.told_map()
+
+
+def test_rows_that_are_hidden_make_no_difference(rig: Rig) -> None:
+    """subscriptions/held [3]."""
+    server = LiveServer(rig, Restriction(parse("/n = 0")))
+    fill(rig, KEYS)
+    viewer = viewed(server)
+    viewer.cut()
+    fill(rig, ["a", "k0005", "z"], 1)
+    rows = viewer.rows_sent
+    refused_position(viewer)
+    viewer.call(server)
+    assert viewer.rows_sent == rows
+    assert len(viewer.map()) == len(KEYS)
+
+
+# ---- bounds ----
+
+
+def held_by(upto: list[str], records: list[int] | None = None, **fields: object) -> sow_pb2.SubscribeRequest:
+    counts = [1] * len(upto) if records is None else records
+    ranges = sow_pb2.HeldRanges(upto_key=upto, checksum=[1] * len(upto), records=counts)
+    options = {"topic": "orders", "sow": True, "view": b"x", "held": ranges, **fields}
+    return sow_pb2.SubscribeRequest(**options)  # type: ignore[arg-type]  # fields of several kinds
+
+
+@pytest.mark.parametrize(
+    ("request_", "field"),
+    [
+        (held_by([]), "held"),
+        (held_by(["a"]), "held.upto_key[0]"),
+        (held_by(["b", "a", ""]), "held.upto_key[1]"),
+        (held_by(["a", "a", ""]), "held.upto_key[1]"),
+        (held_by(["a", "", ""]), "held.upto_key[1]"),
+        (held_by(["a", "b", ""], [1, RANGE_RECORDS_MAX + 1, 1]), "held.records[1]"),
+        (held_by(["a", ""], [1]), "held"),
+        (held_by([""] * (RANGES_MAX + 1)), "held"),
+        (held_by([""], sow=False), "held"),
+        (held_by([""], view=b""), "held"),
+        (held_by([""], topic="", topic_pattern=".*", view=b""), "held"),
+        (sow_pb2.SubscribeRequest(topic_pattern=".*", view=b"x"), "view"),
+    ],
+)
+def test_ranges_that_are_none_are_refused_with_their_number(
+    rig: Rig, request_: sow_pb2.SubscribeRequest, field: str
+) -> None:
+    with pytest.raises(StoreError) as refused:
+        LiveServer(rig).subscribe(request_)
+    assert (refused.value.reason, refused.value.field) == (Reason.INVALID_ARGUMENT, field)
+
+
+def test_as_many_ranges_as_are_allowed_are_taken(rig: Rig) -> None:
+    LiveServer(rig).subscribe(held_by([f"{number:06}" for number in range(1, RANGES_MAX)] + [""]))
+
+
+@pytest.mark.parametrize("records", [0, 3, RANGE_RECORDS_MAX])
+def test_no_more_waits_for_the_end_of_a_range_than_is_held_in_it(
+    rig: Rig, records: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """subscriptions/held [2]: a subscriber that says that it holds one range with few records, or large ones, is not waited for."""
+    monkeypatch.setattr(held, "WAITING_BYTES", 100)
+    fill(rig, KEYS)
+    server = LiveServer(rig)
+    view = viewed(server).frames[0].snapshot_begin.view
+    follower = server.subscribe(held_by([""], [records], view=view, batch_size=10))
+    frames = server.frames(follower, frames_max=3)
+    assert frames[0].snapshot_begin.held
+    assert list(frames[1].snapshot.after_key) == list(frames[1].snapshot.upto_key) == [""]
+    assert [len(frame.snapshot.records.key) for frame in frames[1:]] == [10, 10]
+    frames += server.frames(follower)
+    assert [key for frame in frames for key in frame.snapshot.records.key] == KEYS
+    assert sum(len(frame.snapshot.upto_key) for frame in frames) == 1
+
+
+def test_large_records_are_ranges_of_their_own(rig: Rig) -> None:
+    rig.run(Publish("orders", [b'{"x":"%s"}' % (b"x" * 300_000)] * 5, KEYS[:5]))
+    server = LiveServer(rig)
+    viewer = viewed(server)
+    viewer.cut()
+    refused_position(viewer)
+    viewer.call(server)
+    assert list(viewer.requests[-1].held.records) == [1] * 5
+    assert viewer.rows_sent == 5
+
+
+def test_a_server_that_compares_nothing_sends_everything(rig: Rig) -> None:
+    """An older one: its snapshot has no name, so nothing is held back."""
+    fill(rig, KEYS)
+    viewer = viewed(LiveServer(rig))
+    viewer.cut()
+    refused_position(viewer)
+    request = viewer.core.request(now=0.0)
+    viewer.core.hold(request)
+    assert request.held.records
+    journal = Journal()
+    journal.commit(put("a", {}))
+    for frame in journal.frames(request):
+        viewer.core.feed(frame)
+        viewer.told += iter(viewer.core.take, None)
+    assert viewer.map().keys() == viewer.told_map().keys() == {"a"}
+    viewer.end(CUT)
+    refused_position(viewer)
+    request = viewer.core.request(now=0.0)
+    viewer.core.hold(request)
+    assert not request.HasField("held")
+
+
+def test_equal_checksums_mean_equal_records() -> None:
+    """checksums [1]: one record must not look like two, nor a name like a key."""
+    seen: dict[int, object] = {}
+    for keys in ([], [b"a"], [b"a", b"b"], [b"ab"], [b"b", b"a"], [b"", b"ab"]):
+        for version in (1, 2):
+            for origin in ("nyc", "ldn"):
+                case = (tuple(keys), version if keys else 0, origin if keys else "")
+                found = checksum(keys, array("q", [version] * len(keys)), [origin] * len(keys))
+                assert seen.setdefault(found, case) == case
+    assert checksum([b"a"], array("q", [1]), ["nyc"]) == 13819548980554865517
