@@ -21,6 +21,7 @@ from benchmarks import (
     scanning,
     single,
     sparking,
+    viewing,
 )
 from benchmarks.rows import Row
 from benchmarks.setting import Setting
@@ -54,6 +55,7 @@ BENCHMARKS: Final = (
     Benchmark("idle-followers", "many followers of nothing", following.idle_followers, 900),
     Benchmark("dispatch", "many followers, each of its own value", dispatching.by_value, 900),
     Benchmark("stopped-follower", "a follower that does not read", following.stopped_follower, 900),
+    Benchmark("live-view", "a live view comes back after an outage", viewing.live_view, 900),
     Benchmark("durable-consumer", "a durable consumer that acknowledges", retaining.durable_consumer, 900),
     Benchmark("detached-durables", "many durables that nobody consumes", retaining.detached_durables, 900),
     Benchmark("pruning", "a million journal entries pruned", retaining.pruning, 900),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from hashlib import blake2b
 from typing import Final
 
@@ -19,15 +19,15 @@ RANGE_RECORDS_MAX: Final = 10_000
 """Records of a range."""
 
 
-def checksum(keys: Sequence[bytes], versions: array[int], origins: Iterable[str]) -> int:
-    """The checksum of records in key order: their keys in UTF-8, their versions (typecode q), the names of their
-    origins. Its form is described in the contract (HeldRanges.checksum)."""
+def checksum(lengths: Iterable[int], keys: bytes, versions: array[int], origins: Iterable[str]) -> int:
+    """The checksum of records in key order: the lengths of their keys in UTF-8, these keys one behind the other, their
+    versions (typecode q), the names of their origins. The contract describes its form (HeldRanges.checksum)."""
     # A range has some 32 records, and a topic many ranges: columns cost a fifth of a loop over records.
-    lengths = array("I", map(len, keys))
+    sizes = array("I", lengths)
     if sys.byteorder == "big":
         versions = versions[:]
         versions.byteswap()
-        lengths.byteswap()
+        sizes.byteswap()
     names = "\n".join([*origins, ""])
-    content = b"".join([lengths.tobytes(), *keys, versions.tobytes(), names.encode()])
+    content = b"".join([sizes.tobytes(), keys, versions.tobytes(), names.encode()])
     return int.from_bytes(blake2b(content, digest_size=8).digest(), "little")

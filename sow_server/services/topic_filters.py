@@ -16,7 +16,7 @@ from sow_server.filters import print_filter
 from sow_server.filters.restriction import UNRESTRICTED, Restriction
 from sow_server.query.filtering import RecordFilter, callers_filter
 from sow_server.query.projection import projection
-from sow_server.query.scan import Query, Scan
+from sow_server.query.scan import BATCH_RECORDS_MAX, Query, Scan
 from sow_server.subscriptions.frames import SnapshotBatch, SnapshotBegin
 from sow_server.subscriptions.request import Snapshot, View
 
@@ -70,15 +70,17 @@ class TopicFilters:
     def snapshot(self, topic: Topic) -> Snapshot:
         """A snapshot of a topic, planned like a query."""
         restriction = self._restriction(topic)
+        name = self._name(topic, restriction)
+        held = self._held if self._known == name else None
         query = Query(
             topic,
             filter=self._filter(topic, restriction),
             projection=projection(topic, self._include, self._exclude, restriction.hidden),
-            batch_size=self._batch_size,
+            # Most of what is compared is not sent, so each piece is as large as a reader thread may be held.
+            batch_size=self._batch_size if held is None else BATCH_RECORDS_MAX,
         )
-        name = self._name(topic, restriction)
         whole = PlannedSnapshot(Scan(self._cuts, query), name)
-        return whole if self._held is None or self._known != name else self._held(whole, topic.name)
+        return whole if held is None else held(whole, topic.name)
 
     def permits(self, topic: Topic) -> bool:
         """Whether the subscriber may see anything of a topic."""

@@ -125,8 +125,10 @@ class HeldSnapshot:
         given, number = self._given, self._range
         if end - begin != given.records[number]:
             return False
-        origins = map(self._origins().__getitem__, rows.headers.origin[begin:end])
-        return checksum(rows.keys[begin:end], rows.headers.version[begin:end], origins) == given.checksums[number]
+        keys, headers = rows.keys[begin:end], rows.headers
+        origins = map(self._origins().__getitem__, headers.origin[begin:end])
+        found = checksum(map(len, keys), b"".join(keys), headers.version[begin:end], origins)
+        return found == given.checksums[number]
 
     def _is_too_much(self, rows: SnapshotBatch, begin: int, end: int) -> bool:
         held = self._given.records[self._range]

@@ -55,6 +55,7 @@ def test_every_line_of_the_table_of_speed_and_memory_has_its_benchmark() -> None
         "idle-followers",
         "dispatch",
         "stopped-follower",
+        "live-view",
         "durable-consumer",
         "detached-durables",
         "pruning",
