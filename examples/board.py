@@ -1,9 +1,9 @@
-"""A step of the demo: a board of delayed flights of one day, which a subscription keeps up to date.
+"""A step of the demo: a board of delayed flights of one day, a live view that keeps itself up to date.
 
 The day's flights are published hour by hour as scheduled. A delta reports a delay, and another one the departure. The
 board shows the flights that wait.
 
-    [1]  The board shows only messages of the subscription: a snapshot, then changes.
+    [1]  The board is the map of the live view; the step publishes, and looks at it.
     [2]  The step compares the board with a query whenever it makes a claim.
 """
 
@@ -14,15 +14,14 @@ import time
 from collections import Counter
 from dataclasses import dataclass
 from itertools import islice
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import msgspec
 
 from examples.asking import delay_of, route_of
 from examples.flights import DEPARTURE_FIELDS, Flights, departure_key
 from examples.narration import Narration, Show
-from sow_client import Change, Client, Record, Refusal, SowError, Subscription, View
+from sow_client import Change, Client, LiveView, Record, Refusal
 
 BOARD: Final = "board"
 MONTH_AND_DAY: Final = (1, 2)
@@ -51,52 +50,25 @@ OUTCOME_FIELDS: Final = ("dep_time", "dep_delay", "arr_time", "arr_delay", "air_
 MICROS: Final = 1_000_000
 
 
-class Board:
-    """Owns a subscription and the thread that reads it: the records in focus, and the counts of messages."""
+class Told:
+    """The counts of the changes that a live view tells, from its thread."""
 
-    def __init__(self, subscription: Subscription) -> None:
-        self._subscription = subscription
-        self._view = View()
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._told = Counter[str]()
         self._late_micros: list[int] = []
-        self._trouble: SowError | None = None
-        self._thread = threading.Thread(target=self._read, name="board", daemon=True)
 
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._subscription.close()
-        if kind is None:
-            # An exception raised by a signal may have interrupted a call of this thread. Then gRPC never wakes it
-            # again.
-            self._thread.join(SETTLE_SECONDS_MAX)
-
-    def _read(self) -> None:
-        try:
-            for change in self._subscription:
-                with self._lock:
-                    self._take(change)
-        except SowError as error:
-            self._trouble = error
-
-    def _take(self, change: Change) -> None:
-        self._view.apply(change)
-        self._told[change.reason or change.op] += 1
-        if change.reason == "expired" and change.previous is not None:
-            self._late_micros.append(time.time_ns() // 1_000 - (change.previous.expire_time_micros or 0))
-
-    def look(self) -> tuple[dict[str, Record], Counter[str]]:
-        """The records, and the number of messages by reason, else by op. Raises the error that ended the
-        subscription."""
-        if self._trouble is not None:
-            raise self._trouble
+    def take(self, change: Change) -> None:
+        """Counts a change."""
         with self._lock:
-            return dict(self._view), self._told.copy()
+            self._told[change.reason or change.op] += 1
+            if change.reason == "expired" and change.previous is not None:
+                self._late_micros.append(time.time_ns() // 1_000 - (change.previous.expire_time_micros or 0))
+
+    def look(self) -> Counter[str]:
+        """The number of changes by reason, else by op."""
+        with self._lock:
+            return self._told.copy()
 
     @property
     def expiries_late_micros(self) -> list[int]:
@@ -150,7 +122,7 @@ def departures(flights: Flights) -> list[Departure]:
 
 
 class BoardStep:
-    """Publishes the day, and computes from that alone the expected board and the expected messages."""
+    """Publishes the day, and computes from that alone the expected board and the expected changes."""
 
     def __init__(self, tell: Narration, client: Client, flights: Flights) -> None:
         self._tell = tell
@@ -159,6 +131,7 @@ class BoardStep:
         self._waiting: dict[str, float] = {}
         """Minutes of delay of the waiting flights."""
         self._told = Counter[str]()
+        self._heard = Told()
         self._title = ""
 
     def run(self) -> None:
@@ -166,24 +139,27 @@ class BoardStep:
         tell, client = self._tell, self._client
         tell.step(
             "A live board: snapshot, then live",
-            f"Topic {BOARD} gets the flights of a day as they are scheduled, and deltas with the news. A subscription",
-            f"to {WAITING} keeps the board: it gets the present flights, then",
-            "each change, and each removal with its cause. The board is compared with the result of a query.",
+            f"Topic {BOARD} gets the flights of a day as they are scheduled, and deltas with the news. A live view",
+            f"of {WAITING} is the board: it has the present flights, then",
+            "each change, and tells each removal with its cause. The board is compared with the result of a query.",
         )
         client.create_topic(BOARD, key=[f"/{field}" for field in DEPARTURE_FIELDS], expiration="1h")
         for hour in range(OPENS):
             self._hour(hour)
-        self._told.clear()  # there is no subscription yet
-        self._told.update(sow=len(self._waiting), snapshot_end=1)
-        changes = client.sow_and_subscribe(BOARD, WAITING, oof=True)
-        with Board(changes) as board, tell.board(("key", "flight", "minutes late"), right=("minutes late",)) as show:
+        self._told.clear()  # there is no board yet
+        self._told.update(put=len(self._waiting))
+        heard = self._heard
+        with (
+            client.live_view(BOARD, WAITING, on_change=heard.take) as board,
+            tell.board(("key", "flight", "minutes late"), right=("minutes late",)) as show,
+        ):
             self._claim(board, show, f"{OPENS}:00, the snapshot")
             for hour in range(OPENS, CLOSES + 1):
                 self._title = f"{hour}:00"
                 before = self._told.copy()
                 self._hour(hour)
                 if hour == CANCELS:
-                    self._claim(board, show, f"{hour}:00, after {self._told.total():,} messages")
+                    self._claim(board, show, f"{hour}:00, after {self._told.total():,} changes")
                     self._cancel(board, show)
                 self._watch(board, show, HOUR_SECONDS)
                 told = self._told - before
@@ -191,7 +167,7 @@ class BoardStep:
                     f"{hour}:00  {told['put']:2} came or changed, {told['match']:2} departed, "
                     f"{len(self._waiting):2} are waiting"
                 )
-            self._claim(board, show, f"{CLOSES}:00, after {self._told.total():,} messages")
+            self._claim(board, show, f"{CLOSES}:00, after {self._told.total():,} changes")
             self._last_call(board, show)
 
     def _hour(self, hour: int) -> None:
@@ -217,7 +193,7 @@ class BoardStep:
                 del self._waiting[key]
                 self._told["match"] += 1
 
-    def _cancel(self, board: Board, show: Show) -> None:
+    def _cancel(self, board: LiveView, show: Show) -> None:
         """Deletes the waiting flights of one carrier by filter."""
         of_carrier = {key for key in self._waiting if key.split("|")[3] == CARRIER}
         deleted = self._client.sow_delete(BOARD, filter=f"/carrier = '{CARRIER}' AND /status = 'waiting'")
@@ -231,7 +207,7 @@ class BoardStep:
         )
         self._claim(board, show, f"{self._title}, after the delete")
 
-    def _last_call(self, board: Board, show: Show) -> None:
+    def _last_call(self, board: LiveView, show: Show) -> None:
         """Gives each waiting flight a few moments to live, and waits for the expiries."""
         last = sorted(self._waiting)
         for number, key in enumerate(last):
@@ -240,15 +216,15 @@ class BoardStep:
         self._told["expired"] += len(last)
         self._waiting.clear()
         self._claim(board, show, f"last call, {len(last):,} flights got moments to live and expired")
-        late = max(board.expiries_late_micros) / 1_000
+        late = max(self._heard.expiries_late_micros) / 1_000
         self._tell.say(f"the board heard of each expiry at the latest {late:,.0f} ms after the expire time")
 
-    def _claim(self, board: Board, show: Show, when: str) -> None:
-        """Waits until the board has received all messages, and claims that it equals the result of a query."""
+    def _claim(self, board: LiveView, show: Show, when: str) -> None:
+        """Waits until the board has received all changes, and claims that it equals the result of a query."""
         give_up = time.monotonic() + SETTLE_SECONDS_MAX
-        while board.look()[1] != self._told and time.monotonic() < give_up:
+        while self._heard.look() != self._told and time.monotonic() < give_up:
             self._watch(board, show, 0.02)
-        shown, told = board.look()
+        shown, told = board.copy(), self._heard.look()
         found = {record.key: record for record in self._client.query(BOARD, WAITING)}
         self._tell.claim(
             f"{when}: the board shows {len(self._waiting):,} flights, exactly as a query finds them",
@@ -257,16 +233,16 @@ class BoardStep:
             found=f"{len(shown):,} on the board, {len(found):,} by query, {len(self._waiting):,} are expected",
         )
         self._tell.claim(
-            f"each message came once: {', '.join(f'{count} × {what}' for what, count in told.items())}",
+            f"each change came once: {', '.join(f'{count} × {what}' for what, count in told.items())}",
             told == self._told,
             found=f"{dict(told)}, not {dict(self._told)}",
         )
 
-    def _watch(self, board: Board, show: Show, seconds: float) -> None:
+    def _watch(self, board: LiveView, show: Show, seconds: float) -> None:
         """Shows the board for a while."""
         until = time.monotonic() + seconds
         while True:
-            records, _ = board.look()
+            records = board.copy()
             rows = sorted(records.values(), key=lambda record: (-(delay_of(record) or 0), record.key))[:ROWS_SHOWN]
             show(
                 f"{self._title}  {len(records)} flights wait",
