@@ -32,7 +32,8 @@ def live_view(setting: Setting) -> Iterator[Row]:
     records = setting.size(1_000_000, quick=100_000)
     rounds = setting.size(7, quick=5)
     with ExitStack() as stack:
-        server = stack.enter_context(SowServer(setting.directory / "sow"))
+        # One process, so that its CPU time is that of either side.
+        server = stack.enter_context(SowServer(setting.directory / "sow", server="reader_processes = 0"))
         client = stack.enter_context(Client(server.address))
         channel = stack.enter_context(grpc.insecure_channel(server.address, options=CHANNEL_OPTIONS))
         setting.say(f"loading {records:,} records")

@@ -478,6 +478,23 @@ def test_large_records_are_ranges_of_their_own(rig: Rig) -> None:
     assert viewer.rows_sent == 5
 
 
+def test_a_large_map_is_told_in_larger_ranges(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many as a request may have, and no more than fit into a message."""
+    fill(rig, KEYS)
+    server = LiveServer(rig)
+    viewer = viewed(server)
+    viewer.cut()
+    for limits, counts in (({}, [32, 32, 32, 24]), ({"ranges": 3}, [40, 40, 40]), ({"bytes": 80}, [64, 56])):
+        with monkeypatch.context() as patched:
+            patched.setattr("sow_client._live_view.RANGES_MAX", limits.get("ranges", RANGES_MAX))
+            patched.setattr("sow_client._statuses.MESSAGE_BYTES_MAX", limits.get("bytes", 10**6))
+            refused_position(viewer)
+            viewer.call(server)
+        assert list(viewer.requests[-1].held.records) == counts
+        assert viewer.rows_sent == len(KEYS)
+        viewer.cut()
+
+
 def test_a_server_that_compares_nothing_sends_everything(rig: Rig) -> None:
     """An older one: its snapshot has no name, so nothing is held back."""
     fill(rig, KEYS)
