@@ -61,6 +61,7 @@ from sow_server.services.health_service import HealthService
 from sow_server.services.load_service import LoadService
 from sow_server.services.loading import Loading
 from sow_server.services.ownership import OwnedDurables
+from sow_server.services.positions import Positions
 from sow_server.services.queries import Queries
 from sow_server.services.reading import StoreReading
 from sow_server.services.snapshot_service import SnapshotService
@@ -218,6 +219,7 @@ class _Parts:
     clock: GuardedClock
     hub: Hub
     consumers: Consumers
+    positions: Positions
     admission: Admission
     idle: IdleTopics
     exports: Exports[ServedExport]
@@ -233,6 +235,7 @@ class _Parts:
             store.instance,
             clock,
             asyncio.get_running_loop().call_soon,
+            marks=store.replicas.marks,
             options=HubOptions(
                 queue_bytes_max=config.subscriptions.queue_bytes_max,
                 subscriptions_max=config.subscriptions.subscriptions_max,
@@ -252,6 +255,7 @@ class _Parts:
                 hub,
                 lambda text, part: TopicFilters(store.cuts, text, (), (), SCAN_RECORDS, lambda topic: part).view,
             ),
+            Positions(store.commits, store.replicas.marks, store.instance),
             Admission(store.topics, store.durables, store.commits, clock),
             IdleTopics(store.topics, store.durables, store.administration, clock),
             Exports(store.topics, store.cuts, options=ExportOptions(config.limits.exports_max)),
@@ -361,6 +365,7 @@ def _services(
         changes,
         readers,
         Queries(reading, readers, parts.sorts, processes),
+        parts.positions,
         durability=config.server.durability,
         dynamic_topics=config.server.dynamic_topics,
         owned=owned,

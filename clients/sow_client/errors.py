@@ -268,6 +268,7 @@ CLASS_OF_REASON: Mapping[str, type[SowError]] = {
     "ACCESS_CHANGED": Unavailable,
     "AUDIT_UNAVAILABLE": Unavailable,
     "READER_LOST": Unavailable,
+    "BEHIND": Unavailable,
 }
 """The exception for each reason. A test compares the table with `sow.v1.ErrorReason`."""
 

@@ -101,6 +101,8 @@ class Store:
             origins=self.origins,
             unsound=self.unsound,
             limits=self.limits,
+            clock=clock,
+            sweep=self.writer.sweep,
         )
         for topic in self.topics.by_id.values():
             topic.replicated = self.replicas.shared.covers(topic.name)

@@ -100,6 +100,7 @@ CODES: Final[dict[Reason, grpc.StatusCode]] = {
     Reason.ACCESS_CHANGED: grpc.StatusCode.UNAVAILABLE,
     Reason.AUDIT_UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
     Reason.READER_LOST: grpc.StatusCode.UNAVAILABLE,
+    Reason.BEHIND: grpc.StatusCode.UNAVAILABLE,
 }
 
 

@@ -31,6 +31,7 @@ from sow_server.services import convert, subscribe_convert
 from sow_server.services.answering import close_after
 from sow_server.services.guard import readable
 from sow_server.services.ownership import OwnedDurables
+from sow_server.services.positions import Positions
 from sow_server.services.queries import Queries
 from sow_server.services.reading import StoreReading
 from sow_server.services.selection import CHANGE_RECORDS, count, count_selected, selected
@@ -90,6 +91,7 @@ class SowService:
         changes: Submissions,
         readers: Executor,
         queries: Queries,
+        positions: Positions,
         *,
         durability: Durability,
         dynamic_topics: bool,
@@ -106,6 +108,7 @@ class SowService:
         self._dynamic_topics = dynamic_topics
         self._owned = owned
         self._queries = queries
+        self._positions = positions
 
     # -- publishing -------------------------------------------------------------------------------------------------
 
@@ -201,6 +204,7 @@ class SowService:
                 f"keys: {len(request.keys)} keys are more than the limit of {GET_KEYS_MAX} per request",
                 field="keys",
             )
+        await self._positions.reach(granted.topic, request.min_position)
         renewal = convert.renewal(request, self._durability)
         if renewal is None:
             return (await self._read(granted, request, 0))[0]
@@ -281,7 +285,9 @@ class SowService:
 
     async def Query(self, request: sow_pb2.QueryRequest, call: Call) -> AsyncGenerator[bytes, None]:
         """Messages as bytes on the wire, made where the records are read."""
-        async with aclosing(self._queries.answer(call.topic(request.topic), request)) as messages:
+        granted = call.topic(request.topic)
+        await self._positions.reach(granted.topic, request.min_position)
+        async with aclosing(self._queries.answer(granted, request)) as messages:
             async for message in messages:
                 yield message
 

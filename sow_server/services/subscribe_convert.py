@@ -144,11 +144,12 @@ def response(frame: Frame, reading: StoreReading, *, figures: bool = True) -> by
             message.snapshot_begin.view = view
             message.snapshot_begin.expires = expires
             message.snapshot_begin.held = is_held
-        case SnapshotEnd(sequence):
-            message.snapshot_end.bookmark = reading.instance.bookmark(sequence)
-        case Progress(sequence, now_micros):
-            message.progress.bookmark = reading.instance.bookmark(sequence)
+        case SnapshotEnd(sequence, marks):
+            message.snapshot_end.bookmark = reading.instance.bookmark(sequence) + marks
+        case Progress(sequence, now_micros, marks, covers):
+            message.progress.bookmark = reading.instance.bookmark(sequence) + marks
             message.progress.now_micros = now_micros
+            message.progress.covers = covers
         case DurableBegin(sequence, created, reset, session):
             message.durable_begin.bookmark = reading.instance.bookmark(sequence)
             message.durable_begin.created = created

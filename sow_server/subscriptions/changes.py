@@ -125,8 +125,8 @@ class Change(Version):
 
     @property
     def removes(self) -> bool:
-        """Whether it removes the record: a delete or an expiry."""
-        return self.kind == DELETE or self.kind == EXPIRE
+        """Whether it removes the record: a delete or an expiry, or a delete of a record that is not here."""
+        return self.kind == DELETE or self.kind == EXPIRE or self.kind == BURY
 
     @property
     def before(self) -> Version | Unknown | None:
@@ -201,9 +201,13 @@ class Change(Version):
         return found
 
     def removed_row(self, *, oof: bool) -> Row:
-        """The removed record: as out of focus, or for change readers as a delete or an expiry."""
+        """The removed record: as out of focus, or for change readers as a delete or an expiry. Of a record that is not
+        here, the key alone (rule F8)."""
         found = self._removed_row
-        deleted = self.kind == DELETE
+        deleted = self.kind != EXPIRE
+        if self.kind == BURY:
+            op, why = (ChangeOp.OOF, ChangeReason.DELETED) if oof else (ChangeOp.DELETE, ChangeReason.NONE)
+            return self._bare_row(op, why)
         if oof:
             if found is None:
                 found = self._removed_row = self._row(
@@ -215,10 +219,12 @@ class Change(Version):
     def forbidden_row(self, *, oof: bool) -> Row:
         """The update of a record that the subscriber may not see any more: without its payload, its times and its
         origin."""
-        op = ChangeOp.OOF if oof else ChangeOp.DELETE
+        return self._bare_row(ChangeOp.OOF if oof else ChangeOp.DELETE, ChangeReason.NOT_PERMITTED)
+
+    def _bare_row(self, op: ChangeOp, why: ChangeReason) -> Row:
         return Row(
             op,
-            ChangeReason.NOT_PERMITTED,
+            why,
             self.key,
             b"",
             self.version,
@@ -257,9 +263,11 @@ def changes_of(
     find: Find,
     previous_values: Sequence[bytes | None] | None = None,
     live: bool = False,
+    buried: bool = False,
 ) -> list[Change]:
-    """The changes of a chunk from index `start` up to `stop`, excluded. Leaves out the changes that are for peers
-    alone, and those whose key does not fit into a message (rule R13)."""
+    """The changes of a chunk from index `start` up to `stop`, excluded. Leaves out those whose key does not fit into a
+    message (rule R13), and, unless `buried`, deletes of records that are not here: those are for peers, and for
+    subscribers that have come from one (rule F8)."""
     version, origin = shown(changes, start, stop)
     before: Sequence[bytes | None] = [None] * len(version) if previous_values is None else previous_values[start:stop]
     keys = changes.keys[start:stop]
@@ -280,7 +288,7 @@ def changes_of(
             before,
             strict=True,
         )
-        if fields[1] != BURY and (told or ((key := fields[2]) and is_utf8(key)))
+        if (buried or fields[1] != BURY) and (told or ((key := fields[2]) and is_utf8(key)))
     ]
 
 

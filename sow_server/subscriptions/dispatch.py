@@ -207,6 +207,11 @@ class Dispatcher:
         """How often the backlog was dropped."""
         topics.created = self._created
 
+    @property
+    def mid_change(self) -> bool:
+        """Whether a slice has ended in the midst of a change, so that rows from before it may wait."""
+        return self._unit is not None
+
     # -- members ------------------------------------------------------------------------------------------------------
 
     def register(self, member: Member) -> bool:
@@ -543,6 +548,7 @@ class Dispatcher:
             find=lambda sequence: self._find(topic, sequence),
             previous_values=chunk.previous_values,
             live=True,
+            buried=chunk.followed.hears_burials,
         )
 
     def _find(self, topic: Topic, sequence: int) -> Entry | None:

@@ -6,11 +6,14 @@ matched before  put (or its delta)          oof `match`; change readers get a pu
 did not         put, whole                  nothing
 was not there   put, whole                  nothing
 removed         if the removed record matched: oof `deleted`, `expired`; change readers get delete, expire
+
+For a subscriber that has come from another instance, every record counts as having matched before (matching [3]). It
+gets no deltas, because it may have another version to apply them to.
 """
 
 from __future__ import annotations
 
-from sow_server.engine.disk.layout import TOUCH
+from sow_server.engine.disk.layout import BURY, TOUCH
 from sow_server.engine.formats.payloads import Format
 from sow_server.subscriptions.changes import Change, Version
 from sow_server.subscriptions.frames import ChangeOp, ChangeReason, Row
@@ -21,7 +24,7 @@ from sow_server.subscriptions.request import Wants
 def row_of(change: Change, wants: Wants, matcher: VersionMatcher, now_micros: int) -> Row | None:
     """The row that a subscriber gets for a change."""
     if change.removes:
-        return gone(change, wants) if wants.leaving and matcher.holds(change) else None
+        return gone(change, wants) if wants.leaving and matcher.held(change) else None
     if matcher.holds(change):
         return here(change, wants, matcher, now_micros)
     return left(change, wants, matcher) if wants.leaving and matcher.held_before(change) else None
@@ -29,7 +32,8 @@ def row_of(change: Change, wants: Wants, matcher: VersionMatcher, now_micros: in
 
 def gone(change: Change, wants: Wants) -> Row:
     """The row of a removed record that matched."""
-    return _shown(change.removed_row(oof=wants.oof), change, wants)
+    row = change.removed_row(oof=wants.oof)
+    return row if change.kind == BURY else _shown(row, change, wants)
 
 
 def left(change: Change, wants: Wants, matcher: VersionMatcher) -> Row:
@@ -44,7 +48,7 @@ def here(change: Change, wants: Wants, matcher: VersionMatcher, now_micros: int)
     """The row of a record that matches."""
     if not wants.changes and not wants.conflated and change.due(now_micros):
         return None
-    if wants.delta:
+    if wants.delta and not matcher.elsewhere:
         before = change.before
         if isinstance(before, Version) and _has(before, matcher, now_micros):
             return _difference(change, before, wants)

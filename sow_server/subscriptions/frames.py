@@ -338,17 +338,21 @@ class SnapshotBatch:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotEnd:
-    """The snapshot is complete."""
+    """The snapshot is complete. `marks`: the end of its bookmark (rule F6)."""
 
     sequence: int
+    marks: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Everything up to `sequence` has been sent."""
+    """Everything up to `sequence` has been sent. `marks`: the end of its bookmark (rule F6). Not `covers`: this
+    instance may lack changes that the subscriber was told elsewhere (rule F9)."""
 
     sequence: int
     now_micros: int
+    marks: str = ""
+    covers: bool = True
 
 
 @dataclass(frozen=True, slots=True)

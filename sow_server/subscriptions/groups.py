@@ -18,7 +18,7 @@ from typing import Protocol
 import structlog
 
 from sow_server.engine.catalog.topics import Topic
-from sow_server.engine.disk.layout import HEADER_BYTES
+from sow_server.engine.disk.layout import BURY, HEADER_BYTES
 from sow_server.engine.values.errors import StoreError
 from sow_server.engine.values.fields import Entry
 from sow_server.filters.cost import Cost
@@ -126,7 +126,7 @@ class Watch:
         """Gives each group its row of a change; adds to `dirty` the groups that had no row."""
         matcher = self.matcher
         if change.removes:
-            if self.leaving and matcher.holds(change):
+            if self.leaving and matcher.held(change):
                 for group in self.leaving:
                     _add(group, focus.gone(change, group.wants), dirty)
         elif matcher.holds(change):
@@ -158,6 +158,8 @@ class FollowedTopic:
         self._index: FieldIndex[Watch] = FieldIndex()
         self._indexed_leaving: dict[Watch, None] = {}
         self._leaving = 0
+        self._elsewhere = 0
+        """The number of watches whose subscribers have come from another instance (matching [3])."""
         self._cost = DECODING
         """The cost of a change, for all watches."""
         self.light_size = 0
@@ -217,9 +219,10 @@ class FollowedTopic:
             watch = self._watches[matcher.text] = Watch(matcher, matcher.points(self.topic.key_paths))
             if watch.points is not None:
                 self._index.add(*watch.points, watch)
-            elif matcher.constant is not False:
+            elif matcher.constant is not False or matcher.elsewhere:
                 self._asked.append(watch)
             self._add_cost(watch.matcher.cost)
+            self._elsewhere += watch.matcher.elsewhere
         key = wants, member.several
         group = watch.groups.get(key)
         if group is None:
@@ -253,6 +256,7 @@ class FollowedTopic:
         if not watch.groups:
             del self._watches[group.filter_text]
             self._add_cost(Cost().minus(watch.matcher.cost))
+            self._elsewhere -= watch.matcher.elsewhere
             if watch.points is not None:
                 self._index.remove(*watch.points, watch)
             elif watch in self._asked:
@@ -263,13 +267,18 @@ class FollowedTopic:
         """Whether nobody is attached."""
         return not self._watches
 
+    @property
+    def hears_burials(self) -> bool:
+        """Whether somebody is told of deletes of records that are not here."""
+        return self._elsewhere > 0
+
     def dispatch(self, change: Change, now_micros: int, dirty: list[Group]) -> None:
         """Offers a change to the filters that it may concern."""
         if change.removes and not self._leaving:
             return
         for watch in self._asked:
             watch.offer(change, now_micros, dirty)
-        if self._index:
+        if self._index and change.kind != BURY:
             for watch in self._found(change):
                 watch.offer(change, now_micros, dirty)
 
@@ -298,7 +307,7 @@ class FollowedTopic:
         document takes time, too."""
         if change.removes and not self._leaving:
             return []
-        if not self._index:
+        if not self._index or change.kind == BURY:
             return list(self._asked)
         lookup = DECODING.plus(Cost(per_element=self._index.lookup_nanos))
         if effort is not None and effort.of(lookup) > EFFORT_MAX:

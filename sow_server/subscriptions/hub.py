@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -13,18 +12,20 @@ from sow_server.engine.catalog.topics import Topic, Topics
 from sow_server.engine.commit.commits import Commits
 from sow_server.engine.opening import Instance
 from sow_server.engine.reading import Cuts
+from sow_server.engine.replicas.marks import SourceMarks
+from sow_server.engine.values.bookmarks import HELD_MAX, Bookmark, Marks, Position, parse
 from sow_server.engine.values.clock import GuardedClock, boot_micros
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import MICROS
 from sow_server.engine.values.patterns import PatternError, matcher
 from sow_server.subscriptions.dispatch import Dispatcher, Schedule
+from sow_server.subscriptions.marking import Marking
 from sow_server.subscriptions.request import Request, StartKind, check_topic
 from sow_server.subscriptions.subscription import Subscription
 
 PATTERN_CHARACTERS_MAX: Final = 1000
 AHEAD_MICROS_MAX: Final = 10 * MICROS
 """A start time may be this far ahead, and then means now: the clocks of clients differ from the server's."""
-_BOOKMARK: Final = re.compile(r"([0-9a-f]{12})\.(0|[1-9][0-9]{0,18})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,7 @@ class Hub:
         clock: GuardedClock,
         schedule: Schedule,
         *,
+        marks: SourceMarks,
         options: HubOptions | None = None,
         elapsed: Callable[[], int] = boot_micros,
         ticks: Callable[[], float] = time.perf_counter,
@@ -56,6 +58,7 @@ class Hub:
         self._all_topics = topics
         self._cuts = cuts
         self._instance = instance
+        self._marks = marks
         self._clock = clock
         self._elapsed = elapsed
         self._options = options or HubOptions()
@@ -85,6 +88,15 @@ class Hub:
         matches = self._matches(request)
         topics = self._topics(request, matches)
         topic = topics[0] if request.topic else None
+        for found in topics:
+            check_topic(request, found)
+            request.view(found)
+        marking: Marking | None = None
+        if after is None:
+            # A consumer of a durable has no marks: its position is kept here.
+            position, accepted, marking = self._begin(request, topics, matches, several=topic is None)
+        else:
+            position, accepted = after, {}
         subscription = Subscription(
             request,
             self._commits,
@@ -97,12 +109,7 @@ class Hub:
             matches=matches,
             queue_bytes_max=self._options.queue_bytes_max,
             closed=self._closed,
-        )
-        for found in topics:
-            check_topic(request, found)
-            request.view(found)
-        position, accepted = (
-            self.start(request, topics, several=topic is None) if after is None else (after, dict[int, int]())
+            marking=marking,
         )
         self._subscriptions[subscription] = None
         try:
@@ -145,6 +152,51 @@ class Hub:
 
     # -- the start of a subscription ----------------------------------------------------------------------------------
 
+    def _begin(
+        self, request: Request, topics: list[Topic], matches: Callable[[str], bool], *, several: bool
+    ) -> tuple[int | None, dict[int, int], Marking]:
+        """As `start`, also for a bookmark of another instance; and the marks of the subscriber's bookmarks."""
+
+        def followed() -> list[Topic] | None:
+            found = topics
+            if several:
+                found = [one for one in self._all_topics.by_id.values() if matches(one.name) and request.permits(one)]
+            return found if all(_sees_all(request, one) for one in found) else None
+
+        position: int | None
+        marks: Marks | None = None
+        held: tuple[Position, ...] = ()
+        if request.start.kind is StartKind.BOOKMARK:
+            bookmark = parse(request.start.bookmark)
+            own = self._instance.epoch
+            held = tuple([position for position in bookmark.held if position.epoch != own])
+            if bookmark.at.epoch != own:
+                held = (bookmark.at, *held)
+            if held and (followed() is None or len(held) > HELD_MAX):
+                raise self._other_epoch(bookmark.at.epoch)
+            if bookmark.at.epoch != own:
+                position = self._translated(bookmark)
+                self._check_floors(position, topics, several=several)
+                return position, {}, Marking(self._marks, followed, held=held)
+            marks = bookmark.marks if followed() is not None else None
+        position, accepted = self.start(request, topics, several=several)
+        return position, accepted, Marking(self._marks, followed, marks=marks, held=held)
+
+    def _translated(self, bookmark: Bookmark) -> int:
+        """The position here from which a subscriber goes on that comes from another instance (rule F7). Raises
+        StoreError."""
+        marks = bookmark.marks
+        here = None if marks is None else dict(marks.sources).get(self._instance.epoch)
+        if marks is None or here is None:
+            raise self._other_epoch(bookmark.at.epoch)
+        self._check_future(here)
+        cut = self._cuts.journal()
+        try:
+            # What expired here up to then was told there: stamps are the same everywhere, whatever the clocks.
+            return min(here, cut.last_upto(marks.swept_micros, self._commits.last_sequence))
+        finally:
+            cut.close()
+
     def start(self, request: Request, topics: list[Topic], *, several: bool) -> tuple[int | None, dict[int, int]]:
         """The position after which a subscription starts, None for now, and the floors below which it misses
         nothing."""
@@ -183,20 +235,21 @@ class Hub:
 
     def position(self, bookmark: str) -> int:
         """The sequence that a bookmark of this journal names. Raises StoreError with one of three reasons (rule S4)."""
-        found = _BOOKMARK.fullmatch(bookmark)
-        if found is None:
-            raise StoreError(
-                Reason.BOOKMARK_MALFORMED,
-                f"bookmark: {bookmark[:80]!r} is no bookmark; a bookmark looks like 0d4c5b7e8f90.17",
-                field="bookmark",
-            )
-        epoch, position = found[1], int(found[2])
+        epoch, position = parse(bookmark).at
         if epoch != self._instance.epoch:
-            raise StoreError(
-                Reason.BOOKMARK_OTHER_EPOCH,
-                f"bookmark: belongs to the journal {epoch}, not to {self._instance.epoch}; take a new snapshot",
-                field="bookmark",
-            )
+            raise self._other_epoch(epoch)
+        self._check_future(position)
+        return position
+
+    def _other_epoch(self, epoch: str) -> StoreError:
+        return StoreError(
+            Reason.BOOKMARK_OTHER_EPOCH,
+            f"bookmark: belongs to the journal {epoch}, not to {self._instance.epoch}, and tells no position of this "
+            "one that could be used; take a new snapshot",
+            field="bookmark",
+        )
+
+    def _check_future(self, position: int) -> None:
         last = self._commits.last_sequence
         if position > last:
             raise StoreError(
@@ -204,10 +257,13 @@ class Hub:
                 f"bookmark: names the sequence {position}, and the journal ends at {last}",
                 field="bookmark",
             )
-        return position
 
     def _resume(self, bookmark: str, topics: list[Topic], *, several: bool) -> int:
         position = self.position(bookmark)
+        self._check_floors(position, topics, several=several)
+        return position
+
+    def _check_floors(self, position: int, topics: list[Topic], *, several: bool) -> None:
         floor, topic = max((_floor(topic, several=several), topic.name) for topic in topics)
         if position < floor:
             raise StoreError(
@@ -220,7 +276,6 @@ class Hub:
                     "earliest_bookmark": self._instance.bookmark(floor),
                 },
             )
-        return position
 
     # -- figures ------------------------------------------------------------------------------------------------------
 
@@ -232,6 +287,15 @@ class Hub:
     def subscriptions(self) -> Iterator[Subscription]:
         """All subscriptions at this moment."""
         return iter(list(self._subscriptions))
+
+
+def _sees_all(request: Request, topic: Topic) -> bool:
+    """Whether a subscriber may see every record of a topic; the keys of others must not be told (rule A4)."""
+    try:
+        view = request.view(topic)
+    except StoreError:
+        return True  # it is told nothing of a topic that does not fit its request
+    return view.filter is None or view.filter.granted is None
 
 
 def _floor(topic: Topic, *, several: bool) -> int:

@@ -2,6 +2,8 @@
 
 [1]  `VersionMatcher.holds` is the whole filter: a filter that the index finds is still evaluated.
 [2]  `FieldIndex.candidates` has every entry whose filter can hold for a document (bounds [1]).
+[3]  A subscriber that has come from another instance may have any record. It is told of each change what holds here
+     now: the record is in focus, or it is not (rule F8).
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import Final, Generic, TypeVar
 
 from sow_server.engine.catalog.topics import Topic
+from sow_server.engine.disk.layout import BURY
 from sow_server.engine.values.fields import Entry, Kind, entries
 from sow_server.filters.bounds import bounds_of
 from sow_server.filters.cost import ELEMENT, Cost, cost_of
@@ -27,10 +30,22 @@ T = TypeVar("T")
 class VersionMatcher:
     """A filter for versions of records; without a filter everything matches."""
 
-    __slots__ = ("_fixed", "_matches", "_uses_metadata", "constant", "cost", "filter", "granted", "uses_payload")
+    __slots__ = (
+        "_fixed",
+        "_matches",
+        "_uses_metadata",
+        "constant",
+        "cost",
+        "elsewhere",
+        "filter",
+        "granted",
+        "uses_payload",
+    )
 
-    def __init__(self, record_filter: ViewFilter | None) -> None:
+    def __init__(self, record_filter: ViewFilter | None, *, elsewhere: bool = False) -> None:
+        """`elsewhere`: the subscriber has come from another instance ([3])."""
         self.filter = record_filter
+        self.elsewhere = elsewhere
         self.granted: VersionMatcher | None = None
         """Matches the versions that the subscriber may see, whatever it asks for; None: all."""
         if record_filter is None:
@@ -48,15 +63,17 @@ class VersionMatcher:
         self._fixed = record_filter.fixed_meta
         if record_filter.granted is not None:
             self.granted = VersionMatcher(record_filter.granted)
+            self.elsewhere = False  # it was never told of records that it may not see, and must not be told now
             self.cost = self.cost.plus(self.granted.cost)
 
     @property
     def text(self) -> str:
-        """Equal for filters with the same effect; "" if everything matches. Subscribers share frames only if they may
-        see the same rows: a record that leaves their view has a reason."""
+        """Equal for filters with the same effect; blank if everything matches. Subscribers share frames only if they
+        may see the same rows: a record that leaves their view has a reason."""
+        text = "\n\n" if self.elsewhere else ""
         if self.filter is None:
-            return ""
-        return self.filter.text if self.granted is None else f"{self.filter.text}\n{self.granted.text}"
+            return text
+        return self.filter.text + text if self.granted is None else f"{self.filter.text}\n{self.granted.text}"
 
     def holds(self, version: Version) -> bool:
         """Whether the record matches."""
@@ -84,6 +101,8 @@ class VersionMatcher:
     def held_before(self, change: Change) -> bool:
         """Whether the record that a put replaced matched; a record that the journal has discarded counts as a match
         (rule J1)."""
+        if self.elsewhere:
+            return True
         before = change.before
         if before is None or self.constant is False:
             return False
@@ -91,13 +110,17 @@ class VersionMatcher:
             return self.granted is None  # a subscriber that may not see all rows must not hear of one that it never saw
         return self.holds(before)
 
+    def held(self, change: Change) -> bool:
+        """Whether a record that is removed may have been in focus."""
+        return self.elsewhere or (change.kind != BURY and self.holds(change))
+
     def permits(self, version: Version) -> bool:
         """Whether the subscriber may see a version at all."""
         return self.granted is None or self.granted.holds(version)
 
     def points(self, key_paths: Iterable[tuple[str, ...]]) -> tuple[Field, tuple[Entry, ...]] | None:
         """A field, and the only values of it with which the filter can hold; None if the filter does not tell."""
-        if self.filter is None:
+        if self.filter is None or self.elsewhere:
             return None
         best: tuple[Field, tuple[Entry, ...]] | None = None
         for field, bounds in bounds_of(self.filter.tree, tuple(key_paths)).items():

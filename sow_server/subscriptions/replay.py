@@ -251,7 +251,12 @@ class _FrameCollector:
         if self._columns is not None:
             self._end_frame(reached)
         for change in changes_of(
-            topic, changes, start=start, stop=stop, find=lambda sequence: cut.entry(topic, sequence)
+            topic,
+            changes,
+            start=start,
+            stop=stop,
+            find=lambda sequence: cut.entry(topic, sequence),
+            buried=matcher.elsewhere,
         ):
             reached = change.sequence
             row = focus.row_of(change, wants, matcher, self._now)

@@ -34,6 +34,7 @@ from sow_server.subscriptions.frames import (
     SnapshotEnd,
 )
 from sow_server.subscriptions.judging import Unjudged
+from sow_server.subscriptions.marking import Marking
 from sow_server.subscriptions.matching import VersionMatcher
 from sow_server.subscriptions.outbox import Outbox
 from sow_server.subscriptions.replay import JournalGap, Replay, Replayed
@@ -92,8 +93,10 @@ class Subscription:
         matches: Callable[[str], bool],
         queue_bytes_max: int,
         closed: Callable[[Subscription], None],
+        marking: Marking | None = None,
     ) -> None:
-        """Use `Hub.subscribe`. `topic`: the only one; None: all whose name `matches`."""
+        """Use `Hub.subscribe`. `topic`: the only one; None: all whose name `matches`. `marking`: makes its bookmarks
+        mean something at other instances."""
         self.request: Final = request
         self._commits = commits
         self._topics = topics
@@ -105,6 +108,9 @@ class Subscription:
         self._matches = matches
         self._queue_bytes_max = queue_bytes_max
         self._closed = closed
+        self._marking = marking
+        self._elsewhere = marking is not None and marking.elsewhere
+        """Whether it has come from another instance, and is told of every record that leaves."""
         self._views: dict[int, tuple[VersionMatcher, Wants] | None] = {}
         self._replay = Replay(cuts, topics, clock, self.view, topic=topic, follows=self.follows)
         self.wake: Callable[[], None] = lambda: None
@@ -197,7 +203,7 @@ class Subscription:
             if self._topic is not None:
                 raise
             return None  # the name of a topic of another kind matches
-        return VersionMatcher(view.filter), self.request.wants(view)
+        return VersionMatcher(view.filter, elsewhere=self._elsewhere), self.request.wants(view)
 
     def joined(self, position: int) -> None:
         self._durable = True
@@ -310,6 +316,8 @@ class Subscription:
         if self._snapshot is not None:
             return self._step_snapshot(self._snapshot)
         while True:
+            if self._marking is not None and not self._together and self._marking.is_due(self._position, self._sent_at):
+                return self._progress()  # also while changes come without a pause
             frame = self._next_frame()
             if frame is not None:
                 return self._send(frame)
@@ -317,13 +325,13 @@ class Subscription:
                 judge = self._outbox.judging(self._clock.now_micros())
                 if judge is None:
                     continue
-                if self._elapsed() < self._progress_at or self._together:
-                    return _judging(judge)
-                return self._progress()
+                return self._progress() if self._progress_is_due() else _judging(judge)
             if self._error is not None:
                 raise self._error
-            if self._elapsed() >= self._progress_at and not self._together:
+            if self._progress_is_due():
                 return self._progress()  # also while it reads on and nothing matches (rule S5)
+            if self._elsewhere and self._marking is not None and not self._marking.elsewhere:
+                self._rejoin()
             # A conflating subscription reads on once there is room. Only conflated rows make room by waiting.
             if not self._behind or (self._conflation and self.queued_bytes >= self._queue_bytes_max):
                 return self._idle()
@@ -348,10 +356,34 @@ class Subscription:
 
     def _send(self, frame: Frame) -> Send:
         self._sent_at = self._elapsed()
+        if self._marking is not None:
+            self._marking.sample(self._sent_at)
         return Send(frame)
 
     def _progress(self) -> Send:
-        return self._send(Progress(self._position, self._clock.now_micros()))
+        marks, marking = "", self._marking
+        if marking is not None:
+            marks = marking.tell(self._position, self._elapsed())
+        covers = marking is None or not marking.elsewhere
+        return self._send(Progress(self._position, self._clock.now_micros(), marks, covers))
+
+    def _progress_is_due(self) -> bool:
+        if self._together:
+            return False
+        elapsed = self._elapsed()
+        if elapsed >= self._sent_at + self.request.progress_micros:
+            return True
+        return self._marking is not None and self._marking.is_due(self._position, elapsed)
+
+    def _rejoin(self) -> None:
+        """This instance has everything that the subscriber was told elsewhere: it goes on like any other, from the
+        journal first."""
+        if self._together or self._dispatcher.mid_change:
+            return  # rows from before `_covered` may still come
+        self._elsewhere = False
+        self._dispatcher.leave(self)
+        self.detached(self._covered)
+        self._views = {}
 
     def _last(self) -> Step:
         if self._error is None:
@@ -386,7 +418,9 @@ class Subscription:
             return Read(snapshot.read)
         snapshot.close()
         self._snapshot = None
-        return self._send(SnapshotEnd(snapshot.begin.sequence))
+        marking = self._marking
+        marks = "" if marking is None else marking.tell(snapshot.begin.sequence, self._elapsed())
+        return self._send(SnapshotEnd(snapshot.begin.sequence, marks))
 
     def _next_frame(self) -> ChangeFrame | None:
         """The next frame of changes, as it is to be handed over now."""
@@ -451,12 +485,10 @@ class Subscription:
         position = self._covered
         return Read(lambda: self._replay.read(position, upto, self._accepted))
 
-    @property
-    def _progress_at(self) -> int:
-        return self._sent_at + self.request.progress_micros
-
     def _idle(self) -> Wait:
-        now, until = self._elapsed(), self._progress_at
+        now, until = self._elapsed(), self._sent_at + self.request.progress_micros
+        if self._marking is not None and (look := self._marking.next_micros) is not None:
+            until = min(until, look)
         if self._conflation:
             until = min(until, self._conflation.due_at(now))
         return Wait(max(until, now))

@@ -39,6 +39,7 @@ from sow_server.services.exporting import ServedExport
 from sow_server.services.load_service import LoadService
 from sow_server.services.loading import Loading
 from sow_server.services.ownership import OwnedDurables
+from sow_server.services.positions import Positions
 from sow_server.services.queries import Queries
 from sow_server.services.replication import Links
 from sow_server.services.snapshot_service import SnapshotService
@@ -115,6 +116,7 @@ class GuardedParts:
             changes,
             readers,
             Queries(reading, readers, SortMemory(), processes),
+            Positions(store.commits, store.replicas.marks, store.instance, patience_seconds=0),
             durability=Durability.FSYNC,
             dynamic_topics=False,
             owned=owned,

@@ -179,6 +179,7 @@ class Subscribers:
             rig.store.instance,
             rig.clock,
             self.loop.call_soon,
+            marks=rig.store.replicas.marks,
             options=HubOptions(**options),
             elapsed=lambda: rig.time.elapsed_micros,
             ticks=ticks,

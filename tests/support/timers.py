@@ -18,7 +18,15 @@ from tests.support.stores import MINUTE, SECOND, Rig
 
 def hub_of(rig: Rig) -> Hub:
     """The hub of the rig's store."""
-    return Hub(rig.store.commits, rig.store.topics, rig.store.cuts, rig.store.instance, rig.clock, lambda run: run())
+    return Hub(
+        rig.store.commits,
+        rig.store.topics,
+        rig.store.cuts,
+        rig.store.instance,
+        rig.clock,
+        lambda run: run(),
+        marks=rig.store.replicas.marks,
+    )
 
 
 def consumers_of(rig: Rig, hub: Hub) -> Consumers:

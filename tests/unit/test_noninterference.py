@@ -175,6 +175,11 @@ def orders(**fields: object) -> Request:
     return lambda world: {"topic": "orders", **fields}
 
 
+def elsewhere(world: World, sequence: int) -> str:
+    """A bookmark of another instance that tells a position of this one."""
+    return f"0123456789ab.1;t={10**18};{world.bookmark(sequence)}"
+
+
 def document(key: str, **fields: object) -> bytes:
     return json.dumps({"id": key, "region": "eu", **fields}).encode()
 
@@ -243,6 +248,9 @@ REQUESTS: Final[dict[str, list[Request]]] = {
         orders(keys=["a00"], touch={"ttl_micros": -1}),
         orders(keys=["b00"], touch_below_micros=1),
         orders(keys=["a00"] * 300),
+        lambda world: {"topic": "orders", "keys": ["b00"], "min_position": world.bookmark(1)},
+        lambda world: {"topic": "orders", "keys": ["b00"], "min_position": world.bookmark(9_999)},
+        orders(keys=["b00"], min_position="0123456789ab.1"),
         orders(),
         plain(topic="elsewhere", keys=["a00"]),
     ],
@@ -261,6 +269,8 @@ REQUESTS: Final[dict[str, list[Request]]] = {
         orders(page_size=1, filter="@key BEGINS WITH 'b'"),
         orders(page_size=1, page_token="x"),
         lambda world: {"topic": "orders", "page_size": 2, "page_token": world.know["page"]},
+        lambda world: {"topic": "orders", "min_position": world.head},
+        lambda world: {"topic": "orders", "min_position": world.bookmark(9_999)},
     ],
     "Subscribe": [
         orders(sow=True, batch_size=1),
@@ -274,6 +284,8 @@ REQUESTS: Final[dict[str, list[Request]]] = {
         orders(sow=True, filter="/secret > ''"),
         orders(sow=True, conflation_micros=SECOND, progress_micros=SECOND),
         lambda world: {"topic": "orders", "bookmark": world.bookmark(3)},
+        lambda world: {"topic": "orders", "bookmark": elsewhere(world, 3), "oof": True},
+        lambda world: {"topic": "orders", "bookmark": f"{world.bookmark(3)};h=0123456789ab.7", "oof": True},
         lambda world: {"topic": "orders", "start_time_micros": world.rig.time.wall_micros - 3 * SECOND},
         plain(topic_pattern=".*", sow=True),
         plain(topic_pattern="else.*", sow=True),

@@ -39,7 +39,13 @@ class Running:
         self.readers = readers
         loop = asyncio.get_running_loop()
         self.hub = Hub(
-            rig.store.commits, rig.store.topics, rig.store.cuts, rig.store.instance, rig.clock, loop.call_soon
+            rig.store.commits,
+            rig.store.topics,
+            rig.store.cuts,
+            rig.store.instance,
+            rig.clock,
+            loop.call_soon,
+            marks=rig.store.replicas.marks,
         )
         rig.store.start(loop.call_soon_threadsafe)
 

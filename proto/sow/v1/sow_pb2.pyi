@@ -514,11 +514,16 @@ class GetRequest(_message.Message):
     SELECT_FIELD_NUMBER: _builtins.int
     TOUCH_FIELD_NUMBER: _builtins.int
     TOUCH_BELOW_MICROS_FIELD_NUMBER: _builtins.int
+    MIN_POSITION_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """The topic's name."""
     touch_below_micros: _builtins.int
     """Touches only records with less than this left, in microseconds, 0 or more. A record that never expires has not.
     Unset: all. Only with `touch`.
+    """
+    min_position: _builtins.str
+    """A bookmark: the answer shows at least everything up to it, also if another instance gave it. The call waits for it up
+    to a second, and is then refused (BEHIND). Empty: whatever is here (rule F10).
     """
     @_builtins.property
     def keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -542,10 +547,11 @@ class GetRequest(_message.Message):
         select: Global___Projection | None = ...,
         touch: _types_pb2.Lifetime | None = ...,
         touch_below_micros: _builtins.int | None = ...,
+        min_position: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_touch_below_micros", b"_touch_below_micros", "select", b"select", "touch", b"touch", "touch_below_micros", b"touch_below_micros"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_touch_below_micros", b"_touch_below_micros", "keys", b"keys", "select", b"select", "topic", b"topic", "touch", b"touch", "touch_below_micros", b"touch_below_micros"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_touch_below_micros", b"_touch_below_micros", "keys", b"keys", "min_position", b"min_position", "select", b"select", "topic", b"topic", "touch", b"touch", "touch_below_micros", b"touch_below_micros"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__touch_below_micros: _TypeAlias = _typing.Literal["touch_below_micros"]  # noqa: Y015
     _WhichOneofArgType__touch_below_micros: _TypeAlias = _typing.Literal["_touch_below_micros", b"_touch_below_micros"]  # noqa: Y015
@@ -630,6 +636,7 @@ class QueryRequest(_message.Message):
     FILTER_FIELD_NUMBER: _builtins.int
     ORDER_BY_FIELD_NUMBER: _builtins.int
     EXPLAIN_FIELD_NUMBER: _builtins.int
+    MIN_POSITION_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """The topic's name."""
     batch_size: _builtins.int
@@ -656,6 +663,10 @@ class QueryRequest(_message.Message):
     """
     explain: _builtins.bool
     """true: no batches. The query runs, and the footer has the plan and the counts."""
+    min_position: _builtins.str
+    """A bookmark: the answer shows at least everything up to it, also if another instance gave it. The call waits for it up
+    to a second, and is then refused (BEHIND). Empty: whatever is here (rule F10).
+    """
     @_builtins.property
     def keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Only these record keys, at most 10,000. Empty: all."""
@@ -680,10 +691,11 @@ class QueryRequest(_message.Message):
         filter: _builtins.str = ...,
         order_by: _builtins.str = ...,
         explain: _builtins.bool = ...,
+        min_position: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["select", b"select"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "count_only", b"count_only", "explain", b"explain", "filter", b"filter", "keys", b"keys", "keys_only", b"keys_only", "order_by", b"order_by", "page_size", b"page_size", "page_token", b"page_token", "select", b"select", "skip_n", b"skip_n", "top_n", b"top_n", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "count_only", b"count_only", "explain", b"explain", "filter", b"filter", "keys", b"keys", "keys_only", b"keys_only", "min_position", b"min_position", "order_by", b"order_by", "page_size", b"page_size", "page_token", b"page_token", "select", b"select", "skip_n", b"skip_n", "top_n", b"top_n", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1231,7 +1243,7 @@ class SubscribeRequest(_message.Message):
     Not with `oof`, `delta` or `conflation_micros`.
     """
     bookmark: _builtins.str
-    """After this position, as a response of this server named it."""
+    """After this position, as a response of this server named it, or of an instance that this one sends to (rule F7)."""
     start_time_micros: _builtins.int
     """After the last commit before this time. A time in the future is refused (rule S4)."""
     earliest: _builtins.bool
@@ -1728,7 +1740,9 @@ class SnapshotEnd(_message.Message):
 
     BOOKMARK_FIELD_NUMBER: _builtins.int
     bookmark: _builtins.str
-    """The position of the snapshot. A subscriber that comes back may resume here."""
+    """The position of the snapshot. A subscriber that comes back may resume here. As in Progress, it may tell positions of
+    other instances.
+    """
     def __init__(
         self,
         *,
@@ -1848,19 +1862,29 @@ class Progress(_message.Message):
 
     BOOKMARK_FIELD_NUMBER: _builtins.int
     NOW_MICROS_FIELD_NUMBER: _builtins.int
+    COVERS_FIELD_NUMBER: _builtins.int
     bookmark: _builtins.str
-    """The position reached."""
+    """The position reached. Behind a `;` it may tell the positions of other instances that belong to it, so that a
+    subscriber can go on there (rule F6): `EPOCH.SEQUENCE;t=TIME;EPOCH.SEQUENCE;…`. They hold for every later position of
+    the same epoch, too, until the next Progress.
+    """
     now_micros: _builtins.int
     """The server's clock."""
+    covers: _builtins.bool
+    """false: the subscriber has come from another instance, and this one may still lack changes that it was told there
+    (rule F9). Until it is true, the subscription is told of every record that leaves, or is not there, also one that it
+    may never have had. From a server older than this field always false.
+    """
     def __init__(
         self,
         *,
         bookmark: _builtins.str = ...,
         now_micros: _builtins.int = ...,
+        covers: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bookmark", b"bookmark", "now_micros", b"now_micros"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bookmark", b"bookmark", "covers", b"covers", "now_micros", b"now_micros"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -97,6 +97,15 @@ class JournalCut:
                 high = commit.first_sequence - 1
         return self.commit_at(low).last_sequence
 
+    def last_upto(self, time_micros: int, otherwise: int) -> int:
+        """The last sequence of the last commit at or before a time; if all retained commits came later, the sequence
+        before them, and without any the sequence `otherwise`."""
+        found = self.last_before(time_micros + 1)
+        if found is not None:
+            return found
+        earliest = next(self._commits.rows(i64(0), None, limit=1), None)
+        return otherwise if earliest is None else decode_commit(*earliest).first_sequence - 1
+
     def commit_at(self, sequence: int) -> Commit:
         """The commit of a retained sequence, or the last one before it."""
         found = self.commit_before(sequence)

@@ -15,6 +15,7 @@ An instance that this one sends to is a *peer*; one that it receives from is a *
     sharing     the topics that links carry
     peers       acknowledged positions, and the journal that is held for them
     sources     positions of sources, their topics, and the progress of their seeds
+    marks       how far this instance is with its sources, at positions of its own journal
     tombstones  the purge of tombstones, and purge marks
     serving     changes and rows are read for peers
     receiving   changes and rows of sources are merged, by `merging`

@@ -8,12 +8,14 @@ from typing import Final
 from sow_server.engine.catalog.topics import Topic, Topics
 from sow_server.engine.commit.commits import Commits
 from sow_server.engine.commit.draft import Draft
+from sow_server.engine.commit.expiry import Sweep
 from sow_server.engine.commit.origins import Origins
 from sow_server.engine.commit.requests import RequestLimits
 from sow_server.engine.commit.soundness import SoundnessReports
 from sow_server.engine.disk.layout import seed_key
 from sow_server.engine.disk.rocks import META, TOMBSTONES, Rocks
 from sow_server.engine.reading import Cuts
+from sow_server.engine.replicas.marks import SourceMarks
 from sow_server.engine.replicas.model import ReplicaOptions
 from sow_server.engine.replicas.peers import Peers
 from sow_server.engine.replicas.receiving import PeerChanges
@@ -21,6 +23,7 @@ from sow_server.engine.replicas.serving import PeerReader
 from sow_server.engine.replicas.sharing import SharedTopics
 from sow_server.engine.replicas.sources import Sources
 from sow_server.engine.replicas.tombstones import Tombstones
+from sow_server.engine.values.clock import GuardedClock
 
 
 class Replicas:
@@ -38,10 +41,13 @@ class Replicas:
         origins: Origins,
         unsound: SoundnessReports,
         limits: RequestLimits,
+        clock: GuardedClock,
+        sweep: Sweep,
     ) -> None:
         self.shared: Final = SharedTopics(topics)
         self.peers: Final = Peers(rocks, options, commits)
         self.sources: Final = Sources(rocks, options, commits, topics, self.shared)
+        self.marks: Final = SourceMarks(rocks, clock, commits, sweep, self.sources)
         self.tombstones: Final = Tombstones(rocks, commits, topics, origins, self.peers, self.sources)
         self.reader: Final = PeerReader(rocks, commits, topics, cuts, origins, self.shared, self.sources)
         self.changes: Final = PeerChanges(

@@ -62,7 +62,7 @@ class Sources:
         self._passed_over: dict[str, list[bytes]] = {}
         """By source: rows of seeds that become invalid once its cursor moves."""
         self._seeds_version = 0
-        """Rises whenever a topic is seeded, or is to be."""
+        """Rises whenever a topic is seeded, or is to be, or a source announces others. Under the cut lock."""
         self.cover()
 
     @property
@@ -86,7 +86,11 @@ class Sources:
     def answers(self, name: str, kinds: Sequence[TopicKind]) -> list[TopicAnswer]:
         """The answers about a source's topics, which are all that it sends. From here on changes of other topics are
         skipped, so the progress of their seeds is forgotten."""
+        before = self._kinds.get(name)
         self._kinds[name] = {kind.name: kind for kind in kinds}
+        if before != self._kinds[name]:
+            with self._commits.cut_lock:  # the writer's thread counts, too
+                self._seeds_changed()
         found = [self.answer(name, kind) for kind in kinds]
         source = self.by_name.get(name)
         if source is not None and source.missing_is_deleted and not any(answer.wanted for answer in found):
@@ -146,6 +150,18 @@ class Sources:
         if kind is None or self._refusal(kind) is not None:
             return None
         return self._topics.by_name[name]
+
+    def is_whole(self, source: str, topic: Topic) -> bool:
+        """Whether a topic has everything of a source's up to its cursor: all rows, completely seeded."""
+        if self.by_name[source].filter:
+            return False
+        row = self._rocks.get(META, seed_key(source, topic.id))
+        return row is not None and row[0] == SeedState.COMPLETE
+
+    def acts_alike(self, source: str, topic: Topic) -> bool:
+        """Whether a source sends a topic now, and expires its records as this instance does."""
+        kind = self._kinds.get(source, {}).get(topic.name)
+        return kind is not None and kind.acts == topic.acts and self._refusal(kind) is None
 
     # -- changing: the writer's thread ------------------------------------------------------------------------------
 

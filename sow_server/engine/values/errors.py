@@ -94,6 +94,7 @@ class Reason(enum.IntEnum):
     ACCESS_CHANGED = 79
     AUDIT_UNAVAILABLE = 80
     READER_LOST = 81
+    BEHIND = 83
 
 
 class StoreError(Exception):

@@ -1,0 +1,76 @@
+"""Reads that have to show a position: they wait until this instance has it (rule F10)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Final
+
+from sow_server.engine.catalog.topics import Topic
+from sow_server.engine.commit.commits import Commits
+from sow_server.engine.commit.observers import Committed
+from sow_server.engine.opening import Instance
+from sow_server.engine.replicas.marks import SourceMarks
+from sow_server.engine.values.bookmarks import Position, parse
+from sow_server.engine.values.errors import Reason, StoreError
+
+PATIENCE_SECONDS: Final = 1.0
+FIELD: Final = "min_position"
+
+
+class Positions:
+    """Owns the calls that wait. On the event loop."""
+
+    def __init__(
+        self,
+        commits: Commits,
+        marks: SourceMarks,
+        instance: Instance,
+        *,
+        patience_seconds: float = PATIENCE_SECONDS,
+    ) -> None:
+        """Make it before the store is started: from then on it follows the writer."""
+        self._marks = marks
+        self._instance = instance
+        self._patience_seconds = patience_seconds
+        self._waiting = 0
+        self._moved = asyncio.Event()
+        """Replaced at each commit, by one that nobody has waited for."""
+        commits.follow(self._committed)
+
+    async def reach(self, topic: Topic, bookmark: str) -> None:
+        """Returns once a read of the topic shows everything up to a bookmark; at once, if it is empty. Raises
+        StoreError BEHIND after a second, or at once if this instance hears nothing from there."""
+        if not bookmark:
+            return
+        position = parse(bookmark, field=FIELD).at
+        if self._shows(topic, position):
+            return
+        self._waiting += 1
+        try:
+            async with asyncio.timeout(self._patience_seconds):
+                while not self._shows(topic, position):
+                    await self._moved.wait()
+        except TimeoutError:
+            raise StoreError(
+                Reason.BEHIND,
+                f"{FIELD}: this instance does not have {topic.name} up to {position.text} yet",
+                field=FIELD,
+            ) from None
+        finally:
+            self._waiting -= 1
+
+    def _shows(self, topic: Topic, position: Position) -> bool:
+        shows = self._marks.reached(topic, position, self._instance.epoch)
+        if shows is None:
+            raise StoreError(
+                Reason.BEHIND,
+                f"{FIELD}: no link brings changes from the journal {position.epoch} to this instance",
+                field=FIELD,
+            )
+        return shows
+
+    def _committed(self, commits: Sequence[Committed], synced: int) -> None:
+        if self._waiting:
+            self._moved.set()
+            self._moved = asyncio.Event()

@@ -1,0 +1,89 @@
+"""The end of a subscriber's bookmarks: the positions of other instances that belong to them (rules F6, F8, F9).
+
+[1]  The marks that are told belong to the position that is told with them, or to an earlier one.
+[2]  `elsewhere` stays until this instance has everything that the subscriber was told at others. Every bookmark says so
+     until then, so that another call goes on likewise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from sow_server.engine.catalog.topics import Topic
+from sow_server.engine.replicas.marks import SourceMarks
+from sow_server.engine.values.bookmarks import Marks, Position, held_text
+from sow_server.engine.values.model import MICROS
+
+MARK_MICROS: Final = MICROS
+"""The time between two bookmarks with marks, at most, while anything is written."""
+
+
+class Marking:
+    """The marks of one subscriber."""
+
+    def __init__(
+        self,
+        source_marks: SourceMarks,
+        topics: Callable[[], Iterable[Topic] | None],
+        *,
+        marks: Marks | None = None,
+        held: tuple[Position, ...] = (),
+    ) -> None:
+        """`topics`: those that it follows; None: it may not see all of each, so there are no marks for it. `marks`: of
+        the bookmark that it starts at. `held`: what it was told at other instances."""
+        self._source_marks = source_marks
+        self._topics = topics
+        self._marks = marks
+        self._held = held
+        self._whole: frozenset[str] | None = None
+        """The sources that send all of its topics whole, in `_version`."""
+        self._version = -1
+        self._told_at = -MARK_MICROS
+        self._told: int | None = None
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether the subscriber may have what this instance lacks ([2])."""
+        return bool(self._held)
+
+    @property
+    def next_micros(self) -> int | None:
+        """The elapsed time at which to look again; None: there is nothing to tell."""
+        return self._told_at + MARK_MICROS if self._held or self._source_marks.active else None
+
+    def is_due(self, position: int, elapsed_micros: int) -> bool:
+        """Whether to tell a position now."""
+        at = self.next_micros
+        if at is None or elapsed_micros < at:
+            return False
+        if position == self._told and not self._held:
+            self._told_at = elapsed_micros  # nothing was written: look again later
+            return False
+        return True
+
+    def sample(self, elapsed_micros: int) -> None:
+        """Notes the present state, for a later position."""
+        self._source_marks.sample(elapsed_micros)
+
+    def tell(self, position: int, elapsed_micros: int) -> str:
+        """The end of the bookmark of a position."""
+        self.sample(elapsed_micros)
+        found = self._present(position)
+        if found is not None:
+            self._marks = found
+            reached = dict(found.sources)
+            if all(held.sequence <= reached.get(held.epoch, -1) for held in self._held):
+                self._held = ()
+        self._told, self._told_at = position, elapsed_micros
+        return ("" if self._marks is None else self._marks.text) + held_text(self._held)
+
+    def _present(self, position: int) -> Marks | None:
+        source_marks, version = self._source_marks, self._source_marks.version
+        if version != self._version:
+            topics = self._topics()
+            whole = None if topics is None else source_marks.whole(topics)
+            if version != source_marks.version:
+                return None  # it changed meanwhile
+            self._whole, self._version = whole, version
+        return None if self._whole is None else source_marks.at(position, self._whole, version)

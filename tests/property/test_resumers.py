@@ -1,0 +1,133 @@
+"""Subscribers go on at other instances, through crashes, cut links and expiries: nothing is missed (rules F6 to F9).
+
+The simulation of replication on the real store, with resumers as steps: in the end, when all is quiet, each has exactly
+the records of the instance that it is at.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from sow_replication.options import NodeOptions, PeerOptions
+from tests.property.test_replication_simulation import edges, fault, write
+from tests.support.examples import examples
+from tests.support.replica_rocks import RocksStore
+from tests.support.replica_rows import SECOND, Written
+from tests.support.replica_world import World
+from tests.support.resumers import KINDS, Kind, Resumer
+
+SEEDS = 160
+KEYS = [f"k{number}" for number in range(16)]
+
+
+class Missed(AssertionError):
+    """A resumer has not what its instance has."""
+
+
+def build(seed: int, folder: Path, stores: list[RocksStore], kinds: Sequence[Kind]) -> tuple[World, list[Resumer]]:
+    draw = random.Random(seed)
+
+    def make(
+        name: str, now: Callable[[], int], peers: Sequence[str], *, written: Callable[[Written], None]
+    ) -> RocksStore:
+        stores.append(RocksStore(folder, name, now, peers, written=written))
+        return stores[-1]
+
+    world = World(seed, make)
+    names = ["a", "b", "c"][: draw.choice([2, 3, 3])]
+    shape = draw.choice(["mesh", "mesh", "line both ways", "ring", "ring both ways"])
+    links = edges(shape, names)
+    print(f"seed {seed}: {shape} of {len(names)}")
+    for name in names:
+        options = NodeOptions(
+            peers=tuple(PeerOptions(b, b) for a, b in links if a == name),
+            accept=tuple(a for a, b in links if b == name),
+            tombstone_grace_micros=10_000 * SECOND,
+            settle_micros=10 * SECOND,
+            seed_bytes_max=draw.choice([1, 200, 100_000]),
+            cursor_sequences_max=draw.choice([3, 1000]),
+        )
+        world.add(name, options, offset=draw.randint(-4 * SECOND, 4 * SECOND))
+    for instance in world.instances.values():
+        for topic in ("T", "U"):
+            instance.store.create(topic)
+        world.soon(instance)
+    world.run(2 * SECOND)
+    instances = list(world.instances.values())
+    resumers = [
+        Resumer(world, kind, draw.choice(instances), random.Random(f"{seed}.{n}")) for n, kind in enumerate(kinds)
+    ]
+    return world, resumers
+
+
+def live(seed: int, folder: Path, kinds: Sequence[Kind] = KINDS) -> Counter[str]:
+    """One life of some instances and their resumers. Returns how often they moved. Raises Missed."""
+    folder.mkdir()
+    stores: list[RocksStore] = []
+    try:
+        world, resumers = build(seed, folder, stores, kinds)
+        draw = random.Random(seed + 1)
+        rate = draw.choice([0.02, 0.05])
+        until = world.now + draw.choice([15, 30, 60]) * SECOND
+        while world.now < until:
+            world.run(draw.randint(1, 400_000))
+            write(world, draw, keys=KEYS)
+            if draw.random() < rate:
+                fault(world, draw)
+            for resumer in resumers:
+                if draw.random() < 0.5:
+                    resumer.pump()
+                if draw.random() < 0.03:
+                    resumer.leave()
+        settle(world, resumers)
+        return sum([resumer.moved for resumer in resumers], Counter())
+    finally:
+        for store in stores:
+            store.close()
+
+
+def settle(world: World, resumers: list[Resumer]) -> None:
+    """Heals everything, waits until it is quiet, and looks. Raises Missed."""
+    world.heal()
+    for instance in world.instances.values():
+        instance.fragile = instance.exposed = False
+        if not instance.up:
+            instance.boot()
+        world.soon(instance)
+    quiet = 0
+    for _ in range(200):
+        world.run(SECOND)
+        for resumer in resumers:
+            resumer.pump()
+        quiet = quiet + 1 if world.lag() == 0 else 0
+        if quiet == 5:
+            break
+    else:
+        raise AssertionError("it is never quiet")
+    for instance in world.instances.values():
+        instance.store.sweep()
+        instance.store.step()
+    for resumer in resumers:
+        while resumer.idle:
+            resumer.pump()
+        resumer.pump()
+        if found := resumer.trouble():
+            raise Missed(found)
+
+
+@pytest.mark.parametrize("part", range(8))
+def test_resumers_miss_nothing(tmp_path: Path, seed: int, part: int) -> None:
+    for number in range(examples(SEEDS // 8)):
+        print(live((seed + 300_000 + part * 1000 + number) % 2**32, tmp_path / str(number)))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("part", range(100))
+def test_ten_thousand_lives_of_resumers_miss_nothing(tmp_path: Path, seed: int, part: int) -> None:
+    for number in range(100):
+        live((seed + 400_000 + part * 1000 + number) % 2**32, tmp_path / str(number))
