@@ -27,6 +27,7 @@ from typing import Final, Protocol
 
 from sow.v1 import sow_pb2
 from sow_client import _statuses
+from sow_client._change_frames import prefix_of
 from sow_client._records import Change, invalid
 from sow_client._reports import Gap, GapReason
 from sow_client._subscription import (
@@ -36,7 +37,6 @@ from sow_client._subscription import (
     OpenSubscription,
     Subscription,
     SubscriptionCore,
-    prefix_of,
 )
 from sow_client.errors import SowError
 
@@ -61,8 +61,9 @@ _GAP_REASONS: Final[Mapping[int, GapReason]] = {
 
 def sequence_of(bookmark: str) -> int:
     """The sequence of a bookmark. Raises InvalidArgument (BOOKMARK_MALFORMED)."""
-    digits = bookmark[len(prefix_of(bookmark)) :]
-    if not digits or len(digits) == len(bookmark):
+    position = bookmark.partition(";")[0]
+    digits = position[len(prefix_of(position)) :]
+    if not digits or len(digits) == len(position):
         raise invalid("bookmark", f"{bookmark!r} is not a bookmark of a server", reason="BOOKMARK_MALFORMED")
     return int(digits)
 

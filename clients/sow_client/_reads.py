@@ -63,6 +63,7 @@ def get_request(
     *,
     touch: Ttl | None = None,
     touch_below: Ttl | None = None,
+    min_position: str | None = None,
 ) -> sow_pb2.GetRequest:
     """Get by keys, and perhaps renew (rule L20)."""
     if touch_below is not None and touch is None:
@@ -73,6 +74,7 @@ def get_request(
         select=projection(select, exclude),
         touch=lifetime_message(touch, None),
         touch_below_micros=None if touch_below is None else ttl_micros(touch_below, "touch_below"),
+        min_position=min_position or "",
     )
 
 
@@ -132,6 +134,7 @@ def query_request(
     page_token: str = "",
     skip_n: int = 0,
     top_n: int | None = None,
+    min_position: str | None = None,
 ) -> sow_pb2.QueryRequest:
     """A query (rule Q2). An empty list of keys is refused: on the wire it would ask for every record."""
     if keys is not None and not (keys := texts(keys, "keys")):
@@ -155,6 +158,7 @@ def query_request(
         filter=filter_text or "",
         order_by=order_text(order_by),
         explain=explain,
+        min_position=min_position or "",
     )
 
 

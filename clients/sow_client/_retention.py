@@ -10,6 +10,7 @@ import msgspec
 
 from sow.v1 import admin_pb2, sow_pb2
 from sow_client import _admin, _lifetimes, _reads
+from sow_client._change_frames import changes_of, prefix_of
 from sow_client._records import EARLIEST, Change, Start, Ttl, invalid
 from sow_client._reports import Browsed, Durable, DurableFigures, Policy, PolicyTargetName, Rewound
 from sow_client._setting_values import DurableSettingsArguments, SettingValue, TopicSettingsArguments
@@ -21,7 +22,6 @@ from sow_client._settings import (
     durable_values,
     topic_values,
 )
-from sow_client._subscription import changes_of, prefix_of
 
 BROWSE_ENTRIES_MAX: Final = 10_000
 """The most entries of one call; the server's limit."""

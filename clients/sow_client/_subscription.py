@@ -25,7 +25,7 @@ import asyncio
 import random
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from operator import length_hint
 from queue import Empty, SimpleQueue
 from types import TracebackType
@@ -36,7 +36,8 @@ import grpc.aio
 
 from sow.v1 import sow_pb2
 from sow_client import _statuses
-from sow_client._records import Change, ChangeOp, ChangeReason, Record, RecordBatch, invalid
+from sow_client._change_frames import changes_of, marks_of, prefix_of
+from sow_client._records import Change, RecordBatch, invalid
 from sow_client._transport import RECONNECT_SECONDS, task_is_cancelled
 from sow_client.errors import SowError
 
@@ -49,27 +50,8 @@ PASSING_REASONS: Final = _statuses.CUT_REASONS | {"STOPPING", "OVERLOADED", "ACC
 RESYNC_REASONS: Final = frozenset({"RESYNC_REQUIRED", "BOOKMARK_TOO_OLD", "BOOKMARK_OTHER_EPOCH", "BOOKMARK_IN_FUTURE"})
 """The journal does not continue at the position reached; a new snapshot is needed ([3])."""
 
-_OPS: Final[Mapping[int, ChangeOp]] = {
-    sow_pb2.CHANGE_OP_PUT: "put",
-    sow_pb2.CHANGE_OP_OOF: "oof",
-    sow_pb2.CHANGE_OP_DELETE: "delete",
-    sow_pb2.CHANGE_OP_EXPIRE: "expire",
-}
-_REASONS: Final[Mapping[int, ChangeReason | None]] = {
-    sow_pb2.CHANGE_REASON_UNSPECIFIED: None,
-    sow_pb2.CHANGE_REASON_TOUCHED: "touched",
-    sow_pb2.CHANGE_REASON_DELETED: "deleted",
-    sow_pb2.CHANGE_REASON_EXPIRED: "expired",
-    sow_pb2.CHANGE_REASON_MATCH: "match",
-    sow_pb2.CHANGE_REASON_NOT_PERMITTED: "not_permitted",
-}
-_REMOVED: Final = frozenset({("oof", "deleted"), ("oof", "expired"), ("delete", None), ("expire", None)})
-"""Messages whose record is the removed one."""
-
 _NO_CHANGES: Final[Iterator[Change]] = iter(())
 """An iterator at its end."""
-
-_Column = TypeVar("_Column")
 
 
 class SubscriptionCore:
@@ -102,6 +84,7 @@ class SubscriptionCore:
         self._snapshot = request.sow  # a snapshot is wanted, or not complete
         self._shown = False  # something was handed out that a resync would have to take back
         self._position = request.bookmark  # everything up to here was handed out; empty: no position yet
+        self._marks = marks_of(request.bookmark)  # these end every bookmark until others come
         self._prefix = prefix_of(request.bookmark)  # epoch and dot: of these, bookmarks of single changes are made
         self._sequence = 0  # of the last change of the current frame
         self._repeated = 0  # changes up to this sequence are repeated ([1]); 0: none
@@ -124,6 +107,11 @@ class SubscriptionCore:
         if taken == len(self._changes):
             return self._after or self._position or None
         return (self._changes[taken - 1].bookmark if taken else None) or self._position or None
+
+    @property
+    def covers(self) -> bool:
+        """Whether the server has everything that was handed out (rule F9)."""
+        return ";h=" not in self._marks
 
     # ---- frames ----
     # The fields that a frame changes are assigned last and together, so that after Ctrl-C a frame is fed as a whole or
@@ -169,15 +157,17 @@ class SubscriptionCore:
         if self._standing:  # it has stood a while; the first one may come from a call that breaks right after it
             self._backoff.reset()
         self._stand()
-        prefix = prefix_of(bookmark)
-        self._after, self._prefix = bookmark, prefix
+        prefix, marks = prefix_of(bookmark), marks_of(bookmark)
+        if prefix != self._prefix:
+            self._sequence = self._repeated = 0  # another instance has sequences of its own (rule F7)
+        self._after, self._prefix, self._marks = bookmark, prefix, marks
 
     def _begin_snapshot(self, bookmark: str) -> None:
         self._stand()
         prefix = prefix_of(bookmark)
         resync = (Change("resync", topic=self._request.topic),) if self._shown else ()
         pending = iter(resync)
-        self._position, self._prefix = "", prefix
+        self._position, self._prefix, self._marks = "", prefix, ""
         self._sequence = self._repeated = 0
         self._shown = False
         self._changes, self.pending = resync, pending
@@ -194,15 +184,16 @@ class SubscriptionCore:
         self._backoff.reset()
         changes = (Change("snapshot_end", bookmark=bookmark, topic=self._request.topic),)
         pending = iter(changes)
+        marks = marks_of(bookmark)
         self._shown = True
         self._changes, self.pending = changes, pending
-        self._after = bookmark
+        self._after, self._marks = bookmark, marks
         self._snapshot = False
 
     def _feed_changes(self, batch: sow_pb2.ChangeBatch) -> None:
         if not batch.more and not batch.bookmark:
             raise _statuses.malformed("changes without a bookmark")
-        changes = changes_of(batch, self._prefix)
+        changes = changes_of(batch, self._prefix, self._marks)
         sequences = batch.records.sequence
         if sequences and sequences[-1] <= self._repeated:
             return  # all of its changes were handed out before the call broke
@@ -212,6 +203,7 @@ class SubscriptionCore:
         if changes:
             self._backoff.reset()
         more, after, sequence = batch.more, batch.bookmark, sequences[-1] if changes else self._sequence
+        after += self._marks
         pending = iter(changes)
         self._sequence = sequence
         self._shown = self._shown or changes != []
@@ -248,7 +240,7 @@ class SubscriptionCore:
         # After a change of permissions, rows that it holds may be hidden: only a new snapshot tells which.
         if error.reason in RESYNC_REASONS | {"ACCESS_CHANGED"} and self._request.sow:
             self._snapshot = True
-        elif not self._passes(error):
+        elif not (self._passes(error) or self._leaves_marks(error)):
             raise self._failure(error)
         limit = self._retry_for if self.stood else min(self._connect_timeout, self._retry_for)
         delay = self._backoff.delay(error, now=now, jitter=jitter, limit=limit)
@@ -258,6 +250,15 @@ class SubscriptionCore:
             self._interrupted = True
             self._tell(error)
         return delay
+
+    def _leaves_marks(self, error: SowError) -> bool:
+        """True when the call can be made again without the marks of its bookmark: an older server knows none (rule
+        F6)."""
+        plain = self._position.partition(";")[0]
+        if error.reason != "BOOKMARK_MALFORMED" or plain == self._position or not self.covers:
+            return False
+        self._position = plain
+        return True
 
     def _passes(self, error: SowError) -> bool:
         """True when the call can be made again and continue at its position."""
@@ -271,73 +272,6 @@ class SubscriptionCore:
         failure = _statuses.error_like(error, error.message, bookmark=bookmark)
         failure.__cause__ = error.__cause__
         return failure
-
-
-def changes_of(batch: sow_pb2.ChangeBatch, prefix: str) -> list[Change]:
-    """The changes of a frame; `prefix` begins the bookmarks of single changes."""
-    topic = batch.topic
-    records = RecordBatch(topic, batch.records)
-    count = len(records)
-    ops = _column(batch.op, count, 0)
-    reasons = _column(batch.reason, count, 0, optional=True)
-    marks: list[str | None]
-    if batch.atomic or batch.more:
-        marks = [None] * count
-        if count and not batch.more:
-            marks[-1] = batch.bookmark
-    else:
-        marks = [f"{prefix}{sequence}" for sequence in batch.records.sequence]
-    plain = not (any(reasons) or batch.is_delta or batch.unset_paths or batch.delivery_count)
-    if plain and set(ops) <= {sow_pb2.CHANGE_OP_PUT}:
-        # Nearly all frames are like this. The general way below takes twice the time.
-        return [Change("put", None, record, None, mark, topic) for record, mark in zip(records, marks, strict=True)]
-    deltas = _column(batch.is_delta, count, False, optional=True)
-    deliveries = _column(batch.delivery_count, count, 1, optional=True)
-    unset = [tuple(one.paths) for one in batch.unset_paths] or [()] * count
-    if len(unset) != count:
-        raise _unequal()
-    try:
-        return [
-            _change(_OPS[op], _REASONS[reason], record, mark, topic, is_delta, gone, times)
-            for op, reason, record, mark, is_delta, gone, times in zip(
-                ops, reasons, records, marks, deltas, unset, deliveries, strict=True
-            )
-        ]
-    except KeyError as error:
-        raise _statuses.malformed(f"a change of the unknown kind {error}") from error
-
-
-def prefix_of(bookmark: str) -> str:
-    """The epoch of a bookmark with the dot after it."""
-    return bookmark.rstrip("0123456789")
-
-
-def _change(
-    op: ChangeOp,
-    reason: ChangeReason | None,
-    record: Record,
-    bookmark: str | None,
-    topic: str,
-    is_delta: bool,
-    unset_paths: tuple[str, ...],
-    delivery_count: int,
-) -> Change:
-    if (op, reason) in _REMOVED:
-        return Change(op, reason, None, record, bookmark, topic, delivery_count=delivery_count)
-    return Change(op, reason, record, None, bookmark, topic, is_delta, unset_paths, delivery_count)
-
-
-def _column(values: Sequence[_Column], count: int, absent: _Column, *, optional: bool = False) -> Sequence[_Column]:
-    """A column of a frame, checked. An optional column that is absent is filled with its default."""
-    if optional and not values:
-        return [absent] * count
-    if len(values) != count:
-        raise _unequal()
-    return values
-
-
-def _unequal() -> SowError:
-    return _statuses.malformed("columns of unequal length")
 
 
 _FRAMES: Final = "the subscription"
@@ -466,6 +400,12 @@ class Subscription:
         then; None while there is no such place: before the first frame and inside a snapshot."""
         return self._core.bookmark
 
+    @property
+    def covers(self) -> bool:
+        """False: the subscription has come from another instance, and this one may lack changes that were handed out
+        there (rule F9)."""
+        return self._core.covers
+
     def close(self) -> None:
         """Ends the call; a thread that waits for the next change finds the iteration ended."""
         with self._lock:
@@ -591,6 +531,12 @@ class AsyncSubscription:
         """Where another subscription may start to go on after the last change handed out, or after the quiet time since
         then; None while there is no such place: before the first frame and inside a snapshot."""
         return self._core.bookmark
+
+    @property
+    def covers(self) -> bool:
+        """False: the subscription has come from another instance, and this one may lack changes that were handed out
+        there (rule F9)."""
+        return self._core.covers
 
     async def close(self) -> None:
         """Ends the call; a task that waits for the next change finds the iteration ended."""

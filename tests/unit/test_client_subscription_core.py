@@ -542,3 +542,85 @@ def test_frames_of_a_newer_server_are_passed_over() -> None:
 def test_reasons_of_bookmarks_are_resyncs_and_not_failed_preconditions() -> None:
     assert not issubclass(ResyncRequired, FailedPrecondition)
     assert type(refusal("BOOKMARK_OTHER_EPOCH")) is ResyncRequired
+
+
+# -- marks: bookmarks that mean something elsewhere (rules F6 to F9) ---------------------------------------------------
+
+MARKS = ";t=5;b00000000000.70"
+
+
+def progress(bookmark: str, *, covers: bool = True) -> sow_pb2.SubscribeResponse:
+    return sow_pb2.SubscribeResponse(progress=sow_pb2.Progress(bookmark=bookmark, covers=covers))
+
+
+def batch(bookmark: str, *sequences: int, atomic: bool = False) -> sow_pb2.SubscribeResponse:
+    records = [(f"k{sequence}", sequence) for sequence in sequences]
+    return sow_pb2.SubscribeResponse(
+        changes=sow_pb2.ChangeBatch(
+            topic=TOPIC,
+            bookmark=bookmark,
+            atomic=atomic,
+            op=[sow_pb2.CHANGE_OP_PUT] * len(records),
+            records=types_pb2.RecordColumns(
+                key=[key for key, _ in records],
+                payload=[b"{}"] * len(records),
+                version=[1] * len(records),
+                publish_time_micros=[1] * len(records),
+                expire_time_micros=[2**63 - 1] * len(records),
+                sequence=[sequence for _, sequence in records],
+                origins=["a"],
+            ),
+        )
+    )
+
+
+def test_every_bookmark_has_the_marks_of_the_last_progress() -> None:
+    """F6."""
+    core = core_of(request_of())
+    core.request(now=0.0)
+    fed(core, progress("a00000000000.7" + MARKS))
+    changes = fed(core, batch("a00000000000.9", 8, 9), batch("a00000000000.11", 10, 11, atomic=True))
+    expected = [f"a00000000000.{number}{MARKS}" for number in (8, 9)]
+    assert [change.bookmark for change in changes] == [*expected, None, f"a00000000000.11{MARKS}"]
+    assert core.bookmark == f"a00000000000.11{MARKS}"
+    fed(core, progress("a00000000000.12"))
+    assert core.bookmark == "a00000000000.12"
+
+
+def test_sequences_of_another_instance_are_not_taken_for_repeated_ones() -> None:
+    """F7: the other one has sequences of its own, which may be lower."""
+    core = core_of(request_of())
+    core.request(now=0.0)
+    fed(core, progress("a00000000000.70" + MARKS), batch("a00000000000.80", 80))
+    core.ended(CUT, now=1.0, jitter=0.0)
+    assert core.request(now=1.0).bookmark == "a00000000000.80" + MARKS
+    fed(core, progress("b00000000000.3;h=a00000000000.80", covers=False))
+    assert [change.bookmark for change in fed(core, batch("b00000000000.4", 4))] == ["b00000000000.4;h=a00000000000.80"]
+
+
+def test_covers_is_false_while_the_bookmark_names_instances_that_it_has_come_from() -> None:
+    """F9."""
+    core = core_of(request_of(bookmark="a00000000000.80" + MARKS))
+    core.request(now=0.0)
+    fed(core, progress("b00000000000.3;h=a00000000000.80", covers=False))
+    assert not core.covers
+    fed(core, progress("b00000000000.4;t=9;a00000000000.81"))
+    assert core.covers
+
+
+def test_an_older_server_that_knows_no_marks_gets_the_bookmark_without_them() -> None:
+    """F6."""
+    core = core_of(request_of(bookmark="a00000000000.80" + MARKS))
+    assert core.request(now=0.0).bookmark == "a00000000000.80" + MARKS
+    core.ended(InvalidArgument("no bookmark", reason="BOOKMARK_MALFORMED"), now=1.0, jitter=0.0)
+    assert core.request(now=1.0).bookmark == "a00000000000.80"
+    with pytest.raises(InvalidArgument):
+        core.ended(InvalidArgument("no bookmark", reason="BOOKMARK_MALFORMED"), now=2.0, jitter=0.0)
+
+
+def test_an_older_server_is_not_asked_to_go_on_for_one_that_has_come_from_elsewhere() -> None:
+    """F8: it would leave out messages that the subscriber needs."""
+    core = core_of(request_of(bookmark="a00000000000.80;h=b00000000000.7"))
+    core.request(now=0.0)
+    with pytest.raises(InvalidArgument):
+        core.ended(InvalidArgument("no bookmark", reason="BOOKMARK_MALFORMED"), now=1.0, jitter=0.0)

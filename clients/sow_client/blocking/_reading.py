@@ -20,9 +20,17 @@ from sow_client.errors import SowError, Unavailable
 class Reading(Calls):
     """The calls that read records."""
 
-    def get(self, topic: str, key: str, *, touch: Ttl | None = None, touch_below: Ttl | None = None) -> Record | None:
-        """The live record of a key, or None. `touch` and `touch_below` as in `get_many`."""
-        found = self.get_many(topic, [key], touch=touch, touch_below=touch_below)
+    def get(
+        self,
+        topic: str,
+        key: str,
+        *,
+        touch: Ttl | None = None,
+        touch_below: Ttl | None = None,
+        min_position: str | None = None,
+    ) -> Record | None:
+        """The live record of a key, or None. `touch`, `touch_below` and `min_position` as in `get_many`."""
+        found = self.get_many(topic, [key], touch=touch, touch_below=touch_below, min_position=min_position)
         return found[0] if found else None
 
     def get_many(
@@ -34,6 +42,7 @@ class Reading(Calls):
         exclude: Iterable[str] | None = None,
         touch: Ttl | None = None,
         touch_below: Ttl | None = None,
+        min_position: str | None = None,
     ) -> list[Record]:
         """The live records of the keys, in the order of the keys; keys without a record are left out.
 
@@ -42,12 +51,18 @@ class Reading(Calls):
         `touch` gives the records this lifetime, and they come with their new expire times (rule L20). With
         `touch_below` only those that have less than this left are touched. Each 1,000 keys are then a request, and a
         commit if a record is touched.
+
+        `min_position`: a bookmark, such as `Published.bookmark`, perhaps of another instance. The answer shows at least
+        everything up to it; if the server does not have it within a second, the call raises Unavailable (BEHIND, rule
+        F10).
         """
         select, exclude = _reads.texts(select, "select"), _reads.texts(exclude, "exclude")
         limit = _reads.RECORDS_PER_REQUEST_MAX if touch is None else _reads.TOUCHED_TOGETHER_MAX
         found: list[Record] = []
         for chunk in _reads.key_chunks(keys, limit):
-            request = _reads.get_request(topic, chunk, select, exclude, touch=touch, touch_below=touch_below)
+            request = _reads.get_request(
+                topic, chunk, select, exclude, touch=touch, touch_below=touch_below, min_position=min_position
+            )
             response = self._call(self._sow.Get, request)
             found += _reads.records(topic, response)
         return found
@@ -65,12 +80,14 @@ class Reading(Calls):
         batch_size: int = 1_000,
         skip_n: int = 0,
         top_n: int | None = None,
+        min_position: str | None = None,
     ) -> QueryResult:
         """The live records of a topic that match `filter`, from one instant (rules Q1, Q2).
 
         `order_by`: one or more of "/price", "/price DESC", "@expire_time" …; by default the order of keys. `keys`: only
         these. `select` or `exclude`: payload fields to return, as paths; `keys_only`: no payloads; `skip_n`, `top_n`: a
-        part of the result. The call is made when the first record is asked for, and repeated if it breaks before it.
+        part of the result; `min_position`: as for `get_many`. The call is made when the first record is asked for, and
+        repeated if it breaks before it.
         """
         request = _reads.query_request(
             topic,
@@ -83,6 +100,7 @@ class Reading(Calls):
             batch_size=batch_size,
             skip_n=skip_n,
             top_n=top_n,
+            min_position=min_position,
         )
         return self._query(request)
 
@@ -96,10 +114,12 @@ class Reading(Calls):
         keys_only: bool = False,
         select: Iterable[str] | None = None,
         exclude: Iterable[str] | None = None,
+        min_position: str | None = None,
     ) -> Page:
         """One page of the records that match `filter`, in key order, stable under concurrent change (rule Q4).
 
         Begin without a token, and continue with `next_page_token` and the same arguments until it is empty.
+        `min_position`: as for `get_many`.
         """
         if page_size < 1:
             raise invalid("page_size", f"{page_size} is less than 1")
@@ -111,6 +131,7 @@ class Reading(Calls):
             exclude=exclude,
             page_size=page_size,
             page_token=page_token,
+            min_position=min_position,
         )
         progress = _reads.QueryProgress(topic)
         records: list[Record] = []
@@ -119,10 +140,17 @@ class Reading(Calls):
                 records.extend(batch)
         return progress.page(records)
 
-    def count(self, topic: str, filter: str | None = None) -> int:  # noqa: A002 - the name that users know from the contract
-        """The number of live records of a topic, or of those that match `filter`."""
+    def count(
+        self,
+        topic: str,
+        filter: str | None = None,  # noqa: A002 - the name that users know from the contract
+        *,
+        min_position: str | None = None,
+    ) -> int:
+        """The number of live records of a topic, or of those that match `filter`. `min_position`: as for `get_many`."""
         progress = _reads.QueryProgress(topic)
-        with closing(self._batches(_reads.query_request(topic, filter, count_only=True), progress)) as batches:
+        request = _reads.query_request(topic, filter, count_only=True, min_position=min_position)
+        with closing(self._batches(request, progress)) as batches:
             for _ in batches:
                 raise _statuses.malformed("records, where only their number was asked for")
         return progress.matched
@@ -167,7 +195,8 @@ class Reading(Calls):
                 return
             except (grpc.RpcError, SowError) as error:
                 translated = progress.broken(error)
-                again = isinstance(translated, Unavailable) and not progress.yielded and attempt < QUERY_ATTEMPTS_MAX
+                passes = isinstance(translated, Unavailable) and translated.reason != "BEHIND"
+                again = passes and not progress.yielded and attempt < QUERY_ATTEMPTS_MAX
                 if not again:
                     raise translated from (None if translated is error else error)
                 progress.restart()
