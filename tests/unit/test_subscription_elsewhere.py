@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from sow_peering import NOTHING_PURGED, MergeCounts, SeedRange
 from sow_server.engine.values.bookmarks import CHARACTERS_MAX, HELD_MAX, PARTS_MAX, Marks, Position, parse
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import Expiration, TopicSettings
@@ -145,6 +146,11 @@ def test_only_a_source_that_sends_the_topic_whole_is_told(pair: tuple[Rig, Rig])
     a.put("t", "1")
     greet(a, b)
     tell(a, b)
+    assert not whole(a, b)
+    answers: list[MergeCounts | StoreError] = []
+    part = SeedRange("t", True, False, b"", b"0")
+    b.store.replicas.changes.merge("a", part, chunk=b"", origins=["a"], purged=NOTHING_PURGED, done=answers.append)
+    b.answer(answers)
     assert not whole(a, b)
     seed(a, b, "t")
     assert whole(a, b)
