@@ -12,6 +12,8 @@ from typing import Final
 from sow_peering import SeedPart
 from sow_server.engine.disk.layout import DELETE, EXPIRE, PUT, TOUCH, decode_changes, decode_tombstone
 from sow_server.engine.disk.rocks import TOMBSTONES
+from sow_server.engine.durables.editor import DurableEditor
+from sow_server.engine.durables.floors import RETENTION
 from sow_server.engine.replicas import PeerSettings, ReplicaOptions
 from sow_server.engine.store import Store, StoreOptions
 from sow_server.engine.values.clock import GuardedClock
@@ -120,11 +122,14 @@ class RocksStore(PeerStore):
     def prune(self, upto: int) -> None:
         """Lets go of the journal, whoever needs it: as a hard limit does."""
 
-        def raise_floors(staged: object) -> None:
+        def raise_floors(staged: DurableEditor) -> None:
             for topic in self._rig.store.topics.by_id.values():
-                staged._raise(topic, upto, "test")  # type: ignore[attr-defined]  # what limits come down to
+                staged._floors._raise(topic, upto, RETENTION)  # what limits come down to
 
-        self._rig.store.durable_commits.change(raise_floors, lambda _: None)
+        def pruned(result: object) -> None:
+            assert not isinstance(result, StoreError), result
+
+        self._rig.store.durable_commits.change(raise_floors, pruned)
 
     def busy(self) -> bool:
         requests, _ = self._rig.store.writer.queue.depth
