@@ -283,8 +283,8 @@ class DurableCore(SubscriptionCore):
         if self._on_gap is not None:
             self._on_gap(gap)
 
-    def _feed_progress(self, bookmark: str) -> None:
-        super()._feed_progress(bookmark)
+    def _feed_progress(self, bookmark: str, *, covers: bool = True) -> None:
+        super()._feed_progress(bookmark, covers=covers)
         if sequence_of(bookmark) < self._repeated:
             self._after = ""  # it lies before changes that were handed out before the connection broke
 

@@ -85,6 +85,7 @@ class SubscriptionCore:
         self._shown = False  # something was handed out that a resync would have to take back
         self._position = request.bookmark  # everything up to here was handed out; empty: no position yet
         self._marks = marks_of(request.bookmark)  # these end every bookmark until others come
+        self._covers = False  # as the server has told last; an older one tells nothing
         self._prefix = prefix_of(request.bookmark)  # epoch and dot: of these, bookmarks of single changes are made
         self._sequence = 0  # of the last change of the current frame
         self._repeated = 0  # changes up to this sequence are repeated ([1]); 0: none
@@ -111,7 +112,7 @@ class SubscriptionCore:
     @property
     def covers(self) -> bool:
         """Whether the server has everything that was handed out (rule F9)."""
-        return ";h=" not in self._marks
+        return self._covers or ";h=" not in self._marks
 
     # ---- frames ----
     # The fields that a frame changes are assigned last and together, so that after Ctrl-C a frame is fed as a whole or
@@ -124,7 +125,7 @@ class SubscriptionCore:
         if kind == "changes" and self._standing and not self._snapshot:
             self._feed_changes(response.changes)
         elif kind == "progress" and not self._snapshot:
-            self._feed_progress(response.progress.bookmark)
+            self._feed_progress(response.progress.bookmark, covers=response.progress.covers)
         elif kind == "snapshot_begin" and self._snapshot and not self._standing:
             self._begin_snapshot(response.snapshot_begin.bookmark)
         elif kind == "snapshot" and self._snapshot and self._standing:
@@ -153,14 +154,14 @@ class SubscriptionCore:
         if self._on_interruption is not None:
             self._on_interruption(interruption)
 
-    def _feed_progress(self, bookmark: str) -> None:
+    def _feed_progress(self, bookmark: str, *, covers: bool = True) -> None:
         if self._standing:  # it has stood a while; the first one may come from a call that breaks right after it
             self._backoff.reset()
         self._stand()
         prefix, marks = prefix_of(bookmark), marks_of(bookmark)
         if prefix != self._prefix:
             self._sequence = self._repeated = 0  # another instance has sequences of its own (rule F7)
-        self._after, self._prefix, self._marks = bookmark, prefix, marks
+        self._after, self._prefix, self._marks, self._covers = bookmark, prefix, marks, covers
 
     def _begin_snapshot(self, bookmark: str) -> None:
         self._stand()
@@ -255,7 +256,7 @@ class SubscriptionCore:
         """True when the call can be made again without the marks of its bookmark: an older server knows none (rule
         F6)."""
         plain = self._position.partition(";")[0]
-        if error.reason != "BOOKMARK_MALFORMED" or plain == self._position or not self.covers:
+        if error.reason != "BOOKMARK_MALFORMED" or plain == self._position or ";h=" in self._position:
             return False
         self._position = plain
         return True

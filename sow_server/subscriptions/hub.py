@@ -169,18 +169,18 @@ class Hub:
         if request.start.kind is StartKind.BOOKMARK:
             bookmark = parse(request.start.bookmark)
             own = self._instance.epoch
-            held = tuple([position for position in bookmark.held if position.epoch != own])
-            if bookmark.at.epoch != own:
-                held = (bookmark.at, *held)
+            last = {position.epoch: position for position in sorted((*bookmark.held, bookmark.at))}
+            last.pop(own, None)
+            held = tuple(last.values())
             if held and (followed() is None or len(held) > HELD_MAX):
                 raise self._other_epoch(bookmark.at.epoch)
             if bookmark.at.epoch != own:
                 position = self._translated(bookmark)
                 self._check_floors(position, topics, several=several)
-                return position, {}, Marking(self._marks, followed, held=held)
+                return position, {}, Marking(self._marks, followed, held=held, lasting=request.delta)
             marks = bookmark.marks if followed() is not None else None
         position, accepted = self.start(request, topics, several=several)
-        return position, accepted, Marking(self._marks, followed, marks=marks, held=held)
+        return position, accepted, Marking(self._marks, followed, marks=marks, held=held, lasting=request.delta)
 
     def _translated(self, bookmark: Bookmark) -> int:
         """The position here from which a subscriber goes on that comes from another instance (rule F7). Raises

@@ -2,7 +2,8 @@
 
 [1]  The marks that are told belong to the position that is told with them, or to an earlier one.
 [2]  `elsewhere` stays until this instance has everything that the subscriber was told at others. Every bookmark says so
-     until then, so that another call goes on likewise.
+     until then, so that another call goes on likewise. For a subscriber to deltas it stays for good: another instance
+     may have told it of an expiry that is still to come here, and then there is nothing to apply a delta to.
 """
 
 from __future__ import annotations
@@ -29,13 +30,17 @@ class Marking:
         *,
         marks: Marks | None = None,
         held: tuple[Position, ...] = (),
+        lasting: bool = False,
     ) -> None:
         """`topics`: those that it follows; None: it may not see all of each, so there are no marks for it. `marks`: of
-        the bookmark that it starts at. `held`: what it was told at other instances."""
+        the bookmark that it starts at. `held`: what it was told at other instances; `lasting`: for good."""
         self._source_marks = source_marks
         self._topics = topics
         self._marks = marks
         self._held = held
+        self._lasting = lasting
+        self.covers = not held
+        """Whether this instance has everything that the subscriber was told at others (rule F9)."""
         self._whole: frozenset[str] | None = None
         """The sources that send all of its topics whole, in `_version`."""
         self._version = -1
@@ -57,7 +62,7 @@ class Marking:
         at = self.next_micros
         if at is None or elapsed_micros < at:
             return False
-        if position == self._told and not self._held:
+        if position == self._told and self.covers:
             self._told_at = elapsed_micros  # nothing was written: look again later
             return False
         return True
@@ -74,7 +79,9 @@ class Marking:
             self._marks = found
             reached = dict(found.sources)
             if all(held.sequence <= reached.get(held.epoch, -1) for held in self._held):
-                self._held = ()
+                self.covers = True
+                if not self._lasting:
+                    self._held = ()
         self._told, self._told_at = position, elapsed_micros
         return ("" if self._marks is None else self._marks.text) + held_text(self._held)
 

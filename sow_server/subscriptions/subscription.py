@@ -364,7 +364,7 @@ class Subscription:
         marks, marking = "", self._marking
         if marking is not None:
             marks = marking.tell(self._position, self._elapsed())
-        covers = marking is None or not marking.elsewhere
+        covers = marking is None or marking.covers
         return self._send(Progress(self._position, self._clock.now_micros(), marks, covers))
 
     def _progress_is_due(self) -> bool:

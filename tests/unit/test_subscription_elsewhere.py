@@ -349,6 +349,29 @@ def test_records_come_whole_where_deltas_are_asked_for(pair: tuple[Rig, Rig]) ->
     assert [payload for _, _, payload in follower.news()] == [b'{"x":1,"z":1}', b'{"x":1,"z":2}']
 
 
+def test_records_come_whole_also_once_this_instance_has_everything(pair: tuple[Rig, Rig]) -> None:
+    """F8. Story: the other instance, whose clock was ahead, had told an expiry. Then this one had everything of the
+    other's journal, and sent a delta for the record, which the subscriber had no more."""
+    a, b = pair
+    for rig in pair:
+        rig.create_topic("j", JSON)
+    ship(a, b)
+    ship(b, a)
+    a.put("j", "k", b'{"x":1,"y":1}')
+    ship(a, b)
+    at_b = Subscribers(b)
+    mark = bookmark(b, at_b, at_b.subscribe("j", sow=True, oof=True, delta=True))
+    at_a = Subscribers(a)
+    follower = at_a.subscribe("j", delta=True, oof=True, start=after(mark))
+    ship(b, a)
+    here = bookmark(a, at_a, follower)
+    assert [frame.covers for frame in follower.frames if isinstance(frame, Progress)][-1]
+    a.put("j", "k", b'{"x":2,"y":1}')
+    assert [payload for _, _, payload in follower.news()] == [b'{"x":2,"y":1}']
+    again = at_a.subscribe("j", delta=True, oof=True, start=after(here))
+    assert [payload for _, _, payload in again.news()] == [b'{"x":2,"y":1}']
+
+
 def test_all_that_goes_on_when_the_call_is_made_again(pair: tuple[Rig, Rig]) -> None:
     """F8: the second bookmark says where the subscriber has come from."""
     a, b = pair
