@@ -447,7 +447,7 @@ class Subscription:
 
     def _cover(self) -> None:
         """Moves the position: no frame is ready, so everything up to there has been sent."""
-        if self._attached and not self._behind and self._outbox.unjudged_after is None:
+        if self._attached and not (self._behind or self._dispatcher.mid_change) and self._outbox.unjudged_after is None:
             self._covered = max(self._covered, self._dispatcher.position)
         if not self._conflation:
             self._position = max(self._position, self._complete)

@@ -189,6 +189,32 @@ def test_a_slice_ends_between_two_filters(rig: Rig, monkeypatch: pytest.MonkeyPa
     assert [told(follower) for follower in followers] == [[("put", "a", len(SMALL))]] * 9 + [[]]
 
 
+def test_a_bookmark_does_not_cover_rows_that_wait_while_a_slice_pauses(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """subscription [2]. Story: a slice that paused in the midst of a change kept the rows of the changes before it, and
+    progress told a position behind them. After a lost connection the subscriber never got them."""
+    monkeypatch.setattr(groups, "EFFORT_MAX", 0)
+    monkeypatch.setattr(dispatch, "LOOK_NANOS", 1)
+    looks = itertools.count()
+    subscribers = Subscribers(rig, ticks=lambda: next(looks) * dispatch.SLICE_SECONDS / 5)
+    followers = [
+        subscribers.subscribe("orders", filter=f"LENGTH(/s) > {number}", progress=SECOND) for number in range(8)
+    ]
+    for key in ("a", "b", "c", "d", "e", "f"):
+        rig.put("orders", key, SMALL)
+    subscribers.sync()
+    paused = 0
+    while subscribers.loop.turn():
+        rig.time.tick(SECOND)
+        for follower in followers:
+            follower.pump()
+            assert follower.bookmark is not None
+            assert len(follower.changes()) >= follower.bookmark
+        paused += subscribers.hub.dispatcher.mid_change and subscribers.hub.dispatcher.position > 0
+    assert paused
+
+
 @pytest.mark.parametrize("what", ["backlog is dropped", "one leaves", "topic is deleted"])
 def test_events_in_the_middle_of_a_change(rig: Rig, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
     monkeypatch.setattr(groups, "EFFORT_MAX", 0)
