@@ -148,7 +148,7 @@ async def _start(config: Config, running: AsyncExitStack) -> None:
     healthy = HealthService()
     access = _access(config, store, metrics, readers, running)
     processes = _reader_processes(store, clock, config, metrics, running)
-    own = _services(parts, links, loading, readers, processes, config, access)
+    own = _services(parts, links, loading, readers, processes, config, access, healthy)
 
     admission_of = _admissions(config, access, metrics)
 
@@ -351,6 +351,7 @@ def _services(
     processes: ReaderProcesses,
     config: Config,
     access: AccessControl,
+    healthy: HealthService,
 ) -> tuple[tuple[ServiceDescriptor, object], ...]:
     """This project's own services, without those of the links."""
     store, hub, consumers = parts.store, parts.hub, parts.consumers
@@ -385,7 +386,9 @@ def _services(
         row_limits=store.replicas.changes.limits,
         totals=lambda: _totals(store.topics),
         owned=owned,
+        healthy=healthy,
         instance=config.server.instance,
+        cluster=config.server.cluster,
         version=__version__,
     )
     snapshot = SnapshotService(reading, store.commits, parts.exports, hub, consumers, readers, owned, processes)

@@ -87,6 +87,7 @@ def link(store: Store, clock: GuardedClock, config: Config, readers: Executor) -
         clock=clock,
         instance=store.instance,
         name=config.server.instance,
+        cluster=config.server.cluster,
     )
     node = Node(peer_store, node_options(config), random.Random())
     node.observe = log_event

@@ -52,14 +52,16 @@ class PeerStore:
         clock: GuardedClock,
         instance: Instance,
         name: str,
+        cluster: str = "",
     ) -> None:
-        """`name`: of this instance."""
+        """`name`, `cluster`: of this instance."""
         self._replicas = replicas
         self._commits = commits
         self._topics = topics
         self._cuts = cuts
         self._origins = origins
         self.identity: Final = InstanceIdentity(name, instance.id, instance.epoch)
+        self.cluster: Final = cluster
         self.authoritative: Final = instance.authoritative
         # The engine has these as the ports ask for them: nothing to translate.
         self.now_micros: Final = clock.now_micros

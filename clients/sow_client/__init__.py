@@ -19,6 +19,7 @@ from sow_client._changes import ChangesPlan, Pin
 from sow_client._channel import Tls
 from sow_client._durable import AsyncDurableSubscription, DurableSubscription
 from sow_client._exports import Export
+from sow_client._failover import Instance
 from sow_client._live_view import AsyncLiveView, LiveView
 from sow_client._loads import AsyncLoadStager, Load, LoadFigures, LoadInfo, LoadPart, LoadProgress, LoadStager
 from sow_client._packed import PackedColumn, PackedRecords
@@ -150,6 +151,7 @@ __all__ = [
     "Identity",
     "IncomingLink",
     "IndexStatus",
+    "Instance",
     "InternalError",
     "InvalidArgument",
     "Lease",

@@ -27,6 +27,8 @@ from sow_client._tokens import Bearer, Token
 DEFAULT_PORT: Final = 7450
 DEFAULT_SERVER: Final = f"127.0.0.1:{DEFAULT_PORT}"
 RECONNECT_BACKOFF_MS_MAX: Final = 2_000
+RECONNECT_BACKOFF_OF_MANY_MS_MAX: Final = 200
+"""A search comes by only when a client needs an instance, and an instance that is back should not look gone then."""
 KEEPALIVE_MS: Final = 30_000
 """A connection that is silent for this long while a call is open is probed. sow-server allows one probe in 10 s; gRPC
 servers with default settings end the connection at more than one in 300 s."""
@@ -64,22 +66,32 @@ _REPEATABLE: Final = (
     (_ACCESS, "ListSessions"),
 )
 _RETRY_POLICY: Final = {
-    "maxAttempts": 5,
     "initialBackoff": "0.1s",
     "maxBackoff": "2s",
     "backoffMultiplier": 3,
     "retryableStatusCodes": ["UNAVAILABLE"],
 }
-SERVICE_CONFIG: Final = json.dumps(
-    {
-        "methodConfig": [
-            {
-                "name": [{"service": service, "method": method} for service, method in _REPEATABLE],
-                "retryPolicy": _RETRY_POLICY,
-            }
-        ]
-    }
-)
+
+
+def _service_config(attempts_max: int, *without: tuple[str, str]) -> str:
+    return json.dumps(
+        {
+            "methodConfig": [
+                {
+                    "name": [{"service": name[0], "method": name[1]} for name in _REPEATABLE if name not in without],
+                    "retryPolicy": _RETRY_POLICY | {"maxAttempts": attempts_max},
+                }
+            ]
+        }
+    )
+
+
+SERVICE_CONFIG: Final = _service_config(5)
+SERVICE_CONFIG_OF_MANY: Final = _service_config(2, (_SOW, "Publish"))
+"""Of a client with several addresses: the next one is nearer than a third attempt at this one. It has to know whether a
+publish was sent, and repeats it itself."""
+IDLE_MS: Final = 5_000
+"""A channel of several that has no calls for this long closes its connection."""
 
 Options: TypeAlias = list[tuple[str, str | int]]
 
@@ -138,37 +150,43 @@ def _read(path: str | os.PathLike[str] | None, field: str) -> bytes | None:
         raise invalid(field, f"cannot read {os.fspath(path)}: {error.strerror}") from error
 
 
-_ADDRESS: Final = re.compile(r"(?P<host>\[[0-9A-Fa-f:.%]+\]|[^\[\]:/\s]+)(?::(?P<port>[0-9]{1,5}))?")
+ADDRESS: Final = re.compile(r"(?P<host>\[[0-9A-Fa-f:.%]+\]|[^\[\]:/\s]+)(?::(?P<port>[0-9]{1,5}))?")
 
 
 def target(server: str) -> str:
     """The address with its port: `HOST` means `HOST:7450`. Addresses with a gRPC scheme (`unix:`, `dns:///`) stay."""
     if server.startswith(("unix:", "dns:", "ipv4:", "ipv6:")):
         return server
-    match = _ADDRESS.fullmatch(server)
+    match = ADDRESS.fullmatch(server)
     if match is None or not 0 < int(match["port"] or DEFAULT_PORT) < 65_536:
         raise invalid("server", f"{server!r} is not HOST:PORT")
     return f"{match['host']}:{match['port'] or DEFAULT_PORT}"
 
 
-def options(server: str, tls: Tls | None) -> Options:
-    """The options of a channel to `server`; both clients use the same."""
+def options(server: str, tls: Tls | None, *, host: str = "", of_many: bool = False) -> Options:
+    """The options of a channel to `server`; both clients use the same.
+
+    `host`: the name that `server` is one address of. `of_many`: the channel is one of several of its client.
+    """
     result: Options = [
         ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
         ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
-        ("grpc.service_config", SERVICE_CONFIG),
+        ("grpc.service_config", SERVICE_CONFIG_OF_MANY if of_many else SERVICE_CONFIG),
         ("grpc.initial_reconnect_backoff_ms", 100),
-        ("grpc.max_reconnect_backoff_ms", RECONNECT_BACKOFF_MS_MAX),
+        ("grpc.max_reconnect_backoff_ms", RECONNECT_BACKOFF_OF_MANY_MS_MAX if of_many else RECONNECT_BACKOFF_MS_MAX),
         ("grpc.keepalive_time_ms", KEEPALIVE_MS),
         ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
         # A connection of its own: gRPC would share one among all clients of a process, and with it the server's bound
         # of calls on a connection (rule N4), so that the subscriptions of one client could stop another.
         ("grpc.use_local_subchannel_pool", 1),
     ]
-    if tls is not None and tls.server_name is not None:
-        result.append(("grpc.ssl_target_name_override", tls.server_name))
-        result.append(("grpc.default_authority", tls.server_name))
-    if _is_local(server):
+    if of_many:
+        result.append(("grpc.client_idle_timeout_ms", IDLE_MS))
+    server_name = host if tls is None or tls.server_name is None else tls.server_name
+    if tls is not None and server_name:
+        result.append(("grpc.ssl_target_name_override", server_name))
+        result.append(("grpc.default_authority", server_name))
+    if is_local(server) or host:  # a name is looked up here only where no proxy looks it up
         # A connection to this machine needs no proxy, whatever http_proxy says; and a proxy would read its token.
         result.append(("grpc.enable_http_proxy", 0))
     return result
@@ -176,8 +194,8 @@ def options(server: str, tls: Tls | None) -> Options:
 
 def proxy_variable(server: str, variables: Mapping[str, str]) -> str:
     """The variable that makes gRPC connect through a proxy; "": there is none, or it is not for this server."""
-    match = _ADDRESS.fullmatch(server)
-    if match is None or _is_local(server):
+    match = ADDRESS.fullmatch(server)
+    if match is None or is_local(server):
         return ""
     without = variables.get("no_grpc_proxy") or variables.get("no_proxy") or ""
     if any(match["host"].endswith(name.strip()) for name in without.split(",") if name.strip()):
@@ -185,21 +203,24 @@ def proxy_variable(server: str, variables: Mapping[str, str]) -> str:
     return next((name for name in ("grpc_proxy", "https_proxy", "http_proxy") if variables.get(name)), "")
 
 
-def open_channel(server: str, tls: Tls | None) -> grpc.Channel:
+def open_channel(server: str, credentials: grpc.ChannelCredentials | None, options: Options) -> grpc.Channel:
     """A channel for the blocking client; it connects at the first call."""
-    if tls is None:
-        return grpc.insecure_channel(server, options=options(server, tls))
-    return grpc.secure_channel(server, _credentials(tls), options=options(server, tls))
+    if credentials is None:
+        return grpc.insecure_channel(server, options=options)
+    return grpc.secure_channel(server, credentials, options=options)
 
 
-def open_aio_channel(server: str, tls: Tls | None) -> grpc.aio.Channel:
+def open_aio_channel(server: str, credentials: grpc.ChannelCredentials | None, options: Options) -> grpc.aio.Channel:
     """A channel for the asynchronous client; it connects at the first call."""
+    if credentials is None:
+        return grpc.aio.insecure_channel(server, options=options)
+    return grpc.aio.secure_channel(server, credentials, options=options)
+
+
+def credentials_of(tls: Tls | None) -> grpc.ChannelCredentials | None:
+    """Reads the files of TLS; None: plain text. Raises InvalidArgument."""
     if tls is None:
-        return grpc.aio.insecure_channel(server, options=options(server, tls))
-    return grpc.aio.secure_channel(server, _credentials(tls), options=options(server, tls))
-
-
-def _credentials(tls: Tls) -> grpc.ChannelCredentials:
+        return None
     if not isinstance(tls, Tls):
         raise invalid("tls", f'expected Tls(ca="ca.pem"), or Tls() for the system\'s authorities, found {tls!r}')
     return tls.credentials()
@@ -212,7 +233,7 @@ def bearer(token: Token | None, server: str, tls: Tls | None) -> Bearer | None:
     """The bearer of a token for a server. Raises InvalidArgument where anybody in between could read it."""
     if token is None:
         return None
-    if tls is None and not _is_local(server):
+    if tls is None and not is_local(server):
         raise invalid(
             "token",
             f"goes to another machine, {server}, over TLS only: give the authority of its certificate "
@@ -221,10 +242,10 @@ def bearer(token: Token | None, server: str, tls: Tls | None) -> Bearer | None:
     return Bearer(token)
 
 
-def _is_local(server: str) -> bool:
+def is_local(server: str) -> bool:
     if server.startswith("unix:"):
         return True
-    match = _ADDRESS.fullmatch(server)
+    match = ADDRESS.fullmatch(server)
     host = "" if match is None else match["host"].strip("[]")
     if host == "localhost":
         return True

@@ -18,6 +18,9 @@ requests to the server and the answers back. A record moves through
     [6]  With a unit, the newest sealed request is held back until there is a newer one, or a caller waits for it. So
          the request that ends the unit is its last one. It is sent only when all before it is settled without a
          refusal.
+    [7]  With several addresses, unsettled records that an instance may have are sent to that instance alone, and so is
+         everything of a publisher with a unit, or with an id of the program's. With `failover="again"` only a unit
+         keeps to its instance.
 """
 
 from __future__ import annotations
@@ -33,6 +36,7 @@ from typing import Final, NamedTuple, TypeAlias, cast
 
 from sow.v1 import sow_pb2, types_pb2
 from sow_client import _reads, _statuses, _writes
+from sow_client._failover import LOSSES, FailoverPublish
 from sow_client._lifetimes import Lifetime
 from sow_client._records import invalid
 from sow_client.errors import PublishFailed, Refusal, SowError, error_of_reason
@@ -112,6 +116,8 @@ class _Sealed:
     first_index: int
     records: int
     size: int
+    sent: bool = False
+    """The server may have it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +129,10 @@ class PublisherOptions:
     linger: float = 0.02
     retry_for: float = 30.0
     connect_timeout: float = 5.0
+    failover: FailoverPublish = "unsent"
+    """Whether records that a lost instance may have are sent to another one (rule F2)."""
+    keeps: bool = False
+    """The id was given, so its epoch is of one instance."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.batch_records <= _reads.RECORDS_PER_REQUEST_MAX:
@@ -317,7 +327,7 @@ class PublishCore:
         """No record so far had its own key or lifetime. Cleared before the first record that has one is appended."""
         self.sealed_requests = 0
         self._defaults = defaults
-        self._publisher_id = publisher_id
+        self.publisher_id = publisher_id
         self._next_index = 0
         self._queued: deque[_Sealed] = deque()
         self._sent: deque[_Sealed] = deque()
@@ -379,7 +389,7 @@ class PublishCore:
             delta=defaults.delta,
             unset_paths=defaults.unset_paths,
             publisher=types_pb2.PublisherPosition(
-                publisher_id=self._publisher_id, first_sequence=self._next_index + 1, unit=defaults.unit
+                publisher_id=self.publisher_id, first_sequence=self._next_index + 1, unit=defaults.unit
             ),
         )
         self._queued.append(_Sealed(request, self._next_index, records, columns.size))
@@ -431,6 +441,7 @@ class PublishCore:
             return None
         sealed = self._queued.popleft()
         self._sent.append(sealed)
+        sealed.sent = True
         sealed.request.publisher.publisher_epoch = self.publisher_epoch
         return sealed.request
 
@@ -466,6 +477,9 @@ class PublishCore:
         )
         if ack.records != settled or settled > sealed.records:
             raise _statuses.malformed(f"an answer for {ack.records} of {settled} records")
+        if error is not None and error.reason in RETRIED_REASONS:
+            for refused in self._sent:
+                refused.sent = False  # nothing from the refused record on was applied (rule P6)
         if error is None:
             self._sent.popleft()
             self._sealed_bytes -= sealed.size
@@ -499,6 +513,15 @@ class PublishCore:
         self._sent.clear()
 
     @property
+    def is_bound(self) -> bool:
+        """The next stream has to go to the same instance ([7])."""
+        if self._defaults.unit:
+            return True
+        if self.options.failover == "again":
+            return False
+        return self.options.keeps or any(sealed.sent for sealed in (*self._sent, *self._queued))
+
+    @property
     def has_requests(self) -> bool:
         """Some requests are sealed and not yet acknowledged."""
         return bool(self._queued or self._sent)
@@ -522,7 +545,8 @@ class PublishCore:
         first failure since the last record was settled. It is `retry_for`, or `connect_timeout` while the server was
         never reached.
         """
-        if error.reason not in RETRIED_REASONS and error.reason not in _statuses.CUT_REASONS:
+        passing = error.reason in RETRIED_REASONS or error.reason in _statuses.CUT_REASONS
+        if not passing and not (error.reason in LOSSES and self.options.failover == "again" and not self.is_bound):
             raise self.failure(error) from error
         never_reached = error.reason == "UNREACHABLE" and self.acknowledged == 0
         limit = min(self.options.connect_timeout, self.options.retry_for) if never_reached else self.options.retry_for

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import Final, Protocol, TypeAlias, runtime_checkable
 
@@ -43,6 +44,8 @@ def error_of_status(error: BaseException) -> SowError:
         if code is grpc.StatusCode.RESOURCE_EXHAUSTED and _TOO_LARGE in text:
             # gRPC reports its own limit on messages, at either end, only by its text.
             return error_of_reason("REQUEST_TOO_LARGE", f"the request, or its answer, is too large: {text}")
+        if code is grpc.StatusCode.UNIMPLEMENTED:
+            text = f"the server does not know this call: it is no sow server, or an older one ({text})"
         reason = "UNREACHABLE" if code is grpc.StatusCode.UNAVAILABLE else code.name
     return error_of_reason(reason, text, code=code.name, details=details, retry_after=retry_after)
 
@@ -53,6 +56,17 @@ _TOO_LARGE: Final = "message larger than max"
 def reason_of(error: BaseException) -> str | None:
     """The reason that the server gave; None when it gave none, as the transport ended the call."""
     return _details(error.trailing_metadata() or ())[0] if isinstance(error, EndedCall) else None
+
+
+def never_sent(error: BaseException) -> bool:
+    """True if the call certainly never left: there was no connection. gRPC tells it by its text alone. With another
+    text the call counts as sent, which is the safe side. Only for calls that gRPC does not repeat by itself."""
+    return (
+        isinstance(error, EndedCall)
+        and error.code() is grpc.StatusCode.UNAVAILABLE
+        and reason_of(error) is None
+        and (error.details() or "").startswith("failed to connect to all addresses")
+    )
 
 
 _Parsed: TypeAlias = tuple[str | None, dict[str, str], float | None]
@@ -165,8 +179,19 @@ _HINTS: Final = (
     ("Socket closed", _CLOSED_BY_SERVER),
     ("End of TCP stream", _CLOSED_BY_SERVER),
     ("Connection reset", _CLOSED_BY_SERVER),
+    ("Expected SETTINGS frame", "no gRPC server, or one that speaks TLS only"),
 )
 """Parts of the causes that gRPC names, and their usual meanings in plain words."""
+
+
+def explained(cause: str) -> str:
+    """A cause that gRPC names, with its usual meaning."""
+    hint = next((f" ({hint})" for part, hint in _HINTS if part in cause), "")
+    return _PLACE.sub("", cause) + hint
+
+
+_PLACE: Final = re.compile(r"^[A-Z_]+: (?:ipv[46]:\S+: )?")
+"""The code and the address in front of a cause."""
 
 
 def unreachable(server: str, seconds: float, cause: str = "", *, proxy: str = "") -> Unavailable:

@@ -269,6 +269,7 @@ CLASS_OF_REASON: Mapping[str, type[SowError]] = {
     "AUDIT_UNAVAILABLE": Unavailable,
     "READER_LOST": Unavailable,
     "BEHIND": Unavailable,
+    "PEER_OTHER_CLUSTER": FailedPrecondition,
 }
 """The exception for each reason. A test compares the table with `sow.v1.ErrorReason`."""
 

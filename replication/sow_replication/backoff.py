@@ -17,6 +17,7 @@ OPERATORS: Final = frozenset(
         types_pb2.ERROR_REASON_PEER_UNAUTHENTICATED,
         types_pb2.ERROR_REASON_PEER_IS_SELF,
         types_pb2.ERROR_REASON_INSTANCE_NAME_CLASH,
+        types_pb2.ERROR_REASON_PEER_OTHER_CLUSTER,
         types_pb2.ERROR_REASON_PROTOCOL_MISMATCH,
     }
 )

@@ -47,6 +47,8 @@ class Known:
     """The state of the opposite direction; None: this instance does not send back everything that it receives."""
     head: int
     """The last sequence of this instance; 0: it has never had a change."""
+    cluster: str = ""
+    """The cluster of this instance; empty: none."""
 
 
 def decide(hello: replication_pb2.Hello, known: Known) -> Decision:
@@ -90,7 +92,7 @@ def _objection(hello: replication_pb2.Hello, peer: InstanceIdentity, known: Know
             types_pb2.ERROR_REASON_PROTOCOL_MISMATCH,
             f"{own.name} speaks version {PROTOCOL} of the replication protocol, {peer.name} version {hello.protocol}",
         )
-    objection = not_itself(own, peer)
+    objection = not_itself(own, peer) or of_other_cluster(own, known.cluster, hello.instance)
     if objection is not None:
         return objection
     if not known.accepted:
@@ -109,6 +111,17 @@ def not_itself(own: InstanceIdentity, peer: InstanceIdentity) -> Refused | None:
     if peer.name == own.name:
         return Refused(types_pb2.ERROR_REASON_INSTANCE_NAME_CLASH, f"both instances are named {own.name}")
     return None
+
+
+def of_other_cluster(own: InstanceIdentity, cluster: str, peer: replication_pb2.Instance) -> Refused | None:
+    """An objection if both ends have a cluster, and not the same (rule R11). An instance without one is accepted, so
+    that the setting can be given to one instance after the other."""
+    if not cluster or not peer.cluster or peer.cluster == cluster:
+        return None
+    return Refused(
+        types_pb2.ERROR_REASON_PEER_OTHER_CLUSTER,
+        f"{own.name} is of the cluster {cluster}, {peer.name[:200]} of the cluster {peer.cluster[:200]}",
+    )
 
 
 def pending(own: str, peer: str) -> Refused:

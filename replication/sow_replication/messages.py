@@ -12,9 +12,9 @@ PROTOCOL: Final = 1
 """The version of the replication protocol."""
 
 
-def instance_of(identity: InstanceIdentity) -> replication_pb2.Instance:
-    """An identity as a message."""
-    return replication_pb2.Instance(name=identity.name, id=identity.id, epoch=identity.epoch)
+def instance_of(identity: InstanceIdentity, cluster: str = "") -> replication_pb2.Instance:
+    """An identity as a message. A caller tells its cluster, and the callee compares (rule R11)."""
+    return replication_pb2.Instance(name=identity.name, id=identity.id, epoch=identity.epoch, cluster=cluster)
 
 
 def topic_of(kind: TopicKind) -> replication_pb2.ReplicatedTopic:

@@ -293,6 +293,7 @@ class Node:
                 row=self.store.source(name),
                 sends=self.store.peer(name) if self._mutual(name, hello.topics_pattern) else None,
                 head=self.store.head(),
+                cluster=self.store.cluster,
             ),
         )
         if incoming is None:

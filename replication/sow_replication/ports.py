@@ -114,6 +114,10 @@ class Sending(Protocol):
         """This instance."""
 
     @property
+    def cluster(self) -> str:
+        """The cluster of this instance; empty: none."""
+
+    @property
     def authoritative(self) -> bool:
         """Whether its data were restored and count as they are (rule J14)."""
 
@@ -165,6 +169,10 @@ class Receiving(Protocol):
     @property
     def identity(self) -> InstanceIdentity:
         """This instance."""
+
+    @property
+    def cluster(self) -> str:
+        """The cluster of this instance; empty: none."""
 
     def source(self, name: str) -> SourceState | None:
         """The stored state of a sender; None: it has never been welcomed."""

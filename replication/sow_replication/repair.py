@@ -126,7 +126,9 @@ class Exchange:
         if len(chunk) > ROWS_BYTES_MAX and len(keys) > 1:
             return None
         wanted = replication_pb2.FetchRowsRequest(
-            topic=topic, key=[key.decode() for key in keys], instance=instance_of(self._store.identity)
+            topic=topic,
+            key=[key.decode() for key in keys],
+            instance=instance_of(self._store.identity, self._store.cluster),
         )
         try:
             theirs = await at(self._peer_name, self._peer.fetch_rows(wanted))
@@ -140,7 +142,7 @@ class Exchange:
             self.refused += taken.refused
         if chunk:
             ours = replication_pb2.MergeRowsRequest(
-                instance=instance_of(self._store.identity),
+                instance=instance_of(self._store.identity, self._store.cluster),
                 topic=topic_of(self._kind),
                 chunk=chunk,
                 origins=origins,

@@ -439,7 +439,7 @@ class Sender:
         return replication_pb2.ReplicateRequest(
             hello=replication_pb2.Hello(
                 protocol=PROTOCOL,
-                instance=instance_of(identity),
+                instance=instance_of(identity, self._store.cluster),
                 topics_pattern=self.peer.topics,
                 filter=self.peer.filter,
                 topics=[topic_of(topic.kind) for topic in self._topics.values()],

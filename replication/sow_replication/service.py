@@ -24,7 +24,7 @@ from google.protobuf.message import DecodeError
 from sow.v1 import admin_pb2, replication_pb2, replication_pb2_grpc, types_pb2
 from sow_peering import TopicKind
 from sow_replication.calls import Calls
-from sow_replication.greeting import not_accepted
+from sow_replication.greeting import not_accepted, of_other_cluster
 from sow_replication.node import Gate, Node, Outgoing
 from sow_replication.options import SECOND
 from sow_replication.ports import ANY_CALLER, PeerCaller, Refused
@@ -386,6 +386,9 @@ class Servicer(replication_pb2_grpc.ReplicationServiceServicer):
             caller = caller_of(context)
             if asked.instance.name not in self._node.incoming or not caller.is_named(asked.instance.name):
                 raise not_accepted(self._node.store.identity, asked.instance.name)
+            store = self._node.store
+            if (objection := of_other_cluster(store.identity, store.cluster, asked.instance)) is not None:
+                raise objection
             topic = _topic_of(asked)
             if not caller.permits(topic):
                 raise Refused(

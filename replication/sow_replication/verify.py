@@ -80,6 +80,10 @@ class ComparingStore(Comparing, Clock, Protocol):
     def identity(self) -> InstanceIdentity:
         """This instance."""
 
+    @property
+    def cluster(self) -> str:
+        """The cluster of this instance; empty: none."""
+
     def topics(self, pattern: str) -> list[TopicKind]:
         """The topics whose whole name matches."""
 
@@ -273,7 +277,7 @@ class Comparison:
         async def there(due: int) -> replication_pb2.ChecksumResponse:
             answer = await self._peer.checksum(
                 replication_pb2.ChecksumRequest(
-                    instance=instance_of(self._store.identity),
+                    instance=instance_of(self._store.identity, self._store.cluster),
                     topic=topic_of(self._kind),
                     buckets=buckets,
                     now_micros=due,
@@ -311,7 +315,7 @@ class Comparison:
                 buckets=buckets,
                 bucket=wanted,
                 now_micros=due,
-                instance=instance_of(self._store.identity),
+                instance=instance_of(self._store.identity, self._store.cluster),
             )
             async for part in self._peer.list_versions(request):
                 if not len(part.key) == len(part.version) == len(part.checksum):

@@ -86,6 +86,7 @@ NEEDS: Final[dict[str, Need]] = {
     "/sow.v1.AdminService/CheckTopic": _TOPIC_ADMIN,
     "/sow.v1.AdminService/Restamp": _TOPIC_ADMIN,
     "/sow.v1.AdminService/GetStatus": _OBSERVE,
+    "/sow.v1.AdminService/DescribeInstance": _KNOWN,
     "/sow.v1.AdminService/AcceptClock": _OPERATOR,
     "/sow.v1.AdminService/Compact": _OPERATOR,
     "/sow.v1.AdminService/SetPolicy": _OPERATOR,

@@ -21,6 +21,7 @@ from typing import Final, TypeVar
 from sow.durations import DURATION_MICROS_MAX
 from sow_server.certificates import CertificateFiles
 from sow_server.config.kinds import (
+    CLUSTER_KIND,
     INSTANCE_KIND,
     Address,
     Choice,
@@ -135,6 +136,7 @@ class ServerConfig:
     auth: ListenerAuth = _named(ListenerAuth.NONE)
     data_dir: Path = _knob(Path("sow-data"), FilePath("the path of a directory"))
     instance: str = field(default_factory=host_name, metadata={"kind": INSTANCE_KIND})
+    cluster: str = _knob("", CLUSTER_KIND)
     durability: Durability = _named(Durability.FSYNC)
     dynamic_topics: bool = _flag(False)
     insecure: bool = _flag(False)

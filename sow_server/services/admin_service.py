@@ -27,6 +27,7 @@ from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.policies import Declared, Policy, declared_warnings, planned_journal_bytes, warnings
 from sow_server.filters.restriction import UNRESTRICTED
 from sow_server.services import convert
+from sow_server.services.health_service import HealthService
 from sow_server.services.ownership import OwnedDurables
 from sow_server.services.reading import StoreReading
 from sow_server.services.replication import Links
@@ -63,7 +64,9 @@ class AdminService:
         row_limits: RowLimits,
         totals: Callable[[], tuple[int, int]],
         owned: OwnedDurables,
+        healthy: HealthService,
         instance: str,
+        cluster: str,
         version: str,
     ) -> None:
         """`row_limits`: the limits that `CheckTopic` checks rows against. `totals`: topics, and their stored
@@ -82,7 +85,9 @@ class AdminService:
         self._totals = totals
         self._owned = owned
         self._links = links
+        self._healthy = healthy
         self._instance = instance
+        self._cluster = cluster
         self._version = version
         self._ready_micros = clock.now_micros()
 
@@ -408,6 +413,30 @@ class AdminService:
             topics=topics,
             disk_bytes=self._upkeep.disk_bytes(),
         )
+
+    async def DescribeInstance(
+        self, request: admin_pb2.DescribeInstanceRequest, call: Call
+    ) -> AsyncGenerator[admin_pb2.DescribeInstanceResponse, None]:
+        told: bool | None = None
+        while True:
+            # A failed commit shows at once: health follows up to a fifth of a second later.
+            serving = self._healthy.serving and self._commits.failure is None
+            if serving != told:
+                told = serving
+                yield admin_pb2.DescribeInstanceResponse(
+                    name=self._instance,
+                    id=self._reading.instance.id,
+                    journal_epoch=self._reading.instance.epoch,
+                    cluster=self._cluster,
+                    serving=serving,
+                    server_version=self._version,
+                )
+                if not request.watch:
+                    return
+            elif self._healthy.is_stopping:
+                return  # a call that goes on would delay the stop
+            else:
+                await self._healthy.changed()
 
     async def AcceptClock(self, request: admin_pb2.AcceptClockRequest, call: Call) -> admin_pb2.AcceptClockResponse:
         before, after = self._clock.accept()

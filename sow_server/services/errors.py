@@ -101,6 +101,7 @@ CODES: Final[dict[Reason, grpc.StatusCode]] = {
     Reason.AUDIT_UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
     Reason.READER_LOST: grpc.StatusCode.UNAVAILABLE,
     Reason.BEHIND: grpc.StatusCode.UNAVAILABLE,
+    Reason.PEER_OTHER_CLUSTER: grpc.StatusCode.FAILED_PRECONDITION,
 }
 
 

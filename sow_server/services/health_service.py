@@ -29,19 +29,29 @@ class HealthService:
 
     def __init__(self) -> None:
         self._statuses: dict[str, Status] = {}
-        self._stopping = False
+        self.is_stopping = False
+        """Nothing serves any more."""
         self._change = asyncio.Event()
         """Set, and replaced by another one, at the next change."""
 
     def set(self, service: str, *, serving: bool) -> None:
         """Sets the status of a service; "": of the server. During a stop nothing serves."""
-        self._statuses[service] = SERVING if serving and not self._stopping else NOT_SERVING
+        self._statuses[service] = SERVING if serving and not self.is_stopping else NOT_SERVING
         self._change.set()
         self._change = asyncio.Event()
 
+    @property
+    def serving(self) -> bool:
+        """Whether the server serves."""
+        return self._statuses.get("") == SERVING
+
+    async def changed(self) -> None:
+        """Waits for the next change, of whatever service."""
+        await self._change.wait()
+
     def stopping(self) -> None:
         """Nothing serves from now on."""
-        self._stopping = True
+        self.is_stopping = True
         for service in self._statuses:
             self.set(service, serving=False)
 

@@ -65,6 +65,7 @@ def assert_reads_go_on(server: ServerProcess, client: Client, acknowledged: int)
     assert record.data == DOCUMENT | {"n": 0}
     assert_all_there(client, acknowledged)
     assert client.count("kept") >= acknowledged
+    assert not client.describe_instance().serving
     status = client.status()
     assert status.state == "failed"
     assert status.failure.startswith("DISK_FULL")

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Final
 
 import grpc
+import pytest
 
 from sow.v1 import replication_pb2, replication_pb2_grpc
+from sow_client import SowError
 from sow_replication.wire import opened, reason_name, refused_by, sealed
 from tests.fault.replicating import TOPICS, pair
 from tests.support.cluster import TOKEN, WAIT_SECONDS, Cluster, Instance
@@ -19,6 +21,9 @@ from tests.support.proxy import Proxy
 from tests.support.server import until
 
 __all__ = ["pair"]  # a fixture
+
+
+CLUSTERS: Final = {"a": "blue", "b": "green"}
 
 
 def impostor(cluster: Cluster, name: str, **changed: str) -> Instance:
@@ -86,6 +91,22 @@ def test_an_instance_whose_peer_is_itself_is_refused(pair: Cluster) -> None:
         other.server.configure(other.server.config.read_text().replace(pair["b"].server.address, proxy.address))
         with run(other):
             assert refused(other, "d") == ("PEER_IS_SELF", "refused")
+
+
+def test_an_instance_of_another_cluster_is_refused_for_links_and_comparisons(tmp_path: Path) -> None:
+    """R11. An instance without a cluster is accepted."""
+    with Cluster(tmp_path, "a", "b", topics=TOPICS, start=False) as pair:
+        for name in "ab":
+            text = pair[name].server.config.read_text()
+            pair[name].server.configure(text.replace(f'"{name}"\n', f'"{name}"\ncluster = "{CLUSTERS[name]}"\n', 1))
+        pair.start()
+        assert refused(pair["a"], "b") == ("PEER_OTHER_CLUSTER", "refused")
+        message = pair["a"].out("b").last_error
+        assert "blue" in message
+        assert "green" in message
+        with pytest.raises(SowError) as caught:
+            pair["a"].client.verify_replication("b", ["kept"])
+        assert caught.value.reason == "PEER_OTHER_CLUSTER"
 
 
 def test_a_wrong_token_and_a_stranger_are_refused(pair: Cluster) -> None:

@@ -27,6 +27,8 @@ from sow_client import (
     Unavailable,
 )
 from sow_client._channel import SERVICE_CONFIG, options
+from sow_client._lines import Home
+from sow_client._publish_core import PublishCore
 from sow_client._publisher import StreamCall
 from tests.support.clients import Connect, connect
 from tests.support.echo_server import Store, address, serve, store
@@ -112,14 +114,14 @@ def test_a_client_that_ctrl_c_leaves_does_not_wait_for_ever_for_its_connection_t
     monkeypatch.setattr("sow_client._transport.CLOSE_SECONDS_MAX", 0.01)
     never, closing = threading.Event(), threading.Event()
     client = Client(address)
-    close = client._transport._channel.close
+    close = client._transport.lines.present().channel.close
 
     def stuck() -> None:
         closing.set()
         never.wait(10)
         close()
 
-    monkeypatch.setattr(client._transport._channel, "close", stuck)
+    monkeypatch.setattr(client._transport.lines.present().channel, "close", stuck)
     with pytest.raises(KeyboardInterrupt):
         with client:
             raise KeyboardInterrupt
@@ -172,13 +174,13 @@ def test_closing_a_client_ends_the_wait_for_its_connection(mute: str, monkeypatc
     """Story: who waited went on waiting for `connect_timeout`, and was then told of an unreachable server."""
     waiting = threading.Event()
     client = Client(mute, connect_timeout=600)
-    subscribe = client._transport._channel.subscribe
+    subscribe = client._transport.lines.present().channel.subscribe
 
     def subscribed(observe: Callable[[grpc.ChannelConnectivity], None], *, try_to_connect: bool) -> None:
         subscribe(observe, try_to_connect=try_to_connect)
         waiting.set()
 
-    monkeypatch.setattr(client._transport._channel, "subscribe", subscribed)
+    monkeypatch.setattr(client._transport.lines.present().channel, "subscribe", subscribed)
     with futures.ThreadPoolExecutor() as threads:
         call = threads.submit(client.get, "orders", "1")
         assert waiting.wait(10)
@@ -213,7 +215,7 @@ def test_closing_a_client_whose_connection_is_being_looked_at_leaves_no_error_in
     """gRPC's thread that watches a channel died with ValueError: Cannot invoke RPC: Channel closed! It showed when the
     server went away just as the client was closed; pytest fails a test in which a thread dies."""
     client = Client(address)
-    inside: Any = client._transport._channel
+    inside: Any = client._transport.lines.present().channel
     watched = inside._connectivity_state.channel = SlowlyWatched(inside._connectivity_state.channel)
     assert client.get("orders", "1") is not None
     watched.slow = True
@@ -311,10 +313,10 @@ def test_lingering_records_are_not_retried_without_pause_while_disconnected(
     with grpc.insecure_channel(address) as channel, Client(channel=channel, connect_timeout=0.3) as client:
         opens = client._open_stream
 
-        def counted(requests: Iterator[sow_pb2.PublishStreamRequest]) -> StreamCall:
+        def counted(core: PublishCore, home: Home, requests: Iterator[sow_pb2.PublishStreamRequest]) -> StreamCall:
             nonlocal tries
             tries += 1
-            return opens(requests)
+            return opens(core, home, requests)
 
         monkeypatch.setattr(client, "_open_stream", counted)
         publisher = client.publisher("orders", linger=600)

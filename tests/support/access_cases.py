@@ -261,6 +261,7 @@ ADMIN_CASES: Final = (
         _constant(admin_pb2.RestampRequest(topic="orders", mode=admin_pb2.RESTAMP_MODE_CLEAR, dry_run=True)),
     ),
     Case("AdminService.GetStatus", _constant(admin_pb2.GetStatusRequest())),
+    Case("AdminService.DescribeInstance", _constant(admin_pb2.DescribeInstanceRequest())),
     Case("AdminService.AcceptClock", _constant(admin_pb2.AcceptClockRequest())),
     Case("AdminService.Compact", _constant(admin_pb2.CompactRequest())),
     Case("AdminService.SetPolicy", _constant(admin_pb2.SetPolicyRequest(policy=policy("set")))),

@@ -36,6 +36,7 @@ from sow_server.services.admin_service import AdminService
 from sow_server.services.admission import Admission
 from sow_server.services.errors import status
 from sow_server.services.exporting import ServedExport
+from sow_server.services.health_service import HealthService
 from sow_server.services.load_service import LoadService
 from sow_server.services.loading import Loading
 from sow_server.services.ownership import OwnedDurables
@@ -78,6 +79,7 @@ class GuardedParts:
         self.rig = rig
         self.subscribers = Subscribers(rig, ticks=lambda: 0.0)  # a slice takes no time
         self.audit = _KeptAudit()
+        self.healthy = HealthService()
         self._loop = asyncio.new_event_loop()
         self._readers = _InThisThread()
         self.authorizer = Authorizer(
@@ -136,7 +138,9 @@ class GuardedParts:
             row_limits=store.replicas.changes.limits,
             totals=lambda: (0, 0),
             owned=owned,
+            healthy=self.healthy,
             instance="here",
+            cluster="",
             version="0",
         )
         elapsed = lambda: self.rig.time.elapsed_micros  # noqa: E731  # a clock

@@ -52,6 +52,10 @@ class LocalStore:
         return self._identity
 
     @property
+    def cluster(self) -> str:
+        return ""
+
+    @property
     def authoritative(self) -> bool:
         return self._authoritative
 

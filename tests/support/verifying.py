@@ -42,6 +42,7 @@ class FakeStore:
 
     def __init__(self, name: str, *kinds: TopicKind) -> None:
         self.identity = InstanceIdentity(name, f"id-{name}", "epoch")
+        self.cluster = ""
         self.kinds = {kind.name: kind for kind in kinds or (ORDERS,)}
         self.rows_of: dict[str, dict[bytes, Row]] = {kind.name: {} for kind in kinds or (ORDERS,)}
         self.orders = self.rows_of.setdefault("orders", {})

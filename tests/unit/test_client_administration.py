@@ -399,6 +399,17 @@ def test_status(server: Server) -> None:
     assert status.clock_time == datetime(1970, 1, 1, 0, 0, 2, tzinfo=UTC)
 
 
+def test_describe_instance(server: Server) -> None:
+    call = server.begin(server.client.describe_instance)
+    response = admin_pb2.DescribeInstanceResponse(
+        name="nyc", id="i", journal_epoch="e", cluster="blue", serving=True, server_version="9"
+    )
+    assert server.stream("DescribeInstance", response) == admin_pb2.DescribeInstanceRequest()
+    found = call.result(SECONDS_MAX)
+    assert (found.name, found.id, found.journal_epoch, found.cluster) == ("nyc", "i", "e", "blue")
+    assert (found.serving, found.server_version) == (True, "9")
+
+
 def test_accept_clock(server: Server) -> None:
     call = server.begin(server.client.accept_clock)
     before, after = timestamp_pb2.Timestamp(seconds=1), timestamp_pb2.Timestamp(seconds=2)

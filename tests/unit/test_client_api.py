@@ -30,7 +30,7 @@ PUBLIC = {
     "DataLoss",
     "DeadlineExceeded", "Deleted", "Difference", "DurabilityName", "Durable", "DurableFigures", "DurableSettings",
     "DurableSettingsArguments", "DurableSubscription", "EffectiveSetting", "Export", "FailedPrecondition", "Gap",
-    "IncomingLink", "IndexStatus", "InternalError", "InvalidArgument", "LinkTopic", "Load", "LoadFigures",
+    "IncomingLink", "IndexStatus", "Instance", "InternalError", "InvalidArgument", "LinkTopic", "Load", "LoadFigures",
     "LoadInfo", "LoadPart", "LoadProgress", "LoadStager", "MessageTypeName", "NotFound", "OnMissingName",
     "OpenedPublisher", "OutgoingLink", "PackedColumn", "PackedRecords", "Page", "PermissionDenied", "Pin", "Policy",
     "PublishFailed", "Published", "Publisher", "QueryFooter", "QueryHeader", "QueryPlan", "QueryResult", "Record",

@@ -396,6 +396,7 @@ REQUESTS: Final[dict[str, list[Request]]] = {
     "CheckTopic": [plain(name="orders", repair=True, rows_max=5)],
     "Restamp": [orders(filter="/secret > ''", mode=3), orders(mode=1, lifetime={"ttl_micros": 1}, dry_run=True)],
     "GetStatus": [plain()],
+    "DescribeInstance": [plain()],
     "AcceptClock": [plain()],
     "Compact": [plain()],
     "SetPolicy": [plain(policy={"name": "p", "pattern": ".*"})],

@@ -10,8 +10,9 @@ import grpc
 import grpc.aio
 
 from sow.v1 import access_pb2, admin_pb2
-from sow_client import _access, _admin, _replication, _retention, _statuses, _transport, _writes
+from sow_client import _access, _admin, _failover, _replication, _retention, _statuses, _transport, _writes
 from sow_client._access import AccessDecision, CallerSession, Identity
+from sow_client._failover import Instance
 from sow_client._records import ExpireAt, Restamped, RestampMode, Ttl
 from sow_client._reports import (
     BackupMade,
@@ -94,7 +95,7 @@ class AsyncAdministration(AsyncCalls):
                     if response.done:
                         return restamped
         except grpc.RpcError as error:
-            raise _statuses.error_of_status(error) from error
+            raise self._transport.failure(error) from error
         raise _statuses.cut("the answer to the restamp")
 
     async def check_topic(
@@ -120,12 +121,23 @@ class AsyncAdministration(AsyncCalls):
                     if response.done:
                         return found
         except grpc.RpcError as error:
-            raise _statuses.error_of_status(error) from error
+            raise self._transport.failure(error) from error
         raise _statuses.cut("the answer to the check")
 
     async def status(self) -> Status:
         """The state of the server."""
         return _admin.status(await self._call(self._admin.GetStatus, admin_pb2.GetStatusRequest()))
+
+    async def describe_instance(self) -> Instance:
+        """The instance that answers: name, id, cluster, version, and whether it serves. Every caller may ask."""
+        while True:
+            line = await self._transport.await_ready()
+            found = await self._transport.ask(line, self._timeout)
+            if isinstance(found, Instance):
+                return found
+            if not self._transport.moves_max or found.reason not in _failover.LOSSES:
+                raise found
+            self._transport.doubt(found.reason)
 
     async def accept_clock(self) -> ClockAccepted:
         """Confirms that the wall clock is right after a jump (rule L15)."""
@@ -203,7 +215,7 @@ class AsyncAdministration(AsyncCalls):
                     if on_topic is not None:
                         on_topic(done[-1])
         except grpc.RpcError as error:
-            raise _statuses.error_of_status(error) from error
+            raise self._transport.failure(error) from error
         return done
 
     async def repair_replication(
@@ -225,7 +237,7 @@ class AsyncAdministration(AsyncCalls):
                     if on_topic is not None:
                         on_topic(done[-1])
         except grpc.RpcError as error:
-            raise _statuses.error_of_status(error) from error
+            raise self._transport.failure(error) from error
         return done
 
     async def backup(self, name: str) -> BackupMade:

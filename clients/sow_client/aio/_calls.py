@@ -10,8 +10,11 @@ import grpc
 import grpc.aio
 
 from sow.v1 import access_pb2_grpc, admin_pb2_grpc, load_pb2_grpc, snapshot_pb2_grpc, sow_pb2_grpc
-from sow_client import _statuses, _transport, _writes
+from sow_client import _failover, _lines, _statuses, _transport, _writes
+from sow_client._addresses import Prefer
 from sow_client._channel import DEFAULT_SERVER, Tls, from_environment
+from sow_client._failover import FailoverPublish, Instance, Step
+from sow_client._lines import Home, Homes, OnFailover
 from sow_client._tokens import Token
 
 _Request = TypeVar("_Request")
@@ -30,14 +33,25 @@ class AsyncCalls:
         timeout: float = 30.0,
         connect_timeout: float = 5.0,
         channel: grpc.aio.Channel | None = None,
+        prefer: Prefer = "first",
+        failover_publish: FailoverPublish = "unsent",
+        on_failover: OnFailover | None = None,
     ) -> None:
-        """`server` is HOST or HOST:PORT.
+        """`server` is HOST or HOST:PORT, or a list of instances with commas: "a:7450,b:7450". The client uses one of
+        them at a time, the first that serves (rule F1), or with `prefer="random"` one that it draws.
 
         `timeout` bounds each call that has one answer, `connect_timeout` the wait for a connection; both in seconds.
         A `channel` from the program is used as it is, and stays open; it shows its own credentials.
         `token` is shown with each call: a text, a file, or a function. It never goes to another machine in plain text.
+        `failover_publish="again"`: a publish of which it is unknown whether the lost instance has it is made again at
+        another one, so perhaps twice, and over what others wrote since (rule F2). `on_failover` gets the instance that
+        was left, the one now in use, and the reason of the move: reads may be older from then on (rule F3).
         """
-        self._transport = _transport.AioTransport(server, tls, connect_timeout, channel, token)
+        self._transport = _transport.AioTransport(
+            server, tls, connect_timeout, channel, token, prefer=prefer, on_failover=on_failover
+        )
+        self._failover_publish = _failover.checked_mode(failover_publish)
+        self._homes = Homes()
         self._timeout = timeout
         self._connect_timeout = connect_timeout
         self._sow = sow_pb2_grpc.SowServiceStub(self._transport.calls)
@@ -53,6 +67,16 @@ class AsyncCalls:
         SOW_TLS_CA, SOW_TLS_CERT, SOW_TLS_KEY, SOW_TLS_SERVER_NAME, as for the command `sow`."""
         server, tls, token = from_environment(os.environ)
         return cls(server, tls=tls, token=token, timeout=timeout, connect_timeout=connect_timeout)
+
+    @property
+    def instance(self) -> Instance | None:
+        """The instance in use; None before the first call, and where the client has one address."""
+        return self._transport.lines.present_instance
+
+    async def go_back(self) -> Instance | None:
+        """Moves to the first instance of the list that serves, if that is another one than the one in use; a client
+        never does so by itself. Returns the instance in use; None where the client has one address."""
+        return await self._transport.go_back()
 
     async def close(self) -> None:
         """Closes the connection; calls in progress end."""
@@ -75,23 +99,47 @@ class AsyncCalls:
         unbounded: bool = False,
         at_least: float = 0.0,
         at_most: float | None = None,
+        home: Home | None = None,
+        goes: bool = False,
     ) -> _Response:
-        """Makes a call with one answer. A second attempt follows when the connection breaks, unless `once`.
+        """Makes a call with one answer. A second attempt follows when the connection breaks, unless `once`; where it
+        may go, `_failover.CALLS` says. `home`: it keeps to that instance. `goes`: it goes again elsewhere.
 
         The deadline is `timeout`, or `at_least` seconds if that is more; none with `unbounded`. `at_most` bounds it,
         and before it the wait for a connection.
         """
-        seconds = None if unbounded else max(self._timeout, at_least)
+        deadline = None if unbounded else max(self._timeout, at_least)
         if at_most is not None:
-            seconds = at_most if seconds is None else min(seconds, at_most)
+            deadline = at_most if deadline is None else min(deadline, at_most)
+        path = _lines.path_of(method)
         again = not once and self._transport.is_own
+        seconds, moved = at_most, 0
         while True:
-            await self._transport.await_ready(at_most)
+            kept = home is not None and home.line is not None
+            line = await self._transport.await_ready(seconds, home)
             try:
                 with _transport.unless_closed():
-                    return await method(request, timeout=seconds)
+                    return await _lines.at(line, method)(request, timeout=deadline)
             except grpc.RpcError as error:
                 translated = _statuses.call_error(error, client_closed=self._transport.is_closed)
-                if not again or translated.reason != "UNREACHABLE":
-                    raise translated from error
-                again = False
+                moves = self._transport.moves_max
+                step = _failover.next_step(
+                    path,
+                    translated.reason,
+                    again=again,
+                    moves=max(0, moves - moved),
+                    kept=kept,
+                    goes=goes,
+                    sent=not _statuses.never_sent(error),
+                )
+                self._transport.doubt(translated.reason)
+                if step is Step.RAISE:
+                    raise self._transport.lines.named(translated) from error
+                if step is Step.ELSEWHERE:
+                    moved += 1
+                    if home is not None:
+                        home.line = None
+                else:
+                    again = False
+                    if moves and not kept:
+                        home, seconds = Home("a call of unknown outcome", line), _transport.RECONNECT_SECONDS

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Unpack
 
 import grpc
 import grpc.aio
 
 from sow.v1 import admin_pb2, sow_pb2
-from sow_client import _reads, _retention, _statuses, _transport
+from sow_client import _lines, _reads, _retention, _statuses, _transport
 from sow_client._durable import Acknowledgements, AsyncDurableSubscription, DurableCore
+from sow_client._lines import Home
 from sow_client._live_view import AsyncLiveView, LiveCore, aio_loaded
 from sow_client._records import Change, Start, Ttl
 from sow_client._reports import Browsed, Durable, Gap, Rewound
@@ -162,7 +164,7 @@ class AsyncFollowing(AsyncCalls):
             on_interruption=on_interruption,
             tells=on_change is not None,
         )
-        return aio_loaded(AsyncLiveView(core, self._open_subscription, on_change))
+        return aio_loaded(AsyncLiveView(core, partial(self._open_subscription, None), on_change))
 
     def durable(
         self,
@@ -208,6 +210,7 @@ class AsyncFollowing(AsyncCalls):
             exclude=exclude,
             batch_size=batch_size,
         )
+        home = Home(f"the consumer of the durable {topic}/{name}")
         acknowledgements = Acknowledgements(topic, name, retry_for=retry_for)
         core = DurableCore(
             request,
@@ -217,7 +220,14 @@ class AsyncFollowing(AsyncCalls):
             on_interruption=on_interruption,
             on_gap=on_gap,
         )
-        return aio_opened(AsyncDurableSubscription(core, self._open_subscription, acknowledgements, self._acknowledge))
+        return aio_opened(
+            AsyncDurableSubscription(
+                core,
+                partial(self._open_subscription, home),
+                acknowledgements,
+                partial(self._acknowledge, home),
+            )
+        )
 
     async def durables(self, topic: str | None = None, *, with_figures: bool = False) -> list[Durable]:
         """The durable subscriptions of a topic, or of all topics; `with_figures`: with figures before filtering."""
@@ -246,7 +256,7 @@ class AsyncFollowing(AsyncCalls):
                     if (browsed := browsing.feed(response)) is not None:
                         return browsed
         except grpc.RpcError as error:
-            raise _statuses.error_of_status(error) from error
+            raise self._transport.failure(error) from error
         raise _statuses.cut("the answer to the browse")
 
     async def rewind(self, topic: str, name: str, to: Start, *, force: bool = False) -> Rewound:
@@ -276,14 +286,19 @@ class AsyncFollowing(AsyncCalls):
         core = SubscriptionCore(
             request, retry_for=retry_for, connect_timeout=self._connect_timeout, on_interruption=on_interruption
         )
-        return aio_opened(AsyncSubscription(core, self._open_subscription))
+        return aio_opened(AsyncSubscription(core, partial(self._open_subscription, None)))
 
     async def _open_subscription(
-        self, request: sow_pb2.SubscribeRequest, *, connect_seconds: float | None = None
+        self, home: Home | None, request: sow_pb2.SubscribeRequest, *, connect_seconds: float | None = None
     ) -> AioSubscribeCall:
-        await self._transport.await_ready(connect_seconds)
+        """`home`: of the consumer of a durable, which keeps to one instance; None: a move takes the subscription
+        along."""
+        line = await self._transport.await_ready(connect_seconds, home)
         with _transport.unless_closed():
-            return self._sow.Subscribe(request)
+            call = _lines.at(line, self._sow.Subscribe)(request)
+        if home is None:
+            self._transport.follows(line, call)
+        return call
 
-    async def _acknowledge(self, request: sow_pb2.AcknowledgeRequest) -> sow_pb2.AcknowledgeResponse:
-        return await self._call(self._sow.Acknowledge, request)
+    async def _acknowledge(self, home: Home, request: sow_pb2.AcknowledgeRequest) -> sow_pb2.AcknowledgeResponse:
+        return await self._call(self._sow.Acknowledge, request, home=home)

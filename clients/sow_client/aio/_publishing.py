@@ -10,9 +10,10 @@ import grpc
 import grpc.aio
 
 from sow.v1 import sow_pb2
-from sow_client import _lifetimes, _publish_core, _reads, _statuses, _transport, _writes
+from sow_client import _lifetimes, _lines, _publish_core, _reads, _statuses, _transport, _writes
 from sow_client._aio_publisher import AioStreamCall, AsyncPublisher
 from sow_client._documents import Document, encode
+from sow_client._lines import Home
 from sow_client._publish_core import Ack, OpenedPublisher, PublishCore, PublisherOptions, StreamDefaults
 from sow_client._records import NEVER, Deleted, DurabilityName, ExpireAt, Published, TouchOnlyName, Ttl
 from sow_client.aio._calls import AsyncCalls
@@ -184,16 +185,26 @@ class AsyncPublishing(AsyncCalls):
             _writes.unset_paths(delta, unset) or (),
             _publish_core.checked_unit(publisher_id, epoch, unit),
         )
-        options = PublisherOptions(batch_records, max_in_flight, linger, retry_for, self._connect_timeout)
+        options = PublisherOptions(
+            batch_records,
+            max_in_flight,
+            linger,
+            retry_for,
+            self._connect_timeout,
+            failover="again" if self._failover_publish == "again" else "unsent",
+            keeps=publisher_id is not None,
+        )
         core = PublishCore(
             defaults,
             options,
             publisher_id=publisher_id or _writes.random_publisher_id(),
             publisher_epoch=1 if epoch is None else epoch,
         )
+        name = f"publisher {core.publisher_id}"
+        home = (None if epoch is None else self._homes.of(name)) or Home(f"the {name}")
         return AsyncPublisher(
             core,
-            self._open_stream,
+            partial(self._open_stream, core, home),
             next_epoch=None
             if publisher_id is None or epoch is not None
             else partial(self._new_epoch, publisher_id, unit),
@@ -209,7 +220,9 @@ class AsyncPublishing(AsyncCalls):
         publisher and its units when it is idle for `publisher_ttl` (7 days).
         """
         request = sow_pb2.OpenPublisherRequest(publisher_id=publisher_id, unit=unit)
-        response = await self._call(self._sow.OpenPublisher, request)
+        home = Home(f"the publisher {publisher_id}")
+        response = await self._call(self._sow.OpenPublisher, request, home=home)
+        self._homes.keep(f"publisher {publisher_id}", home)
         return OpenedPublisher(response.publisher_epoch, response.unit_done, response.unit_records)
 
     @overload
@@ -331,21 +344,28 @@ class AsyncPublishing(AsyncCalls):
                     if response.done:
                         return deleted
         except grpc.RpcError as error:
-            raise _statuses.error_of_status(error) from error
+            raise self._transport.failure(error) from error
         raise _statuses.cut("the answer to the delete")
 
     async def _publish(self, request: sow_pb2.PublishRequest) -> sow_pb2.PublishResponse:
         position = self._sequencer.take()
         try:
             request.publisher.CopyFrom(position)
-            return await self._call(self._sow.Publish, request)
+            goes = self._failover_publish == "again" and not any(
+                record.HasField("condition") for record in request.records
+            )
+            return await self._call(self._sow.Publish, request, goes=goes)
         finally:
             self._sequencer.give_back(position, len(request.records))
 
-    async def _open_stream(self, requests: AsyncIterator[sow_pb2.PublishStreamRequest]) -> AioStreamCall:
-        await self._transport.await_ready(_transport.RECONNECT_SECONDS)
+    async def _open_stream(
+        self, core: PublishCore, home: Home, requests: AsyncIterator[sow_pb2.PublishStreamRequest]
+    ) -> AioStreamCall:
+        if not core.is_bound:
+            home.line = None  # nothing that was sent is unsettled: any instance may take the rest
+        line = await self._transport.await_ready(_transport.RECONNECT_SECONDS, home)
         with _transport.unless_closed():
-            return self._sow.PublishStream(requests)
+            return _lines.at(line, self._sow.PublishStream)(requests)
 
     async def _new_epoch(self, publisher_id: str, unit: int) -> int:
         return _publish_core.new_epoch(await self.open_publisher(publisher_id, unit=unit), publisher_id, unit)

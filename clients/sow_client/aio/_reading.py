@@ -10,7 +10,7 @@ import grpc
 import grpc.aio
 
 from sow.v1 import sow_pb2
-from sow_client import _reads, _statuses, _transport
+from sow_client import _lines, _reads, _statuses, _transport
 from sow_client._queries import QUERY_ATTEMPTS_MAX, QUERY_RETRY_SECONDS, AsyncQueryResult
 from sow_client._records import Page, QueryPlan, Record, RecordBatch, Ttl, invalid
 from sow_client.aio._calls import AsyncCalls
@@ -184,9 +184,9 @@ class AsyncReading(AsyncCalls):
         self, request: sow_pb2.QueryRequest, progress: _reads.QueryProgress
     ) -> AsyncGenerator[RecordBatch, None]:
         for attempt in range(1, QUERY_ATTEMPTS_MAX + 1):
-            await self._transport.await_ready()
+            line = await self._transport.await_ready()
             with _transport.unless_closed():
-                call = self._sow.Query(request)
+                call = _lines.at(line, self._sow.Query)(request)
             try:
                 with _transport.unless_closed():
                     async for response in call:
@@ -196,7 +196,8 @@ class AsyncReading(AsyncCalls):
                 progress.finished()
                 return
             except (grpc.RpcError, SowError) as error:
-                translated = progress.broken(error)
+                translated = self._transport.lines.named(progress.broken(error))
+                self._transport.doubt(translated.reason)
                 passes = isinstance(translated, Unavailable) and translated.reason != "BEHIND"
                 again = passes and not progress.yielded and attempt < QUERY_ATTEMPTS_MAX
                 if not again:

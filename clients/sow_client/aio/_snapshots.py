@@ -12,9 +12,10 @@ import grpc
 import grpc.aio
 
 from sow.v1 import snapshot_pb2
-from sow_client import _changes, _exports, _statuses, _transport
+from sow_client import _changes, _exports, _lines, _statuses, _transport
 from sow_client._changes import ChangesPlan, Pin
 from sow_client._exports import Export
+from sow_client._lines import Home
 from sow_client._packed import PackedColumn, PackedRecords
 from sow_client._records import Start, Ttl
 from sow_client.aio._calls import AsyncCalls
@@ -39,7 +40,11 @@ class AsyncSnapshots(AsyncCalls):
         ends by itself.
         """
         request = _exports.open_request(topic, filter, parts=parts, lease=lease)
-        response = await self._call(self._snapshots.OpenExport, request, once=True, at_least=_exports.OPEN_SECONDS)
+        home = Home("the export")
+        response = await self._call(
+            self._snapshots.OpenExport, request, once=True, at_least=_exports.OPEN_SECONDS, home=home
+        )
+        self._homes.keep(response.export_id, home)
         return _exports.export(response.export_id, response)
 
     def read_export(
@@ -63,15 +68,16 @@ class AsyncSnapshots(AsyncCalls):
         request = _exports.read_request(
             export_id, part, columns=columns, lines=lines, batch_size=batch_size, fields=fields
         )
-        return self._read_export(_exports.PartCore(request, connect_timeout=self._connect_timeout))
+        home = self._homes.of(export_id) or Home("the export")
+        return self._read_export(_exports.PartCore(request, connect_timeout=self._connect_timeout), home)
 
-    async def _read_export(self, core: _exports.PartCore) -> AsyncGenerator[PackedRecords, None]:
+    async def _read_export(self, core: _exports.PartCore, home: Home) -> AsyncGenerator[PackedRecords, None]:
         while True:
             call = None
             try:
-                await self._transport.await_ready(_transport.RECONNECT_SECONDS)
+                line = await self._transport.await_ready(_transport.RECONNECT_SECONDS, home)
                 with _transport.unless_closed():
-                    call = self._snapshots.ReadExport(core.request(now=time.monotonic()))
+                    call = _lines.at(line, self._snapshots.ReadExport)(core.request(now=time.monotonic()))
                     async for response in call:
                         records = core.feed(response)
                         if records is not None:
@@ -93,12 +99,13 @@ class AsyncSnapshots(AsyncCalls):
         """Restarts the lease of an export, and returns the export. Raises NotFound (EXPORT_NOT_FOUND) if it has
         ended."""
         request = snapshot_pb2.RenewExportRequest(export_id=export_id)
-        response = await self._call(self._snapshots.RenewExport, request)
+        response = await self._call(self._snapshots.RenewExport, request, home=self._homes.of(export_id))
         return _exports.export(export_id, response)
 
     async def close_export(self, export_id: str) -> None:
         """Closes an export and frees its resources on the server. An export that has ended already is no error."""
-        await self._call(self._snapshots.CloseExport, snapshot_pb2.CloseExportRequest(export_id=export_id))
+        request = snapshot_pb2.CloseExportRequest(export_id=export_id)
+        await self._call(self._snapshots.CloseExport, request, home=self._homes.of(export_id))
 
     async def plan_changes(
         self,
@@ -148,13 +155,13 @@ class AsyncSnapshots(AsyncCalls):
         request = _changes.read_request(
             topic, start, end, filter, columns=columns, lines=lines, batch_size=batch_size, history=history, share=share
         )
-        return self._read_changes(_changes.ReadChangesCore(request))
+        return self._read_changes(_changes.ReadChangesCore(request), Home(f"the reading of changes of {topic}"))
 
-    async def _read_changes(self, core: _changes.ReadChangesCore) -> AsyncGenerator[PackedRecords, None]:
+    async def _read_changes(self, core: _changes.ReadChangesCore, home: Home) -> AsyncGenerator[PackedRecords, None]:
         while not core.done:
             failure: BaseException | None = None
             try:
-                async with aclosing(self._changes_of_call(core)) as batches:
+                async with aclosing(self._changes_of_call(core, home)) as batches:
                     async for batch in batches:
                         yield batch
             except (grpc.RpcError, SowError) as error:
@@ -162,11 +169,11 @@ class AsyncSnapshots(AsyncCalls):
             if not core.done:
                 await asyncio.sleep(core.ended(failure, now=time.monotonic(), jitter=random.random()))
 
-    async def _changes_of_call(self, core: _changes.ReadChangesCore) -> AsyncGenerator[PackedRecords, None]:
+    async def _changes_of_call(self, core: _changes.ReadChangesCore, home: Home) -> AsyncGenerator[PackedRecords, None]:
         request = core.request(now=time.monotonic())
-        await self._transport.await_ready()
+        line = await self._transport.await_ready(home=home)
         with _transport.unless_closed():
-            call = self._snapshots.ReadChanges(request)
+            call = _lines.at(line, self._snapshots.ReadChanges)(request)
         try:
             with _transport.unless_closed():
                 async for response in call:

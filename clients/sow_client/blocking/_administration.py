@@ -10,8 +10,9 @@ from typing import Unpack
 import grpc
 
 from sow.v1 import access_pb2, admin_pb2
-from sow_client import _access, _admin, _replication, _retention, _statuses, _writes
+from sow_client import _access, _admin, _failover, _replication, _retention, _statuses, _writes
 from sow_client._access import AccessDecision, CallerSession, Identity
+from sow_client._failover import Instance
 from sow_client._records import ExpireAt, Restamped, RestampMode, Ttl
 from sow_client._reports import (
     BackupMade,
@@ -89,7 +90,7 @@ class Administration(Calls):
                 if response.done:
                     return restamped
         except grpc.RpcError as error:
-            raise _statuses.error_of_status(error) from error
+            raise self._transport.failure(error) from error
         raise _statuses.cut("the answer to the restamp")
 
     def check_topic(
@@ -114,12 +115,23 @@ class Administration(Calls):
                 if response.done:
                     return found
         except grpc.RpcError as error:
-            raise _statuses.error_of_status(error) from error
+            raise self._transport.failure(error) from error
         raise _statuses.cut("the answer to the check")
 
     def status(self) -> Status:
         """The state of the server."""
         return _admin.status(self._call(self._admin.GetStatus, admin_pb2.GetStatusRequest()))
+
+    def describe_instance(self) -> Instance:
+        """The instance that answers: name, id, cluster, version, and whether it serves. Every caller may ask."""
+        while True:
+            line = self._transport.await_ready()
+            found = self._transport.ask(line, self._timeout)
+            if isinstance(found, Instance):
+                return found
+            if not self._transport.moves_max or found.reason not in _failover.LOSSES:
+                raise found
+            self._transport.doubt(found.reason)
 
     def accept_clock(self) -> ClockAccepted:
         """Confirms that the wall clock is right after a jump (rule L15)."""
@@ -192,7 +204,7 @@ class Administration(Calls):
                 if on_topic is not None:
                     on_topic(done[-1])
         except grpc.RpcError as error:
-            raise _statuses.error_of_status(error) from error
+            raise self._transport.failure(error) from error
         return done
 
     def repair_replication(
@@ -213,7 +225,7 @@ class Administration(Calls):
                 if on_topic is not None:
                     on_topic(done[-1])
         except grpc.RpcError as error:
-            raise _statuses.error_of_status(error) from error
+            raise self._transport.failure(error) from error
         return done
 
     def backup(self, name: str) -> BackupMade:

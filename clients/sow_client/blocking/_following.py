@@ -5,13 +5,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Unpack
 
 import grpc
 
 from sow.v1 import admin_pb2, sow_pb2
-from sow_client import _reads, _retention, _statuses
+from sow_client import _lines, _reads, _retention, _statuses
 from sow_client._durable import Acknowledgements, DurableCore, DurableSubscription
+from sow_client._lines import Home
 from sow_client._live_view import LiveCore, LiveView, loaded
 from sow_client._records import Change, Start, Ttl
 from sow_client._reports import Browsed, Durable, Gap, Rewound
@@ -162,7 +164,7 @@ class Following(Calls):
             on_interruption=on_interruption,
             tells=on_change is not None,
         )
-        return loaded(LiveView(core, self._open_subscription, on_change))
+        return loaded(LiveView(core, partial(self._open_subscription, None), on_change))
 
     def durable(
         self,
@@ -208,6 +210,7 @@ class Following(Calls):
             exclude=exclude,
             batch_size=batch_size,
         )
+        home = Home(f"the consumer of the durable {topic}/{name}")
         acknowledgements = Acknowledgements(topic, name, retry_for=retry_for)
         core = DurableCore(
             request,
@@ -217,7 +220,14 @@ class Following(Calls):
             on_interruption=on_interruption,
             on_gap=on_gap,
         )
-        return opened(DurableSubscription(core, self._open_subscription, acknowledgements, self._acknowledge))
+        return opened(
+            DurableSubscription(
+                core,
+                partial(self._open_subscription, home),
+                acknowledgements,
+                partial(self._acknowledge, home),
+            )
+        )
 
     def durables(self, topic: str | None = None, *, with_figures: bool = False) -> list[Durable]:
         """The durable subscriptions of a topic, or of all topics; `with_figures`: with figures before filtering."""
@@ -243,7 +253,7 @@ class Following(Calls):
                 if (browsed := browsing.feed(response)) is not None:
                     return browsed
         except grpc.RpcError as error:
-            raise _statuses.error_of_status(error) from error
+            raise self._transport.failure(error) from error
         raise _statuses.cut("the answer to the browse")
 
     def rewind(self, topic: str, name: str, to: Start, *, force: bool = False) -> Rewound:
@@ -273,13 +283,18 @@ class Following(Calls):
         core = SubscriptionCore(
             request, retry_for=retry_for, connect_timeout=self._connect_timeout, on_interruption=on_interruption
         )
-        return opened(Subscription(core, self._open_subscription))
+        return opened(Subscription(core, partial(self._open_subscription, None)))
 
     def _open_subscription(
-        self, request: sow_pb2.SubscribeRequest, *, connect_seconds: float | None = None
+        self, home: Home | None, request: sow_pb2.SubscribeRequest, *, connect_seconds: float | None = None
     ) -> SubscribeCall:
-        self._transport.await_ready(connect_seconds)
-        return self._sow.Subscribe(request)
+        """`home`: of the consumer of a durable, which keeps to one instance; None: a move takes the subscription
+        along."""
+        line = self._transport.await_ready(connect_seconds, home)
+        call = _lines.at(line, self._sow.Subscribe)(request)
+        if home is None:
+            self._transport.follows(line, call)
+        return call
 
-    def _acknowledge(self, request: sow_pb2.AcknowledgeRequest) -> sow_pb2.AcknowledgeResponse:
-        return self._call(self._sow.Acknowledge, request)
+    def _acknowledge(self, home: Home, request: sow_pb2.AcknowledgeRequest) -> sow_pb2.AcknowledgeResponse:
+        return self._call(self._sow.Acknowledge, request, home=home)

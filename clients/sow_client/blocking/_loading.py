@@ -7,11 +7,13 @@ import time
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
 from datetime import timedelta
+from functools import partial
 
 import grpc
 
 from sow.v1 import load_pb2
-from sow_client import _loads, _statuses, _transport
+from sow_client import _lines, _loads, _statuses, _transport
+from sow_client._lines import Home
 from sow_client._loads import (
     CommitRetry,
     Load,
@@ -33,12 +35,16 @@ class Loading(Calls):
         """Opens a load, which replaces the content of a topic. It is aborted when no row was staged, and it was not
         renewed, for `lease` (by default 10 min, at most 24 h)."""
         request = _loads.open_request(topic, lease)
-        return _loads.opened(self._call(self._load.OpenLoad, request, once=True))
+        home = Home("the load")
+        load = _loads.opened(self._call(self._load.OpenLoad, request, once=True, home=home))
+        self._homes.keep(load.id, home)
+        return load
 
     def stage_load(self, load_id: str, part: int, attempt: int, *, retry_for: float = 30.0) -> LoadStager:
         """Stages rows of one attempt at a part of a load; see `LoadStager`. Only attempts that the commit names count.
         After a break it reconnects, for `retry_for` seconds without progress."""
-        return LoadStager(StageCore(load_id, part, attempt, retry_for=retry_for), self._open_staging)
+        core = StageCore(load_id, part, attempt, retry_for=retry_for)
+        return LoadStager(core, partial(self._open_staging, self._home(load_id)))
 
     def commit_load(
         self, load_id: str, parts: Iterable[LoadPart], *, retry_for: float = 60.0
@@ -50,7 +56,7 @@ class Loading(Calls):
         be repeated with the same parts. Raises FailedPrecondition (LOAD_INCOMPLETE: the counts differ; LOAD_FAILED: the
         load cannot continue).
         """
-        told = self._commit_load(_loads.commit_request(load_id, parts), CommitRetry(retry_for))
+        told = self._commit_load(_loads.commit_request(load_id, parts), CommitRetry(retry_for), self._home(load_id))
         first = next(told)
 
         def all_told() -> Iterator[LoadProgress]:
@@ -61,13 +67,13 @@ class Loading(Calls):
         return all_told()
 
     def _commit_load(
-        self, request: load_pb2.CommitLoadRequest, retry: CommitRetry
+        self, request: load_pb2.CommitLoadRequest, retry: CommitRetry, home: Home
     ) -> Generator[LoadProgress, None, None]:
         while True:
             call = None
             try:
-                self._transport.await_ready()
-                call = self._load.CommitLoad(request)
+                line = self._transport.await_ready(home=home)
+                call = _lines.at(line, self._load.CommitLoad)(request)
                 for response in call:
                     progress = _loads.progress(response)
                     retry.heard()
@@ -87,7 +93,8 @@ class Loading(Calls):
 
     def get_load(self, load_id: str) -> LoadInfo:
         """The state of a load; a load that has ended is known for a day. Raises NotFound (LOAD_NOT_FOUND)."""
-        return _loads.info(self._call(self._load.GetLoad, load_pb2.GetLoadRequest(load_id=load_id)))
+        request = load_pb2.GetLoadRequest(load_id=load_id)
+        return _loads.info(self._call(self._load.GetLoad, request, home=self._homes.of(load_id)))
 
     def loads(self, topic: str | None = None) -> list[LoadInfo]:
         """The loads of a topic, or of all topics, including those that ended within the last day."""
@@ -96,14 +103,19 @@ class Loading(Calls):
 
     def renew_load(self, load_id: str) -> timedelta:
         """Restarts the lease; returns its length. Raises NotFound (LOAD_NOT_FOUND)."""
-        response = self._call(self._load.RenewLoad, load_pb2.RenewLoadRequest(load_id=load_id))
+        request = load_pb2.RenewLoadRequest(load_id=load_id)
+        response = self._call(self._load.RenewLoad, request, home=self._homes.of(load_id))
         return timedelta(microseconds=response.lease_micros)
 
     def abort_load(self, load_id: str) -> None:
         """Drops a load and its staged rows; a load that no longer exists is no error. Raises FailedPrecondition
         (LOAD_COMMITTED)."""
-        self._call(self._load.AbortLoad, load_pb2.AbortLoadRequest(load_id=load_id))
+        request = load_pb2.AbortLoadRequest(load_id=load_id)
+        self._call(self._load.AbortLoad, request, home=self._homes.of(load_id))
 
-    def _open_staging(self, requests: Iterator[load_pb2.StageLoadRequest]) -> StageCall:
-        self._transport.await_ready(_transport.RECONNECT_SECONDS)
-        return self._load.StageLoad(requests)
+    def _home(self, load_id: str) -> Home:
+        return self._homes.of(load_id) or Home("the load")
+
+    def _open_staging(self, home: Home, requests: Iterator[load_pb2.StageLoadRequest]) -> StageCall:
+        line = self._transport.await_ready(_transport.RECONNECT_SECONDS, home)
+        return _lines.at(line, self._load.StageLoad)(requests)

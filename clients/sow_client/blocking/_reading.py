@@ -10,7 +10,7 @@ from contextlib import closing
 import grpc
 
 from sow.v1 import sow_pb2
-from sow_client import _reads, _statuses
+from sow_client import _lines, _reads, _statuses
 from sow_client._queries import QUERY_ATTEMPTS_MAX, QUERY_RETRY_SECONDS, QueryResult
 from sow_client._records import Page, QueryPlan, Record, RecordBatch, Ttl, invalid
 from sow_client.blocking._calls import Calls
@@ -184,8 +184,8 @@ class Reading(Calls):
         self, request: sow_pb2.QueryRequest, progress: _reads.QueryProgress
     ) -> Generator[RecordBatch, None, None]:
         for attempt in range(1, QUERY_ATTEMPTS_MAX + 1):
-            self._transport.await_ready()
-            call = self._sow.Query(request)
+            line = self._transport.await_ready()
+            call = _lines.at(line, self._sow.Query)(request)
             try:
                 for response in call:
                     batch = progress.batch(response)
@@ -194,7 +194,8 @@ class Reading(Calls):
                 progress.finished()
                 return
             except (grpc.RpcError, SowError) as error:
-                translated = progress.broken(error)
+                translated = self._transport.lines.named(progress.broken(error))
+                self._transport.doubt(translated.reason)
                 passes = isinstance(translated, Unavailable) and translated.reason != "BEHIND"
                 again = passes and not progress.yielded and attempt < QUERY_ATTEMPTS_MAX
                 if not again:

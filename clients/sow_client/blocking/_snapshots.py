@@ -11,9 +11,10 @@ from contextlib import closing
 import grpc
 
 from sow.v1 import snapshot_pb2
-from sow_client import _changes, _exports, _statuses, _transport
+from sow_client import _changes, _exports, _lines, _statuses, _transport
 from sow_client._changes import ChangesPlan, Pin
 from sow_client._exports import Export
+from sow_client._lines import Home
 from sow_client._packed import PackedColumn, PackedRecords
 from sow_client._records import Start, Ttl
 from sow_client.blocking._calls import Calls
@@ -38,7 +39,9 @@ class Snapshots(Calls):
         ends by itself.
         """
         request = _exports.open_request(topic, filter, parts=parts, lease=lease)
-        response = self._call(self._snapshots.OpenExport, request, once=True, at_least=_exports.OPEN_SECONDS)
+        home = Home("the export")
+        response = self._call(self._snapshots.OpenExport, request, once=True, at_least=_exports.OPEN_SECONDS, home=home)
+        self._homes.keep(response.export_id, home)
         return _exports.export(response.export_id, response)
 
     def read_export(
@@ -62,14 +65,15 @@ class Snapshots(Calls):
         request = _exports.read_request(
             export_id, part, columns=columns, lines=lines, batch_size=batch_size, fields=fields
         )
-        return self._read_export(_exports.PartCore(request, connect_timeout=self._connect_timeout))
+        home = self._homes.of(export_id) or Home("the export")
+        return self._read_export(_exports.PartCore(request, connect_timeout=self._connect_timeout), home)
 
-    def _read_export(self, core: _exports.PartCore) -> Generator[PackedRecords, None, None]:
+    def _read_export(self, core: _exports.PartCore, home: Home) -> Generator[PackedRecords, None, None]:
         while True:
             call = None
             try:
-                self._transport.await_ready(_transport.RECONNECT_SECONDS)
-                call = self._snapshots.ReadExport(core.request(now=time.monotonic()))
+                line = self._transport.await_ready(_transport.RECONNECT_SECONDS, home)
+                call = _lines.at(line, self._snapshots.ReadExport)(core.request(now=time.monotonic()))
                 for response in call:
                     records = core.feed(response)
                     if records is not None:
@@ -91,12 +95,13 @@ class Snapshots(Calls):
         """Restarts the lease of an export, and returns the export. Raises NotFound (EXPORT_NOT_FOUND) if it has
         ended."""
         request = snapshot_pb2.RenewExportRequest(export_id=export_id)
-        response = self._call(self._snapshots.RenewExport, request)
+        response = self._call(self._snapshots.RenewExport, request, home=self._homes.of(export_id))
         return _exports.export(export_id, response)
 
     def close_export(self, export_id: str) -> None:
         """Closes an export and frees its resources on the server. An export that has ended already is no error."""
-        self._call(self._snapshots.CloseExport, snapshot_pb2.CloseExportRequest(export_id=export_id))
+        request = snapshot_pb2.CloseExportRequest(export_id=export_id)
+        self._call(self._snapshots.CloseExport, request, home=self._homes.of(export_id))
 
     def plan_changes(
         self,
@@ -146,23 +151,23 @@ class Snapshots(Calls):
         request = _changes.read_request(
             topic, start, end, filter, columns=columns, lines=lines, batch_size=batch_size, history=history, share=share
         )
-        return self._read_changes(_changes.ReadChangesCore(request))
+        return self._read_changes(_changes.ReadChangesCore(request), Home(f"the reading of changes of {topic}"))
 
-    def _read_changes(self, core: _changes.ReadChangesCore) -> Generator[PackedRecords, None, None]:
+    def _read_changes(self, core: _changes.ReadChangesCore, home: Home) -> Generator[PackedRecords, None, None]:
         while not core.done:
             failure: BaseException | None = None
             try:
-                with closing(self._changes_of_call(core)) as batches:
+                with closing(self._changes_of_call(core, home)) as batches:
                     yield from batches
             except (grpc.RpcError, SowError) as error:
                 failure = error
             if not core.done:
                 time.sleep(core.ended(failure, now=time.monotonic(), jitter=random.random()))
 
-    def _changes_of_call(self, core: _changes.ReadChangesCore) -> Generator[PackedRecords, None, None]:
+    def _changes_of_call(self, core: _changes.ReadChangesCore, home: Home) -> Generator[PackedRecords, None, None]:
         request = core.request(now=time.monotonic())
-        self._transport.await_ready()
-        call = self._snapshots.ReadChanges(request)
+        line = self._transport.await_ready(home=home)
+        call = _lines.at(line, self._snapshots.ReadChanges)(request)
         try:
             for response in call:
                 batch = core.batch(response)

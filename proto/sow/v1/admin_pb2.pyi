@@ -945,6 +945,74 @@ class GetStatusResponse(_message.Message):
 Global___GetStatusResponse: _TypeAlias = GetStatusResponse  # noqa: Y015
 
 @_typing.final
+class DescribeInstanceRequest(_message.Message):
+    """A request to tell which instance this is."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WATCH_FIELD_NUMBER: _builtins.int
+    watch: _builtins.bool
+    """true: the stream goes on after the first response, with a response at each change of `serving`. It ends when the
+    server stops. false: it ends after the first response.
+    """
+    def __init__(
+        self,
+        *,
+        watch: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["watch", b"watch"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DescribeInstanceRequest: _TypeAlias = DescribeInstanceRequest  # noqa: Y015
+
+@_typing.final
+class DescribeInstanceResponse(_message.Message):
+    """An instance."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    ID_FIELD_NUMBER: _builtins.int
+    JOURNAL_EPOCH_FIELD_NUMBER: _builtins.int
+    CLUSTER_FIELD_NUMBER: _builtins.int
+    SERVING_FIELD_NUMBER: _builtins.int
+    SERVER_VERSION_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Its name."""
+    id: _builtins.str
+    """Its id, made when the data was created (rule J14)."""
+    journal_epoch: _builtins.str
+    """The journal epoch. Bookmarks of another epoch are refused (rule J14)."""
+    cluster: _builtins.str
+    """Its cluster, from `[server] cluster`. Empty: none."""
+    serving: _builtins.bool
+    """Whether it serves: it takes reads and writes. false: it is starting or stopping, or its writes have stopped (rule
+    X3). The same as its health.
+    """
+    server_version: _builtins.str
+    """Version of the server."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        id: _builtins.str = ...,
+        journal_epoch: _builtins.str = ...,
+        cluster: _builtins.str = ...,
+        serving: _builtins.bool = ...,
+        server_version: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster", b"cluster", "id", b"id", "journal_epoch", b"journal_epoch", "name", b"name", "server_version", b"server_version", "serving", b"serving"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DescribeInstanceResponse: _TypeAlias = DescribeInstanceResponse  # noqa: Y015
+
+@_typing.final
 class AcceptClockRequest(_message.Message):
     """Confirms that the wall clock is right."""
 

@@ -75,6 +75,11 @@ class AdminServiceStub(object):
                 request_serializer=sow_dot_v1_dot_admin__pb2.GetStatusRequest.SerializeToString,
                 response_deserializer=sow_dot_v1_dot_admin__pb2.GetStatusResponse.FromString,
                 _registered_method=True)
+        self.DescribeInstance = channel.unary_stream(
+                '/sow.v1.AdminService/DescribeInstance',
+                request_serializer=sow_dot_v1_dot_admin__pb2.DescribeInstanceRequest.SerializeToString,
+                response_deserializer=sow_dot_v1_dot_admin__pb2.DescribeInstanceResponse.FromString,
+                _registered_method=True)
         self.AcceptClock = channel.unary_unary(
                 '/sow.v1.AdminService/AcceptClock',
                 request_serializer=sow_dot_v1_dot_admin__pb2.AcceptClockRequest.SerializeToString,
@@ -203,6 +208,14 @@ class AdminServiceServicer(object):
 
     def GetStatus(self, request, context):
         """Returns the state of the server.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DescribeInstance(self, request, context):
+        """Tells which instance this is, and whether it serves: at once, and on request again with each change. Every caller
+        that may call anything may call it. Clients with several addresses choose by it (rule F1).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -348,6 +361,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.GetStatus,
                     request_deserializer=sow_dot_v1_dot_admin__pb2.GetStatusRequest.FromString,
                     response_serializer=sow_dot_v1_dot_admin__pb2.GetStatusResponse.SerializeToString,
+            ),
+            'DescribeInstance': grpc.unary_stream_rpc_method_handler(
+                    servicer.DescribeInstance,
+                    request_deserializer=sow_dot_v1_dot_admin__pb2.DescribeInstanceRequest.FromString,
+                    response_serializer=sow_dot_v1_dot_admin__pb2.DescribeInstanceResponse.SerializeToString,
             ),
             'AcceptClock': grpc.unary_unary_rpc_method_handler(
                     servicer.AcceptClock,
@@ -637,6 +655,33 @@ class AdminService(object):
             '/sow.v1.AdminService/GetStatus',
             sow_dot_v1_dot_admin__pb2.GetStatusRequest.SerializeToString,
             sow_dot_v1_dot_admin__pb2.GetStatusResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DescribeInstance(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/sow.v1.AdminService/DescribeInstance',
+            sow_dot_v1_dot_admin__pb2.DescribeInstanceRequest.SerializeToString,
+            sow_dot_v1_dot_admin__pb2.DescribeInstanceResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -51,6 +51,10 @@ class AdminServiceStub:
     """Applies a lifetime to existing records. Streams progress; the last response has `done` (rule L13)."""
     GetStatus: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetStatusRequest, _admin_pb2.GetStatusResponse]
     """Returns the state of the server."""
+    DescribeInstance: _grpc.UnaryStreamMultiCallable[_admin_pb2.DescribeInstanceRequest, _admin_pb2.DescribeInstanceResponse]
+    """Tells which instance this is, and whether it serves: at once, and on request again with each change. Every caller
+    that may call anything may call it. Clients with several addresses choose by it (rule F1).
+    """
     AcceptClock: _grpc.UnaryUnaryMultiCallable[_admin_pb2.AcceptClockRequest, _admin_pb2.AcceptClockResponse]
     """Confirms that the wall clock is right after a jump: sweeping resumes at the wall clock (rule L15)."""
     Compact: _grpc.UnaryUnaryMultiCallable[_admin_pb2.CompactRequest, _admin_pb2.CompactResponse]
@@ -103,6 +107,10 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """Applies a lifetime to existing records. Streams progress; the last response has `done` (rule L13)."""
     GetStatus: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetStatusRequest, _admin_pb2.GetStatusResponse]  # type: ignore[assignment]
     """Returns the state of the server."""
+    DescribeInstance: _aio.UnaryStreamMultiCallable[_admin_pb2.DescribeInstanceRequest, _admin_pb2.DescribeInstanceResponse]  # type: ignore[assignment]
+    """Tells which instance this is, and whether it serves: at once, and on request again with each change. Every caller
+    that may call anything may call it. Clients with several addresses choose by it (rule F1).
+    """
     AcceptClock: _aio.UnaryUnaryMultiCallable[_admin_pb2.AcceptClockRequest, _admin_pb2.AcceptClockResponse]  # type: ignore[assignment]
     """Confirms that the wall clock is right after a jump: sweeping resumes at the wall clock (rule L15)."""
     Compact: _aio.UnaryUnaryMultiCallable[_admin_pb2.CompactRequest, _admin_pb2.CompactResponse]  # type: ignore[assignment]
@@ -200,6 +208,16 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.GetStatusResponse, _abc.Awaitable[_admin_pb2.GetStatusResponse]]:
         """Returns the state of the server."""
+
+    @_abc_1.abstractmethod
+    def DescribeInstance(
+        self,
+        request: _admin_pb2.DescribeInstanceRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_admin_pb2.DescribeInstanceResponse], _abc.AsyncIterator[_admin_pb2.DescribeInstanceResponse]]:
+        """Tells which instance this is, and whether it serves: at once, and on request again with each change. Every caller
+        that may call anything may call it. Clients with several addresses choose by it (rule F1).
+        """
 
     @_abc_1.abstractmethod
     def AcceptClock(

@@ -61,22 +61,26 @@ class Instance(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     ID_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
+    CLUSTER_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Its name, from `[server] instance`."""
     id: _builtins.str
     """Its id, made with its data (rule J14)."""
     epoch: _builtins.str
     """Its journal epoch. Sequences of another epoch have no meaning."""
+    cluster: _builtins.str
+    """Its cluster, from `[server] cluster`. Empty: none. Two ends that both have one must have the same (rule R11)."""
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
         id: _builtins.str = ...,
         epoch: _builtins.str = ...,
+        cluster: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "id", b"id", "name", b"name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster", b"cluster", "epoch", b"epoch", "id", b"id", "name", b"name"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

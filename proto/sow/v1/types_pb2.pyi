@@ -299,6 +299,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """The process that was reading the records of a query or an export has ended, in the middle of the answer (Q7). The
     same query may be asked again; an export is to be opened again.
     """
+    ERROR_REASON_PEER_OTHER_CLUSTER: _ErrorReason.ValueType  # 82
+    """The calling instance is of another cluster (R11)."""
     ERROR_REASON_BEHIND: _ErrorReason.ValueType  # 83
     """This instance does not have the position yet that the read asks for (F10). The error may pass."""
 
@@ -485,6 +487,8 @@ ERROR_REASON_READER_LOST: ErrorReason.ValueType  # 81
 """The process that was reading the records of a query or an export has ended, in the middle of the answer (Q7). The
 same query may be asked again; an export is to be opened again.
 """
+ERROR_REASON_PEER_OTHER_CLUSTER: ErrorReason.ValueType  # 82
+"""The calling instance is of another cluster (R11)."""
 ERROR_REASON_BEHIND: ErrorReason.ValueType  # 83
 """This instance does not have the position yet that the read asks for (F10). The error may pass."""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015

@@ -95,6 +95,7 @@ class Reason(enum.IntEnum):
     AUDIT_UNAVAILABLE = 80
     READER_LOST = 81
     BEHIND = 83
+    PEER_OTHER_CLUSTER = 82
 
 
 class StoreError(Exception):
