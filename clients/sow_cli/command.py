@@ -47,8 +47,8 @@ _EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     envvar="SOW_SERVER",
     show_default=True,
     show_envvar=True,
-    metavar="HOST:PORT",
-    help="Address of the server.",
+    metavar="HOST:PORT[,…]",
+    help="Address of the server, or of several instances: the first that serves is used.",
 )
 @click.option(
     "--tls-ca",
@@ -135,6 +135,7 @@ for _command in (
     replication.replication,
     replication.backup,
     server.status,
+    server.instance,
     server.compact,
     server.accept_clock,
     bench.bench,

@@ -26,6 +26,31 @@ def status(session: Session, output: Output) -> None:
         output.one(_facts(client.status()))
 
 
+@click.command()
+@output_option
+@click.pass_obj
+def instance(session: Session, output: Output) -> None:
+    """Show the instance that answers: its name, id and cluster, and whether it serves. Every caller may ask.
+
+    \b
+    Example:
+      sow --server a:7450,b:7450 instance
+    """
+    with session.client() as client:
+        found = client.describe_instance()
+    output.one(
+        [
+            Fact("name", found.name, found.name),
+            Fact("address", found.address, found.address),
+            Fact("serving", found.serving, "yes" if found.serving else "no"),
+            Fact("cluster", found.cluster, found.cluster),
+            Fact("id", found.id, found.id),
+            Fact("journal_epoch", found.journal_epoch, found.journal_epoch),
+            Fact("server_version", found.server_version, found.server_version),
+        ]
+    )
+
+
 @click.command(short_help="Give unused disk space back now.")
 @output_option
 @click.pass_obj

@@ -10,7 +10,8 @@ from typing import Final, TypeAlias
 
 import click
 
-from sow_client import AsyncClient, Client, InvalidArgument, SowError, Tls
+from sow_cli import display
+from sow_client import AsyncClient, Client, Instance, InvalidArgument, SowError, Tls
 
 DEFAULT_SERVER: Final = "127.0.0.1:7450"
 CONNECT_SECONDS_MAX: Final = 3.0
@@ -65,4 +66,15 @@ Connect: TypeAlias = Callable[[Session], Client]
 
 def connect(session: Session) -> Client:
     """Makes the real client; tests replace it by a fake."""
-    return Client(session.server, tls=session.tls, token=session.token_file, connect_timeout=CONNECT_SECONDS_MAX)
+    return Client(
+        session.server,
+        tls=session.tls,
+        token=session.token_file,
+        connect_timeout=CONNECT_SECONDS_MAX,
+        on_failover=tell_move,
+    )
+
+
+def tell_move(left: Instance, used: Instance, reason: str) -> None:
+    """Tells a person that another instance is in use from now on."""
+    click.echo(f"sow: went on at {display.safe(used.shown)}; left {display.safe(left.shown)} ({reason})", err=True)
