@@ -4,6 +4,8 @@ Each planner process and each task opens its own client and closes it at its end
 
     [1]  A task does not wait for its connection to close. gRPC ends the thread that watches a connection after up to
          0.2 s, and closing waits for it. A task of 100,000 records takes about as long.
+    [2]  With several addresses the tasks of a job, or of a micro-batch, use the instance that the driver used for it:
+         exports, loads, bookmarks, epochs and units of work belong to one instance (rule F2).
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -40,6 +43,16 @@ def connect(connecting: Connecting) -> Iterator[Client]:
         # The process does not end before the thread: gRPC must not be in use while the interpreter is taken down.
         closing = threading.Thread(target=client.__exit__, args=(None, ended_by, None), name="sow-close", daemon=False)
         closing.start()
+
+
+def kept(connecting: Connecting, client: Client) -> Connecting:
+    """The same, at the instance that a client of the driver uses [2]."""
+    instance = client.instance
+    if instance is None:
+        return connecting  # the option `server` names one instance
+    return replace(
+        connecting, server=instance.address, tls_server_name=connecting.tls_server_name or instance.host or None
+    )
 
 
 def _client(connecting: Connecting) -> Client:

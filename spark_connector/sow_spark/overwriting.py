@@ -18,7 +18,7 @@ import logging
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
@@ -26,7 +26,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from sow_client import NEVER, Client, LoadPart, NotFound, SowError
-from sow_spark.connection import connect, retried
+from sow_spark.connection import connect, kept, retried
 from sow_spark.errors import SowSourceError, option_error, translated
 from sow_spark.options import Writing
 from sow_spark.rows import BadRow, Puts, look_up_topic, plan_rows
@@ -70,7 +70,7 @@ class OverwritingWriter(DataSourceArrowWriter):
             self._plan = plan_rows(schema, writing, topic)
             lease = timedelta(microseconds=writing.lease_micros) if writing.lease_micros else None
             load = client.open_load(writing.topic, lease=lease)
-        self._writing = writing
+            self._writing = replace(writing, connecting=kept(writing.connecting, client))
         self._load_id = load.id
         self._lease = load.lease
 

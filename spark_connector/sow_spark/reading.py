@@ -23,12 +23,12 @@ from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from pyspark.sql.types import StructType
 
 from sow_client import SowError
-from sow_spark.connection import connect, retried
+from sow_spark.connection import connect, kept, retried
 from sow_spark.converting import Misfit
 from sow_spark.decoding import Decoder
 from sow_spark.errors import SowSourceError, translated
 from sow_spark.gathering import ROWS, gathered
-from sow_spark.options import PayloadForm, Reading
+from sow_spark.options import Connecting, PayloadForm, Reading
 from sow_spark.schemas import Layout, check_form, form_of, layout
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ class ExportPartition(InputPartition):
     part: int
     lease_seconds: float
     form: PayloadForm
+    connecting: Connecting
 
 
 class SnapshotReader(DataSourceReader):
@@ -70,10 +71,11 @@ class SnapshotReader(DataSourceReader):
             else:
                 check_form(self._layout, form)
             export = self._export(client, form)
+            connecting = kept(reading.connecting, client)
         lease_seconds = export.lease.total_seconds()
         # A topic without a matching record has no part. Spark then makes a partition of its own, which `read`
         # recognises.
-        return [ExportPartition(export.id, part, lease_seconds, form) for part in range(len(export.parts))]
+        return [ExportPartition(export.id, part, lease_seconds, form, connecting) for part in range(len(export.parts))]
 
     def _export(self, client: Client, form: PayloadForm) -> Export:
         reading = self._reading
@@ -116,7 +118,7 @@ class SnapshotReader(DataSourceReader):
             return
         reading = self._reading
         decoder = Decoder(self._layout, partition.form, reading.mode)
-        with connect(reading.connecting) as client:
+        with connect(partition.connecting) as client:
 
             def records(columns: Sequence[PackedColumn], lines: bool) -> Iterator[PackedRecords]:
                 return client.read_export(

@@ -30,10 +30,10 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
 from sow_client import ChangesPlan, Client
-from sow_spark.connection import connect, retried
+from sow_spark.connection import connect, kept, retried
 from sow_spark.decoding import Decoder
 from sow_spark.errors import SowSourceError, translated
-from sow_spark.options import PayloadForm, Reading
+from sow_spark.options import Connecting, PayloadForm, Reading
 from sow_spark.reading import batches, renewed
 from sow_spark.schemas import Layout, form_of, layout
 
@@ -100,6 +100,7 @@ class ChangesPartition(InputPartition):
     share: int
     shares: int
     form: PayloadForm
+    connecting: Connecting
 
 
 class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -111,6 +112,7 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if reading.export is not None:
             raise SowSourceError("OPTION_INVALID", "option export: a stream reads changes, not an export")
         self._reading = reading
+        self._connecting = reading.connecting
         self._layout: Layout = layout(schema, metadata=reading.metadata != "false")
         self._life: ExitStack | None = None  # closed by stop()
         self._client: Client | None = None
@@ -200,14 +202,15 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return []
         # A repeated batch must have the same partitions, so they depend only on the range and the options.
         shares = min(self._reading.partitions or min(plan.entries // ENTRIES_PER_SHARE + 1, SHARES), SHARES_MAX)
-        return [ChangesPartition(plan.start, plan.end, share, shares, form) for share in range(shares)]
+        to = self._connecting
+        return [ChangesPartition(plan.start, plan.end, share, shares, form, to) for share in range(shares)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of a part."""
         assert isinstance(partition, ChangesPartition), "partitions() makes no others"
         reading = self._reading
         decoder = Decoder(self._layout, partition.form, reading.mode, only_puts=not self._layout.has_op)
-        with connect(reading.connecting) as client:
+        with connect(partition.connecting) as client:
 
             def records(columns: Sequence[PackedColumn], lines: bool) -> Iterator[PackedRecords]:
                 return client.read_changes(
@@ -247,10 +250,15 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The result of a call, which is repeated while the server is unreachable."""
         if self._client is None:
             self._life = ExitStack()
-            self._client = self._life.enter_context(connect(self._reading.connecting))
+            self._client = self._life.enter_context(connect(self._connecting))
         client = self._client
         with translated(f"{doing}, topic {self._reading.topic}"):
-            return retried(self._reading.connecting, lambda: call(client))
+            answer = retried(self._connecting, lambda: call(client))
+        if client.instance is not None:
+            # It is one of several. The offsets are bookmarks of this one, so the query waits for it if it goes away.
+            self._connecting = kept(self._connecting, client)
+            self.stop()
+        return answer
 
     def _plan(
         self,

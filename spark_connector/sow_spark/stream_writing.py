@@ -22,12 +22,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from sow_spark.connection import connect, retried
+from sow_spark.connection import connect, kept, retried
 from sow_spark.errors import SowSourceError, option_error, translated
 from sow_spark.options import Writing
 from sow_spark.rows import look_up_topic, plan_rows
@@ -58,7 +59,7 @@ class StreamPublishingWriter(DataSourceStreamArrowWriter):
             raise option_error("writerId", f"{writing.writer_id!r} is not 1 to 150 characters of [A-Za-z0-9_.:-]")
         with translated(f"writing to {writing.topic}"), connect(writing.connecting) as client:
             topic = retried(writing.connecting, lambda: look_up_topic(client, writing, schema))
-        self._writing = writing
+            self._writing = replace(writing, connecting=kept(writing.connecting, client))
         self._plan = plan_rows(schema, writing, topic)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:

@@ -20,7 +20,7 @@ import threading
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Final
@@ -30,7 +30,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from sow_client import NEVER, Ack, Client, Deleted, PublishFailed, Refusal, SowError
-from sow_spark.connection import connect, retried
+from sow_spark.connection import connect, kept, retried
 from sow_spark.errors import SowSourceError, translated
 from sow_spark.options import Writing
 from sow_spark.rows import BadRow, Puts, Removals, RowPlan, look_up_topic, plan_rows, shown
@@ -72,7 +72,7 @@ class PublishingWriter(DataSourceArrowWriter):
         """Raises SowSourceError for a fault in options, schema or topic."""
         with translated(f"writing to {writing.topic}"), connect(writing.connecting) as client:
             topic = retried(writing.connecting, lambda: look_up_topic(client, writing, schema))
-        self._writing = writing
+            self._writing = replace(writing, connecting=kept(writing.connecting, client))
         self._plan = plan_rows(schema, writing, topic)
         self._job = uuid.uuid4().hex
 
