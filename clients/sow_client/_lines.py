@@ -19,8 +19,9 @@ from typing import Any, Final, Generic, Protocol, TypeVar, cast
 
 import grpc
 
+from sow_client import _channel
 from sow_client._addresses import PREFERENCES, Address, Prefer, expanded, is_name, ordered, parsed
-from sow_client._channel import CheckedChannel, Options, Tls, bearer, credentials_of, options
+from sow_client._channel import CheckedChannel, Options, Tls, bearer, credentials_of
 from sow_client._failover import Instance
 from sow_client._records import invalid
 from sow_client._statuses import error_like
@@ -213,7 +214,7 @@ class Lines(Generic[_Channel]):
         """The line of an address, made at its first use."""
         found = self._lines.get(address)
         if found is None:
-            chosen = options(address.target, self._tls, host=address.host, of_many=of_many)
+            chosen = _channel.options(address.target, self._tls, host=address.host, of_many=of_many)
             channel = self._opened(address.target, self._credentials, chosen)
             found = self._lines[address] = Line(address, channel, measured=True, shown=self._shown)
         return found

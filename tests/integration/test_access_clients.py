@@ -66,7 +66,7 @@ def guarded(made: tuple[ServerProcess, Guarded]) -> Guarded:
 def desk(made: tuple[ServerProcess, Guarded], monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
     """A client that takes no more than the test reads."""
     usual = _channel.options
-    monkeypatch.setattr(_channel, "options", lambda server, tls: (*usual(server, tls), *SLOW_READER))
+    monkeypatch.setattr(_channel, "options", lambda server, tls, **named: (*usual(server, tls, **named), *SLOW_READER))
     with client_of(made[0], "desk") as client:
         yield client
 
