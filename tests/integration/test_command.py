@@ -15,6 +15,8 @@ import pytest
 from click.testing import CliRunner
 
 from sow_cli import command
+from sow_cli.session import tell_move
+from sow_client import Instance
 from tests.support.server import ROOT, ServerProcess, free_port
 
 SAID_NO: Final = 1
@@ -188,3 +190,22 @@ def test_a_record_expires_before_ones_eyes(server: ServerProcess) -> None:
         assert -0.1 < late < 0.5, f"gone {late:.3f} s after its time"
         assert sow(server.address, "get", "orders", "soon").code == SAID_NO
         assert client.status().overdue_records == 0
+
+
+def test_of_several_instances_the_first_that_serves_is_used_and_shown(server: ServerProcess) -> None:
+    addresses = f"127.0.0.1:{free_port()},{server.address}"
+    (shown,) = sow(addresses, "instance").rows
+    assert (shown["address"], shown["serving"]) == (server.address, True)
+    assert sow(addresses, "publish", "orders", given='{"id": "one of several"}').code == 0
+    (found,) = sow(server.address, "get", "orders", "one of several").rows
+    assert found["key"] == "one of several"
+    assert sow("a,,b", "status").code == WRONG_USAGE
+
+
+def test_a_move_is_told_to_the_person(capsys: pytest.CaptureFixture[str]) -> None:
+    left, used = (Instance(f"{name}:1", name, name, "e", "", True, "1") for name in ("ldn", "par\x1b[2J"))
+    tell_move(left, used, "UNREACHABLE")
+    told = capsys.readouterr().err
+    assert "ldn at ldn:1" in told
+    assert "UNREACHABLE" in told
+    assert "\x1b" not in told

@@ -312,3 +312,28 @@ def test_a_server_that_is_not_there_is_waited_for(tmp_path: Path) -> None:
         hasty = parse_reading({"server": own.address, "topic": "t", "retryFor": "0s", "connectTimeout": "100ms"})
         with pytest.raises(SowSourceError, match=r"UNREACHABLE: opening a snapshot of topic t.*executors"):
             SnapshotReader(hasty, StructType().add("n", LongType())).partitions()
+
+
+def test_the_tasks_of_a_job_use_the_instance_of_the_driver(spark: SparkSession, tmp_path: Path) -> None:
+    """F2. The first address has no server; later it has one, without the export and without the records."""
+    topics = '[topics.orders]\nkey = ["/id"]\n'
+    with (
+        ServerProcess(tmp_path / "a", topics) as a,
+        ServerProcess(tmp_path / "b", topics) as b,
+        b.client() as client,
+    ):
+        a.kill9()
+        both = f"{a.address},{b.address}"
+        rows = spark.range(100).selectExpr("id")
+        rows.write.format("sow").options(server=both, retryFor="1s").mode("append").save("orders")
+        assert client.count("orders") == 100
+        found = spark.read.format("sow").options(server=both, retryFor="1s").load("orders")
+        assert found.count() == 100
+
+        reader = SnapshotReader(parse_reading({"topic": "orders", "server": both}), StructType().add("id", LongType()))
+        parts = reader.partitions()
+        assert {part.connecting.server for part in parts} == {b.address}  # type: ignore[attr-defined]  # its own class
+        a.start()
+        assert sum(batch.num_rows for part in parts for batch in reader.read(part)) == 100
+        alone = spark.read.format("sow").schema("id LONG").options(server=both, retryFor="1s").load("orders")
+        assert alone.count() == 0, "another job begins at the first that serves"
