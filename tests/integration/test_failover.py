@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 import signal
+import socket
 import threading
 from collections.abc import Iterator
 from concurrent import futures
@@ -19,6 +20,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from sow.v1 import admin_pb2, sow_pb2, sow_pb2_grpc
 from sow_client import (
     Ack,
+    Cancelled,
     Client,
     FailedPrecondition,
     Instance,
@@ -378,6 +380,81 @@ def test_an_older_server_that_does_not_describe_itself_is_used(connect: Connect,
         assert [move.used for move in moves] == ["a"]
 
 
+# ---- names ----
+
+
+def fake_instance(host: str, port: int, name: str) -> tuple[grpc.Server, int]:
+    """A server of an instance, of which only one address of this machine is known."""
+    server = grpc.server(futures.ThreadPoolExecutor(8))
+    sow_pb2_grpc.add_SowServiceServicer_to_server(Store(), server)
+    server.add_generic_rpc_handlers((describing(name),))
+    chosen = server.add_insecure_port(f"{host}:{port}")
+    server.start()
+    return server, chosen
+
+
+def test_a_name_with_several_addresses_counts_as_several(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, port = fake_instance("127.0.0.1", 0, "first")
+    second, _ = fake_instance("127.0.0.2", port, "second")
+    known = {f"sow.example:{port}": ["127.0.0.2", "127.0.0.1"]}
+    monkeypatch.setattr("sow_client._transport._look_up", lambda name, found: found.update({name: known[name]}))
+    moves = Moves()
+    with connect(f"sow.example:{port}", on_failover=moves) as client:
+        assert client.get("orders", "1") is not None
+        assert client.instance is not None
+        assert (client.instance.address, client.instance.host) == (f"127.0.0.1:{port}", "sow.example")
+        first.stop(None).wait()
+        assert client.get("orders", "1") is not None
+        assert moves == [("first", "second", moves[0].reason)]
+    second.stop(None).wait()
+
+
+def test_a_name_with_one_address_is_left_to_grpc(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It costs one look-up, and no call to ask who is there."""
+    looked_up: list[str] = []
+
+    def look_up(name: str, found: dict[str, list[str]]) -> None:
+        looked_up.append(name)
+        found[name] = ["127.0.0.1"]
+
+    monkeypatch.setattr("sow_client._transport._look_up", look_up)
+    with connect("no.such.name.invalid:1", connect_timeout=0.2) as client:
+        with pytest.raises(Unavailable):
+            client.get("orders", "1")
+        with pytest.raises(Unavailable) as caught:
+            client.get("orders", "1")
+        assert "cannot connect to no.such.name.invalid:1" in caught.value.message
+        assert client.instance is None
+    assert looked_up == ["no.such.name.invalid:1"]
+
+
+# ---- closing ----
+
+
+def test_closing_a_client_ends_its_search(connect: Connect) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as mute, socket.create_server(("127.0.0.1", 0)) as other:
+        addresses = ",".join(f"127.0.0.1:{one.getsockname()[1]}" for one in (mute, other))
+        client = connect(addresses, connect_timeout=600)
+        with futures.ThreadPoolExecutor() as threads:
+            call = threads.submit(client.get, "orders", "1")
+            connection, _ = mute.accept()  # the search is under way
+            client.close()
+            error = call.exception(WAIT)
+            connection.close()
+        assert isinstance(error, Cancelled)
+        assert error.reason == "CLOSED"
+
+
+def test_a_search_takes_no_longer_than_the_connect_timeout_of_those_who_wait(connect: Connect) -> None:
+    """All who wait share one search, and each gets the error in its own time."""
+    with socket.create_server(("127.0.0.1", 0)) as mute, socket.create_server(("127.0.0.1", 0)) as other:
+        addresses = ",".join(f"127.0.0.1:{one.getsockname()[1]}" for one in (mute, other))
+        with connect(addresses, connect_timeout=0.3) as client, futures.ThreadPoolExecutor() as threads:
+            calls = [threads.submit(client.get, "orders", "1") for _ in range(4)]
+            errors = [call.exception(WAIT) for call in calls]
+        assert {getattr(error, "reason", None) for error in errors} == {"UNREACHABLE"}
+
+
 # ---- what keeps to its instance ----
 
 
@@ -478,13 +555,13 @@ class Held(Store):
         return super().Publish(request, context)
 
 
-def describing() -> grpc.GenericRpcHandler:
+def describing(name: str = "held") -> grpc.GenericRpcHandler:
     """The one method of an instance that serves, whatever becomes of it."""
 
     def describe(
         request: admin_pb2.DescribeInstanceRequest, context: grpc.ServicerContext
     ) -> Iterator[admin_pb2.DescribeInstanceResponse]:
-        yield admin_pb2.DescribeInstanceResponse(name="held", id="held", serving=True)
+        yield admin_pb2.DescribeInstanceResponse(name=name, id=name, serving=True)
         if request.watch:
             over = threading.Event()
             context.add_callback(over.set)
