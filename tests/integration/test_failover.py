@@ -55,7 +55,7 @@ class Moves(list[Move]):
 
 
 def config(name: str, cluster: str = "blue") -> str:
-    return f'[server]\ninstance = "{name}"\ncluster = "{cluster}"\n{TOPICS}'
+    return f'[server]\ninstance = "{name}"\ncluster = "{cluster}"\nstop_grace = "300ms"\n{TOPICS}'
 
 
 class Three(NamedTuple):
