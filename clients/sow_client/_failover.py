@@ -267,7 +267,8 @@ class Search:
         if isinstance(answer, SowError):
             if answer.reason not in _OF_ADDRESSES:
                 raise answer
-            self._why[address] = answer
+            if answer.reason != "UNREACHABLE" or address not in self._why:
+                self._why[address] = answer  # silence, such as in the last moment, tells less than an earlier answer
         elif self._cluster and answer.cluster and answer.cluster != self._cluster:
             self._why[address] = other_cluster(answer, self._cluster)
         elif answer.serving:
