@@ -50,7 +50,7 @@ accept = ["peer"]
 OURS: Final = "sow.v1."
 METHODS: Final[tuple[MethodDescriptor, ...]] = tuple(methods.METHODS.values())
 """All methods of all services: one that is added is fuzzed from then on."""
-ENDLESS: Final = {"Subscribe", "Watch"}
+ENDLESS: Final = {"Subscribe", "Watch", "DescribeInstance"}
 """Streams that go on once they stand."""
 QUIET_SECONDS: Final = 0.3
 OPTIONS: Final = (("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1))
@@ -100,7 +100,7 @@ def call(channel: grpc.Channel, method: MethodDescriptor, requests: list[bytes])
             quiet.start()
             try:
                 for frame in stream:
-                    if method.name == "Watch" or frame.WhichOneof("frame") in ("progress", "snapshot_end"):
+                    if method.name != "Subscribe" or frame.WhichOneof("frame") in ("progress", "snapshot_end"):
                         stream.cancel()  # it stands, and would go on without an end
                         break
             finally:

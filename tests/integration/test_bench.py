@@ -80,7 +80,9 @@ def test_subscribers_of_everything_get_each_record(server: ServerProcess) -> Non
 def test_a_table_has_a_line_for_each_work_that_was_asked_for(server: ServerProcess) -> None:
     done = bench(server.address, *SMALL[:-1], "table", "--work", "get")
 
-    header, _, publish, get = done.stdout.splitlines()
+    header, _, *lines = done.stdout.splitlines()
+    assert len(lines) == 2, done.stdout
+    publish, get = lines
     assert header.split()[:3] == ["work", "operations", "time"]
     assert publish.split()[0:2] == ["publish", "1,000"]
     assert get.split()[0] == "get"

@@ -163,13 +163,21 @@ def world_of(server: ServerProcess, caller: Caller) -> Any:
     """The part of a world that the requests to both use."""
     with client_of(server, "root") as root:
         status = root.status()
+        records = {
+            record.key.encode(): SimpleNamespace(key=record.key.encode(), version=record.version, origin=record.origin)
+            for record in root.query("orders")
+        }
     bookmark: Callable[[int], str] = lambda sequence: f"{status.journal_epoch}.{sequence}"  # noqa: E731  # its name there
     wall = int(status.clock_time.timestamp() * 1e6)
     return SimpleNamespace(
         know=caller.know,
         bookmark=bookmark,
         head=bookmark(status.last_sequence),
-        rig=SimpleNamespace(time=SimpleNamespace(wall_micros=wall)),
+        rig=SimpleNamespace(
+            time=SimpleNamespace(wall_micros=wall),
+            live=lambda topic: records,
+            store=SimpleNamespace(origins=SimpleNamespace(names={one.origin: one.origin for one in records.values()})),
+        ),
     )
 
 

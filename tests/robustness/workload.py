@@ -352,7 +352,7 @@ class Follower(Worker):
     def _moved(self, bookmark: str | None, *, before: int = 0) -> None:
         if bookmark is None:
             return
-        epoch, sequence = epoch_of(bookmark), int(bookmark.rpartition(".")[2])
+        epoch, sequence = position_of(bookmark)
         covered = self._covered
         if covered is None or covered.epoch != epoch:
             self._streams += 1
@@ -378,7 +378,7 @@ class Follower(Worker):
         bookmark = following.bookmark if following is not None else None
         if bookmark is None or epoch_of(bookmark) != epoch:
             return False
-        return int(bookmark.rpartition(".")[2]) >= sequence
+        return position_of(bookmark)[1] >= sequence
 
     def stop(self) -> None:
         super().stop()
@@ -408,7 +408,13 @@ class Consumer(Follower):
 
 def epoch_of(bookmark: str) -> str:
     """The journal that a bookmark is of."""
-    return bookmark.rpartition(".")[0]
+    return position_of(bookmark)[0]
+
+
+def position_of(bookmark: str) -> tuple[str, int]:
+    """Its journal and its sequence there; the marks of other journals follow behind a semicolon."""
+    epoch, _, sequence = bookmark.partition(";")[0].rpartition(".")
+    return epoch, int(sequence)
 
 
 def end_all(workers: Sequence[Worker], then: Callable[[], None] = lambda: None) -> None:

@@ -26,7 +26,6 @@ from sow_server.subscriptions import dispatch, replay, snapshot
 from sow_server.subscriptions.frames import (
     ChangeFrame,
     ChangeOp,
-    ChangeReason,
     Frame,
     Progress,
     Row,
@@ -201,12 +200,25 @@ class SubscriptionChecks(RuleBasedStateMachine):
             state[key] = document
 
     def _check_conflated_oof(self, client: Client, topic: str, row: Row) -> None:
-        """A record that was not sent is not told out of focus (S6)."""
-        happened = self.oracle.at[row.sequence]
-        fell_due_before = row.reason is ChangeReason.EXPIRED and row.expire_time <= client.since
-        unknown_before = 0 < happened.before_sequence <= self._floor(happened)
+        """A record that was not sent is not told out of focus (S6).
+
+        Its row stands for all changes of the key that were not told since the last one that was. The server cannot know
+        whether the client has a record that one of them found there and that fell due before the client came, or was
+        put before the floor of the journal.
+        """
+        told = (told.sequence for of, told, _ in client.received[:-1] if (of, told.key) == (topic, row.key))
+        after = max(told, default=client.began)
+        since_then = [
+            happened
+            for happened in self.oracle.history
+            if after < happened.sequence <= row.sequence and (happened.topic, happened.key) == (topic, row.key)
+        ]
+        fell_due_before = any(
+            happened.before is not None and happened.before.expire_time <= client.since for happened in since_then
+        )
+        unknown_before = any(0 < happened.before_sequence <= self._floor(happened) for happened in since_then)
         if row.sequence > self.deleted_at.get(topic, 0) and not fell_due_before and not unknown_before:
-            assert (topic, row.key) in client.state, (client, happened)
+            assert (topic, row.key) in client.state, (client, since_then)
 
     def _matches_row(self, client: Client, topic: str, row: Row) -> bool:
         return matches(
