@@ -42,7 +42,7 @@ from sow_server.engine.values.clock import GuardedClock
 from sow_server.engine.values.errors import StoreError
 from sow_server.engine.values.model import MICROS
 from sow_server.engine.values.policies import Declared
-from sow_server.linking import InstanceLinks, link
+from sow_server.linking import InstanceLinks, LinkingError, link
 from sow_server.listening import Listeners, ListeningError, Register
 from sow_server.metrics import Metrics, StoreFigures
 from sow_server.metrics_pages import Readiness
@@ -147,6 +147,8 @@ async def _start(config: Config, running: AsyncExitStack) -> None:
     services = (*SERVICES, *links.services)
     healthy = HealthService()
     access = _access(config, store, metrics, readers, running)
+    if config.access.file is not None:
+        links.ask_access(lambda name: access.authorizer.peer(name) is not None)
     processes = _reader_processes(store, clock, config, metrics, running)
     own = _services(parts, links, loading, readers, processes, config, access, healthy)
 
@@ -431,6 +433,8 @@ def _standard_handlers(
 def _link(store: Store, clock: GuardedClock, config: Config, readers: Executor) -> InstanceLinks:
     try:
         return link(store, clock, config, readers)
+    except LinkingError as error:
+        raise StartError(str(error)) from error
     except OSError as error:
         raise StartError(f"[[replication.peers]]: {error.filename}: {error.strerror}") from error
 

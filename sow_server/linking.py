@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Executor
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Final, Protocol, TypeVar
 
 import grpc
@@ -21,9 +24,20 @@ from sow_replication.node import Node
 from sow_replication.options import Mode, NodeOptions, PeerOptions
 from sow_replication.service import Replication
 from sow_server.access.caller import Call
-from sow_server.config import Config, PeerConfig, peer_tokens, replication_token
+from sow_server.config import (
+    Config,
+    ConfigError,
+    LinkMode,
+    PeerConfig,
+    check_accepted,
+    peer_tokens,
+    read_peer,
+    replication_token,
+    token_in,
+)
 from sow_server.config.kinds import is_loopback
 from sow_server.engine.commit.commits import Commits
+from sow_server.engine.replicas import CommandedPeer, CommandedPeers
 from sow_server.engine.store import Store
 from sow_server.engine.values.clock import GuardedClock
 from sow_server.engine.values.errors import Reason, StoreError
@@ -37,22 +51,26 @@ T = TypeVar("T")
 
 RETRY_MICROS: Final = MICROS
 REPORT_SECONDS: Final = 1.0
+_FILES: Final = ("ca", "certificate", "key", "token_file")
 _WARNINGS: Final = frozenset({"link_closed", "link_refused", "peer_downgraded", "purge_failed", "tick_failed"})
 
 
-def node_options(config: Config) -> NodeOptions:
-    """The links that the configuration declares."""
+def node_options(config: Config, added: Sequence[CommandedPeer] = ()) -> NodeOptions:
+    """The links that the configuration declares, and those that were added by command."""
     replication = config.replication
     return NodeOptions(
-        peers=tuple(
-            PeerOptions(peer.name, peer.address, peer.topics, Mode(peer.mode.value), peer.filter)
-            for peer in config.peers
-        ),
-        accept=replication.accept,
+        peers=tuple(peer_options(peer) for peer in (*config.peers, *map(_peer_config, filter(_is_sent, added)))),
+        accept=(*replication.accept, *(one.name for one in added if not one.address)),
+        commanded=frozenset(one.name for one in added),
         min_sync_peers=replication.min_sync_peers,
         sync_timeout_micros=replication.sync_timeout_micros,
         tombstone_grace_micros=replication.tombstone_grace_micros,
     )
+
+
+def peer_options(peer: PeerConfig) -> PeerOptions:
+    """A peer, as the links know it."""
+    return PeerOptions(peer.name, peer.address, peer.topics, Mode(peer.mode.value), peer.filter)
 
 
 class InstanceLinks(Links, Protocol):
@@ -69,6 +87,10 @@ class InstanceLinks(Links, Protocol):
     async def start(self, report: Callable[[admin_pb2.GetReplicationStatusResponse], None]) -> None:
         """Dials the peers from now on, and reports the state of the links every second, on the event loop."""
 
+    def ask_access(self, may_send: Callable[[str], bool]) -> None:
+        """Sets the function that tells whether the access file lets an instance of some name send here. To be called
+        before calls are served."""
+
     async def stop(self) -> None:
         """Ends all links."""
 
@@ -76,7 +98,14 @@ class InstanceLinks(Links, Protocol):
 def link(store: Store, clock: GuardedClock, config: Config, readers: Executor) -> InstanceLinks:
     """The links of an instance, not yet dialled. To be made before the store starts: they follow its commits. Raises
     OSError where a credential cannot be read."""
+    commanded = store.replicas.commanded
+    _settle(store, config)
     if not config.replicates:
+        if commanded.added():
+            raise LinkingError(
+                "[replication] serve_links: must be true, because peers were added by command "
+                f"({', '.join(one.name for one in commanded.added())}); with it they can be removed"
+            )
         return NoLinks(store.commits, config.server.instance)
     peer_store = PeerStore(
         store.replicas,
@@ -89,13 +118,52 @@ def link(store: Store, clock: GuardedClock, config: Config, readers: Executor) -
         name=config.server.instance,
         cluster=config.server.cluster,
     )
-    node = Node(peer_store, node_options(config), random.Random())
+    added = commanded.added()
+    node = Node(peer_store, node_options(config, added), random.Random())
+    for name in commanded.paused():
+        node.pause(name)
     node.observe = log_event
-    links = Replication(
-        node, readers=readers, token=replication_token(config), tokens=peer_tokens(config), channel=dialling(config)
-    )
+    dial = Dialling(config)
+    tokens = peer_tokens(config)
+    for one in filter(_is_sent, added):
+        peer = dial.added[one.name] = _peer_config(one)
+        try:
+            tokens |= {} if peer.token_file is None else {one.name: token_in(peer.token_file)}
+        except OSError as error:  # nobody could remove it, if the start were refused
+            log.error("peer_token_unreadable", peer=one.name, cause=str(error))
+    links = Replication(node, readers=readers, token=replication_token(config), tokens=tokens, channel=dial)
     store.commits.follow(lambda commits, synced: node.wake())
-    return Linked(links, message_bytes_max=config.limits.link_bytes_max)
+    commands = PeerCommands(links, commanded, config, dial)
+    return Linked(links, commands, message_bytes_max=config.limits.link_bytes_max)
+
+
+class LinkingError(Exception):
+    """The server cannot start: one message with the reason and the remedy."""
+
+
+def _settle(store: Store, config: Config) -> None:
+    """What the configuration names is its own from now on (rule R14). Raises LinkingError."""
+    answers: list[list[str] | StoreError] = []
+    if store.replicas.commanded.settle(_configured(config), answers.append):
+        store.writer.step()
+        (answer,) = answers
+        if isinstance(answer, StoreError):
+            raise LinkingError(f"[[replication.peers]]: {answer.message}")
+        for name in answer:
+            log.info("peer_taken_over", peer=name)
+
+
+def _configured(config: Config) -> frozenset[str]:
+    return frozenset((*(peer.name for peer in config.peers), *config.replication.accept))
+
+
+def _is_sent(one: CommandedPeer) -> bool:
+    return bool(one.address)
+
+
+def _peer_config(one: CommandedPeer) -> PeerConfig:
+    files = {key: Path(getattr(one, key)) for key in _FILES if getattr(one, key)}
+    return PeerConfig(one.name, one.address, one.topics, LinkMode(one.mode), one.filter, **files)
 
 
 class Linked(InstanceLinks):
@@ -103,9 +171,10 @@ class Linked(InstanceLinks):
 
     services = ("sow.v1.ReplicationService",)
 
-    def __init__(self, links: Replication, *, message_bytes_max: int) -> None:
+    def __init__(self, links: Replication, commands: PeerCommands, *, message_bytes_max: int) -> None:
         self.message_bytes_max = message_bytes_max
         self._links = links
+        self._commands = commands
         self._reporting: asyncio.Task[None] | None = None
 
     def handlers(self, admission: CallAdmission) -> tuple[grpc.GenericRpcHandler, ...]:
@@ -145,6 +214,27 @@ class Linked(InstanceLinks):
         """The state of every link."""
         return self._links.status()
 
+    def ask_access(self, may_send: Callable[[str], bool]) -> None:
+        """The names that the access file lets send here."""
+        self._commands.may_send = may_send
+
+    async def add_peer(self, request: admin_pb2.AddPeerRequest) -> None:
+        """Adds a peer or a source."""
+        # To its end, also where the caller goes: the store and the links must agree.
+        await asyncio.shield(self._commands.add(request))
+
+    async def remove_peer(self, name: str) -> None:
+        """Removes a peer or a source that was added by command."""
+        await asyncio.shield(self._commands.remove(name))
+
+    async def pause_peer(self, name: str) -> None:
+        """Sends nothing to a peer until it is resumed."""
+        await asyncio.shield(self._commands.pause(name, paused=True))
+
+    async def resume_peer(self, name: str) -> None:
+        """Sends to a paused peer again."""
+        await asyncio.shield(self._commands.pause(name, paused=False))
+
     def verify(
         self, request: admin_pb2.VerifyReplicationRequest
     ) -> AsyncGenerator[admin_pb2.VerifyReplicationResponse, None]:
@@ -156,6 +246,156 @@ class Linked(InstanceLinks):
     ) -> AsyncGenerator[admin_pb2.RepairReplicationResponse, None]:
         """Repairs the rows that differ."""
         return _translated(self._links.repair(request), "peer")
+
+
+class PeerCommands:
+    """Adds, removes, pauses and resumes peers while links run (rule R14). All errors are StoreErrors."""
+
+    def __init__(self, links: Replication, commanded: CommandedPeers, config: Config, dial: Dialling) -> None:
+        self.may_send: Callable[[str], bool] = lambda name: True
+        self._links = links
+        self._commanded = commanded
+        self._config = config
+        self._dial = dial
+        self._one_at_a_time = asyncio.Lock()
+        """The checks of one command would miss another one that is under way."""
+
+    async def add(self, request: admin_pb2.AddPeerRequest) -> None:
+        """Adds a peer or a source, or replaces the settings of one."""
+        async with self._one_at_a_time:
+            name = request.name
+            self._check_name(request)
+            peer = self._checked(request)
+            if not self.may_send(name):
+                raise StoreError(
+                    Reason.PEER_NOT_ACCEPTED,
+                    f"name: the access file has no [[peers]] {name}, which would send here: add it, then call "
+                    "ReloadAccess (sow access reload)",
+                    field="name",
+                )
+            await _committed(partial(self._commanded.add, _commanded(name, peer)))
+            if peer is None:
+                self._links.node.accept_from(name)
+                return
+            self._dial.added[name] = peer
+            await self._links.add(peer_options(peer), "" if peer.token_file is None else token_in(peer.token_file))
+            if name in self._commanded.paused():
+                self._links.node.pause(name)
+
+    def _check_name(self, request: admin_pb2.AddPeerRequest) -> None:
+        name = request.name
+        if name in _configured(self._config):
+            raise StoreError(
+                Reason.SET_IN_CONFIG,
+                f"name: {name} is in the configuration file; change it there, and restart",
+                field="name",
+            )
+        present = {one.name: one for one in self._commanded.added()}
+        if not request.replace and name in present:
+            raise StoreError(
+                Reason.PEER_EXISTS,
+                f"name: {name} was added before; replace its settings (--replace), or remove it first",
+                field="name",
+                details={"peer": name},
+            )
+        if request.replace and name not in present:
+            raise _no_peer(name, field="name")
+        if request.replace and present[name].address and not request.address:
+            raise StoreError(
+                Reason.INVALID_ARGUMENT, f"address: {name} is sent to; to end that, remove it first", field="address"
+            )
+
+    def _checked(self, request: admin_pb2.AddPeerRequest) -> PeerConfig | None:
+        """The settings of the peer; None: it only sends here."""
+        others = [one for one in self._commanded.added() if one.name != request.name and one.address]
+        config = replace(self._config, peers=(*self._config.peers, *map(_peer_config, others)))
+        given: dict[str, object] = {"name": request.name, "address": request.address}
+        texts = {
+            "topics": request.topics_pattern,
+            "mode": "sync" if request.sync else "",
+            "filter": request.filter,
+            **{key: getattr(request, key) for key in _FILES},
+        }
+        given |= {key: text for key, text in texts.items() if text}
+        for key in _FILES:
+            if key in given and not Path(str(given[key])).is_absolute():
+                raise StoreError(
+                    Reason.INVALID_ARGUMENT,
+                    f"{key}: {given[key]} is no absolute path",
+                    field=key,
+                )
+        try:
+            if request.address:
+                return read_peer(config, given)
+            if not request.accept or len(given) > 2:
+                raise StoreError(
+                    Reason.INVALID_ARGUMENT,
+                    "address: is needed to send to the peer; without one, only accept can be set (--accept)",
+                    field="address",
+                )
+            check_accepted(config, request.name)
+        except ConfigError as error:
+            raise StoreError(Reason.INVALID_ARGUMENT, str(error)) from error
+        return None
+
+    async def remove(self, name: str) -> None:
+        """Removes a peer or a source that was added by command."""
+        async with self._one_at_a_time:
+            if name in _configured(self._config):
+                raise StoreError(
+                    Reason.SET_IN_CONFIG,
+                    f"name: {name} is in the configuration file; take it out there, and restart; until then you can "
+                    "pause it (PausePeer, sow replication pause)",
+                    field="name",
+                )
+            if all(one.name != name for one in self._commanded.added()):
+                raise _no_peer(name, field="name")
+            # The links end first. So nothing of them is committed after the notes for the peer's return.
+            await self._links.remove(name)
+            self._dial.added.pop(name, None)
+            await _committed(partial(self._commanded.remove, name))
+
+    async def pause(self, name: str, *, paused: bool) -> None:
+        """Stops sending to a peer, or begins again."""
+        async with self._one_at_a_time:
+            node = self._links.node
+            if name not in node.outgoing:
+                if name in node.incoming:
+                    raise StoreError(
+                        Reason.PEER_NOT_FOUND,
+                        f"name: nothing is sent to {name}, it only sends here; pause the link there",
+                        field="name",
+                    )
+                raise _no_peer(name, field="name")
+            if (name in self._commanded.paused()) != paused:
+                await _committed(lambda done: self._commanded.pause(name, paused, done))
+            if paused:
+                node.pause(name)
+            else:
+                node.resume(name)
+
+
+def _commanded(name: str, peer: PeerConfig | None) -> CommandedPeer:
+    if peer is None:
+        return CommandedPeer(name)
+    files = {key: str(path) for key in _FILES if (path := getattr(peer, key)) is not None}
+    return CommandedPeer(name, peer.address, peer.topics, peer.mode.value, peer.filter, **files)
+
+
+async def _committed(start: Callable[[Callable[[StoreError | None], None]], None]) -> None:
+    """Awaits a change of the store. Raises StoreError."""
+    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def done(answer: StoreError | None) -> None:
+        if future.done():
+            return  # the caller has gone
+        if isinstance(answer, StoreError):
+            future.set_exception(answer)
+        else:
+            future.set_result(None)
+
+    start(done)
+    await future
 
 
 class NoLinks(InstanceLinks):
@@ -192,6 +432,29 @@ class NoLinks(InstanceLinks):
             instance=self._instance, last_sequence=self._commits.synced_sequence
         )
 
+    def ask_access(self, may_send: Callable[[str], bool]) -> None:
+        """Nobody sends here."""
+
+    async def add_peer(self, request: admin_pb2.AddPeerRequest) -> None:
+        """Always SET_IN_CONFIG."""
+        raise StoreError(
+            Reason.SET_IN_CONFIG,
+            "this instance serves no links: set [replication] serve_links = true, and restart it once; from then on "
+            "peers come and go by command",
+        )
+
+    async def remove_peer(self, name: str) -> None:
+        """Always PEER_NOT_FOUND."""
+        raise _no_peer(name, field="name")
+
+    async def pause_peer(self, name: str) -> None:
+        """Always PEER_NOT_FOUND."""
+        raise _no_peer(name, field="name")
+
+    async def resume_peer(self, name: str) -> None:
+        """Always PEER_NOT_FOUND."""
+        raise _no_peer(name, field="name")
+
     def verify(
         self, request: admin_pb2.VerifyReplicationRequest
     ) -> AsyncGenerator[admin_pb2.VerifyReplicationResponse, None]:
@@ -217,8 +480,8 @@ class _LinkContext:
         return getattr(self._context, name)
 
 
-def _no_peer(name: str) -> StoreError:
-    return StoreError(Reason.PEER_NOT_FOUND, f"peer: no peer {name!r} is configured", field="peer")
+def _no_peer(name: str, *, field: str = "peer") -> StoreError:
+    return StoreError(Reason.PEER_NOT_FOUND, f"{field}: there is no peer {name[:200]!r}", field=field)
 
 
 async def _translated(answers: AsyncIterator[T], field: str) -> AsyncGenerator[T, None]:
@@ -254,31 +517,42 @@ def log_event(event: str, fields: Mapping[str, object]) -> None:
     (log.warning if event in _WARNINGS and not orderly else log.info)(event, **shown)
 
 
-def dialling(config: Config) -> Callable[[str], grpc.aio.Channel]:
-    """A function that opens a channel to the peer at an address. Raises OSError where a certificate cannot be read. A
-    replaced certificate is used from the next start on."""
-    options = (
-        ("grpc.max_receive_message_length", config.limits.link_bytes_max),
-        ("grpc.max_send_message_length", config.limits.link_bytes_max),
-        ("grpc.keepalive_time_ms", 10_000),
-        ("grpc.keepalive_timeout_ms", 10_000),
-        ("grpc.enable_retries", 0),
-        # Replication has its own backoff: gRPC reconnects at once.
-        ("grpc.min_reconnect_backoff_ms", 100),
-        ("grpc.initial_reconnect_backoff_ms", 100),
-        ("grpc.max_reconnect_backoff_ms", 1_000),
-    )
-    credentials = {peer.address: _credentials(peer) for peer in config.peers}
-    # A connection to this machine needs no proxy, whatever http_proxy says; and a proxy would read its token.
-    without_proxy = (*options, ("grpc.enable_http_proxy", 0))
+class Dialling:
+    """Opens channels to peers."""
 
-    def dial(address: str) -> grpc.aio.Channel:
-        shown = credentials[address]
-        if shown is None:
-            return grpc.aio.insecure_channel(address, without_proxy if is_loopback(address) else options)
-        return grpc.aio.secure_channel(address, shown, options)
+    def __init__(self, config: Config) -> None:
+        """Raises OSError where a certificate of the configuration cannot be read. A replaced one is used from the next
+        start on."""
+        size = config.limits.link_bytes_max
+        self._options = (
+            ("grpc.max_receive_message_length", size),
+            ("grpc.max_send_message_length", size),
+            ("grpc.keepalive_time_ms", 10_000),
+            ("grpc.keepalive_timeout_ms", 10_000),
+            ("grpc.enable_retries", 0),
+            # Replication has its own backoff: gRPC reconnects at once.
+            ("grpc.min_reconnect_backoff_ms", 100),
+            ("grpc.initial_reconnect_backoff_ms", 100),
+            ("grpc.max_reconnect_backoff_ms", 1_000),
+        )
+        self._configured = {peer.name: _credentials(peer) for peer in config.peers}
+        self.added: Final[dict[str, PeerConfig]] = {}
+        """Peers that were added by command, by name. Their files are read for each link."""
 
-    return dial
+    def __call__(self, peer: PeerOptions) -> grpc.aio.Channel:
+        """A channel to a peer. Raises Refused where a certificate cannot be read."""
+        added = self.added.get(peer.name)
+        try:
+            shown = self._configured.get(peer.name) if added is None else _credentials(added)
+        except OSError as error:
+            raise ports.Refused(
+                types_pb2.ERROR_REASON_UNSPECIFIED, f"{error.filename}: cannot be read ({error.strerror})"
+            ) from error
+        if shown is not None:
+            return grpc.aio.secure_channel(peer.address, shown, self._options)
+        # A connection to this machine needs no proxy, whatever http_proxy says; and a proxy would read its token.
+        without_proxy = (*self._options, ("grpc.enable_http_proxy", 0))
+        return grpc.aio.insecure_channel(peer.address, without_proxy if is_loopback(peer.address) else self._options)
 
 
 def _credentials(peer: PeerConfig) -> grpc.ChannelCredentials | None:

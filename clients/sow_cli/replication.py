@@ -1,4 +1,4 @@
-"""`sow replication status|verify|repair`, `sow backup`: an instance and the others (rules R, J14)."""
+"""`sow replication` and `sow backup`: an instance and the others (rules R, J14)."""
 
 from __future__ import annotations
 
@@ -40,6 +40,7 @@ _LINK_NAMES: Final = (
     "rows_refused",
     "address",
     "topics_pattern",
+    "origin",
     "since",
     "topics",
     "last_error_reason",
@@ -61,9 +62,9 @@ _TOPICS: Final = click.option(
 )
 
 
-@click.group(short_help="Show links with other instances; compare, repair.")
+@click.group(short_help="Links with other instances: show, compare, repair, change.")
 def replication() -> None:
-    """Show the links with other instances, compare with one of them, and repair differences."""
+    """Show the links with other instances, compare with one of them, repair differences, and change the links."""
 
 
 @replication.command(short_help="Show every link.")
@@ -152,6 +153,112 @@ def repair(session: Session, output: Output, peer: str, topics: tuple[str, ...])
     output.many([_repaired(one) for one in done], names=_REPAIRED_NAMES, nothing="no topics to repair")
 
 
+@replication.command("add-peer", short_help="Send to another instance, or accept its links.")
+@click.argument("name")
+@click.argument("address", default="", metavar="[ADDRESS]")
+@click.option("--accept", is_flag=True, help="Without ADDRESS: NAME sends here, and is sent nothing.")
+@click.option("--topics", "topics_pattern", default="", metavar="PATTERN", help="Topics to send.  [default: all]")
+@click.option(
+    "--mode",
+    type=click.Choice(["async", "sync"]),
+    default="async",
+    show_default=True,
+    help="sync: REPLICATED waits for it.",
+)
+@click.option("--filter", "filter_text", default="", metavar="FILTER", help="Send only records that match.")
+@click.option("--ca", default="", metavar="PATH", help="Authorities of the peer's certificate: TLS.")
+@click.option("--certificate", default="", metavar="PATH", help="The certificate that the server shows.")
+@click.option("--key", default="", metavar="PATH", help="The key of that certificate.")
+@click.option("--token-file", default="", metavar="PATH", help="A file with the token that the server shows.")
+@click.option("--replace", is_flag=True, help="Give a peer that was added before new settings.")
+@click.pass_obj
+def add_peer(
+    session: Session,
+    name: str,
+    address: str,
+    accept: bool,
+    topics_pattern: str,
+    mode: str,
+    filter_text: str,
+    ca: str,
+    certificate: str,
+    key: str,
+    token_file: str,
+    replace: bool,
+) -> None:
+    """Make the server send to the instance NAME at ADDRESS, and accept its links, from now on and after restarts.
+
+    The other instance has to accept the links of this one: give it the same command with this one's name. Files are on
+    the server's machine, with absolute paths. The server needs [replication] in its configuration, at least
+    `serve_links = true`.
+
+    \b
+    Examples:
+      sow replication add-peer ldn-1 ldn.example.com:7450 --ca /etc/sow/ca.pem --mode sync
+      sow replication add-peer source --accept
+    """
+    with session.client() as client:
+        client.add_peer(
+            name,
+            address,
+            accept=accept,
+            topics_pattern=topics_pattern,
+            sync=mode == "sync",
+            filter_text=filter_text,
+            ca=ca,
+            certificate=certificate,
+            key=key,
+            token_file=token_file,
+            replace=replace,
+        )
+
+
+@replication.command("remove-peer", short_help="Forget an instance that was added.")
+@click.argument("name")
+@click.pass_obj
+def remove_peer(session: Session, name: str) -> None:
+    """Remove the instance NAME, which was added with add-peer, for good: the server keeps nothing for it any more.
+
+    Give the other instance the same command with this one's name. If the instance comes back, it takes the data here
+    before its own are taken, and records that it alone has may be dropped; so for a while rather pause it.
+
+    \b
+    Example:
+      sow replication remove-peer ldn-1
+    """
+    with session.client() as client:
+        client.remove_peer(name)
+
+
+@replication.command(short_help="Stop sending to a peer for a while.")
+@click.argument("name")
+@click.pass_obj
+def pause(session: Session, name: str) -> None:
+    """Send nothing to the peer NAME until it is resumed, also after a restart. Its changes are kept for it within the
+    bounds of [replication]. A sync peer counts as downgraded meanwhile.
+
+    \b
+    Example:
+      sow replication pause ldn-1
+    """
+    with session.client() as client:
+        client.pause_peer(name)
+
+
+@replication.command(short_help="Send to a paused peer again.")
+@click.argument("name")
+@click.pass_obj
+def resume(session: Session, name: str) -> None:
+    """Send to the paused peer NAME again: first the changes that it has missed.
+
+    \b
+    Example:
+      sow replication resume ldn-1
+    """
+    with session.client() as client:
+        client.resume_peer(name)
+
+
 @click.command(short_help="Make a backup on the server's machine.")
 @click.argument("name")
 @output_option
@@ -186,6 +293,7 @@ def _outgoing(link: OutgoingLink) -> list[Fact]:
         Fact("acknowledged_sequence", link.acknowledged_sequence, "", in_lists=False),
         Fact("address", link.address, "", in_lists=False),
         Fact("topics_pattern", link.topics_pattern, "", in_lists=False),
+        _origin(link),
         _moment("since", link.since),
         *_troubles(link),
     ]
@@ -207,8 +315,13 @@ def _incoming(link: IncomingLink) -> list[Fact]:
         Fact("superseded", link.superseded, "", in_lists=False),
         Fact("dropped", link.dropped, "", in_lists=False),
         Fact("rows_refused", link.rows_refused, "", in_lists=False),
+        _origin(link),
         *_troubles(link),
     ]
+
+
+def _origin(link: OutgoingLink | IncomingLink) -> Fact:
+    return Fact("origin", link.origin or None, display.safe(link.origin) or display.NOT_SET, label="set by")
 
 
 def _troubles(link: OutgoingLink | IncomingLink) -> list[Fact]:

@@ -51,6 +51,7 @@ def _outgoing(link: admin_pb2.OutgoingLink) -> OutgoingLink:
         last_error_reason=_reason(link.last_error_reason),
         last_error_time=_lifetimes.moment(link.last_error_time) if link.HasField("last_error_time") else None,
         topics=_topics(link.topics),
+        origin=link.origin,
     )
 
 
@@ -69,6 +70,7 @@ def _incoming(link: admin_pb2.IncomingLink) -> IncomingLink:
         last_error_reason=_reason(link.last_error_reason),
         last_error_time=_lifetimes.moment(link.last_error_time) if link.HasField("last_error_time") else None,
         topics=_topics(link.topics),
+        origin=link.origin,
     )
 
 
@@ -109,7 +111,7 @@ def verify_request(peer: str, topics: Iterable[str] | None, keys_max: int) -> ad
     """Compares with a peer."""
     if not 0 <= keys_max <= KEYS_MAX:
         raise invalid("keys_max", f"{keys_max} is not 0 to {KEYS_MAX}")
-    return admin_pb2.VerifyReplicationRequest(peer=_named(peer), topics=_chosen(topics), keys_max=keys_max)
+    return admin_pb2.VerifyReplicationRequest(peer=named(peer), topics=_chosen(topics), keys_max=keys_max)
 
 
 def verified(response: admin_pb2.VerifyReplicationResponse) -> Verified:
@@ -125,9 +127,39 @@ def verified(response: admin_pb2.VerifyReplicationResponse) -> Verified:
     )
 
 
+def add_request(
+    name: str,
+    address: str,
+    *,
+    accept: bool,
+    topics_pattern: str,
+    sync: bool,
+    filter_text: str,
+    ca: str,
+    certificate: str,
+    key: str,
+    token_file: str,
+    replace: bool,
+) -> admin_pb2.AddPeerRequest:
+    """The request for a new peer."""
+    return admin_pb2.AddPeerRequest(
+        name=named(name),
+        address=address,
+        accept=accept,
+        topics_pattern=topics_pattern,
+        sync=sync,
+        filter=filter_text,
+        ca=ca,
+        certificate=certificate,
+        key=key,
+        token_file=token_file,
+        replace=replace,
+    )
+
+
 def repair_request(peer: str, topics: Iterable[str] | None) -> admin_pb2.RepairReplicationRequest:
     """The request for a repair."""
-    return admin_pb2.RepairReplicationRequest(peer=_named(peer), topics=_chosen(topics))
+    return admin_pb2.RepairReplicationRequest(peer=named(peer), topics=_chosen(topics))
 
 
 def repaired(response: admin_pb2.RepairReplicationResponse) -> Repaired:
@@ -142,7 +174,8 @@ def backup_made(response: admin_pb2.BackupResponse) -> BackupMade:
     return BackupMade(response.name, response.sequence, response.bytes)
 
 
-def _named(peer: str) -> str:
+def named(peer: str) -> str:
+    """The name of a peer. Raises InvalidArgument for an empty one."""
     if not peer:
         raise invalid("peer", "is empty")
     return peer

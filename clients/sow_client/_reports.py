@@ -286,9 +286,10 @@ class OutgoingLink:
     peer: str
     address: str
     state: str
-    """ "connecting", "greeting", "seeding", "streaming", "waiting" (for the next attempt) or "refused"."""
+    """ "connecting", "greeting", "seeding", "streaming", "waiting" (for the next attempt), "refused" or
+    "paused"."""
     mode: str
-    """ "async", "sync", or "downgraded": sync, but down for longer than `sync_timeout`."""
+    """ "async", "sync", or "downgraded": sync, but down for longer than `sync_timeout`, or paused."""
     topics_pattern: str
     acknowledged_sequence: int
     """The position of the peer, in the instance's own sequences."""
@@ -307,6 +308,8 @@ class OutgoingLink:
     last_error_time: datetime | None
     topics: tuple[LinkTopic, ...]
     """Those that are being seeded, or were refused."""
+    origin: str = ""
+    """ "file" (the configuration) or "command" (`add_peer`); empty from a server that does not tell it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,6 +340,8 @@ class IncomingLink:
     """Those that are being seeded, or were refused."""
     rows_refused: int = 0
     """Rows that were left out since the process started because no publish could have made them."""
+    origin: str = ""
+    """As of an OutgoingLink."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,7 +352,7 @@ class ReplicationStatus:
     last_sequence: int
     """The last sequence that is on its disk."""
     outgoing: tuple[OutgoingLink, ...]
-    """One per configured peer, in the order of the configuration."""
+    """One per peer: first those of the configuration, in its order."""
     incoming: tuple[IncomingLink, ...]
     """By the sender's name."""
 

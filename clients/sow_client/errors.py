@@ -270,6 +270,7 @@ CLASS_OF_REASON: Mapping[str, type[SowError]] = {
     "READER_LOST": Unavailable,
     "BEHIND": Unavailable,
     "PEER_OTHER_CLUSTER": FailedPrecondition,
+    "PEER_EXISTS": AlreadyExists,
 }
 """The exception for each reason. A test compares the table with `sow.v1.ErrorReason`."""
 

@@ -12,13 +12,19 @@ A peer that this instance sends to, as the status names it:
          that the source had when it had the tombstone itself. So each source has to be a peer for the same topics. Any
          later change from it is newer than the tombstone. A source that is not a peer may still get an older version
          from a third instance and hand it on: with such a source, tombstones are purged by age only (rule R4). The same
-         holds while an accepted source has never come: to an instance that has lost its data every source is new.
+         holds while an accepted source has never come: to an instance that has lost its data every source is new; and
+         while there are no links, because they may have been removed and come back (rule R14).
     [3]  A tombstone that is purged by age leaves a mark at every peer that has not acknowledged it (`missed`), and at
          every source for which [2] does not hold (`wait_for`), for the time when they come back.
     [4]  No tombstone is purged while a peer has to be heard first (RESEED_PENDING): this instance may have lost its
          data, so that the peer is not yet a source and will bring records that have been deleted here since.
     [5]  REPLICATED is answered once every sync peer that covers the topic and is not downgraded has the sequence. It is
          refused when fewer than `min_sync_peers` are left (rule R8).
+
+    [6]  `add`, `remove`, `pause` and `resume` change the links while others run (rule R14). A removed peer is asked
+         for nothing and waited for by nothing from then on; a paused sync peer counts as downgraded.
+
+A paused peer is in the state `paused`, from which only `resume` leads, to `connecting`.
 
 Not safe for threads: all calls come on one. The driver calls `due` and dials, `accept` for a stream that comes, `tick`
 about once a second, and `wake` after durable commits.
@@ -44,6 +50,9 @@ from sow_replication.sender import Sender
 
 COVERS_MAX: Final = 1000
 """Probes for which the acknowledgements at the time of sending are kept."""
+
+PAUSED: Final = 2**62
+"""The time of the next dial of a paused peer: never."""
 
 _UP: Final = ("seeding", "streaming")
 """States of a link on which changes flow."""
@@ -100,6 +109,8 @@ class Outgoing:
         """Topics that the peer refused when it was last seen; None: not seen since the start."""
         self.gives_first = False
         """Whether the peer refuses changes until this instance has taken the changes of the peer."""
+        self.paused = False
+        """Whether nothing is sent to it until it is resumed."""
 
     def enter(self, state: str, now_micros: int) -> None:
         """Changes its state."""
@@ -146,6 +157,9 @@ class Node:
     def __init__(self, store: Store, options: NodeOptions, draw: random.Random) -> None:
         self.store: Final = store
         self.options: Final = options
+        self._draw: Final = draw
+        self.commanded: Final = set(options.commanded)
+        """Names that were added by command."""
         now = store.now_micros()
         self.outgoing: Final = {peer.name: Outgoing(peer, options, draw, now) for peer in options.peers}
         names = dict.fromkeys((*self.outgoing, *options.accept))
@@ -181,10 +195,10 @@ class Node:
 
     def closed(self, sender: Sender) -> None:
         """A link that this instance dialled has ended: `sender.failure` is the reason."""
-        out = self.outgoing[sender.peer.name]
+        out = self.outgoing.get(sender.peer.name)
         why = sender.failure
         assert why is not None, "it has ended"
-        if out.sender is not sender:
+        if out is None or out.sender is not sender:
             return
         now = self.store.now_micros()
         if sender.identity is not None:
@@ -195,12 +209,68 @@ class Node:
         out.sender = None
         if why.reason == types_pb2.ERROR_REASON_RESEED_PENDING:
             out.gives_first = True
+        if out.paused:
+            return
         told = out.trouble.is_like(why)
         out.trouble.happened(why, now)
         out.next_at_micros = now + out.backoff.failed(why.reason)
         out.enter("refused" if why.reason in OPERATORS else "waiting", now)
         if not told:
             self.observe("link_closed", {"peer": out.peer.name, "reason": why.reason, "message": why.message})
+
+    # -- changes of the links ([6]) ---------------------------------------------------------------------------------
+
+    def add(self, peer: PeerOptions) -> Outgoing:
+        """Sends to another instance from now on, and accepts links from it. The store knows it already. In the place of
+        a peer of that name: its link is made anew."""
+        self.accept_from(peer.name)
+        before = self.outgoing.get(peer.name)
+        if before is not None and before.sender is not None:
+            before.sender.fail(Refused(types_pb2.ERROR_REASON_UNSPECIFIED, f"{peer.name} has other settings now"))
+        out = self.outgoing[peer.name] = Outgoing(peer, self.options, self._draw, self.store.now_micros())
+        self._candidate = None  # chosen without regard to it
+        return out
+
+    def accept_from(self, name: str) -> None:
+        """Accepts links from another instance from now on."""
+        self.commanded.add(name)
+        self.incoming.setdefault(name, Incoming(name))
+
+    def remove(self, name: str) -> None:
+        """Ends the links with an instance, in both directions. The store forgets it next, so that nothing of it that is
+        under way comes after."""
+        why = Refused(types_pb2.ERROR_REASON_UNSPECIFIED, f"{name} was removed by command")
+        self.commanded.discard(name)
+        out = self.outgoing.pop(name, None)
+        incoming = self.incoming.pop(name, None)
+        if out is not None and out.sender is not None:
+            out.sender.fail(why)
+        for receiver in list(self._receivers):
+            if receiver.identity is not None and receiver.identity.name == name:
+                receiver.fail(why)
+        if incoming is not None and incoming.live is not None:
+            incoming.live.fail(why)
+        self._answer_gates()
+
+    def pause(self, name: str) -> None:
+        """Ends the link to a peer, and does not dial it. Its journal is held as if it were away (rule R9)."""
+        out = self.outgoing[name]
+        now = self.store.now_micros()
+        out.paused = True
+        out.next_at_micros = PAUSED
+        if out.sender is not None:
+            out.sender.fail(Refused(types_pb2.ERROR_REASON_UNSPECIFIED, f"{name} is paused"))
+        out.trouble.passed()
+        out.enter("paused", now)
+        self._look_at(out, now)
+
+    def resume(self, name: str) -> None:
+        """Dials a paused peer again."""
+        out = self.outgoing[name]
+        if out.paused:
+            out.paused = False
+            out.next_at_micros = out.healthy_at_micros = self.store.now_micros()
+            out.enter("connecting", out.next_at_micros)
 
     def _accepted(self, sender: Sender, identity: InstanceIdentity) -> Refused | None:
         objection = not_itself(self.store.identity, identity)
@@ -214,8 +284,8 @@ class Node:
         return None
 
     def _progressed(self, sender: Sender) -> None:
-        out = self.outgoing[sender.peer.name]
-        if out.sender is not sender or not sender.streaming:
+        out = self.outgoing.get(sender.peer.name)
+        if out is None or out.sender is not sender or not sender.streaming:
             return
         now = self.store.now_micros()
         if out.state not in _UP:
@@ -249,7 +319,7 @@ class Node:
         if (
             out.peer.mode is Mode.SYNC
             and not out.downgraded
-            and now - out.healthy_at_micros >= self.options.sync_timeout_micros
+            and (out.paused or now - out.healthy_at_micros >= self.options.sync_timeout_micros)
         ):
             out.downgraded = True
             self.observe("peer_downgraded", {"peer": out.peer.name})
@@ -306,6 +376,9 @@ class Node:
             incoming.live = receiver
             incoming.trouble.passed()
             incoming.covers.clear()
+            out = self.outgoing.get(name)
+            if out is not None and out.state == "refused":
+                out.next_at_micros = self.store.now_micros()  # it may have been given this one's name just now
             if live is not None:
                 live.fail(Refused(types_pb2.ERROR_REASON_UNSPECIFIED, f"{name} has opened another link"))
         return decision
@@ -389,7 +462,9 @@ class Node:
 
     def lagging(self, name: str) -> bool:
         """Whether, as far as known, changes are under way between this instance and a peer, in either direction."""
-        out, incoming = self.outgoing[name], self.incoming[name]
+        out, incoming = self.outgoing.get(name), self.incoming.get(name)
+        if out is None or incoming is None:
+            return False  # it was removed meanwhile
         live = incoming.live
         return self.settled(out) < self.store.head() or (live is not None and live.cursor < live.head)
 
@@ -413,7 +488,7 @@ class Node:
         if all(incoming.satisfied_probe >= probe for incoming in sources):
             self._candidate = None
             mutual = all(self._is_mutual(incoming.name) for incoming in sources)
-            if not mutual or self._strangers() or self._unseen(sources):
+            if not mutual or self._strangers() or self._unseen(sources) or not self.incoming:
                 upto = 0
         elif now - self._aged_at >= min(self.options.tombstone_grace_micros // 10, 10 * self.options.heartbeat_micros):
             upto = 0

@@ -37,6 +37,8 @@ class NodeOptions:
     peers: tuple[PeerOptions, ...] = ()
     accept: tuple[str, ...] = ()
     """Names of instances that may send, in addition to the peers."""
+    commanded: frozenset[str] = frozenset()
+    """Names that were added by command, of those in `peers` and `accept`."""
     min_sync_peers: int = 1
     """The number of sync peers that must have a write before it counts as REPLICATED."""
     sync_timeout_micros: int = 5 * SECOND

@@ -26,7 +26,7 @@ from sow_peering import TopicKind
 from sow_replication.calls import Calls
 from sow_replication.greeting import not_accepted, of_other_cluster
 from sow_replication.node import Gate, Node, Outgoing
-from sow_replication.options import SECOND
+from sow_replication.options import SECOND, PeerOptions
 from sow_replication.ports import ANY_CALLER, PeerCaller, Refused
 from sow_replication.reads import Fetched, Read
 from sow_replication.receiver import Receiver
@@ -62,7 +62,7 @@ class Replication:
         node: Node,
         *,
         readers: Executor,
-        channel: Callable[[str], grpc.aio.Channel],
+        channel: Callable[[PeerOptions], grpc.aio.Channel],
         token: str = "",
         tokens: Mapping[str, str] = NO_TOKENS,
     ) -> None:
@@ -72,23 +72,52 @@ class Replication:
         self._readers = readers
         self._channel = channel
         self._token = token
-        self._tokens = tokens
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tokens = dict(tokens)
+        self._ticking: asyncio.Task[None] | None = None
+        self._dialling: dict[str, asyncio.Task[None]] = {}
+        """By the name of the peer."""
         self._stopped = asyncio.Event()
         self.servicer: Final = Servicer(node, readers, token, self._stopped)
 
     async def start(self) -> None:
         """Starts to dial the peers."""
-        self._tasks.append(asyncio.create_task(self._tick()))
-        self._tasks += [asyncio.create_task(self._keep(out)) for out in self.node.outgoing.values()]
+        self._ticking = asyncio.create_task(self._tick())
+        for out in self.node.outgoing.values():
+            self._dial(out)
+
+    def _dial(self, out: Outgoing) -> None:
+        self._dialling[out.peer.name] = asyncio.create_task(self._keep(out))
 
     async def stop(self) -> None:
         """Ends all links."""
         self._stopped.set()
-        for task in self._tasks:
+        tasks = [*self._dialling.values(), *([] if self._ticking is None else [self._ticking])]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         self.servicer.stop()
+
+    async def add(self, peer: PeerOptions, token: str) -> None:
+        """Sends to another instance from now on (node [6]). `token`: to present to it; empty: the common one."""
+        self._tokens.pop(peer.name, None)
+        if token:
+            self._tokens[peer.name] = token
+        out = self.node.add(peer)
+        await self._hang_up(peer.name)
+        if not self._stopped.is_set():
+            self._dial(out)
+
+    async def remove(self, name: str) -> None:
+        """Ends the links with an instance (node [6])."""
+        self.node.remove(name)
+        self._tokens.pop(name, None)
+        await self._hang_up(name)
+
+    async def _hang_up(self, name: str) -> None:
+        task = self._dialling.pop(name, None)
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
 
     def sync_peers(self, topic: str) -> int:
         """The number of sync peers that are configured for the topic; 0: REPLICATED cannot be reached."""
@@ -145,7 +174,7 @@ class Replication:
             lagging=partial(self.node.lagging, name),
             filter_text=out.peer.filter,
         )
-        async with self._channel(out.peer.address) as channel:
+        async with self._channel(out.peer) as channel:
             calls = Calls(self._stub(channel), out.peer.address, self._metadata(name))
             yield calls, self.node.store.topics(out.peer.topics), means
 
@@ -173,8 +202,10 @@ class Replication:
                 continue
             sender = self.node.dialled(out)
             try:
-                async with self._channel(out.peer.address) as channel:
+                async with self._channel(out.peer) as channel:
                     await self._drive(sender, self._stub(channel), self._metadata(out.peer.name))
+            except Refused as refused:  # its credentials cannot be read
+                sender.fail(refused)
             except Exception as error:  # a bug here must not end replication for good
                 log.exception("replication_link_failed", peer=out.peer.name)
                 sender.fail(_internal(error))

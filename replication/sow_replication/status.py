@@ -21,7 +21,10 @@ def status(node: Node) -> admin_pb2.GetReplicationStatusResponse:
         incoming=[
             _incoming(node, incoming)
             for _, incoming in sorted(node.incoming.items())
-            if incoming.live is not None or node.store.source(incoming.name) is not None or incoming.trouble.message
+            if incoming.live is not None
+            or node.store.source(incoming.name) is not None
+            or incoming.trouble.message
+            or incoming.name in node.commanded
         ],
     )
 
@@ -53,6 +56,7 @@ def _outgoing(node: Node, out: Outgoing) -> admin_pb2.OutgoingLink:
         last_error_reason=out.trouble.reason,
         since=_time(out.since_micros),
         topics=_topics([] if out.sender is None or not out.sender.streaming else out.sender.topics()),
+        origin=_origin(node, out.peer.name),
     )
 
 
@@ -79,7 +83,12 @@ def _incoming(node: Node, incoming: Incoming) -> admin_pb2.IncomingLink:
         last_error_time=_time(incoming.trouble.at_micros),
         last_error_reason=incoming.trouble.reason,
         topics=_topics(topics),
+        origin=_origin(node, incoming.name),
     )
+
+
+def _origin(node: Node, name: str) -> str:
+    return "command" if name in node.commanded else "file"
 
 
 def _topics(topics: Iterable[tuple[str, TopicState, str]]) -> list[admin_pb2.LinkTopic]:

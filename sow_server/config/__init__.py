@@ -10,9 +10,16 @@ options    the options of the store, the clock and the links that follow from a 
 
 from __future__ import annotations
 
-from sow_server.config.file import Overrides, load, render, warnings
+from sow_server.config.file import Overrides, check_accepted, load, read_peer, render, warnings
 from sow_server.config.kinds import is_loopback, split_address
-from sow_server.config.options import clock_options, metrics_token, peer_tokens, replication_token, store_options
+from sow_server.config.options import (
+    clock_options,
+    metrics_token,
+    peer_tokens,
+    replication_token,
+    store_options,
+    token_in,
+)
 from sow_server.config.sections import (
     AccessConfig,
     BackupConfig,
@@ -62,6 +69,7 @@ __all__ = [
     "SubscriptionsConfig",
     "SweepConfig",
     "TlsConfig",
+    "check_accepted",
     "clock_options",
     "host_name",
     "is_loopback",
@@ -69,9 +77,11 @@ __all__ = [
     "load",
     "metrics_token",
     "peer_tokens",
+    "read_peer",
     "render",
     "replication_token",
     "split_address",
     "store_options",
+    "token_in",
     "warnings",
 ]

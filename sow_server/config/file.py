@@ -14,7 +14,7 @@ import dataclasses
 import difflib
 import re
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -91,6 +91,22 @@ def load(path: Path | None, overrides: Overrides | None = None) -> Config:
     config = _override(reader.config(tables), overrides)
     check_relations(reader.error, config)
     return config
+
+
+def read_peer(config: Config, given: Mapping[str, object]) -> PeerConfig:
+    """A peer that joins those of a configuration, from its settings as in [[replication.peers]]. Raises ConfigError."""
+    reader = TableReader("the new peer", Path.cwd())
+    peer = reader.peer(dict(given))
+    check_relations(reader.error, dataclasses.replace(config, peers=(*config.peers, peer)))
+    return peer
+
+
+def check_accepted(config: Config, name: str) -> None:
+    """Checks the name of an instance that may send besides those of a configuration. Raises ConfigError."""
+    reader = TableReader("the new source", Path.cwd())
+    accept = reader.section(ReplicationConfig, "replication", {"accept": [name]}).accept
+    replication = dataclasses.replace(config.replication, accept=(*config.replication.accept, *accept))
+    check_relations(reader.error, dataclasses.replace(config, replication=replication))
 
 
 def parse_toml(path: Path) -> dict[str, object]:
@@ -289,9 +305,10 @@ class TableReader:
     def _peers(self, value: object) -> tuple[PeerConfig, ...]:
         if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
             raise self.error("replication", "peers", "expected tables, each under the heading [[replication.peers]]")
-        return tuple(self._peer(number, entry) for number, entry in enumerate(value, 1))
+        return tuple(self.peer(entry, number) for number, entry in enumerate(value, 1))
 
-    def _peer(self, number: int, given: dict[str, object]) -> PeerConfig:
+    def peer(self, given: dict[str, object], number: int = 1) -> PeerConfig:
+        """One of [[replication.peers]], with its files checked."""
         table = PEERS_TABLE
         try:
             peer = self.section(PeerConfig, table, given)

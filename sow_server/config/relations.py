@@ -130,8 +130,10 @@ def _check_replication(complain: Complain, config: Config) -> None:
     server, replication = config.server, config.replication
     if server.instance in replication.accept:
         raise complain("replication", "accept", f"{quoted(server.instance)} is this instance itself")
-    if replication.accept and not any(listener.links for listener in config.listeners):
-        raise complain("replication", "accept", f"no [[{LISTENERS_TABLE}]] has links = true, so none could send")
+    if not any(listener.links for listener in config.listeners):
+        for key in ("accept", "serve_links"):
+            if getattr(replication, key):
+                raise complain("replication", key, f"no [[{LISTENERS_TABLE}]] has links = true, so none could send")
 
 
 def _check_peer(complain: Complain, config: Config, peer: PeerConfig) -> None:
@@ -155,6 +157,8 @@ def _check_peer(complain: Complain, config: Config, peer: PeerConfig) -> None:
 
 
 def _check_sync_peers(complain: Complain, config: Config) -> None:
+    if config.replication.serve_links:
+        return  # more may come by command; until then REPLICATED is refused
     wanted = config.replication.min_sync_peers
     sync_peers = sum(peer.mode is LinkMode.SYNC for peer in config.peers)
     if wanted > max(1, sync_peers):

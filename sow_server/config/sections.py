@@ -283,6 +283,7 @@ class ReplicationConfig:
     """[replication]: the sources that may send to this instance, and settings of all links (rules R1 to R12)."""
 
     accept: tuple[str, ...] = _knob((), InstanceNames())
+    serve_links: bool = _flag(False)
     token: str = _knob("", Text(r"[\x21-\x7e]{0,1000}", "up to 1000 visible ASCII characters"))
     token_file: Path | None = _knob(None, MayBeAbsent(FilePath("the path of a file")))
     min_sync_peers: int = _count(1, 1, 100)
@@ -409,7 +410,7 @@ class Config:
     @property
     def replicates(self) -> bool:
         """Whether links with other instances are possible."""
-        return bool(self.peers or self.replication.accept)
+        return bool(self.peers or self.replication.accept or self.replication.serve_links)
 
 
 def _limit(kind: ValueKind[int]) -> int | None:

@@ -460,7 +460,7 @@ class AdminService:
     async def VerifyReplication(
         self, request: admin_pb2.VerifyReplicationRequest, call: Call
     ) -> AsyncGenerator[admin_pb2.VerifyReplicationResponse, None]:
-        self._peer_named(request.peer)
+        self._peer_named(request.peer, "peer")
         differing = 0
         async with aclosing(self._links.verify(request)) as responses:
             async for response in responses:
@@ -471,7 +471,7 @@ class AdminService:
     async def RepairReplication(
         self, request: admin_pb2.RepairReplicationRequest, call: Call
     ) -> AsyncGenerator[admin_pb2.RepairReplicationResponse, None]:
-        self._peer_named(request.peer)
+        self._peer_named(request.peer, "peer")
         sent = received = 0
         async with aclosing(self._links.repair(request)) as responses:
             async for response in responses:
@@ -480,9 +480,32 @@ class AdminService:
                 yield response
         log.info("replication_repaired", peer=request.peer, sent=sent, received=received)
 
-    def _peer_named(self, peer: str) -> None:
+    async def AddPeer(self, request: admin_pb2.AddPeerRequest, call: Call) -> admin_pb2.AddPeerResponse:
+        await self._links.add_peer(request)
+        log.info("peer_added", peer=request.name, address=request.address, replaced=request.replace)
+        return admin_pb2.AddPeerResponse()
+
+    async def RemovePeer(self, request: admin_pb2.RemovePeerRequest, call: Call) -> admin_pb2.RemovePeerResponse:
+        self._peer_named(request.name)
+        await self._links.remove_peer(request.name)
+        log.info("peer_removed", peer=request.name)
+        return admin_pb2.RemovePeerResponse()
+
+    async def PausePeer(self, request: admin_pb2.PausePeerRequest, call: Call) -> admin_pb2.PausePeerResponse:
+        self._peer_named(request.name)
+        await self._links.pause_peer(request.name)
+        log.info("peer_paused", peer=request.name)
+        return admin_pb2.PausePeerResponse()
+
+    async def ResumePeer(self, request: admin_pb2.ResumePeerRequest, call: Call) -> admin_pb2.ResumePeerResponse:
+        self._peer_named(request.name)
+        await self._links.resume_peer(request.name)
+        log.info("peer_resumed", peer=request.name)
+        return admin_pb2.ResumePeerResponse()
+
+    def _peer_named(self, peer: str, field: str = "name") -> None:
         if not peer:
-            raise convert.invalid("peer", "the name of a peer is needed")
+            raise convert.invalid(field, "the name of a peer is needed")
 
     async def Backup(self, request: admin_pb2.BackupRequest, call: Call) -> admin_pb2.BackupResponse:
         made = await self._read(lambda: self._upkeep.backup(request.name))

@@ -102,6 +102,7 @@ CODES: Final[dict[Reason, grpc.StatusCode]] = {
     Reason.READER_LOST: grpc.StatusCode.UNAVAILABLE,
     Reason.BEHIND: grpc.StatusCode.UNAVAILABLE,
     Reason.PEER_OTHER_CLUSTER: grpc.StatusCode.FAILED_PRECONDITION,
+    Reason.PEER_EXISTS: grpc.StatusCode.ALREADY_EXISTS,
 }
 
 

@@ -27,6 +27,18 @@ class Links(Protocol):
     ) -> AsyncGenerator[admin_pb2.VerifyReplicationResponse, None]:
         """Compares with a peer, topic by topic (rule R10). Raises StoreError, PEER_NOT_FOUND among others."""
 
+    async def add_peer(self, request: admin_pb2.AddPeerRequest) -> None:
+        """Adds a peer or a source, or replaces the settings of one (rule R14). Raises StoreError."""
+
+    async def remove_peer(self, name: str) -> None:
+        """Removes a peer or a source that was added by command (rule R14). Raises StoreError."""
+
+    async def pause_peer(self, name: str) -> None:
+        """Sends nothing to a peer until it is resumed (rule R14). Raises StoreError."""
+
+    async def resume_peer(self, name: str) -> None:
+        """Sends to a paused peer again (rule R14). Raises StoreError."""
+
     def repair(
         self, request: admin_pb2.RepairReplicationRequest
     ) -> AsyncGenerator[admin_pb2.RepairReplicationResponse, None]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.property.test_replication_simulation import Wrong, run_losing_seed, run_seed
+from tests.property.test_replication_simulation import Wrong, run_changing_seed, run_losing_seed, run_seed
 from tests.support.examples import examples
 from tests.support.replica_rocks import RocksStore
 from tests.support.replica_rows import Make, Written
@@ -37,6 +37,12 @@ def test_instances_that_lost_their_data_end_equal_on_the_real_store(tmp_path: Pa
     empty.mkdir()
     run = partial(run_losing_seed, empty=lambda: empty)
     live(tmp_path / "life", (seed + 950_000 + number) % 2**32, run=run)
+
+
+@pytest.mark.parametrize("number", [0, 1, *[pytest.param(number, marks=pytest.mark.long) for number in range(2, 101)]])
+def test_instances_whose_links_come_and_go_end_equal_on_the_real_store(tmp_path: Path, seed: int, number: int) -> None:
+    """R14."""
+    live(tmp_path / "life", (seed + 960_000 + number) % 2**32, run=run_changing_seed)
 
 
 def live(

@@ -299,6 +299,14 @@ ADMIN_CASES: Final = (
         _constant(admin_pb2.RepairReplicationRequest(peer=PEERS[0])),
         fails="REPLICATION_UNAVAILABLE",  # the peer is not there
     ),
+    Case(
+        "AdminService.AddPeer",
+        _constant(admin_pb2.AddPeerRequest(name=PEERS[0], address="127.0.0.1:1")),
+        fails="SET_IN_CONFIG",  # it is in the file
+    ),
+    Case("AdminService.RemovePeer", _constant(admin_pb2.RemovePeerRequest(name=PEERS[0])), fails="SET_IN_CONFIG"),
+    Case("AdminService.PausePeer", _constant(admin_pb2.PausePeerRequest(name=PEERS[0]))),
+    Case("AdminService.ResumePeer", _constant(admin_pb2.ResumePeerRequest(name=PEERS[0]))),
     Case("AdminService.Backup", lambda things: admin_pb2.BackupRequest(name=f"by-{things.caller}")),
 )
 SNAPSHOT_CASES: Final = (

@@ -558,6 +558,43 @@ class FakeClient(FakeRetention):
                 on_topic(one)
         return self.repaired
 
+    def add_peer(
+        self,
+        name: str,
+        address: str = "",
+        *,
+        accept: bool = False,
+        topics_pattern: str = "",
+        sync: bool = False,
+        filter_text: str = "",
+        ca: str = "",
+        certificate: str = "",
+        key: str = "",
+        token_file: str = "",
+        replace: bool = False,
+    ) -> None:
+        given = {
+            "accept": accept,
+            "topics_pattern": topics_pattern,
+            "sync": sync,
+            "filter_text": filter_text,
+            "ca": ca,
+            "certificate": certificate,
+            "key": key,
+            "token_file": token_file,
+            "replace": replace,
+        }
+        self._called("add_peer", name=name, address=address, **{name: value for name, value in given.items() if value})
+
+    def remove_peer(self, name: str) -> None:
+        self._called("remove_peer", name=name)
+
+    def pause_peer(self, name: str) -> None:
+        self._called("pause_peer", name=name)
+
+    def resume_peer(self, name: str) -> None:
+        self._called("resume_peer", name=name)
+
     def backup(self, name: str) -> BackupMade:
         self._called("backup", name=name)
         return BackupMade(name, 17, 4_096)

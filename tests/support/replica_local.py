@@ -26,7 +26,7 @@ class LocalStore:
         written: Callable[[Written], None] = lambda written: None,
     ) -> None:
         self._now = now
-        self._peers = peers
+        self._peers = list(peers)
         self._written = written
         self._lives = 0
         self._versions = 0

@@ -294,6 +294,26 @@ class ModelStore(LocalStore):
                 gone += 1
         return MergeCounts(gone)
 
+    # -- commands ---------------------------------------------------------------------------------------------------
+
+    def add_peer(self, name: str) -> None:
+        self._submit(lambda: self._peers.append(name))
+
+    def remove_peer(self, name: str) -> None:
+        def job() -> None:
+            self._peers = [peer for peer in self._peers if peer != name]
+            before = self.peer(name)
+            if before.identity is not None or before.missed:
+                left = PeerState(before.identity, 0, missed=True)
+                self._peer_memory[name] = self.disk.peers[name] = left
+            source = self.disk.sources.get(name)
+            if source is None and before.identity is not None:
+                source = self.disk.sources[name] = ModelSource(before.identity, 0, ".*", "", False)
+            if source is not None:
+                source.seeds, source.missing_is_deleted, source.wait_for = {}, False, self.disk.head
+
+        self._submit(job)
+
     # -- comparing: not part of this world --------------------------------------------------------------------------
 
     def checksums(self, topic: str, buckets: int, now_micros: int) -> Checksums:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -14,7 +15,7 @@ from sow_server.engine.disk.layout import DELETE, EXPIRE, PUT, TOUCH, decode_cha
 from sow_server.engine.disk.rocks import TOMBSTONES
 from sow_server.engine.durables.editor import DurableEditor
 from sow_server.engine.durables.floors import RETENTION
-from sow_server.engine.replicas import PeerSettings, ReplicaOptions
+from sow_server.engine.replicas import CommandedPeer, PeerSettings, ReplicaOptions
 from sow_server.engine.store import Store, StoreOptions
 from sow_server.engine.values.clock import GuardedClock
 from sow_server.engine.values.errors import StoreError
@@ -130,6 +131,15 @@ class RocksStore(PeerStore):
             assert not isinstance(result, StoreError), result
 
         self._rig.store.durable_commits.change(raise_floors, pruned)
+
+    def add_peer(self, name: str) -> None:
+        self._rig.store.replicas.commanded.add(CommandedPeer(name, "somewhere:1"), lambda _: None)
+
+    def remove_peer(self, name: str) -> None:
+        self._rig.store.replicas.commanded.remove(name, lambda _: None)
+        options = self._rig.options  # also where it was a peer from the start on
+        left = tuple(peer for peer in options.replicas.peers if peer.name != name)
+        self._rig.options = replace(options, replicas=replace(options.replicas, peers=left))
 
     def busy(self) -> bool:
         requests, _ = self._rig.store.writer.queue.depth

@@ -116,6 +116,12 @@ class Operations(Protocol):
     def delete(self, topic: str, key: str) -> None: ...
     def sweep(self) -> None: ...
     def prune(self, upto: int) -> None: ...
+    def add_peer(self, name: str) -> None:
+        """Sends everything to another instance, by command (rule R14)."""
+
+    def remove_peer(self, name: str) -> None:
+        """Forgets an instance that was added by command."""
+
     def step(self, *, sync: bool = True) -> bool:
         """Commits the queue and calls each `done`. Returns whether there was anything. Not `sync`: local changes are
         committed, and not durable before the next sync."""

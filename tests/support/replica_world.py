@@ -6,13 +6,14 @@ import heapq
 import itertools
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple, TypeVar
 
 from sow.v1 import replication_pb2, types_pb2
 from sow_peering import InstanceIdentity
 from sow_replication.node import Node
-from sow_replication.options import NodeOptions
+from sow_replication.options import NodeOptions, PeerOptions
 from sow_replication.ports import Refused
 from sow_replication.reads import Fetched, Read
 from sow_replication.receiver import Receiver
@@ -80,7 +81,42 @@ class Instance:
         """Whether it crashes in front of its next commit, or loses power in front of its next sync."""
         self.exposed = False
         """Whether it loses power right after it has told another one its content, or the changes that it was given."""
+        self.paused: set[str] = set()
         self.node = Node(store, options, world.random)
+
+    def add_peer(self, peer: PeerOptions) -> None:
+        """Sends to another instance from now on, by command (rule R14)."""
+        self.options = replace(self.options, peers=(*self.options.peers, peer))
+        self.store.add_peer(peer.name)
+        self.store.step()
+        self.node.add(peer)
+        self.world.soon(self)
+
+    def remove_peer(self, name: str) -> None:
+        """Forgets another instance."""
+        self.options = replace(
+            self.options,
+            peers=tuple(peer for peer in self.options.peers if peer.name != name),
+            accept=tuple(other for other in self.options.accept if other != name),
+        )
+        self.paused.discard(name)
+        self.node.remove(name)
+        self.store.remove_peer(name)
+        self.store.step()
+        self.node.wake()
+        self.world.soon(self)
+
+    def pause(self, name: str) -> None:
+        """Sends nothing to a peer."""
+        self.paused.add(name)
+        self.node.pause(name)
+        self.world.soon(self)
+
+    def resume(self, name: str) -> None:
+        """Sends to a peer again."""
+        self.paused.discard(name)
+        self.node.resume(name)
+        self.world.soon(self)
 
     def boot(self) -> None:
         if self.up:
@@ -89,6 +125,8 @@ class Instance:
         self.fragile = self.exposed = False
         self.life += 1
         self.node = Node(self.store, self.options, self.world.random)
+        for name in self.paused:
+            self.node.pause(name)
         self.world.at(self.world.now, self.tick)
 
     def crash(self, *, power: bool = False) -> None:

@@ -216,6 +216,33 @@ def test_repair_reports_the_rows_of_each_direction(client: FakeClient) -> None:
     assert arguments_of(client, "repair_replication") == {"peer": "ldn-1", "topics": ("orders",)}
 
 
+def test_peers_come_and_go(client: FakeClient) -> None:
+    """R14."""
+    files = ["--ca", "/ca", "--certificate", "/c", "--key", "/k", "--token-file", "/t"]
+    given = ["--topics", "o.*", "--mode", "sync", "--filter", "/a=1", *files, "--replace"]
+    assert run(client, "replication", "add-peer", "ldn-2", "ldn:7450", *given).exit_code == 0
+    assert arguments_of(client, "add_peer") == {
+        "name": "ldn-2",
+        "address": "ldn:7450",
+        "topics_pattern": "o.*",
+        "sync": True,
+        "filter_text": "/a=1",
+        "ca": "/ca",
+        "certificate": "/c",
+        "key": "/k",
+        "token_file": "/t",
+        "replace": True,
+    }
+    for command, called in (("pause", "pause_peer"), ("resume", "resume_peer"), ("remove-peer", "remove_peer")):
+        assert run(client, "replication", command, "ldn-2").exit_code == 0
+        assert arguments_of(client, called) == {"name": "ldn-2"}
+
+
+def test_an_instance_may_only_send_here(client: FakeClient) -> None:
+    assert run(client, "replication", "add-peer", "source", "--accept").exit_code == 0
+    assert arguments_of(client, "add_peer") == {"name": "source", "address": "", "accept": True}
+
+
 def test_a_backup_tells_its_name_and_how_far_it_reaches(client: FakeClient) -> None:
     assert rows(run(client, "backup", "2030-01-31")) == [{"name": "2030-01-31", "sequence": 17, "bytes": 4_096}]
     assert "4.0 KiB" in run(client, "backup", "2030-01-31", "--format", "table").stdout
@@ -228,6 +255,11 @@ def test_a_backup_tells_its_name_and_how_far_it_reaches(client: FakeClient) -> N
         ("replication", "verify", "ldn-1", "--keys", "-1"),
         ("replication", "verify", "ldn-1", "orders"),
         ("replication", "repair"),
+        ("replication", "add-peer"),
+        ("replication", "add-peer", "ldn-1", "ldn:7450", "--mode", "half"),
+        ("replication", "remove-peer"),
+        ("replication", "pause"),
+        ("replication", "resume"),
         ("backup",),
     ],
 )

@@ -6,6 +6,7 @@ import asyncio
 import subprocess
 from collections.abc import AsyncGenerator
 from pathlib import Path
+from typing import Final
 
 import grpc
 import pytest
@@ -17,7 +18,10 @@ from sow_replication.ports import Refused
 from sow_replication.service import Replication
 from sow_server.config import Config, PeerConfig
 from sow_server.engine.values.errors import Reason, StoreError
-from sow_server.linking import Linked, dialling, log_event, store_error
+from sow_server.linking import Dialling, Linked, PeerCommands, log_event, peer_options, store_error
+
+NO_COMMANDS: Final = PeerCommands.__new__(PeerCommands)
+"""Commands that nobody gives."""
 
 
 class RefusingLinks(Replication):
@@ -61,7 +65,7 @@ def refused(reason: str, message: str = "no") -> Refused:
 def test_a_refusal_of_replication_becomes_an_error_of_the_store() -> None:
     async def run() -> None:
         links = RefusingLinks(refused("REPLICATION_UNAVAILABLE", "the write stands here"))
-        linked = Linked(links, message_bytes_max=0)
+        linked = Linked(links, NO_COMMANDS, message_bytes_max=0)
         assert linked.sync_peers("abc") == 3
         assert linked.status().instance == "nyc-1"
         with pytest.raises(StoreError, match="the write stands here") as caught:
@@ -79,7 +83,7 @@ def test_a_refusal_of_replication_becomes_an_error_of_the_store() -> None:
 def test_a_comparison_without_a_waiting_caller_ends() -> None:
     async def run() -> None:
         links = RefusingLinks(refused("STOPPING"))
-        answers = Linked(links, message_bytes_max=0).verify(admin_pb2.VerifyReplicationRequest())
+        answers = Linked(links, NO_COMMANDS, message_bytes_max=0).verify(admin_pb2.VerifyReplicationRequest())
         await anext(answers)
         await answers.aclose()
         assert links.ended == 1
@@ -89,7 +93,7 @@ def test_a_comparison_without_a_waiting_caller_ends() -> None:
 
 def test_an_unknown_peer_is_a_field_at_fault() -> None:
     async def run() -> None:
-        linked = Linked(RefusingLinks(refused("PEER_NOT_FOUND")), message_bytes_max=0)
+        linked = Linked(RefusingLinks(refused("PEER_NOT_FOUND")), NO_COMMANDS, message_bytes_max=0)
         with pytest.raises(StoreError) as caught:
             await anext(linked.repair(admin_pb2.RepairReplicationRequest()))
         assert (caught.value.reason, caught.value.field) == (Reason.PEER_NOT_FOUND, "peer")
@@ -144,11 +148,11 @@ def test_each_peer_is_dialled_with_its_own_credentials(tmp_path: Path) -> None:
             PeerConfig("plain", plain),
             PeerConfig("secured", secured, ca=certificate, certificate=certificate, key=key),
         )
-        dial = dialling(Config(peers=peers))
+        dial = Dialling(Config(peers=peers))
         found = []
         try:
-            for address in (plain, secured):
-                async with dial(address) as channel:
+            for peer in peers:
+                async with dial(peer_options(peer)) as channel:
                     ask = channel.unary_unary("/test/Ask", request_serializer=bytes, response_deserializer=bytes)
                     found.append(await ask(b"", timeout=10))
         finally:

@@ -50,6 +50,18 @@ class FakeLinks(Links):
     def status(self) -> admin_pb2.GetReplicationStatusResponse:
         return admin_pb2.GetReplicationStatusResponse()
 
+    async def add_peer(self, request: admin_pb2.AddPeerRequest) -> None:
+        raise NotImplementedError
+
+    async def remove_peer(self, name: str) -> None:
+        raise NotImplementedError
+
+    async def pause_peer(self, name: str) -> None:
+        raise NotImplementedError
+
+    async def resume_peer(self, name: str) -> None:
+        raise NotImplementedError
+
     def verify(
         self, request: admin_pb2.VerifyReplicationRequest
     ) -> AsyncGenerator[admin_pb2.VerifyReplicationResponse, None]:

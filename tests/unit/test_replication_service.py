@@ -32,6 +32,10 @@ CHANNEL_OPTIONS: Final = (
 )
 
 
+def dialled(peer: PeerOptions) -> grpc.aio.Channel:
+    return insecure_channel(peer.address)
+
+
 def insecure_channel(address: str) -> grpc.aio.Channel:
     """A channel without TLS."""
     return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
@@ -68,7 +72,7 @@ async def running(
     token: str = "",
     port: int = 0,
     store: ModelStore | None = None,
-    channel: Callable[[str], grpc.aio.Channel] = insecure_channel,
+    channel: Callable[[PeerOptions], grpc.aio.Channel] = dialled,
     silence_micros: int = 10_000_000,
 ) -> AsyncIterator[Running]:
     if store is None:
@@ -174,9 +178,9 @@ def test_equal_failures_of_attempts_are_logged_once() -> None:
         dialled: list[str] = []
         told: list[tuple[str, object]] = []
 
-        def dial(address: str) -> grpc.aio.Channel:
-            dialled.append(address)
-            return insecure_channel(address)
+        def dial(peer: PeerOptions) -> grpc.aio.Channel:
+            dialled.append(peer.address)
+            return insecure_channel(peer.address)
 
         async with running("b", accept=("a",)) as b:
             port = b.port

@@ -240,6 +240,53 @@ class AsyncAdministration(AsyncCalls):
             raise self._transport.failure(error) from error
         return done
 
+    async def add_peer(
+        self,
+        name: str,
+        address: str = "",
+        *,
+        accept: bool = False,
+        topics_pattern: str = "",
+        sync: bool = False,
+        filter_text: str = "",
+        ca: str = "",
+        certificate: str = "",
+        key: str = "",
+        token_file: str = "",
+        replace: bool = False,
+    ) -> None:
+        """Makes the server send to another instance, and accept its links, without a restart (rule R14). Without an
+        address, and with `accept`, the other one only sends here. `sync`: REPLICATED waits for it (rule R8). Files
+        are on the server's machine, with absolute paths. `replace`: of a peer that was added before; its link
+        continues with the new settings."""
+        request = _replication.add_request(
+            name,
+            address,
+            accept=accept,
+            topics_pattern=topics_pattern,
+            sync=sync,
+            filter_text=filter_text,
+            ca=ca,
+            certificate=certificate,
+            key=key,
+            token_file=token_file,
+            replace=replace,
+        )
+        await self._call(self._admin.AddPeer, request, once=True)
+
+    async def remove_peer(self, name: str) -> None:
+        """Removes an instance that was added with `add_peer`: nothing is kept for it any more (rule R14). If it comes
+        back, it first takes the data here, so for a while rather pause it."""
+        await self._call(self._admin.RemovePeer, admin_pb2.RemovePeerRequest(name=_replication.named(name)), once=True)
+
+    async def pause_peer(self, name: str) -> None:
+        """Stops sending to a peer until `resume_peer`. The changes are kept for it (rules R9, R14)."""
+        await self._call(self._admin.PausePeer, admin_pb2.PausePeerRequest(name=_replication.named(name)))
+
+    async def resume_peer(self, name: str) -> None:
+        """Sends to a paused peer again."""
+        await self._call(self._admin.ResumePeer, admin_pb2.ResumePeerRequest(name=_replication.named(name)))
+
     async def backup(self, name: str) -> BackupMade:
         """Makes a backup `name` on the server's machine, below the root that its configuration sets (rule J14). The
         name is 1 to 100 of [A-Za-z0-9_.-] without a '.' at its beginning. This can take long; there is no deadline."""

@@ -1839,14 +1839,15 @@ class OutgoingLink(_message.Message):
     SINCE_FIELD_NUMBER: _builtins.int
     TOPICS_FIELD_NUMBER: _builtins.int
     LAST_ERROR_REASON_FIELD_NUMBER: _builtins.int
+    ORIGIN_FIELD_NUMBER: _builtins.int
     peer: _builtins.str
     """The peer's name."""
     address: _builtins.str
     """Its address."""
     state: _builtins.str
-    """"connecting", "greeting", "seeding", "streaming", "waiting" (for the next attempt) or "refused"."""
+    """"connecting", "greeting", "seeding", "streaming", "waiting" (for the next attempt), "refused" or "paused"."""
     mode: _builtins.str
-    """"async", "sync", or "downgraded": sync, but down for longer than `sync_timeout`."""
+    """"async", "sync", or "downgraded": sync, but down for longer than `sync_timeout`, or paused."""
     topics_pattern: _builtins.str
     """The pattern of its topics."""
     acknowledged_sequence: _builtins.int
@@ -1861,6 +1862,8 @@ class OutgoingLink(_message.Message):
     """The last error. Empty: none since the link came up."""
     last_error_reason: _types_pb2.ErrorReason.ValueType
     """The reason of the last error, from the one vocabulary of reasons. Unspecified: there is none."""
+    origin: _builtins.str
+    """"file": the peer is in the configuration; "command": it was added by AddPeer."""
     @_builtins.property
     def last_error_time(self) -> _timestamp_pb2.Timestamp:
         """The time of the last error."""
@@ -1890,10 +1893,11 @@ class OutgoingLink(_message.Message):
         since: _timestamp_pb2.Timestamp | None = ...,
         topics: _abc.Iterable[Global___LinkTopic] | None = ...,
         last_error_reason: _types_pb2.ErrorReason.ValueType = ...,
+        origin: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["last_error_time", b"last_error_time", "since", b"since"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledged_sequence", b"acknowledged_sequence", "address", b"address", "lag_micros", b"lag_micros", "lag_sequences", b"lag_sequences", "last_error", b"last_error", "last_error_reason", b"last_error_reason", "last_error_time", b"last_error_time", "mode", b"mode", "peer", b"peer", "since", b"since", "skew_micros", b"skew_micros", "state", b"state", "topics", b"topics", "topics_pattern", b"topics_pattern"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledged_sequence", b"acknowledged_sequence", "address", b"address", "lag_micros", b"lag_micros", "lag_sequences", b"lag_sequences", "last_error", b"last_error", "last_error_reason", b"last_error_reason", "last_error_time", b"last_error_time", "mode", b"mode", "origin", b"origin", "peer", b"peer", "since", b"since", "skew_micros", b"skew_micros", "state", b"state", "topics", b"topics", "topics_pattern", b"topics_pattern"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1918,6 +1922,7 @@ class IncomingLink(_message.Message):
     TOPICS_FIELD_NUMBER: _builtins.int
     LAST_ERROR_REASON_FIELD_NUMBER: _builtins.int
     ROWS_REFUSED_FIELD_NUMBER: _builtins.int
+    ORIGIN_FIELD_NUMBER: _builtins.int
     peer: _builtins.str
     """The sender's name."""
     state: _builtins.str
@@ -1942,6 +1947,8 @@ class IncomingLink(_message.Message):
     """Rows of this sender that were refused, because no publish could have made them (rule R13), since this process
     started.
     """
+    origin: _builtins.str
+    """"file": the sender is in the configuration; "command": it was added by AddPeer."""
     @_builtins.property
     def last_error_time(self) -> _timestamp_pb2.Timestamp:
         """The time of the last error."""
@@ -1966,14 +1973,211 @@ class IncomingLink(_message.Message):
         topics: _abc.Iterable[Global___LinkTopic] | None = ...,
         last_error_reason: _types_pb2.ErrorReason.ValueType = ...,
         rows_refused: _builtins.int = ...,
+        origin: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["last_error_time", b"last_error_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "cursor", b"cursor", "dropped", b"dropped", "head_sequence", b"head_sequence", "last_error", b"last_error", "last_error_reason", b"last_error_reason", "last_error_time", b"last_error_time", "peer", b"peer", "rows_refused", b"rows_refused", "skew_micros", b"skew_micros", "state", b"state", "superseded", b"superseded", "topics", b"topics"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "cursor", b"cursor", "dropped", b"dropped", "head_sequence", b"head_sequence", "last_error", b"last_error", "last_error_reason", b"last_error_reason", "last_error_time", b"last_error_time", "origin", b"origin", "peer", b"peer", "rows_refused", b"rows_refused", "skew_micros", b"skew_micros", "state", b"state", "superseded", b"superseded", "topics", b"topics"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___IncomingLink: _TypeAlias = IncomingLink  # noqa: Y015
+
+@_typing.final
+class AddPeerRequest(_message.Message):
+    """A request to add a peer or a source. Files are on the server's machine, with absolute paths."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    ACCEPT_FIELD_NUMBER: _builtins.int
+    TOPICS_PATTERN_FIELD_NUMBER: _builtins.int
+    SYNC_FIELD_NUMBER: _builtins.int
+    FILTER_FIELD_NUMBER: _builtins.int
+    CA_FIELD_NUMBER: _builtins.int
+    CERTIFICATE_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
+    TOKEN_FILE_FIELD_NUMBER: _builtins.int
+    REPLACE_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """The name of the other instance."""
+    address: _builtins.str
+    """Its address. Empty, with `accept`: it only sends here."""
+    accept: _builtins.bool
+    """Accepts its links without sending to it. With an address its links are accepted in any case (rule R1)."""
+    topics_pattern: _builtins.str
+    """A pattern that has to match the whole name of a topic. Empty: all topics."""
+    sync: _builtins.bool
+    """true: REPLICATED waits for it (rule R8)."""
+    filter: _builtins.str
+    """Only records that match are sent. Empty: all."""
+    ca: _builtins.str
+    """A PEM file with authorities: the link uses TLS. Empty: plain text."""
+    certificate: _builtins.str
+    """A PEM file with the certificate that this end shows. Empty: none."""
+    key: _builtins.str
+    """A PEM file with the key of that certificate, private to the server's user."""
+    token_file: _builtins.str
+    """A file with the token that this end shows, private to the server's user. Empty: that of [replication], if any."""
+    replace: _builtins.bool
+    """true: in the place of a peer of this name that was added by command. Its link is made anew, and continues."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        address: _builtins.str = ...,
+        accept: _builtins.bool = ...,
+        topics_pattern: _builtins.str = ...,
+        sync: _builtins.bool = ...,
+        filter: _builtins.str = ...,
+        ca: _builtins.str = ...,
+        certificate: _builtins.str = ...,
+        key: _builtins.str = ...,
+        token_file: _builtins.str = ...,
+        replace: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accept", b"accept", "address", b"address", "ca", b"ca", "certificate", b"certificate", "filter", b"filter", "key", b"key", "name", b"name", "replace", b"replace", "sync", b"sync", "token_file", b"token_file", "topics_pattern", b"topics_pattern"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AddPeerRequest: _TypeAlias = AddPeerRequest  # noqa: Y015
+
+@_typing.final
+class AddPeerResponse(_message.Message):
+    """The peer was added."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AddPeerResponse: _TypeAlias = AddPeerResponse  # noqa: Y015
+
+@_typing.final
+class RemovePeerRequest(_message.Message):
+    """A request to remove a peer or a source that was added by command."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Its name."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RemovePeerRequest: _TypeAlias = RemovePeerRequest  # noqa: Y015
+
+@_typing.final
+class RemovePeerResponse(_message.Message):
+    """The peer was removed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RemovePeerResponse: _TypeAlias = RemovePeerResponse  # noqa: Y015
+
+@_typing.final
+class PausePeerRequest(_message.Message):
+    """A request to stop sending to a peer."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Its name."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PausePeerRequest: _TypeAlias = PausePeerRequest  # noqa: Y015
+
+@_typing.final
+class PausePeerResponse(_message.Message):
+    """Nothing is sent to the peer."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PausePeerResponse: _TypeAlias = PausePeerResponse  # noqa: Y015
+
+@_typing.final
+class ResumePeerRequest(_message.Message):
+    """A request to send to a peer again."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Its name."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResumePeerRequest: _TypeAlias = ResumePeerRequest  # noqa: Y015
+
+@_typing.final
+class ResumePeerResponse(_message.Message):
+    """The peer is dialled."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResumePeerResponse: _TypeAlias = ResumePeerResponse  # noqa: Y015
 
 @_typing.final
 class VerifyReplicationRequest(_message.Message):

@@ -145,6 +145,26 @@ class AdminServiceStub(object):
                 request_serializer=sow_dot_v1_dot_admin__pb2.RepairReplicationRequest.SerializeToString,
                 response_deserializer=sow_dot_v1_dot_admin__pb2.RepairReplicationResponse.FromString,
                 _registered_method=True)
+        self.AddPeer = channel.unary_unary(
+                '/sow.v1.AdminService/AddPeer',
+                request_serializer=sow_dot_v1_dot_admin__pb2.AddPeerRequest.SerializeToString,
+                response_deserializer=sow_dot_v1_dot_admin__pb2.AddPeerResponse.FromString,
+                _registered_method=True)
+        self.RemovePeer = channel.unary_unary(
+                '/sow.v1.AdminService/RemovePeer',
+                request_serializer=sow_dot_v1_dot_admin__pb2.RemovePeerRequest.SerializeToString,
+                response_deserializer=sow_dot_v1_dot_admin__pb2.RemovePeerResponse.FromString,
+                _registered_method=True)
+        self.PausePeer = channel.unary_unary(
+                '/sow.v1.AdminService/PausePeer',
+                request_serializer=sow_dot_v1_dot_admin__pb2.PausePeerRequest.SerializeToString,
+                response_deserializer=sow_dot_v1_dot_admin__pb2.PausePeerResponse.FromString,
+                _registered_method=True)
+        self.ResumePeer = channel.unary_unary(
+                '/sow.v1.AdminService/ResumePeer',
+                request_serializer=sow_dot_v1_dot_admin__pb2.ResumePeerRequest.SerializeToString,
+                response_deserializer=sow_dot_v1_dot_admin__pb2.ResumePeerResponse.FromString,
+                _registered_method=True)
         self.Backup = channel.unary_unary(
                 '/sow.v1.AdminService/Backup',
                 request_serializer=sow_dot_v1_dot_admin__pb2.BackupRequest.SerializeToString,
@@ -312,6 +332,34 @@ class AdminServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def AddPeer(self, request, context):
+        """Adds an instance that this one sends to, or that may send here, without a restart (rule R14).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RemovePeer(self, request, context):
+        """Removes an instance that was added by AddPeer: nothing is kept for it any more (rule R14).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PausePeer(self, request, context):
+        """Stops sending to a peer until it is resumed. What it lacks is kept for it (rules R9, R14).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ResumePeer(self, request, context):
+        """Sends to a paused peer again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Backup(self, request, context):
         """Copies the present data into a new directory below the root of backups on the server's machine (rule J14).
         """
@@ -431,6 +479,26 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.RepairReplication,
                     request_deserializer=sow_dot_v1_dot_admin__pb2.RepairReplicationRequest.FromString,
                     response_serializer=sow_dot_v1_dot_admin__pb2.RepairReplicationResponse.SerializeToString,
+            ),
+            'AddPeer': grpc.unary_unary_rpc_method_handler(
+                    servicer.AddPeer,
+                    request_deserializer=sow_dot_v1_dot_admin__pb2.AddPeerRequest.FromString,
+                    response_serializer=sow_dot_v1_dot_admin__pb2.AddPeerResponse.SerializeToString,
+            ),
+            'RemovePeer': grpc.unary_unary_rpc_method_handler(
+                    servicer.RemovePeer,
+                    request_deserializer=sow_dot_v1_dot_admin__pb2.RemovePeerRequest.FromString,
+                    response_serializer=sow_dot_v1_dot_admin__pb2.RemovePeerResponse.SerializeToString,
+            ),
+            'PausePeer': grpc.unary_unary_rpc_method_handler(
+                    servicer.PausePeer,
+                    request_deserializer=sow_dot_v1_dot_admin__pb2.PausePeerRequest.FromString,
+                    response_serializer=sow_dot_v1_dot_admin__pb2.PausePeerResponse.SerializeToString,
+            ),
+            'ResumePeer': grpc.unary_unary_rpc_method_handler(
+                    servicer.ResumePeer,
+                    request_deserializer=sow_dot_v1_dot_admin__pb2.ResumePeerRequest.FromString,
+                    response_serializer=sow_dot_v1_dot_admin__pb2.ResumePeerResponse.SerializeToString,
             ),
             'Backup': grpc.unary_unary_rpc_method_handler(
                     servicer.Backup,
@@ -1033,6 +1101,114 @@ class AdminService(object):
             '/sow.v1.AdminService/RepairReplication',
             sow_dot_v1_dot_admin__pb2.RepairReplicationRequest.SerializeToString,
             sow_dot_v1_dot_admin__pb2.RepairReplicationResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AddPeer(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sow.v1.AdminService/AddPeer',
+            sow_dot_v1_dot_admin__pb2.AddPeerRequest.SerializeToString,
+            sow_dot_v1_dot_admin__pb2.AddPeerResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RemovePeer(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sow.v1.AdminService/RemovePeer',
+            sow_dot_v1_dot_admin__pb2.RemovePeerRequest.SerializeToString,
+            sow_dot_v1_dot_admin__pb2.RemovePeerResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PausePeer(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sow.v1.AdminService/PausePeer',
+            sow_dot_v1_dot_admin__pb2.PausePeerRequest.SerializeToString,
+            sow_dot_v1_dot_admin__pb2.PausePeerResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResumePeer(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sow.v1.AdminService/ResumePeer',
+            sow_dot_v1_dot_admin__pb2.ResumePeerRequest.SerializeToString,
+            sow_dot_v1_dot_admin__pb2.ResumePeerResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -81,6 +81,14 @@ class AdminServiceStub:
     """Compares the records of this instance with a peer's. Streams the differences, topic by topic (rule R10)."""
     RepairReplication: _grpc.UnaryStreamMultiCallable[_admin_pb2.RepairReplicationRequest, _admin_pb2.RepairReplicationResponse]
     """Compares, and brings each differing key to the newer of its two versions, at both ends (rule R10)."""
+    AddPeer: _grpc.UnaryUnaryMultiCallable[_admin_pb2.AddPeerRequest, _admin_pb2.AddPeerResponse]
+    """Adds an instance that this one sends to, or that may send here, without a restart (rule R14)."""
+    RemovePeer: _grpc.UnaryUnaryMultiCallable[_admin_pb2.RemovePeerRequest, _admin_pb2.RemovePeerResponse]
+    """Removes an instance that was added by AddPeer: nothing is kept for it any more (rule R14)."""
+    PausePeer: _grpc.UnaryUnaryMultiCallable[_admin_pb2.PausePeerRequest, _admin_pb2.PausePeerResponse]
+    """Stops sending to a peer until it is resumed. What it lacks is kept for it (rules R9, R14)."""
+    ResumePeer: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ResumePeerRequest, _admin_pb2.ResumePeerResponse]
+    """Sends to a paused peer again."""
     Backup: _grpc.UnaryUnaryMultiCallable[_admin_pb2.BackupRequest, _admin_pb2.BackupResponse]
     """Copies the present data into a new directory below the root of backups on the server's machine (rule J14)."""
 
@@ -137,6 +145,14 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """Compares the records of this instance with a peer's. Streams the differences, topic by topic (rule R10)."""
     RepairReplication: _aio.UnaryStreamMultiCallable[_admin_pb2.RepairReplicationRequest, _admin_pb2.RepairReplicationResponse]  # type: ignore[assignment]
     """Compares, and brings each differing key to the newer of its two versions, at both ends (rule R10)."""
+    AddPeer: _aio.UnaryUnaryMultiCallable[_admin_pb2.AddPeerRequest, _admin_pb2.AddPeerResponse]  # type: ignore[assignment]
+    """Adds an instance that this one sends to, or that may send here, without a restart (rule R14)."""
+    RemovePeer: _aio.UnaryUnaryMultiCallable[_admin_pb2.RemovePeerRequest, _admin_pb2.RemovePeerResponse]  # type: ignore[assignment]
+    """Removes an instance that was added by AddPeer: nothing is kept for it any more (rule R14)."""
+    PausePeer: _aio.UnaryUnaryMultiCallable[_admin_pb2.PausePeerRequest, _admin_pb2.PausePeerResponse]  # type: ignore[assignment]
+    """Stops sending to a peer until it is resumed. What it lacks is kept for it (rules R9, R14)."""
+    ResumePeer: _aio.UnaryUnaryMultiCallable[_admin_pb2.ResumePeerRequest, _admin_pb2.ResumePeerResponse]  # type: ignore[assignment]
+    """Sends to a paused peer again."""
     Backup: _aio.UnaryUnaryMultiCallable[_admin_pb2.BackupRequest, _admin_pb2.BackupResponse]  # type: ignore[assignment]
     """Copies the present data into a new directory below the root of backups on the server's machine (rule J14)."""
 
@@ -322,6 +338,38 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_admin_pb2.RepairReplicationResponse], _abc.AsyncIterator[_admin_pb2.RepairReplicationResponse]]:
         """Compares, and brings each differing key to the newer of its two versions, at both ends (rule R10)."""
+
+    @_abc_1.abstractmethod
+    def AddPeer(
+        self,
+        request: _admin_pb2.AddPeerRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.AddPeerResponse, _abc.Awaitable[_admin_pb2.AddPeerResponse]]:
+        """Adds an instance that this one sends to, or that may send here, without a restart (rule R14)."""
+
+    @_abc_1.abstractmethod
+    def RemovePeer(
+        self,
+        request: _admin_pb2.RemovePeerRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.RemovePeerResponse, _abc.Awaitable[_admin_pb2.RemovePeerResponse]]:
+        """Removes an instance that was added by AddPeer: nothing is kept for it any more (rule R14)."""
+
+    @_abc_1.abstractmethod
+    def PausePeer(
+        self,
+        request: _admin_pb2.PausePeerRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.PausePeerResponse, _abc.Awaitable[_admin_pb2.PausePeerResponse]]:
+        """Stops sending to a peer until it is resumed. What it lacks is kept for it (rules R9, R14)."""
+
+    @_abc_1.abstractmethod
+    def ResumePeer(
+        self,
+        request: _admin_pb2.ResumePeerRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ResumePeerResponse, _abc.Awaitable[_admin_pb2.ResumePeerResponse]]:
+        """Sends to a paused peer again."""
 
     @_abc_1.abstractmethod
     def Backup(

@@ -303,6 +303,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """The calling instance is of another cluster (R11)."""
     ERROR_REASON_BEHIND: _ErrorReason.ValueType  # 83
     """This instance does not have the position yet that the read asks for (F10). The error may pass."""
+    ERROR_REASON_PEER_EXISTS: _ErrorReason.ValueType  # 88
+    """A peer of this name was added before (R14)."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """The reason for which a request, or one record of it, was refused. The gRPC status carries it as google.rpc.ErrorInfo
@@ -491,6 +493,8 @@ ERROR_REASON_PEER_OTHER_CLUSTER: ErrorReason.ValueType  # 82
 """The calling instance is of another cluster (R11)."""
 ERROR_REASON_BEHIND: ErrorReason.ValueType  # 83
 """This instance does not have the position yet that the read asks for (F10). The error may pass."""
+ERROR_REASON_PEER_EXISTS: ErrorReason.ValueType  # 88
+"""A peer of this name was added before (R14)."""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
 
 @_typing.final

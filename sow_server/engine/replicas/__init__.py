@@ -14,6 +14,7 @@ An instance that this one sends to is a *peer*; one that it receives from is a *
     model       options, a source, and rows as stored
     sharing     the topics that links carry
     peers       acknowledged positions, and the journal that is held for them
+    commanded   peers that were added by command, and pauses
     sources     positions of sources, their topics, and the progress of their seeds
     marks       how far this instance is with its sources, at positions of its own journal
     tombstones  the purge of tombstones, and purge marks
@@ -27,7 +28,17 @@ An instance that this one sends to is a *peer*; one that it receives from is a *
 
 from __future__ import annotations
 
+from sow_server.engine.replicas.commanded import CommandedPeer, CommandedPeers
 from sow_server.engine.replicas.model import PeerSettings, ReplicaDone, ReplicaOptions, SelectRecords, Source
 from sow_server.engine.replicas.replicas import Replicas
 
-__all__ = ["PeerSettings", "ReplicaDone", "ReplicaOptions", "Replicas", "SelectRecords", "Source"]
+__all__ = [
+    "CommandedPeer",
+    "CommandedPeers",
+    "PeerSettings",
+    "ReplicaDone",
+    "ReplicaOptions",
+    "Replicas",
+    "SelectRecords",
+    "Source",
+]

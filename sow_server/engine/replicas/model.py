@@ -6,6 +6,7 @@ All rows are in `meta`, JSON except those of seeds:
     "source/" name    its identity, its number in the journal, its topics, its applied position, see `Source`
     "seed/" name / topic u32
                       state u8 | key: how far the topic has been merged, see `SeedState`
+    "link/" name      a peer that was added by command, or a pause, see `commanded`
     "next_source"     u32: numbers are never used again, so that a source that begins anew has a new one
 """
 

@@ -26,6 +26,7 @@ class Peers:
         self._options = options
         self._commits = commits
         self._matches = {peer.name: matcher(peer.topics) for peer in options.peers}
+        self._patterns = {peer.name: peer.topics for peer in options.peers}
         self.by_name: dict[str, PeerState] = {}
         rows = rocks.cursor(META)
         try:
@@ -40,12 +41,36 @@ class Peers:
         """Peers whose rows are older than their states."""
         self._retention = Retention()
 
+    def declare(self, name: str, topics: str) -> None:
+        """An instance is sent topics of this pattern from now on."""
+        self._matches = {**self._matches, name: matcher(topics)}  # anew, because other threads walk through it
+        self._patterns[name] = topics
+
+    def undeclare(self, name: str, state: PeerState) -> None:
+        """An instance is sent nothing from now on; `state`: the notes that are left of it."""
+        self._matches = {other: matches for other, matches in self._matches.items() if other != name}
+        self._patterns.pop(name, None)
+        with self._marking:
+            self._unsaved.discard(name)
+            if state == PeerState():
+                self.by_name.pop(name, None)
+            else:
+                self.by_name[name] = state
+
+    def pattern(self, name: str) -> str | None:
+        """The pattern of the topics that are sent to an instance; None: it is sent nothing."""
+        return self._patterns.get(name)
+
+    def patterns(self) -> list[str]:
+        """The patterns of the topics that are sent to peers."""
+        return list(self._patterns.values())
+
     def peer(self, name: str) -> PeerState:
         """The state of a peer."""
         return self.by_name.get(name, PeerState())
 
     def of(self, topic: Topic) -> list[str]:
-        """The configured peers that a topic is sent to."""
+        """The peers that a topic is sent to."""
         if topic.reserved or not topic.settings.journal:
             return []
         return [name for name, matches in self._matches.items() if matches(topic.name)]

@@ -15,6 +15,7 @@ from sow_server.engine.commit.soundness import SoundnessReports
 from sow_server.engine.disk.layout import seed_key
 from sow_server.engine.disk.rocks import META, TOMBSTONES, Rocks
 from sow_server.engine.reading import Cuts
+from sow_server.engine.replicas.commanded import CommandedPeers
 from sow_server.engine.replicas.marks import SourceMarks
 from sow_server.engine.replicas.model import ReplicaOptions
 from sow_server.engine.replicas.peers import Peers
@@ -46,7 +47,8 @@ class Replicas:
     ) -> None:
         self.shared: Final = SharedTopics(topics)
         self.peers: Final = Peers(rocks, options, commits)
-        self.sources: Final = Sources(rocks, options, commits, topics, self.shared)
+        self.sources: Final = Sources(rocks, commits, topics, self.shared, self.peers.patterns)
+        self.commanded: Final = CommandedPeers(rocks, commits, topics, self.peers, self.sources, self.shared)
         self.marks: Final = SourceMarks(rocks, clock, commits, sweep, self.sources)
         self.tombstones: Final = Tombstones(rocks, commits, topics, origins, self.peers, self.sources)
         self.reader: Final = PeerReader(rocks, commits, topics, cuts, origins, self.shared, self.sources)

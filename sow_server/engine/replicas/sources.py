@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from typing import Final
 
@@ -23,7 +23,6 @@ from sow_server.engine.disk.layout import (
 from sow_server.engine.disk.rocks import META, Rocks
 from sow_server.engine.replicas.model import (
     ReplicaDone,
-    ReplicaOptions,
     SeedState,
     Source,
     decode_source,
@@ -40,10 +39,16 @@ class Sources:
     """Owns the states of sources. Rows change on the writer's thread, in commits; other threads read them."""
 
     def __init__(
-        self, rocks: Rocks, options: ReplicaOptions, commits: Commits, topics: Topics, shared: SharedTopics
+        self,
+        rocks: Rocks,
+        commits: Commits,
+        topics: Topics,
+        shared: SharedTopics,
+        sent: Callable[[], Iterable[str]],
     ) -> None:
+        """`sent`: the patterns of the topics that are sent to peers."""
         self._rocks = rocks
-        self._options = options
+        self._sent = sent
         self._commits = commits
         self._topics = topics
         self._shared = shared
@@ -73,9 +78,7 @@ class Sources:
 
     def cover(self) -> None:
         """Sets the patterns of all links."""
-        self._shared.cover(
-            [peer.topics for peer in self._options.peers] + [source.topics for source in self.by_name.values()]
-        )
+        self._shared.cover([*self._sent(), *(source.topics for source in self.by_name.values())])
 
     # -- their topics -----------------------------------------------------------------------------------------------
 
@@ -178,7 +181,7 @@ class Sources:
         """Starts anew with a source: its changes continue after `cursor`, and its topics have to be seeded."""
         # The number is given when the step is staged.
         source = Source(identity, 0, topics, filter_text, cursor, missing_is_deleted=missing_is_deleted)
-        self._commits.run(BeginSource(self, self._rocks, source), done)
+        self._commits.run(BeginSource(self, source), done)
 
     def wait_for(self, name: str, sequence: int, done: ReplicaDone) -> None:
         """Refuses the changes of a source until it has acknowledged a sequence of ours (replicas [4])."""
@@ -225,6 +228,38 @@ class Sources:
             if source is not None:
                 self.stage(draft, name, source._replace(wait_for=draft.next_sequence - 1))
 
+    def stage_removed(self, draft: Draft, name: str, peer: InstanceIdentity | None, sent: str | None) -> None:
+        """An instance sends here no longer, and was sent the topics `sent`, if any, as `peer`. If it comes back, it
+        first takes everything up to this commit: tombstones are not kept for it (replicas [4]). Its topics stay shared:
+        without tombstones there would be no purge marks either, which tell it then what was deleted."""
+        source = self.by_name.get(name)
+        if source is None and peer is not None and sent is not None:
+            source = Source(peer, self.stage_number(draft), sent, "", 0)
+        if source is None:
+            return
+        topics = source.topics if sent in (None, source.topics) else f"(?:{source.topics})|(?:{sent})"
+        prefix = seeds_prefix(name)
+        draft.batch.ranges.append((META, prefix, prefix + b"\xff" * 5))
+        self.stage_seeds_change(draft)
+        left = source._replace(topics=topics, wait_for=draft.next_sequence - 1, missing_is_deleted=False)
+        self.stage(draft, name, left)
+        draft.on_commit.append(partial(self._forget, name))
+
+    def _forget(self, name: str) -> None:
+        self._kinds.pop(name, None)
+        self._passed_over.pop(name, None)
+        self._all_seeded.discard(name)
+
+    def stage_number(self, draft: Draft) -> int:
+        """A number for a source that begins anew. Raises StoreError."""
+        number = int.from_bytes(self._rocks.get(META, NEXT_SOURCE_KEY) or u32(1), "big")
+        if number > SOURCES_MAX:
+            raise StoreError(
+                Reason.INTERNAL, f"{SOURCES_MAX} sources have begun here, and the journal has room for no more"
+            )
+        draft.batch.puts[META][NEXT_SOURCE_KEY] = u32(number + 1)
+        return number
+
     def stage_unseeded(self, draft: Draft, source: str, name: str) -> None:
         """Changes of a topic are skipped: once it is accepted, it has to be seeded."""
         topic = self._topics.by_name.get(name)
@@ -243,23 +278,17 @@ class Sources:
 class BeginSource:
     """The step that starts anew with a source."""
 
-    def __init__(self, sources: Sources, rocks: Rocks, source: Source) -> None:
+    def __init__(self, sources: Sources, source: Source) -> None:
         self._sources = sources
-        self._rocks = rocks
         self._source = source
 
     def stage(self, draft: Draft) -> None:
         """Puts the source under a new number, and removes the progress of its seeds."""
-        number = int.from_bytes(self._rocks.get(META, NEXT_SOURCE_KEY) or u32(1), "big")
-        if number > SOURCES_MAX:
-            raise StoreError(
-                Reason.INTERNAL, f"{SOURCES_MAX} sources have begun here, and the journal has room for no more"
-            )
+        number = self._sources.stage_number(draft)
         name = self._source.identity.name
         prefix = seeds_prefix(name)
         draft.batch.ranges.append((META, prefix, prefix + b"\xff" * 5))
         self._sources.stage_seeds_change(draft)
-        draft.batch.puts[META][NEXT_SOURCE_KEY] = u32(number + 1)
         self._sources.stage(draft, name, self._source._replace(number=number))
 
     def committed(self) -> MergeCounts:

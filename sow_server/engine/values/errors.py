@@ -96,6 +96,7 @@ class Reason(enum.IntEnum):
     READER_LOST = 81
     BEHIND = 83
     PEER_OTHER_CLUSTER = 82
+    PEER_EXISTS = 88
 
 
 class StoreError(Exception):

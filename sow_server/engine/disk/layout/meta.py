@@ -20,7 +20,8 @@
 "durable/"     u32 name   JSON, see durables/
 "next_load"    u32
 "load/"        u32   JSON, see loads/
-"peer/"        name  JSON, see replicas/, as are the next three
+"peer/"        name  JSON, see replicas/, as are the next four
+"link/"        name  JSON
 "next_source"  u32
 "source/"      name  JSON
 "seed/"        name "/" u32   how far a topic has been seeded
@@ -55,6 +56,7 @@ DURABLE_KEY: Final = b"durable/"
 NEXT_LOAD_KEY: Final = b"next_load"
 LOAD_KEY: Final = b"load/"
 PEER_KEY: Final = b"peer/"
+LINK_KEY: Final = b"link/"
 NEXT_SOURCE_KEY: Final = b"next_source"
 SOURCE_KEY: Final = b"source/"
 SEED_KEY: Final = b"seed/"
@@ -93,6 +95,11 @@ def read_durable_key(key: bytes) -> tuple[int, str]:
 def peer_key(name: str) -> bytes:
     """The key of a peer that this instance sends to."""
     return PEER_KEY + name.encode()
+
+
+def link_key(name: str) -> bytes:
+    """The row of a peer that was added by command, or is paused."""
+    return LINK_KEY + name.encode()
 
 
 def source_key(name: str) -> bytes:
