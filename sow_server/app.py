@@ -146,9 +146,7 @@ async def _start(config: Config, running: AsyncExitStack) -> None:
     loading = Loading(store.loads, store.commits, clock, parts.admission, readers)
     services = (*SERVICES, *links.services)
     healthy = HealthService()
-    access = _access(config, store, metrics, readers, running)
-    if config.access.file is not None:
-        links.ask_access(lambda name: access.authorizer.peer(name) is not None)
+    access = _access(config, store, metrics, readers, links, running)
     processes = _reader_processes(store, clock, config, metrics, running)
     own = _services(parts, links, loading, readers, processes, config, access, healthy)
 
@@ -300,13 +298,15 @@ def _timers(parts: _Parts, readers: Executor, config: Config, go_on: Callable[[]
 
 
 def _access(
-    config: Config, store: Store, metrics: Metrics, readers: Executor, running: AsyncExitStack
+    config: Config, store: Store, metrics: Metrics, readers: Executor, links: InstanceLinks, running: AsyncExitStack
 ) -> AccessControl:
     try:
         access = AccessControl(config, store.topics, metrics, readers)
     except AccessControlError as error:
         raise StartError(str(error)) from error
     running.callback(access.stop)
+    if config.access.file is not None:
+        links.ask_access(lambda name: access.authorizer.peer(name) is not None)
     return access
 
 

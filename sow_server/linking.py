@@ -270,7 +270,7 @@ class PeerCommands:
                 raise StoreError(
                     Reason.PEER_NOT_ACCEPTED,
                     f"name: the access file has no [[peers]] {name}, which would send here: add it, then call "
-                    "ReloadAccess (sow access reload)",
+                    "ReloadAccess (sow auth reload)",
                     field="name",
                 )
             await _committed(partial(self._commanded.add, _commanded(name, peer)))

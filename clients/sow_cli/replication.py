@@ -176,6 +176,7 @@ def add_peer(
     session: Session,
     name: str,
     address: str,
+    *,
     accept: bool,
     topics_pattern: str,
     mode: str,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -143,7 +143,11 @@ def test_the_configuration_wins_and_its_peers_are_changed_there(tmp_path: Path, 
     a.server.start()
     until(lambda: streaming(a, b), SECONDS, "the link to go on")
     assert a.client.replication_status().outgoing[0].origin == "file"
-    for change in (lambda: a.client.remove_peer("b"), lambda: a.client.add_peer("b", "127.0.0.1:9")):
+    changes: list[Callable[[], None]] = [
+        lambda: a.client.remove_peer("b"),
+        lambda: a.client.add_peer("b", "127.0.0.1:9"),
+    ]
+    for change in changes:
         with pytest.raises(FailedPrecondition, match="configuration file") as caught:
             change()
         assert caught.value.reason == "SET_IN_CONFIG"
@@ -161,7 +165,7 @@ def test_refused_commands_say_why_and_change_nothing(tmp_path: Path, stack: Exit
     with pytest.raises(AlreadyExists) as caught:
         a.client.add_peer("b", "127.0.0.1:8")
     assert caught.value.reason == "PEER_EXISTS"
-    for wrong in (
+    faults: list[Callable[[], None]] = [
         lambda: a.client.add_peer("a", "127.0.0.1:8"),  # itself
         lambda: a.client.add_peer("c", "127.0.0.1:9"),  # the address of another one
         lambda: a.client.add_peer("c", "db.example:9"),  # another machine, without TLS
@@ -173,7 +177,8 @@ def test_refused_commands_say_why_and_change_nothing(tmp_path: Path, stack: Exit
         lambda: a.client.add_peer("c", "127.0.0.1:8", token_file="token"),  # no absolute path
         lambda: a.client.add_peer("c", "127.0.0.1:8", token_file=str(token)),  # others may read it
         lambda: a.client.add_peer("b", accept=True, replace=True),
-    ):
+    ]
+    for wrong in faults:
         with pytest.raises(InvalidArgument):
             wrong()
     for unknown in (a.client.remove_peer, a.client.pause_peer, a.client.resume_peer):

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.property.test_replication_simulation import Wrong, run_changing_seed, run_losing_seed, run_seed
+from tests.property.test_replication_commands import run_changing_seed
+from tests.property.test_replication_simulation import Wrong, run_losing_seed, run_seed
 from tests.support.examples import examples
 from tests.support.replica_rocks import RocksStore
 from tests.support.replica_rows import Make, Written
