@@ -171,9 +171,11 @@ def repair(session: Session, output: Output, peer: str, topics: tuple[str, ...])
 @click.option("--key", default="", metavar="PATH", help="The key of that certificate.")
 @click.option("--token-file", default="", metavar="PATH", help="A file with the token that the server shows.")
 @click.option("--replace", is_flag=True, help="Give a peer that was added before new settings.")
+@output_option
 @click.pass_obj
 def add_peer(
     session: Session,
+    output: Output,
     name: str,
     address: str,
     *,
@@ -212,12 +214,14 @@ def add_peer(
             token_file=token_file,
             replace=replace,
         )
+    output.one([Fact("name", name, display.safe(name), label="added")])
 
 
 @replication.command("remove-peer", short_help="Forget an instance that was added.")
 @click.argument("name")
+@output_option
 @click.pass_obj
-def remove_peer(session: Session, name: str) -> None:
+def remove_peer(session: Session, output: Output, name: str) -> None:
     """Remove the instance NAME, which was added with add-peer, for good: the server keeps nothing for it any more.
 
     Give the other instance the same command with this one's name. If the instance comes back, it takes the data here
@@ -229,12 +233,14 @@ def remove_peer(session: Session, name: str) -> None:
     """
     with session.client() as client:
         client.remove_peer(name)
+    output.one([Fact("name", name, display.safe(name), label="removed")])
 
 
 @replication.command(short_help="Stop sending to a peer for a while.")
 @click.argument("name")
+@output_option
 @click.pass_obj
-def pause(session: Session, name: str) -> None:
+def pause(session: Session, output: Output, name: str) -> None:
     """Send nothing to the peer NAME until it is resumed, also after a restart. Its changes are kept for it within the
     bounds of [replication]. A sync peer counts as downgraded meanwhile.
 
@@ -244,12 +250,14 @@ def pause(session: Session, name: str) -> None:
     """
     with session.client() as client:
         client.pause_peer(name)
+    output.one([Fact("name", name, display.safe(name), label="paused")])
 
 
 @replication.command(short_help="Send to a paused peer again.")
 @click.argument("name")
+@output_option
 @click.pass_obj
-def resume(session: Session, name: str) -> None:
+def resume(session: Session, output: Output, name: str) -> None:
     """Send to the paused peer NAME again: first the changes that it has missed.
 
     \b
@@ -258,6 +266,7 @@ def resume(session: Session, name: str) -> None:
     """
     with session.client() as client:
         client.resume_peer(name)
+    output.one([Fact("name", name, display.safe(name), label="resumed")])
 
 
 @click.command(short_help="Make a backup on the server's machine.")

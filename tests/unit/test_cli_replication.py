@@ -234,7 +234,7 @@ def test_peers_come_and_go(client: FakeClient) -> None:
         "replace": True,
     }
     for command, called in (("pause", "pause_peer"), ("resume", "resume_peer"), ("remove-peer", "remove_peer")):
-        assert run(client, "replication", command, "ldn-2").exit_code == 0
+        assert rows(run(client, "replication", command, "ldn-2")) == [{"name": "ldn-2"}]
         assert arguments_of(client, called) == {"name": "ldn-2"}
 
 

@@ -36,7 +36,7 @@ def test_every_sender_of_the_examples_is_accepted_with_the_same_token() -> None:
     found = {
         tables["server"]["instance"]: tables for tables in map(tomllib.loads, EXAMPLES) if "tls" not in str(tables)
     }
-    assert {"nyc-1", "ldn-1", "a", "source", "eu", "hub", "site-1"} == set(found)
+    assert {"nyc-1", "ldn-1", "a", "source", "eu", "hub", "site-1", "alone"} == set(found)
     for name, tables in found.items():
         for peer in tables["replication"].get("peers", []):
             other = found.get(peer["name"])
