@@ -268,7 +268,7 @@ class PeerCommands:
             peer = self._checked(request)
             if not self.may_send(name):
                 raise StoreError(
-                    Reason.PEER_NOT_ACCEPTED,
+                    Reason.INVALID_ARGUMENT,
                     f"name: the access file has no [[peers]] {name}, which would send here: add it, then call "
                     "ReloadAccess (sow auth reload)",
                     field="name",
