@@ -2,8 +2,8 @@
 
 start   config → metrics endpoint → clock → store (verified, topics declared, overdue expired) → writer → timers → gRPC
         → links → healthy → `ready`
-stop    the same parts in the opposite order: unhealthy → end subscriptions and exports → end links → refuse new calls,
-        end calls → timers → drain the writer, sync → close RocksDB → metrics endpoint
+stop    the same parts in the opposite order: unhealthy → end subscriptions and exports → receive no more from peers →
+        refuse new calls, end calls → timers → end links → drain the writer, sync → close RocksDB → metrics endpoint
 
 Every part that has started is on one exit stack, so a start that fails half-way stops exactly the parts that run.
 """
@@ -139,7 +139,7 @@ async def _start(config: Config, running: AsyncExitStack) -> None:
         )
     )
     parts = _Parts.on(store, clock, config, metrics)
-    links = _link(store, clock, config, readers)
+    links = _link(store, clock, config, readers, running)
     store.start(asyncio.get_running_loop().call_soon_threadsafe)
     timers = _timers(parts, readers, config, lambda: not stopped.is_set())
     metrics.watch_jobs(timers.jobs)
@@ -170,7 +170,7 @@ async def _start(config: Config, running: AsyncExitStack) -> None:
     await listeners.start()
     running.push_async_callback(listeners.stop, config.server.stop_grace_micros / MICROS)
     await links.start(metrics.links_are)
-    running.push_async_callback(links.stop)
+    running.callback(links.stop_receiving)
     running.callback(parts.end_streams)
     _set_health(healthy, services, serving=True)
     readiness.ready()
@@ -430,13 +430,17 @@ def _standard_handlers(
     return (found, standard_handlers(of_reflection, reflecting, admission))
 
 
-def _link(store: Store, clock: GuardedClock, config: Config, readers: Executor) -> InstanceLinks:
+def _link(
+    store: Store, clock: GuardedClock, config: Config, readers: Executor, running: AsyncExitStack
+) -> InstanceLinks:
     try:
-        return link(store, clock, config, readers)
+        links = link(store, clock, config, readers)
     except LinkingError as error:
         raise StartError(str(error)) from error
     except OSError as error:
         raise StartError(f"[[replication.peers]]: {error.filename}: {error.strerror}") from error
+    running.push_async_callback(links.stop)  # after the calls: some wait until peers have their writes
+    return links
 
 
 def declare_topics(store: Store, declared: Mapping[str, Declared]) -> None:

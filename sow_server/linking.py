@@ -91,6 +91,9 @@ class InstanceLinks(Links, Protocol):
         """Sets the function that tells whether the access file lets an instance of some name send here. To be called
         before calls are served."""
 
+    def stop_receiving(self) -> None:
+        """Ends the links on which others send. Running writes may still wait for peers (rule P5)."""
+
     async def stop(self) -> None:
         """Ends all links."""
 
@@ -186,6 +189,10 @@ class Linked(InstanceLinks):
         """Dials the peers, and reports."""
         await self._links.start()
         self._reporting = asyncio.create_task(self._report(report))
+
+    def stop_receiving(self) -> None:
+        """Ends the links on which others send."""
+        self._links.stop_receiving()
 
     async def stop(self) -> None:
         """Ends the links, and the reports."""
@@ -414,6 +421,9 @@ class NoLinks(InstanceLinks):
 
     async def start(self, report: Callable[[admin_pb2.GetReplicationStatusResponse], None]) -> None:
         """Dials and reports nothing."""
+
+    def stop_receiving(self) -> None:
+        """Ends nothing."""
 
     async def stop(self) -> None:
         """Ends nothing."""

@@ -88,6 +88,12 @@ class Replication:
     def _dial(self, out: Outgoing) -> None:
         self._dialling[out.peer.name] = asyncio.create_task(self._keep(out))
 
+    def stop_receiving(self) -> None:
+        """Ends the links on which others send, and takes no new ones. Sending goes on, for writes that wait for
+        REPLICATED."""
+        self._stopped.set()
+        self.servicer.stop()
+
     async def stop(self) -> None:
         """Ends all links."""
         self._stopped.set()
