@@ -116,6 +116,50 @@ def test_a_comparison_that_makes_no_sense_is_refused_here(
     assert caught.value.details["field"] == field
 
 
+def test_peers_come_and_go(server: Server) -> None:
+    """Rule R14."""
+    adding = server.begin(
+        lambda: server.client.add_peer(
+            "ldn-2",
+            "ldn:7450",
+            accept=True,
+            topics_pattern="o.*",
+            sync=True,
+            filter_text="/a = 1",
+            ca="/ca",
+            certificate="/c",
+            key="/k",
+            token_file="/t",
+            replace=True,
+        )
+    )
+    assert server.answer("AddPeer", admin_pb2.AddPeerResponse()) == admin_pb2.AddPeerRequest(
+        name="ldn-2",
+        address="ldn:7450",
+        accept=True,
+        topics_pattern="o.*",
+        sync=True,
+        filter="/a = 1",
+        ca="/ca",
+        certificate="/c",
+        key="/k",
+        token_file="/t",
+        replace=True,
+    )
+    adding.result(SECONDS_MAX)
+    pausing = server.begin(lambda: server.client.pause_peer("ldn-2"))
+    assert server.answer("PausePeer", admin_pb2.PausePeerResponse()).name == "ldn-2"
+    pausing.result(SECONDS_MAX)
+    resuming = server.begin(lambda: server.client.resume_peer("ldn-2"))
+    assert server.answer("ResumePeer", admin_pb2.ResumePeerResponse()).name == "ldn-2"
+    resuming.result(SECONDS_MAX)
+    removing = server.begin(lambda: server.client.remove_peer("ldn-2"))
+    assert server.answer("RemovePeer", admin_pb2.RemovePeerResponse()).name == "ldn-2"
+    removing.result(SECONDS_MAX)
+    with pytest.raises(InvalidArgument):
+        server.client.remove_peer("")
+
+
 def test_a_backup(server: Server) -> None:
     call = server.begin(lambda: server.client.backup("b"))
     response = admin_pb2.BackupResponse(name="b", sequence=7, bytes=8)
