@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from sow_client import AlreadyExists, Client, FailedPrecondition, InvalidArgument, NotFound, ReplicationUnavailable
+from tests.support.access import GUARDED, client_of, peer, write_access
 from tests.support.server import ServerProcess, free_port, until
 
 SECONDS = 30.0
@@ -201,3 +202,25 @@ def test_an_instance_that_serves_no_links_says_how_to_make_it_ready(tmp_path: Pa
     with pytest.raises(FailedPrecondition, match="serve_links = true") as caught:
         a.client.add_peer("b", "127.0.0.1:9")
     assert caught.value.reason == "SET_IN_CONFIG"
+
+
+def test_with_an_access_file_a_peer_has_to_be_in_it_and_every_command_is_audited(
+    tmp_path: Path, stack: ExitStack
+) -> None:
+    """R14, R11, A8."""
+    folder = tmp_path / "a"
+    write_access(folder, "")
+    text = GUARDED.replace("[server]", '[server]\ninstance = "a"') + "[replication]\nserve_links = true\n" + TOPICS
+    server = stack.enter_context(ServerProcess(folder, text))
+    root = stack.enter_context(client_of(server, "root"))
+    with pytest.raises(InvalidArgument, match="access file"):
+        root.add_peer("b", "127.0.0.1:9")
+    write_access(folder, peer("b"))
+    root.reload_access()
+    root.add_peer("b", "127.0.0.1:9")
+    root.pause_peer("b")
+    root.resume_peer("b")
+    root.remove_peer("b")
+    audited = (folder / "audit.jsonl").read_text(encoding="utf-8")
+    for method in ("AddPeer", "PausePeer", "ResumePeer", "RemovePeer"):
+        assert f"AdminService/{method}" in audited
