@@ -31,6 +31,7 @@ from sow_server.engine.replicas.model import (
 from sow_server.engine.replicas.sharing import SharedTopics, kind_of
 from sow_server.engine.values.errors import Reason, StoreError
 
+ALL_TOPICS: Final = ".*"
 SOURCES_MAX: Final = 2**16 - 1
 """The journal has two bytes for the number of a source."""
 
@@ -237,7 +238,7 @@ class Sources:
             source = Source(peer, self.stage_number(draft), sent, "", 0)
         if source is None:
             return
-        topics = source.topics if sent in (None, source.topics) else f"(?:{source.topics})|(?:{sent})"
+        topics = source.topics if sent in (None, source.topics) else ALL_TOPICS
         prefix = seeds_prefix(name)
         draft.batch.ranges.append((META, prefix, prefix + b"\xff" * 5))
         self.stage_seeds_change(draft)
