@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -133,6 +135,25 @@ def test_replicated_is_on_disk_at_the_peer_and_downgraded_when_it_is_down(tmp_pa
         for number in range(500):
             publisher.publish({"id": number})
     assert b.count("orders") == 500  # acknowledged there: it need not be waited for
+
+
+def test_a_server_that_is_stopped_answers_a_write_that_waits_for_a_peer(tmp_path: Path, stack: ExitStack) -> None:
+    """P5. A stopping server ended its links first: each write under way waited in vain for the end of its grace, five
+    seconds later, and failed."""
+    pair = Pair(tmp_path, mode="sync", more='sync_timeout = "60s"')
+    a, b = started(stack, pair.a), started(stack, pair.b)
+    until(lambda: streaming(a) and streaming(b), SECONDS, "both links to stream")
+    pair.b.signal(signal.SIGSTOP)
+    with ThreadPoolExecutor(1) as calls:
+        waiting = calls.submit(a.publish, "orders", {"id": 1}, durability="replicated")
+        with pair.a.client() as other:
+            until(lambda: other.get("orders", "1") is not None, SECONDS, "the write to be at a")
+            pair.a.signal(signal.SIGTERM)
+            until(lambda: bool(pair.a.events("stopping")), SECONDS, "a to stop")
+        pair.b.signal(signal.SIGCONT)
+        assert waiting.result(SECONDS).version > 0
+    assert b.get("orders", "1") is not None
+    pair.a.wait()
 
 
 def test_an_instance_that_is_not_accepted_gets_the_reason(tmp_path: Path, stack: ExitStack) -> None:
