@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType
-from typing import TypeVar, cast
+from typing import Final, TypeVar, cast
 
 from sow_server.certificates import CertificateFault, CertificateFiles, read_authorities, read_pair, read_set
 from sow_server.config.kinds import Address, FilePath, UnlessWord, ValueKind, micros, noun, quoted, split_address
@@ -493,6 +493,7 @@ def render(config: Config) -> str:
         _rendered("subscriptions", config.subscriptions),
         _rendered("replication", config.replication),
         *(_rendered(f"[{PEERS_TABLE}]", peer) for peer in config.peers),
+        *([_ADDED_PEERS] if config.replicates else []),
         _rendered("backup", config.backup),
         _rendered("metrics", config.metrics),
         _rendered("access", config.access),
@@ -505,6 +506,11 @@ def render(config: Config) -> str:
         ),
     ]
     return "\n".join(parts)
+
+
+_ADDED_PEERS: Final = """\
+# Peers that were added by command are in the data, and not here. `sow replication status` shows the origin of each.
+"""
 
 
 def _rendered(table: str, section: object, *, without: tuple[str, ...] = ()) -> str:

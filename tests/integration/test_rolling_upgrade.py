@@ -17,6 +17,10 @@ NAMES = ("a", "b", "c")
 TOPICS = '[topics.orders]\nkey = ["/id"]\nexpiration = "enabled"\nretain_time = "1h"\n'
 
 
+State = dict[str, int]
+"""The last number of each key."""
+
+
 class Publisher:
     """Publishes REPLICATED records at whichever instance serves, and knows which were acknowledged."""
 
@@ -77,7 +81,15 @@ class Follower:
 
 
 def test_instances_are_upgraded_one_after_the_other_and_nothing_is_lost_or_missed(tmp_path: Path) -> None:
-    """P5, R14, F1. The other two are told first, by a pause of the link, so no write waits for the one that stops."""
+    """P5, R14, F1."""
+    rolled(tmp_path)
+
+
+def rolled(
+    folder: Path, *, begins: Callable[[str], object] = lambda servers: None, ends: Callable[[State], object] = len
+) -> None:
+    """Stops and starts each instance. The other two are told first, by a pause of the link, so no write waits for the
+    one that stops. `begins` gets the addresses before the first publish, `ends` the records in the end."""
     ports = {name: free_port() for name in NAMES}
     with ExitStack() as stack:
         servers: dict[str, ServerProcess] = {}
@@ -86,12 +98,13 @@ def test_instances_are_upgraded_one_after_the_other_and_nothing_is_lost_or_misse
             for other, port in ports.items():
                 if other != name:
                     text += f'[[replication.peers]]\nname = "{other}"\nmode = "sync"\naddress = "127.0.0.1:{port}"\n'
-            servers[name] = ServerProcess(tmp_path / name, text, port=ports[name], start=False)
+            servers[name] = ServerProcess(folder / name, text, port=ports[name], start=False)
             stack.enter_context(servers[name])
             servers[name].start()
         clients = {name: stack.enter_context(server.client()) for name, server in servers.items()}
         until(lambda: all(caught_up(client) for client in clients.values()), SECONDS, "the links")
         everywhere = ",".join(server.address for server in servers.values())
+        begins(everywhere)
         publishers = [Publisher(everywhere, prefix) for prefix in ("x", "y")]
         followers = [Follower(everywhere) for _ in range(3)]
         view = stack.enter_context(stack.enter_context(Client(everywhere)).live_view("orders"))
@@ -122,6 +135,7 @@ def test_instances_are_upgraded_one_after_the_other_and_nothing_is_lost_or_misse
         until(lambda: all(one.failure or one.seen == state for one in followers), SECONDS, "all followers")
         assert [one.failure for one in followers] == [None, None, None]
         until(lambda: numbers(view.values()) == state, SECONDS, "the view")
+        ends(state)
         greatest = max(publisher.pause for publisher in publishers)
         refused = sum(publisher.refused for publisher in publishers)
         print(f"{len(acknowledged)} keys; greatest pause of a publisher {greatest:.2f} s; {refused} calls to repeat")
