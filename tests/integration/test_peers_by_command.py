@@ -11,7 +11,7 @@ import pytest
 
 from sow_client import AlreadyExists, Client, FailedPrecondition, InvalidArgument, NotFound, ReplicationUnavailable
 from tests.support.access import GUARDED, client_of, peer, write_access
-from tests.support.server import ServerProcess, free_port, until
+from tests.support.server import DidNotStart, ServerProcess, free_port, until
 
 SECONDS = 30.0
 TOPICS = '[topics.orders]\nkey = ["/id"]\nexpiration = "enabled"\n'
@@ -202,6 +202,20 @@ def test_an_instance_that_serves_no_links_says_how_to_make_it_ready(tmp_path: Pa
     with pytest.raises(FailedPrecondition, match="serve_links = true") as caught:
         a.client.add_peer("b", "127.0.0.1:9")
     assert caught.value.reason == "SET_IN_CONFIG"
+
+
+def test_a_start_that_would_forget_added_peers_is_refused(tmp_path: Path, stack: ExitStack) -> None:
+    """R14. Nobody notices a link that is silently gone."""
+    a = Instance(tmp_path, "a", stack)
+    a.client.add_peer("b", "127.0.0.1:9")
+    a.server.terminate()
+    a.server.configure(f'[server]\ninstance = "a"\n{TOPICS}')
+    with pytest.raises(DidNotStart, match=r"serve_links: must be true, because peers were added by command \(b\)"):
+        a.server.start()
+    a.server.configure(f'[server]\ninstance = "a"\n{READY}{TOPICS}')
+    a.server.start()
+    a.client.remove_peer("b")
+    assert a.links() == {}
 
 
 def test_with_an_access_file_a_peer_has_to_be_in_it_and_every_command_is_audited(
