@@ -106,8 +106,9 @@ CODES: Final[dict[Reason, grpc.StatusCode]] = {
 }
 
 
-STAND_HERE: Final = frozenset({Reason.REPLICATION_UNAVAILABLE})
-"""UNAVAILABLE, but gRPC must not retry on its own: the request has been carried out on this instance."""
+NOT_REPEATED: Final = frozenset({Reason.REPLICATION_UNAVAILABLE, Reason.BEHIND})
+"""UNAVAILABLE, but gRPC must not retry on its own: the write has been carried out on this instance, or the read has waited
+here as long as it should."""
 
 
 def status(error: StoreError) -> status_pb2.Status:
@@ -148,7 +149,7 @@ async def abort(context: grpc.aio.ServicerContext[object, object], error: StoreE
     """Ends a call with the error's status and details."""
     told = status(error)
     trailing: list[tuple[str, str | bytes]] = [("grpc-status-details-bin", told.SerializeToString())]
-    if error.reason in STAND_HERE:
+    if error.reason in NOT_REPEATED:
         trailing.append(("grpc-retry-pushback-ms", "-1"))
     await context.abort(CODES[error.reason], told.message, tuple(trailing))
     raise AssertionError("abort has raised")
