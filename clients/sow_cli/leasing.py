@@ -16,7 +16,7 @@ SIGNAL_EXIT: Final = 128
 """Added to the number of the signal that has ended the command, as shells do."""
 
 
-@click.command(short_help="Run a command that holds a record.", context_settings={"ignore_unknown_options": True})
+@click.command(short_help="Hold a record while a command runs.", context_settings={"ignore_unknown_options": True})
 @click.argument("topic")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND...")
 @click.option("--key", type=arguments.key, metavar="KEY", help="Key of the record. For topics without key fields.")

@@ -43,6 +43,13 @@ def _projection_options(command: Command) -> Command:
     return command
 
 
+_min_position_option = click.option(
+    "--min-position",
+    metavar="BOOKMARK",
+    help="Wait up to a second for everything up to this bookmark of a publish, perhaps at another instance.",
+)
+
+
 @click.command(short_help="Show the records of some keys.")
 @click.argument("topic")
 @click.argument("keys", nargs=-1, required=True, type=arguments.key, metavar="KEY...")
@@ -56,16 +63,19 @@ def _projection_options(command: Command) -> Command:
     metavar="DURATION",
     help="With --touch: only records with less left than this.",
 )
+@_min_position_option
 @output_option
 @click.pass_obj
 def get(
     session: Session,
+    *,
     topic: str,
     keys: tuple[str, ...],
     select: tuple[tuple[str, ...], ...],
     exclude: tuple[tuple[str, ...], ...],
     touch: str | None,
     touch_below: str | None,
+    min_position: str | None,
     output: Output,
 ) -> None:
     """Show the records of TOPIC that have these keys.
@@ -85,7 +95,13 @@ def get(
     with session.client() as client:
         form = _form(client, topic)
         records = client.get_many(
-            topic, list(keys), select=include, exclude=leave_out, touch=touch, touch_below=touch_below
+            topic,
+            list(keys),
+            select=include,
+            exclude=leave_out,
+            touch=touch,
+            touch_below=touch_below,
+            min_position=min_position,
         )
     now_micros = time.time_ns() // 1_000
     if len(keys) == 1 and records:
@@ -119,6 +135,7 @@ def get(
 @click.option(
     "--explain", is_flag=True, help="Show the plan of the query, and how much it reads, instead of the records."
 )
+@_min_position_option
 @output_option
 @click.pass_obj
 def query(
@@ -135,6 +152,7 @@ def query(
     keys_only: bool,
     count_only: bool,
     explain: bool,
+    min_position: str | None,
     output: Output,
 ) -> None:
     """Show the live records of TOPIC that match FILTER, in key order, as they were at one instant.
@@ -153,6 +171,7 @@ def query(
     for fields in (("--select", include is not None), ("--exclude", leave_out is not None)):
         arguments.refuse_together(fields, ("--keys-only", keys_only), ("--count", count_only))
     arguments.refuse_together(("--explain", explain), ("--count", count_only))
+    arguments.refuse_together(("--explain", explain), ("--min-position", min_position is not None))
     arguments.refuse_together(("--order-by", bool(order_by)), ("--count", count_only))
     wanted = [key for some in keys for key in some] or None
     order = list(order_by) or None
@@ -162,7 +181,7 @@ def query(
             output.one(_plan_facts(topic, plan))
             return
         if count_only and not (wanted or top or skip):
-            output.one(_count_facts(topic, client.count(topic, filter_text)))
+            output.one(_count_facts(topic, client.count(topic, filter_text, min_position=min_position)))
             return
         form = _form(client, topic, keys_only=keys_only or count_only)
         result = client.query(
@@ -175,6 +194,7 @@ def query(
             keys_only=form.keys_only,
             skip_n=skip,
             top_n=top,
+            min_position=min_position,
         )
         with result:
             if count_only:
@@ -190,12 +210,14 @@ def query(
 @click.command(short_help="Count the records of a topic.")
 @click.argument("topic")
 @click.argument("filter_text", metavar="[FILTER]", required=False)
+@_min_position_option
 @output_option
 @click.pass_obj
 def count(
     session: Session,
     topic: str,
     filter_text: str | None,
+    min_position: str | None,
     output: Output,
 ) -> None:
     """Count the live records of TOPIC that match FILTER.
@@ -206,7 +228,7 @@ def count(
       sow count orders "/price > 9"
     """
     with session.client() as client:
-        output.one(_count_facts(topic, client.count(topic, filter_text)))
+        output.one(_count_facts(topic, client.count(topic, filter_text, min_position=min_position)))
 
 
 @click.command(short_help="Delete records.")
@@ -292,7 +314,7 @@ def delete(
 @click.option(
     "--only",
     type=click.Choice(get_args(TouchOnlyName)),
-    help="Only records that get a later or an earlier expire time, or that have been without or with one.",
+    help="Only records that get a later or an earlier expire time, or records without or with one.",
 )
 @click.option("--atomic", is_flag=True, help="All records or none, in one commit.")
 @output_option

@@ -26,7 +26,7 @@ def status(session: Session, output: Output) -> None:
         output.one(_facts(client.status()))
 
 
-@click.command()
+@click.command(short_help="Show which instance answers.")
 @output_option
 @click.pass_obj
 def instance(session: Session, output: Output) -> None:

@@ -107,8 +107,8 @@ CODES: Final[dict[Reason, grpc.StatusCode]] = {
 
 
 NOT_REPEATED: Final = frozenset({Reason.REPLICATION_UNAVAILABLE, Reason.BEHIND})
-"""UNAVAILABLE, but gRPC must not retry on its own: the write has been carried out on this instance, or the read has waited
-here as long as it should."""
+"""UNAVAILABLE, but gRPC must not retry on its own: the write has been carried out on this instance, or the read has
+waited here as long as it should."""
 
 
 def status(error: StoreError) -> status_pb2.Status:

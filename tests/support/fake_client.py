@@ -280,8 +280,17 @@ class FakeClient(FakeRetention):
         exclude: object = None,
         touch: object = None,
         touch_below: object = None,
+        min_position: object = None,
     ) -> list[Record]:
-        self._called("get_many", topic=topic, select=select, exclude=exclude, touch=touch, touch_below=touch_below)
+        self._called(
+            "get_many",
+            topic=topic,
+            select=select,
+            exclude=exclude,
+            touch=touch,
+            touch_below=touch_below,
+            min_position=min_position,
+        )
         rows = self._table(topic).rows
         return list(self._batch(topic, [key for key in keys if key in rows], keys_only=False))
 
@@ -297,9 +306,10 @@ class FakeClient(FakeRetention):
         keys_only: bool = False,
         skip_n: int = 0,
         top_n: int | None = None,
+        min_position: object = None,
     ) -> FakeResult:
         options = {"select": select, "exclude": exclude, "keys_only": keys_only, "skip_n": skip_n, "top_n": top_n}
-        self._called("query", filter=filter, order_by=order_by, **options)
+        self._called("query", filter=filter, order_by=order_by, min_position=min_position, **options)
         matched = sorted(key for key in self._matching(topic, filter) if keys is None or key in keys)
         chosen = matched[skip_n:][:top_n]
         size = self.query_batch_size
@@ -309,8 +319,8 @@ class FakeClient(FakeRetention):
         ]
         return FakeResult(batches, matched=len(matched), returned=len(chosen))
 
-    def count(self, topic: str, filter: str | None = None) -> int:  # noqa: A002 - the client's public name
-        self._called("count", topic=topic)
+    def count(self, topic: str, filter: str | None = None, *, min_position: object = None) -> int:  # noqa: A002 - likewise
+        self._called("count", topic=topic, min_position=min_position)
         return len(self._matching(topic, filter))
 
     def explain(self, topic: str, filter: str | None = None, **options: object) -> QueryPlan:  # noqa: A002 - likewise

@@ -52,6 +52,13 @@ def test_every_command_explains_itself_with_an_example_and_is_documented(path: t
         assert f"sow {' '.join(path)}" in documentation.read_text()
 
 
+def test_the_list_of_commands_tells_each_one_in_full() -> None:
+    """Each has a sentence that fits, so none is cut off."""
+    result = CliRunner().invoke(sow, ["--help"])
+
+    assert "..." not in result.stdout.partition("Commands:")[2]
+
+
 def test_help_needs_no_server() -> None:
     def connect(_session: object) -> FakeClient:
         pytest.fail("--help must not connect")

@@ -48,6 +48,7 @@ def test_query_passes_its_options_on(client: FakeClient) -> None:
         "keys_only": False,
         "skip_n": 1,
         "top_n": 2,
+        "min_position": None,
     }
     assert [one["key"] for one in rows(run(client, "query", "orders", "--keys", "5,6", "--keys", "99"))] == ["5", "6"]
 
@@ -173,3 +174,18 @@ def test_get_passes_on_what_it_renews(client: FakeClient) -> None:
     given = client.arguments_of("get_many")
     assert (given["touch"], given["touch_below"]) == ("20m", "5m")
     assert alone.exit_code == 2
+
+
+def test_reads_pass_on_the_position_that_they_have_to_show(client: FakeClient) -> None:
+    """F10."""
+    client.add("orders", records=[{"id": 1}])
+    for call, arguments in (
+        ("get_many", ("get", "orders", "1")),
+        ("query", ("query", "orders")),
+        ("query", ("query", "orders", "--count", "--top", "1")),
+        ("count", ("query", "orders", "--count")),
+        ("count", ("count", "orders")),
+    ):
+        assert run(client, *arguments, "--min-position", "0d4c5b7e8f90.17").exit_code == 0
+        assert client.arguments_of(call)["min_position"] == "0d4c5b7e8f90.17"
+    assert run(client, "query", "orders", "--explain", "--min-position", "0d4c5b7e8f90.17").exit_code == 2

@@ -98,8 +98,8 @@ def test_a_setting_that_this_server_does_not_know_is_named(field: str) -> None:
 
 
 def test_a_write_stored_here_and_a_read_that_has_waited_are_not_retried_without_the_caller() -> None:
-    """P5, F10: gRPC's own retries repeat UNAVAILABLE. But the write has been done, and the read has waited its second: with
-    its repeats it took up to 9 seconds. Another reason is retried."""
+    """P5, F10: gRPC's own retries repeat UNAVAILABLE. But the write has been done, and the read has waited its second:
+    with its repeats it took up to 9 seconds. Another reason is retried."""
     policy = {
         "maxAttempts": 3,
         "initialBackoff": "0.01s",
