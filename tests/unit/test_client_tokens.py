@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -158,6 +159,19 @@ def test_an_empty_environment_is_that_of_a_client_without_arguments(monkeypatch:
         monkeypatch.setenv(name, "")
     with Client.from_environment() as client:
         assert client._transport.server == "127.0.0.1:7450"
+
+
+def test_a_client_of_several_instances_of_the_environment_tells_of_its_moves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes what a client with these addresses takes (rule F1)."""
+    monkeypatch.setenv("SOW_SERVER", "ldn:7450,par:7450")
+    taken = inspect.signature(Client).parameters.keys() - {"server", "tls", "token", "channel"}
+    assert inspect.signature(Client.from_environment).parameters.keys() == taken
+    with pytest.raises(InvalidArgument, match="prefer"):
+        Client.from_environment(prefer="last")  # type: ignore[arg-type]  # a mistake of the caller
+    with pytest.raises(InvalidArgument, match="failover_publish"):
+        Client.from_environment(failover_publish="last")  # type: ignore[arg-type]  # a mistake of the caller
+    with Client.from_environment(prefer="random", failover_publish="again", on_failover=print) as client:
+        assert client._failover_publish == "again"
 
 
 def test_a_client_reads_no_environment_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,11 +62,29 @@ class AsyncCalls:
         self._sequencer = _writes.Sequencer()
 
     @classmethod
-    def from_environment(cls, *, timeout: float = 30.0, connect_timeout: float = 5.0) -> Self:
-        """A client of the server, with the token and TLS files, that the environment names: SOW_SERVER, SOW_TOKEN_FILE,
-        SOW_TLS_CA, SOW_TLS_CERT, SOW_TLS_KEY, SOW_TLS_SERVER_NAME, as for the command `sow`."""
+    def from_environment(
+        cls,
+        *,
+        timeout: float = 30.0,
+        connect_timeout: float = 5.0,
+        prefer: Prefer = "first",
+        failover_publish: FailoverPublish = "unsent",
+        on_failover: OnFailover | None = None,
+    ) -> Self:
+        """A client of the server, or of several instances, with the token and TLS files, that the environment names:
+        SOW_SERVER, SOW_TOKEN_FILE, SOW_TLS_CA, SOW_TLS_CERT, SOW_TLS_KEY, SOW_TLS_SERVER_NAME, as for the command
+        `sow`. The arguments are those of a client."""
         server, tls, token = from_environment(os.environ)
-        return cls(server, tls=tls, token=token, timeout=timeout, connect_timeout=connect_timeout)
+        return cls(
+            server,
+            tls=tls,
+            token=token,
+            timeout=timeout,
+            connect_timeout=connect_timeout,
+            prefer=prefer,
+            failover_publish=failover_publish,
+            on_failover=on_failover,
+        )
 
     @property
     def instance(self) -> Instance | None:
