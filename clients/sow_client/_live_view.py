@@ -188,10 +188,11 @@ class LiveCore(SubscriptionCore):
         if change.op != "put":
             return self.records.pop(change.key, None) is not None
         assert change.record is not None, "a put has its record"
+        before = self.records.get(change.key)
         record = self.records[change.key] = in_own_batch(change.record, change.record.payload)
         if self._due is not None and (stamp := record.expire_time_micros):
             heappush(self._due, (stamp, change.key))
-        return True
+        return before is None or _differ(before, record)  # another instance tells some changes again (rule F9)
 
     # ---- snapshots ----
 
@@ -331,8 +332,12 @@ def _differences(
         if new is None:
             if old is not None:
                 yield Change("oof", None, None, old, None, topic)
-        elif old is None or (old.version, old.origin, old.payload) != (new.version, new.origin, new.payload):
+        elif old is None or _differ(old, new):
             yield Change("put", None, new, None, None, topic)
+
+
+def _differ(old: Record, new: Record) -> bool:
+    return (old.version, old.origin, old.payload) != (new.version, new.origin, new.payload)
 
 
 class _Readable(Mapping[str, Record]):

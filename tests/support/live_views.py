@@ -93,9 +93,13 @@ class Viewer:
         assert self._follower is not None, "it has called"
         assert self._server is not None, "it has called"
         for frame in self._server.frames(self._follower, frames_max=frames_max):
-            self.frames.append(frame)
-            self.core.feed(frame)
-            self._take()
+            self.feed(frame)
+
+    def feed(self, frame: sow_pb2.SubscribeResponse) -> None:
+        """Takes in a frame."""
+        self.frames.append(frame)
+        self.core.feed(frame)
+        self._take()
 
     def cut(self) -> None:
         """The connection breaks."""

@@ -202,6 +202,24 @@ def test_after_a_cut_it_goes_on_at_its_position_where_the_journal_allows(rig: Ri
     assert viewer.core.reached == rig.store.instance.bookmark(rig.store.commits.last_sequence)
 
 
+def test_a_change_that_another_instance_tells_again_is_no_change_of_the_map(rig: Rig) -> None:
+    """After a move some changes come again (rule F9). They were passed to `on_change` a second time."""
+    server = LiveServer(rig)
+    viewer = viewed(server)
+    fill(rig, KEYS[:3])
+    viewer.hear()
+    again = sow_pb2.SubscribeResponse()
+    again.CopyFrom(next(frame for frame in reversed(viewer.frames) if frame.HasField("changes")))
+    again.changes.records.sequence[:] = [sequence + 100 for sequence in again.changes.records.sequence]
+    told = len(viewer.told)
+    viewer.feed(again)
+    assert len(viewer.told) == told
+    again.changes.records.version[-1] += 1
+    again.changes.records.sequence[:] = [sequence + 100 for sequence in again.changes.records.sequence]
+    viewer.feed(again)
+    assert [change.key for change in viewer.told[told:]] == [KEYS[2]]
+
+
 def test_a_topic_without_a_journal_is_compared(rig: Rig) -> None:
     rig.alter_topic("orders", journal=False)
     fill(rig, KEYS)
