@@ -183,7 +183,7 @@ class LiveCore(SubscriptionCore):
         return told
 
     def _apply(self, change: Change) -> bool:
-        """Whether the map has changed."""
+        """Whether there is a change of the map to tell."""
         self._overdue.discard(change.key)
         if change.op != "put":
             return self.records.pop(change.key, None) is not None
@@ -192,7 +192,8 @@ class LiveCore(SubscriptionCore):
         record = self.records[change.key] = in_own_batch(change.record, change.record.payload)
         if self._due is not None and (stamp := record.expire_time_micros):
             heappush(self._due, (stamp, change.key))
-        return before is None or _differ(before, record)  # another instance tells some changes again (rule F9)
+        # Another instance tells some changes again (rule F9).
+        return self._tells and (before is None or _differ(before, record))
 
     # ---- snapshots ----
 
@@ -337,7 +338,8 @@ def _differences(
 
 
 def _differ(old: Record, new: Record) -> bool:
-    return (old.version, old.origin, old.payload) != (new.version, new.origin, new.payload)
+    # The versions of nearly all differ, and reading a field costs more than comparing it.
+    return old.version != new.version or old.origin != new.origin or old.payload != new.payload
 
 
 class _Readable(Mapping[str, Record]):
