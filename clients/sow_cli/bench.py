@@ -146,6 +146,7 @@ def bench(
             raise click.UsageError(f"--work {one} needs --{'indexes' if one == 'index' else 'subscribers'}")
     if metrics_token_file is not None and metrics is None:
         raise click.UsageError("--metrics-token-file is for --metrics")
+    session = session.of_one()
     meter = _meter(session, metrics, metrics_token_file)
 
     def left(name: str, error: SowError) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, TypeAlias
 
@@ -55,6 +55,18 @@ class Session:
             return self.connect(self)
         except InvalidArgument as error:
             raise click.UsageError(error.message) from error
+
+    def of_one(self) -> Session:
+        """A session with the instance that a list of addresses leads to, for work that must not move to another one."""
+        if "," not in self.server:
+            return self
+        with self.client() as client:
+            used = client.describe_instance()
+        click.echo(f"sow: uses {display.safe(used.shown)}, and no other", err=True)
+        tls = self.tls
+        if tls is not None and used.host and not tls.server_name:
+            tls = replace(tls, server_name=used.host)  # the certificate has the name that the address was found by
+        return replace(self, server=used.address, tls=tls)
 
     def async_client(self) -> AsyncClient:
         """A client for an event loop, with the same credentials. A bad address or TLS file is found by `client`."""

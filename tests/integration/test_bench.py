@@ -71,6 +71,16 @@ def test_every_work_is_measured_and_no_topic_is_left(server: ServerProcess) -> N
     assert topics(server) == []
 
 
+def test_of_several_instances_one_is_measured_with_its_cpu_time(server: ServerProcess) -> None:
+    """The list was taken for the address of the server, so there was no CPU time; and a work could have moved."""
+    done = bench(f"127.0.0.1:{free_port()},{server.address}", *SMALL, "--work", "publish")
+
+    assert done.exit_code == 0, done.stderr
+    assert f"at {server.address}, and no other" in done.stderr
+    assert float(str(rows(done)["publish"]["server_cpu_micros"])) > 0
+    assert topics(server) == []
+
+
 def test_subscribers_of_everything_get_each_record(server: ServerProcess) -> None:
     done = bench(server.address, *SMALL, "--work", "deliver", "--subscribers", "4", "--follow", "all")
 
