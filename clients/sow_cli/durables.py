@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from datetime import datetime
 from typing import Final
 
@@ -112,7 +113,7 @@ def browse(session: Session, output: Output, topic: str, name: str, entries_max:
             writer.write(change)
         writer.finish()
     if not found.complete:
-        rest = f"{topic} {name} --max {entries_max} --after {found.bookmark}"
+        rest = shlex.join([topic, name, "--max", str(entries_max), "--after", found.bookmark])
         note(f"there may be more: {session.command} durable browse {rest}")
 
 

@@ -191,7 +191,9 @@ class LiveTable:
             return f"reading the snapshot: {display.records(self._total)}"
         changes = "1 change" if self._changes == 1 else f"{self._changes:,} changes"
         figures = f"{display.records(self._total)} · {changes} · {self._rate():,.1f} changes/s"
-        return f"{figures} · bookmark {display.safe(self._bookmark)}" if self._bookmark else figures
+        # A line has no room for the marks of other instances, and a bookmark that is cut off is of no use.
+        own = self._bookmark.partition(";")[0]
+        return f"{figures} · bookmark {display.safe(own)}" if own else figures
 
     def _rate(self) -> float:
         """Changes per second in the last seconds, or since the start if that is shorter."""

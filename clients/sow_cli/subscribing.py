@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import select
+import shlex
 import stat
 import sys
 import threading
@@ -218,7 +219,8 @@ def _is_colourful() -> bool:
 
 def _sum_up(written: int, subscription: Subscription) -> None:
     said = "1 message" if written == 1 else f"{display.count(written)} messages"
-    note(f"{said}; bookmark {subscription.bookmark}" if subscription.bookmark else said)
+    # Quoted for a shell: with the marks of other instances it has semicolons.
+    note(f"{said}; bookmark {shlex.quote(subscription.bookmark)}" if subscription.bookmark else said)
 
 
 def _check_durable(

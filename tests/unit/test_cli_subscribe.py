@@ -336,6 +336,22 @@ def test_the_table_shows_the_view_of_the_messages(client: FakeClient) -> None:
     ]
 
 
+def test_a_bookmark_with_the_marks_of_other_instances_can_be_copied(client: FakeClient) -> None:
+    """The table cut it off, and a shell takes its semicolons for the ends of commands (rule F6)."""
+    marked = "epoch.6;t=5;other.7"
+    client.coming = [Change("put", None, client.record("orders", "1", b'{"id":1}'), None, marked, "orders")]
+    table = live_table(client, Clock())
+    for row in client.sow_and_subscribe("orders", None):
+        table.apply(row)
+        if row.op == "snapshot_end":
+            break
+    table.apply(client.coming[-1])
+
+    assert table.render(80, 24).plain.splitlines()[0].endswith(" · bookmark epoch.6")
+    done = run(client, "orders", "--count", "1", "--format", "table")
+    assert done.stderr.endswith(f"; bookmark '{marked}'\n")
+
+
 def test_changed_rows_are_highlighted_for_a_while(client: FakeClient) -> None:
     clock = Clock()
     table = live_table(client, clock)
