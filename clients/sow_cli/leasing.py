@@ -7,10 +7,11 @@ from typing import Final
 
 import click
 
-from sow_cli import arguments
+from sow_cli import arguments, display
 from sow_cli.exits import Terminated
+from sow_cli.output import note
 from sow_cli.session import Session
-from sow_client import LeaseLost
+from sow_client import ConditionFailed, LeaseLost
 
 SIGNAL_EXIT: Final = 128
 """Added to the number of the signal that has ended the command, as shells do."""
@@ -49,7 +50,11 @@ def lease(session: Session, topic: str, command: tuple[str, ...], key: str | Non
             process.terminate()
 
     with session.client() as client, client.lease(ttl, on_lost=stop) as held:
-        held.publish(topic, data.encode(), key=key, only_if_absent=True)
+        try:
+            held.publish(topic, data.encode(), key=key, only_if_absent=True)
+        except ConditionFailed:
+            note(f"sow: another has this record of {display.safe(topic)}, so {display.safe(command[0])} does not run")
+            raise
         try:
             process = subprocess.Popen(command)
         except OSError as error:

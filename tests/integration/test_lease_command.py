@@ -60,6 +60,7 @@ def test_one_command_runs_at_a_time(server: ServerProcess, client: Client) -> No
     second = start(server, "locks", "--key", "job", "--", sys.executable, "-c", "print('runs')")
     said, complained = second.communicate()
     assert (second.returncode, said) == (1, "")
+    assert "another has this record of locks" in complained
     assert "CONDITION_FAILED" in complained
 
     first.communicate("\n")
