@@ -9,7 +9,7 @@ field of `NodeOptions`.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from unittest import mock
@@ -17,6 +17,7 @@ from unittest import mock
 from sow_replication.options import NodeOptions
 from sow_server import __main__
 from sow_server.config import Config
+from sow_server.engine.replicas import CommandedPeer
 from sow_server.engine.values.clock import GuardedClock, wall_micros
 from sow_server.linking import node_options
 
@@ -25,8 +26,8 @@ def run(offset_micros: int, arguments: list[str], knobs: Mapping[str, int] | Non
     """Runs the server; returns its exit code."""
     shifted = partial(GuardedClock, wall=lambda: wall_micros() + offset_micros)
 
-    def options(config: Config) -> NodeOptions:
-        return replace(node_options(config), **(knobs or {}))  # type: ignore[arg-type]  # each is an int
+    def options(config: Config, added: Sequence[CommandedPeer] = ()) -> NodeOptions:
+        return replace(node_options(config, added), **(knobs or {}))  # type: ignore[arg-type]  # each is an int
 
     with mock.patch("sow_server.app.GuardedClock", shifted), mock.patch("sow_server.linking.node_options", options):
         return __main__.main(arguments)
