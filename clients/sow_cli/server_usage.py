@@ -6,7 +6,9 @@
 
 from __future__ import annotations
 
+import http.client
 import ipaddress
+import math
 import re
 import ssl
 import time
@@ -63,6 +65,9 @@ class MetricsPage:
         try:
             with urllib.request.urlopen(self._request, timeout=SECONDS_MAX, context=self._context) as answer:
                 page = answer.read().decode("utf-8", "replace")
+        except http.client.HTTPException as error:
+            # The port of gRPC, say. The text of the error would be bytes of its answer.
+            raise MetricsUnreadable(f"{self._request.full_url}: the answer is not HTTP, or is cut off") from error
         except (OSError, ValueError) as error:
             reason = error.reason if isinstance(error, urllib.error.URLError) else error
             raise MetricsUnreadable(f"{self._request.full_url}: {reason}") from error
@@ -79,7 +84,12 @@ def usage_of_page(page: str) -> Usage:
         sample = re.search(rf"^{name} (\S+)$", page, re.MULTILINE)
         if sample is None:
             raise MetricsUnreadable(f"no {name}: is it the metrics page of sow-server?")
-        found[name] = float(sample[1])
+        try:
+            found[name] = float(sample[1])
+        except ValueError:
+            found[name] = math.nan
+        if not math.isfinite(found[name]):
+            raise MetricsUnreadable(f"{name}: {sample[1]!r} is no figure")
     return Usage(found["process_cpu_seconds_total"], int(found["process_resident_memory_bytes"]))
 
 

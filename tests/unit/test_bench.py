@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import socket
+import threading
 from pathlib import Path
 
 import pytest
 
 from sow_cli.server_usage import (
     LocalProcess,
+    MetricsPage,
     MetricsUnreadable,
     NoMeter,
     Usage,
@@ -77,6 +79,33 @@ def test_the_figures_of_a_metrics_page_are_those_of_the_process() -> None:
     assert usage_of_page(page) == Usage(12.5, 250_000_000)
     with pytest.raises(MetricsUnreadable, match="process_resident_memory_bytes"):
         usage_of_page("process_cpu_seconds_total 12.5\n")
+
+
+@pytest.mark.parametrize("figure", ["x", "NaN", "+Inf", "1_"])
+@pytest.mark.parametrize("name", ["process_cpu_seconds_total", "process_resident_memory_bytes"])
+def test_a_figure_of_a_metrics_page_that_is_no_number_is_told(name: str, figure: str) -> None:
+    page = "process_cpu_seconds_total 12.5\nprocess_resident_memory_bytes 2.5e+08\n"
+
+    with pytest.raises(MetricsUnreadable, match=name):
+        usage_of_page("\n".join(f"{name} {figure}" if line.startswith(name) else line for line in page.split("\n")))
+
+
+@pytest.mark.parametrize("answer", [b"\0\0\4\0\0\0\0\0\0", b"HTTP/1.1 200 OK\r\nContent-Length: 50\r\n\r\nab"])
+def test_an_answer_that_is_no_http_or_is_cut_off_is_an_unreadable_page(answer: bytes) -> None:
+    """Story: `sow bench --metrics` with the port of gRPC ended with a traceback."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(4096)
+                connection.sendall(answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        with pytest.raises(MetricsUnreadable, match="not HTTP"):
+            MetricsPage(f"http://127.0.0.1:{listener.getsockname()[1]}/metrics").read()
+        thread.join()
 
 
 def test_the_process_that_listens_is_found_by_its_port_and_read() -> None:
