@@ -228,16 +228,17 @@ class Upkeep:
     def _scrub_family(self, family: str, pause: Callable[[], bool]) -> bool:
         """Reads a column family; False: it was ended."""
         start = b""
-        cursor = self._rocks.cursor(family, fill_cache=False)
-        try:
-            while pause():
+        while pause():
+            # A cursor for each chunk: an open one keeps every file and memtable of its time, and this takes minutes.
+            cursor = self._rocks.cursor(family, fill_cache=False)
+            try:
                 keys = list(cursor.keys(start, None, limit=SCRUB_KEYS))
-                if not keys:
-                    return True
-                start = keys[-1] + b"\0"
-            return False
-        finally:
-            cursor.close()
+            finally:
+                cursor.close()
+            if not keys:
+                return True
+            start = keys[-1] + b"\0"
+        return False
 
     @property
     def verified_at_start(self) -> bool:

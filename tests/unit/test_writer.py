@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import random
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +19,7 @@ from sow_server.engine.commit.options import WriterOptions
 from sow_server.engine.disk.layout import BOUNDS_KEY
 from sow_server.engine.disk.rocks import META, RECORDS, Cursor, Damaged, DiskFull, Failed, Stalled
 from sow_server.engine.store import StoreOptions
+from sow_server.engine.upkeep import SCRUB_KEYS
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import Delete, Durability, Lifetime, LifetimeKind, Outcome, Publish, Touch
 from tests.support.stores import DAY, SECOND, FaultyRocks, Rig
@@ -232,6 +235,33 @@ def test_a_check_that_cannot_read_says_so_in_the_log(rig: Rig, monkeypatch: pyte
         rig.store.upkeep.scrub(lambda: True)
     assert [entry["event"] for entry in logs] == ["scrub_failed"]
     assert rig.store.writer.queue.failure is None
+
+
+def test_a_check_between_two_chunks_keeps_no_files_of_removed_records(rig: Rig) -> None:
+    """Story: one cursor read a whole column family. For minutes after a start it kept the files of everything that was
+    compacted meanwhile, so that a store under updates took twice its disk."""
+    keys = [f"{number:05}" for number in range(2 * SCRUB_KEYS)]
+    chance = random.Random(1)
+    rig.create_topic("bare", journal=False)
+    rig.run(Publish("bare", [chance.randbytes(1000) for _ in keys], keys))
+    rig.store.upkeep.compact()
+    sizes = [table_bytes(rig)]
+    pauses = itertools.count(1)
+
+    def pause() -> bool:
+        if next(pauses) == 2:  # the first chunk of the records is read
+            rig.run(Delete("bare", keys))
+            rig.store.upkeep.compact()
+            sizes.append(table_bytes(rig))
+        return True
+
+    rig.store.upkeep.scrub(pause)
+    assert sizes[1] < sizes[0] / 2
+
+
+def table_bytes(rig: Rig) -> int:
+    """Bytes of the files of tables."""
+    return sum(path.stat().st_size for path in rig.path.rglob("*.sst"))
 
 
 def test_damage_found_from_outside_ends_writing(rig: Rig) -> None:
