@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import pickle
 import socket
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -32,6 +32,7 @@ from sow_server.reader_processes.messages import (
     send,
 )
 from sow_server.reader_processes.process import ReaderProcess
+from sow_server.services.answering import QueryAnswer
 from tests.support.stores import Rig
 
 
@@ -181,6 +182,39 @@ def test_a_run_that_is_given_up_later_closes_its_cut(server: Server, at: str) ->
         assert len(await server.answer(2)) == 3
         assert not server.process._runs
         assert not any(cursor._iterator for cursor in server.process._follower._database._cursors)
+
+    played(server, play)
+
+
+def test_a_query_is_opened_before_many_busy_runs_have_all_worked_again(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """reader_processes.process [1]. Story: every run worked between any two steps of an opening. With many slow queries
+    a cut came later than the server waits for it, so its own process answered."""
+    busy = 64
+    worked = 0
+
+    def endless(answer: QueryAnswer, origins: Sequence[str]) -> bytes:
+        nonlocal worked
+        worked += 1
+        return b""
+
+    monkeypatch.setattr(QueryAnswer, "step", endless)
+
+    async def play() -> None:
+        for run in range(1, busy + 1):
+            server.say(Kind.QUERY, run, server.query())
+            await server.beat()
+            await server.hear(Kind.OPENED)
+        for run in range(1, busy + 1):
+            server.say(Kind.GO, run, encode_names([]))
+        while worked < 2 * busy:  # noqa: ASYNC110  # the tested code has no event for it
+            await asyncio.sleep(0)
+        before = worked
+        server.say(Kind.QUERY, busy + 1, server.query())
+        await server.beat()
+        await server.hear(Kind.OPENED)
+        assert 0 < worked - before < busy
 
     played(server, play)
 
