@@ -51,6 +51,8 @@ T = TypeVar("T")
 
 RETRY_MICROS: Final = MICROS
 REPORT_SECONDS: Final = 1.0
+KEEPALIVE_MS: Final = 10_000
+"""A peer that is silent for this long is asked whether it is there."""
 _FILES: Final = ("ca", "certificate", "key", "token_file")
 _WARNINGS: Final = frozenset({"link_closed", "link_refused", "peer_downgraded", "purge_failed", "tick_failed"})
 
@@ -537,7 +539,7 @@ class Dialling:
         self._options = (
             ("grpc.max_receive_message_length", size),
             ("grpc.max_send_message_length", size),
-            ("grpc.keepalive_time_ms", 10_000),
+            ("grpc.keepalive_time_ms", KEEPALIVE_MS),
             ("grpc.keepalive_timeout_ms", 10_000),
             ("grpc.enable_retries", 0),
             # Replication has its own backoff: gRPC reconnects at once.

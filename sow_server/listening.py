@@ -33,6 +33,8 @@ LOOK_SECONDS: Final = 60.0
 """How often certificates are looked at for the log and the metrics; each new connection looks, too."""
 HANDSHAKE_MS: Final = 10_000
 """How long a client may take for TLS and the preface of HTTP/2."""
+PING_MS_MIN: Final = 5_000
+"""A client may ask once in this time whether the connection is alive. Peers ask every 10 s, clients less often."""
 FILES_MAX: Final = 1_000_000
 """Where the system has no limit of open files."""
 _IDENTITY_ALONE: Final = 1
@@ -145,7 +147,9 @@ def options(
         # A client that vanished without a word holds a cut or a stream open: it is asked every minute.
         ("grpc.keepalive_time_ms", 60_000),
         ("grpc.keepalive_timeout_ms", 20_000),
-        ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),  # clients may ask twice a minute
+        # A client asks, too, while it waits for an answer. By gRPC's default of five minutes the fourth time would end
+        # its connection, and all its calls with it.
+        ("grpc.http2.min_ping_interval_without_data_ms", PING_MS_MIN),
         ("grpc.so_reuseport", 0),  # a second server on the port must fail instead of sharing it
         ("grpc.max_concurrent_streams", server.streams_per_connection_max),
         ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),

@@ -30,7 +30,7 @@ RECONNECT_BACKOFF_MS_MAX: Final = 2_000
 RECONNECT_BACKOFF_OF_MANY_MS_MAX: Final = 200
 """A search comes by only when a client needs an instance, and an instance that is back should not look gone then."""
 KEEPALIVE_MS: Final = 30_000
-"""A connection that is silent for this long while a call is open is probed. sow-server allows one probe in 10 s; gRPC
+"""A connection that is silent for this long while a call is open is probed. sow-server allows one probe in 5 s; gRPC
 servers with default settings end the connection at more than one in 300 s."""
 KEEPALIVE_TIMEOUT_MS: Final = 15_000
 """An unanswered probe, or data that the server's machine does not accept, breaks the connection after this time."""

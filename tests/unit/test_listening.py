@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import re
 import resource
 import socket
 import ssl
@@ -17,9 +18,12 @@ import grpc
 import pytest
 from structlog.testing import capture_logs
 
+import sow_client._channel
+import sow_server
 from sow_server.certificates import EndpointCertificates
 from sow_server.config import Config, ListenerAuth, ListenerConfig, ServerConfig
 from sow_server.engine.values.model import MICROS
+from sow_server.linking import KEEPALIVE_MS
 from sow_server.listening import FILES_MAX, Listeners, ListeningError, connections_of, options
 from sow_server.revocations import Revocations
 from tests.support.certificates import DAY, Authority, Issued, replace
@@ -285,6 +289,28 @@ def test_a_listener_has_its_own_bound_of_connections() -> None:
             return [*found, await call(first), await once(other)]
 
     assert asyncio.run(run()) == ["none", "UNAVAILABLE", "none", "none"]
+
+
+def test_grpc_knows_every_option_that_is_given_to_it() -> None:
+    """Story: gRPC ignores an option that it does not know, without a word. One was misspelt, so a call that waited four
+    minutes for its answer was ended as UNAVAILABLE (Too many pings), and all calls of its connection with it."""
+    (library,) = Path(grpc.__file__).parent.glob("_cython/cygrpc*.so")
+    known = library.read_bytes()
+    given = {
+        name
+        for folder in (sow_server, sow_client)
+        for file in Path(next(iter(folder.__path__))).rglob("*.py")
+        for name in re.findall(r'\("(grpc\.\w[\w.]*)",', file.read_text())
+    }
+    assert {name for name, _ in options(ListenerConfig(ANY), ServerConfig(), MIB)} <= given
+    assert not [name for name in given if name.encode() + b"\0" not in known]
+
+
+def test_clients_and_peers_ask_no_more_often_than_the_server_allows() -> None:
+    """A connection that asks more often is ended."""
+    found = dict(options(ListenerConfig(ANY), ServerConfig(), MIB))
+    allowed = found["grpc.http2.min_ping_interval_without_data_ms"]
+    assert 2 * allowed <= min(KEEPALIVE_MS, sow_client._channel.KEEPALIVE_MS)
 
 
 def test_bounds_of_the_server_hold_where_a_listener_has_none() -> None:

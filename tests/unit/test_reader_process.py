@@ -189,7 +189,7 @@ def test_a_run_that_is_given_up_later_closes_its_cut(server: Server, at: str) ->
 def test_a_query_is_opened_before_many_busy_runs_have_all_worked_again(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """reader_processes.process [1]. Story: every run worked between any two steps of an opening. With many slow queries
+    """process [1]. Story: every run worked between any two steps of an opening. With many slow queries
     a cut came later than the server waits for it, so its own process answered."""
     busy = 64
     worked = 0
