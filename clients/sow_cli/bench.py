@@ -22,6 +22,8 @@ from sow_client import DurabilityName, SowError
 
 TOPIC: Final = "sow-bench"
 PAYLOAD_BYTES_MAX: Final = 1024 * 1024
+TOPICS_MAX: Final = 200
+"""Each topic has a publisher's stream, and a connection takes 256 calls by default; further ones would wait for ever."""
 _NAMES: Final = (
     "work",
     "operations",
@@ -79,7 +81,7 @@ def _works(text: str) -> list[Work]:
     help="A subscriber gets the changes of its own filter, or all of its topic.",
 )
 @click.option(
-    "--topics", default=1, show_default=True, type=click.IntRange(1, 10_000), metavar="N", help="Share the records."
+    "--topics", default=1, show_default=True, type=click.IntRange(1, TOPICS_MAX), metavar="N", help="Share the records."
 )
 @click.option(
     "--durability",

@@ -158,6 +158,7 @@ def test_a_reader_process_that_shares_the_socket_is_a_child_and_not_the_server(t
         (("--payload", "40", "--indexes", "4"), "need"),
         (("--payload", "2MiB"), "within"),
         (("--payload", "big"), "--payload"),
+        (("--topics", "201"), "--topics"),
         (("--records", "5", "--topics", "6"), "6 topics cannot share 5 records"),
         (("--work", "publish,fly"), "'fly' is not one of publish"),
         (("--work", "index"), "--indexes"),
