@@ -11,6 +11,8 @@ it in a thread or in a task, and let the program read the map.
          differs. That is exact, whatever has happened to either side: the server compares the records themselves.
     [4]  While the view is not current, a record is out of sight from its expire time on. That is judged by the server's
          clock as it was last heard, and the time that has passed here since. The clock of this machine does not count.
+    [5]  It goes on by its bookmark at another instance only if that has everything that the view was told. Otherwise it
+         compares ([3]): the instance that was left may never come back, and the map would keep what nobody has.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ from sow_client._subscription import (
     SubscriptionCore,
 )
 from sow_client._view import in_own_batch
-from sow_client.errors import SowError
+from sow_client.errors import ResyncRequired, SowError
 
 RANGE_RECORDS: Final = 32
 """Records of a range that is compared. Larger ones make a smaller request, and more records that come although they are
@@ -135,10 +137,15 @@ class LiveCore(SubscriptionCore):
     # ---- frames ----
 
     def feed(self, response: sow_pb2.SubscribeResponse) -> None:
-        """Takes in the next frame. Hands out how the map has changed: "put", and "oof" for a record that has gone."""
+        """Takes in the next frame. Hands out how the map has changed: "put", and "oof" for a record that has gone.
+        Raises ResyncRequired for [5]."""
+        kind = response.WhichOneof("frame")
+        if kind == "progress" and not self._standing and _lacks_something(response.progress):
+            raise ResyncRequired(
+                "this instance lacks changes that the view was told elsewhere", reason="RESYNC_REQUIRED"
+            )
         super().feed(response)
         told: Sequence[Change] = ()
-        kind = response.WhichOneof("frame")
         if kind == "changes":
             told = self._take_changes(response.changes)
         elif kind == "progress":
@@ -286,6 +293,12 @@ class LiveCore(SubscriptionCore):
     def _settle(self) -> None:
         if not length_hint(self.pending):  # else `ended` has just put changes there, which are handed out next
             super()._settle()
+
+
+def _lacks_something(progress: sow_pb2.Progress) -> bool:
+    """Whether the subscriber was told something elsewhere that this instance lacks (rule F9). An older server does not
+    tell, and accepts no bookmark of another instance."""
+    return not progress.covers and ";h=" in progress.bookmark
 
 
 def _ranges(records: Mapping[str, Record], keys: Sequence[str], size: int) -> sow_pb2.HeldRanges:
