@@ -246,10 +246,12 @@ class Lines(Generic[_Channel]):
         return error_like(error, f"{self.present().address.target}: {error.message}")
 
     def leave(self, line: Line[_Channel], reason: str) -> list[Cancellable]:
-        """The instance of a line no longer serves. Returns the calls to end, if it was in use."""
-        if self.current is not line or line is self.single:
+        """The instance of a line no longer serves. Returns the calls to end, if it was the last one in use: the failure
+        of another call may have told so before."""
+        if self.last is not line or line is self.single:
             return []
-        self.current, self.lost = None, reason
+        if self.current is line:
+            self.current, self.lost = None, reason
         return self._ended(line)
 
     def doubt(self, reason: str) -> None:

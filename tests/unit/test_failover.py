@@ -342,6 +342,22 @@ def test_a_move_ends_the_subscriptions_on_the_line_that_is_left_and_no_others() 
     assert (three.current, three.lost) == (None, "NOT_SERVING")
 
 
+def test_a_line_that_was_doubted_is_left_with_its_subscriptions_and_its_watch() -> None:
+    """A call failed before the watch told why. The watch, which had ended, stayed in its place, so nothing watched the
+    instance when it was used again; and the subscriptions went on at an instance that had stopped writing."""
+    two = lines("10.0.0.1:1,10.0.0.2:1")
+    a, b = (two.line(address) for address in two.order({}))
+    two.use(a, instance(A))
+    here, watch = Call(), Call()
+    a.watch = watch
+    assert two.follows(a, here)
+    two.doubt("STORE_FAILED")
+    assert two.leave(b, "UNREACHABLE") == [], "it was not in use"
+    assert two.leave(a, "NOT_SERVING") == [here, watch]
+    assert [line.watch for line in (a, b)] == [None, None]
+    assert (two.current, two.lost) == (None, "STORE_FAILED")
+
+
 def test_the_same_instance_again_is_no_move_and_another_one_at_its_address_is() -> None:
     one = lines("10.0.0.1:1,10.0.0.2:1")
     line = one.line(one.order({})[0])
