@@ -146,10 +146,11 @@ def response(frame: Frame, reading: StoreReading, *, figures: bool = True) -> by
             message.snapshot_begin.held = is_held
         case SnapshotEnd(sequence, marks):
             message.snapshot_end.bookmark = reading.instance.bookmark(sequence) + marks
-        case Progress(sequence, now_micros, marks, covers):
+        case Progress(sequence, now_micros, marks, covers, behind):
             message.progress.bookmark = reading.instance.bookmark(sequence) + marks
             message.progress.now_micros = now_micros
             message.progress.covers = covers
+            message.progress.behind = behind
         case DurableBegin(sequence, created, reset, session):
             message.durable_begin.bookmark = reading.instance.bookmark(sequence)
             message.durable_begin.created = created

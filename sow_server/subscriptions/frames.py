@@ -347,12 +347,14 @@ class SnapshotEnd:
 @dataclass(frozen=True, slots=True)
 class Progress:
     """Everything up to `sequence` has been sent. `marks`: the end of its bookmark (rule F6). Not `covers`: this
-    instance may lack changes that the subscriber was told elsewhere (rule F9)."""
+    instance may lack changes that the subscriber was told elsewhere (rule F9). `behind`: changes from before it are
+    still to be read in the journal."""
 
     sequence: int
     now_micros: int
     marks: str = ""
     covers: bool = True
+    behind: bool = False
 
 
 @dataclass(frozen=True, slots=True)

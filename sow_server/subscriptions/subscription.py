@@ -365,7 +365,7 @@ class Subscription:
         if marking is not None:
             marks = marking.tell(self._position, self._elapsed())
         covers = marking is None or marking.covers
-        return self._send(Progress(self._position, self._clock.now_micros(), marks, covers))
+        return self._send(Progress(self._position, self._clock.now_micros(), marks, covers, self._behind))
 
     def _progress_is_due(self) -> bool:
         if self._together:

@@ -22,6 +22,7 @@ from sow_server.engine.values.model import Expiration, Publish, TopicSettings
 from sow_server.filters import parse
 from sow_server.filters.restriction import Restriction
 from sow_server.subscriptions import held
+from sow_server.subscriptions.replay import READ_CHANGES
 from tests.support.examples import examples
 from tests.support.live_views import CUT, LiveServer, Viewer, state_of
 from tests.support.stores import SECOND, FakeTime, Rig
@@ -303,6 +304,45 @@ def test_it_is_current_again_once_everything_from_before_the_call_is_there(rig: 
     viewer.hear()
     assert viewer.frames[-1].HasField("progress")
     assert viewer.is_current()
+
+
+def test_it_is_not_current_while_the_server_reads_on_from_before_the_call(rig: Rig) -> None:
+    """Progress comes also while the server reads changes that do not match (rule S5), or to tell marks (F6). The view
+    took it for a sign that nothing else was to come."""
+    server = LiveServer(rig)
+    viewer = Viewer(FakeTime(), "/n == 1", progress=SECOND)
+    viewer.call(server)
+    viewer.cut()
+    for _ in range(READ_CHANGES // len(KEYS) + 1):
+        fill(rig, KEYS)
+    fill(rig, ["last"], 1)
+    viewer.call(server, frames_max=1)
+    rig.time.tick(SECOND)
+    viewer.hear(frames_max=1)
+    assert [frame.WhichOneof("frame") for frame in viewer.frames[-2:]] == ["progress", "progress"]
+    assert not viewer.is_current()
+    viewer.hear()
+    rig.time.tick(SECOND)
+    viewer.hear()
+    assert viewer.is_current()
+    assert viewer.map().keys() == {"last"}
+
+
+def test_a_record_of_a_clock_that_is_ahead_does_not_make_it_current(rig: Rig) -> None:
+    """A replicated record may seem to be from after the call, and is from before it; more may follow."""
+    server = LiveServer(rig)
+    viewer = viewed(server, progress=SECOND, batch_size=1)
+    viewer.cut()
+    fill(rig, KEYS[:2])
+    request = viewer.core.request(now=0.0)
+    progress, first, *_ = server.frames(server.subscribe(request))
+    progress.progress.bookmark += ";t=1;0123456789ab.1"
+    first.changes.records.publish_time_micros[0] += 5 * SECOND
+    for frame in (progress, first):
+        viewer.core.feed(frame)
+        assert viewer.core.take() is None or frame is first
+    assert viewer.map().keys() == {KEYS[0]}
+    assert not viewer.is_current()
 
 
 # ---- expiry ----

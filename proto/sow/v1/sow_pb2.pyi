@@ -1863,6 +1863,7 @@ class Progress(_message.Message):
     BOOKMARK_FIELD_NUMBER: _builtins.int
     NOW_MICROS_FIELD_NUMBER: _builtins.int
     COVERS_FIELD_NUMBER: _builtins.int
+    BEHIND_FIELD_NUMBER: _builtins.int
     bookmark: _builtins.str
     """The position reached. Behind a `;` it may tell the positions of other instances that belong to it, so that a
     subscriber can go on there (rule F6): `EPOCH.SEQUENCE;t=TIME;EPOCH.SEQUENCE;…`. They hold for every later position of
@@ -1875,16 +1876,19 @@ class Progress(_message.Message):
     (rule F9). Until it is true, the subscription is told of every record that leaves, or is not there, also one that it
     may never have had. From a server older than this field always false.
     """
+    behind: _builtins.bool
+    """true: the server still reads changes from before this frame in the journal, so the subscriber is not up to date."""
     def __init__(
         self,
         *,
         bookmark: _builtins.str = ...,
         now_micros: _builtins.int = ...,
         covers: _builtins.bool = ...,
+        behind: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bookmark", b"bookmark", "covers", b"covers", "now_micros", b"now_micros"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["behind", b"behind", "bookmark", b"bookmark", "covers", b"covers", "now_micros", b"now_micros"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
