@@ -54,7 +54,7 @@ _PUBLISH: Final = Row(Elsewhere.IF_NOT_SENT, 'again with `failover_publish="agai
 CALLS: Final[dict[str, Row]] = {
     "/sow.v1.SowService/Publish": _PUBLISH,
     "/sow.v1.SowService/PublishStream": _PUBLISH,
-    "/sow.v1.SowService/Get": _AGAIN,
+    "/sow.v1.SowService/Get": Row(Elsewhere.AGAIN, "with `touch`: only if it was certainly not applied"),
     "/sow.v1.SowService/Query": Row(Elsewhere.AGAIN, "until its first batch has come; each page is a call of its own"),
     "/sow.v1.SowService/Subscribe": Row(Elsewhere.AGAIN, "from its bookmark; the consumer of a durable: never"),
     "/sow.v1.SowService/SowDelete": _IF_NOT_SENT,
@@ -131,16 +131,26 @@ class Step(enum.Enum):
 
 
 def next_step(
-    path: str, reason: str, *, again: bool, moves: int, kept: bool, goes: bool = False, sent: bool = True
+    path: str,
+    reason: str,
+    *,
+    again: bool,
+    moves: int,
+    kept: bool,
+    goes: bool = False,
+    sent: bool = True,
+    renews: bool = False,
 ) -> Step:
     """The next step after a call has failed with `reason`.
 
     `again`: it may be repeated at the same instance. `moves`: how often it may still go elsewhere; 0 where the client
     has one address. `kept`: it keeps to an instance already. `goes`: it goes again elsewhere, whatever the table says.
-    `sent`: the instance may have got it.
+    `sent`: the instance may have got it. `renews`: it is a get with `touch`; gRPC repeats gets, so it counts as sent.
     """
     row = CALLS.get(path)
     if moves and not kept and row is not None and reason in LOSSES:
+        if renews:
+            return Step.ELSEWHERE if reason in NOT_APPLIED else Step.RAISE
         if goes or row.elsewhere is Elsewhere.AGAIN:
             return Step.ELSEWHERE
         if row.elsewhere is Elsewhere.IF_NOT_SENT and (reason in NOT_APPLIED or not sent):

@@ -600,3 +600,32 @@ def test_a_publish_of_unknown_outcome_goes_elsewhere_only_if_that_is_allowed_and
             assert error.reason == "UNREACHABLE"
         store.release.set()
     assert keys_at(two[1]) == ({"1"} if goes else set())
+
+
+def test_a_get_that_renews_goes_elsewhere_only_if_it_was_certainly_not_applied(
+    connect: Connect, two: tuple[ServerProcess, ServerProcess]
+) -> None:
+    """F2, L20: it was made again elsewhere like any read, so the record was touched there, too."""
+    store = Store()
+    held = grpc.server(futures.ThreadPoolExecutor(8))
+    sow_pb2_grpc.add_SowServiceServicer_to_server(store, held)
+    held.add_generic_rpc_handlers((describing(),))
+    port = held.add_insecure_port("127.0.0.1:0")
+    held.start()
+    with two[1].client() as there:
+        there.create_topic("slow", expiration="enabled")
+        before = there.publish("slow", {}, key="1", ttl="1h")
+        with (
+            connect(f"127.0.0.1:{port},{two[1].address}") as client,
+            futures.ThreadPoolExecutor() as threads,
+        ):
+            call = threads.submit(lambda: client.get("slow", "1", touch="2h"))
+            assert store.entered.wait(WAIT)
+            held.stop(None)
+            error = call.exception(WAIT)
+            assert isinstance(error, Unavailable)
+            assert error.reason == "UNREACHABLE"
+            store.release.set()
+            found = client.get("slow", "1")
+            assert found is not None, "the next read is made elsewhere"
+            assert found.expire_time_micros == before.expire_time_micros

@@ -101,6 +101,17 @@ def test_a_write_goes_on_elsewhere_only_if_it_was_certainly_not_applied() -> Non
     assert next_step(TOUCH, "UNREACHABLE", again=False, moves=1, kept=False, sent=False) is Step.ELSEWHERE
 
 
+def test_a_get_that_renews_is_a_write_that_grpc_may_have_repeated() -> None:
+    """F2: it was made again elsewhere like any read, so its touch was applied there too, over the payload of there."""
+    step = {
+        reason: next_step(GET, reason, again=True, moves=1, kept=False, sent=False, renews=True)
+        for reason in sorted(LOSSES)
+    }
+    assert step.pop("STOPPING") is Step.ELSEWHERE
+    assert set(step.values()) == {Step.RAISE}
+    assert next_step(GET, "UNREACHABLE", again=True, moves=0, kept=False, renews=True) is Step.SAME
+
+
 def test_a_publish_of_unknown_outcome_is_repeated_at_its_own_instance_or_elsewhere_if_that_is_allowed() -> None:
     assert next_step(PUBLISH, "UNREACHABLE", again=True, moves=1, kept=False) is Step.SAME
     assert next_step(PUBLISH, "UNREACHABLE", again=False, moves=1, kept=True) is Step.RAISE

@@ -119,9 +119,11 @@ class AsyncCalls:
         at_most: float | None = None,
         home: Home | None = None,
         goes: bool = False,
+        renews: bool = False,
     ) -> _Response:
         """Makes a call with one answer. A second attempt follows when the connection breaks, unless `once`; where it
-        may go, `_failover.CALLS` says. `home`: it keeps to that instance. `goes`: it goes again elsewhere.
+        may go, `_failover.CALLS` says. `home`: it keeps to that instance. `goes`: it goes again elsewhere. `renews`:
+        it is a get with `touch`.
 
         The deadline is `timeout`, or `at_least` seconds if that is more; none with `unbounded`. `at_most` bounds it,
         and before it the wait for a connection.
@@ -149,6 +151,7 @@ class AsyncCalls:
                     kept=kept,
                     goes=goes,
                     sent=not _statuses.never_sent(error),
+                    renews=renews,
                 )
                 self._transport.doubt(translated.reason)
                 if step is Step.RAISE:

@@ -63,7 +63,7 @@ class AsyncReading(AsyncCalls):
             request = _reads.get_request(
                 topic, chunk, select, exclude, touch=touch, touch_below=touch_below, min_position=min_position
             )
-            response = await self._call(self._sow.Get, request)
+            response = await self._call(self._sow.Get, request, renews=touch is not None)
             found += _reads.records(topic, response)
         return found
 
