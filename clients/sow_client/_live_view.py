@@ -118,18 +118,30 @@ class LiveCore(SubscriptionCore):
         if self.current or not self._expires:
             return _NOTHING
         with self.lock:
-            due = self._due
-            if due is None:
-                due = self._due = [
-                    (stamp, key) for key, record in self.records.items() if (stamp := record.expire_time_micros)
-                ]
-                heapify(due)
-            now = self._server_micros()
-            while due and due[0][0] <= now:
-                stamp, key = heappop(due)
-                if (record := self.records.get(key)) is not None and record.expire_time_micros == stamp:
-                    self._overdue.add(key)
-            return self._overdue
+            return self._hidden()
+
+    def shown(self) -> dict[str, Record]:
+        """A copy of the map without what is out of sight, as of one instant: a snapshot may take its place then."""
+        with self.lock:
+            records = self.records.copy()
+            if not self.current and self._expires:
+                for key in self._hidden():
+                    records.pop(key, None)
+            return records
+
+    def _hidden(self) -> Collection[str]:
+        due = self._due
+        if due is None:
+            due = self._due = [
+                (stamp, key) for key, record in self.records.items() if (stamp := record.expire_time_micros)
+            ]
+            heapify(due)
+        now = self._server_micros()
+        while due and due[0][0] <= now:
+            stamp, key = heappop(due)
+            if (record := self.records.get(key)) is not None and record.expire_time_micros == stamp:
+                self._overdue.add(key)
+        return self._overdue
 
     def _server_micros(self) -> int:
         return round(self._clock() * 1_000_000) + self._ahead_micros
@@ -387,12 +399,7 @@ class _Readable(Mapping[str, Record]):
     def copy(self) -> dict[str, Record]:
         """The records by key, as they are at one position."""
         self._check()
-        hidden = self._core.hidden()
-        with self._core.lock:
-            records = self._core.records.copy()
-            for key in hidden:
-                records.pop(key, None)
-        return records
+        return self._core.shown()
 
     def __getitem__(self, key: str) -> Record:
         self._check()

@@ -3,8 +3,9 @@ F5). It shows _live_view [1] to [4] and subscriptions/held [1] to [3]."""
 
 from __future__ import annotations
 
+import threading
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from sow.checksums import RANGE_RECORDS_MAX, RANGES_MAX, checksum
 from sow.v1 import sow_pb2, types_pb2
 from sow_client import NotFound, Record, RecordBatch
-from sow_client._live_view import RANGE_RECORDS
+from sow_client._live_view import RANGE_RECORDS, LiveView
 from sow_client._records import NEVER_MICROS
 from sow_client.errors import error_of_reason
 from sow_server.engine.values.errors import Reason, StoreError
@@ -370,6 +371,42 @@ def test_out_of_touch_an_overdue_record_is_out_of_sight_by_the_servers_clock(rig
     viewer.call(server)
     viewer.time.tick(55 * SECOND)
     assert viewer.map().keys() == {"short", "ever"}, "a touch that came with the changes counts"
+
+
+class Interrupted:
+    """A lock that lets something happen when it is first released."""
+
+    def __init__(self, happens: Callable[[], object]) -> None:
+        self._lock = threading.Lock()
+        self._happens: Callable[[], object] | None = happens
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+        happens, self._happens = self._happens, None
+        if happens is not None:
+            happens()
+
+
+def test_a_copy_is_of_one_instant_also_while_a_snapshot_takes_the_maps_place(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The records out of sight were found in the old map and left out of the new one, which had them renewed."""
+    server = LiveServer(rig)
+    rig.put("orders", "a", b"{}", ttl=SECOND)
+    viewer = viewed(server)
+    viewer.cut()
+    rig.put("orders", "a", b"{}", ttl=100 * SECOND)
+    rig.put("orders", "b", b"{}")
+    viewer.time.tick(2 * SECOND)
+    refused_position(viewer)
+    view = LiveView(viewer.core, lambda request: pytest.fail("it is not opened"), None)
+    assert view.copy().keys() == set()
+    monkeypatch.setattr(viewer.core, "lock", Interrupted(lambda: viewer.call(server)))
+    assert view.copy().keys() == set(), "the map from before, whole"
+    assert view.copy().keys() == {"a", "b"}
 
 
 def test_where_lifetimes_are_not_acted_on_nothing_is_out_of_sight(rig: Rig) -> None:
