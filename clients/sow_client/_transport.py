@@ -17,6 +17,7 @@ import asyncio
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Final, TypeAlias, cast
@@ -309,42 +310,16 @@ class Transport:
         self._look_again = time.monotonic() + LOOK_AGAIN_SECONDS
         if line.watch is None and instance.name:
             line.watch = _Watch()
-            threading.Thread(target=self._watch, args=(line, line.watch), name="sow-watch", daemon=True).start()
+            weakref.finalize(self, line.watch.cancel).atexit = False
+            threading.Thread(
+                target=_watch, args=(line, line.watch, self.lines, self._closing), name="sow-watch", daemon=True
+            ).start()
         _cancel(ended)
         return None if move is None else (*move, reason)
 
     def _tell(self, move: _Move | None) -> None:
         if move is not None and self._on_failover is not None:
             self._on_failover(*move)
-
-    def _watch(self, line: _Line, watch: _Watch) -> None:
-        """Waits until the instance of a line no longer serves."""
-        while line.watch is watch and not self.is_closed:
-            reason = "UNREACHABLE"
-            try:
-                call = admin_pb2_grpc.AdminServiceStub(_on(line)).DescribeInstance(
-                    admin_pb2.DescribeInstanceRequest(watch=True)
-                )
-                if not watch.begins(call):
-                    return
-                for response in call:
-                    if not response.serving and line.instance is not None and line.instance.serving:
-                        reason = "NOT_SERVING"
-                        break
-                else:
-                    reason = "STOPPING"
-            except grpc.RpcError as error:
-                told = reason_of(error)
-                if (told is not None and told not in _failover.LOSSES) or _is_unknown(error):
-                    self._closing.wait(LOOK_AGAIN_SECONDS)  # refused for now; the next call tells more
-                    continue
-                reason = told or reason
-            except SowError:
-                return  # the client is closed
-            if line.watch is watch:
-                _cancel(self.lines.leave(line, reason))
-            watch.cancel()
-            return
 
 
 _Move: TypeAlias = tuple[Instance, Instance, str]
@@ -374,6 +349,37 @@ class _Watch:
             call = self._call
         if call is not None:
             call.cancel()
+
+
+def _watch(line: _Line, watch: _Watch, lines: Lines[grpc.Channel], closing: threading.Event) -> None:
+    """Waits until the instance of a line no longer serves. It does not refer to the transport, so dropping the last
+    reference to a client ends it."""
+    while line.watch is watch and not closing.is_set():
+        reason = "UNREACHABLE"
+        try:
+            call = admin_pb2_grpc.AdminServiceStub(_on(line)).DescribeInstance(
+                admin_pb2.DescribeInstanceRequest(watch=True)
+            )
+            if not watch.begins(call):
+                return
+            for response in call:
+                if not response.serving and line.instance is not None and line.instance.serving:
+                    reason = "NOT_SERVING"
+                    break
+            else:
+                reason = "STOPPING"
+        except grpc.RpcError as error:
+            told = reason_of(error)
+            if (told is not None and told not in _failover.LOSSES) or _is_unknown(error):
+                closing.wait(LOOK_AGAIN_SECONDS)  # refused for now; the next call tells more
+                continue
+            reason = told or reason
+        except SowError:
+            return  # the client is closed
+        if line.watch is watch:
+            _cancel(lines.leave(line, reason))
+        watch.cancel()
+        return
 
 
 def _on(line: _Line) -> grpc.Channel:
@@ -651,7 +657,7 @@ class AioTransport:
             self._on_failover(*move)
 
     async def _watch(self, line: _AioLine) -> None:
-        """As `Transport._watch`."""
+        """As `_watch` of a blocking client."""
         watch = asyncio.current_task()
         while line.watch is watch and not self.is_closed:
             reason, call = "UNREACHABLE", None

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import resource
 import signal
 import socket
 import threading
+import weakref
 from collections.abc import Iterator
 from concurrent import futures
 from contextlib import ExitStack
@@ -629,3 +631,16 @@ def test_a_get_that_renews_goes_elsewhere_only_if_it_was_certainly_not_applied(
             found = client.get("slow", "1")
             assert found is not None, "the next read is made elsewhere"
             assert found.expire_time_micros == before.expire_time_micros
+
+
+def test_dropping_the_last_reference_ends_a_client_of_several(two: tuple[ServerProcess, ServerProcess]) -> None:
+    """The thread that watches its instance kept it, with its connection and a call at the server, for ever."""
+    client = Client(",".join(server.address for server in two))
+    client.publish("orders", {"id": "1"})
+    transport = weakref.ref(client._transport)
+    (watching,) = [thread for thread in threading.enumerate() if thread.name == "sow-watch"]
+    del client
+    gc.collect()
+    assert transport() is None
+    watching.join(WAIT)
+    assert not watching.is_alive()
