@@ -23,7 +23,7 @@ from sow_client import DurabilityName, SowError
 TOPIC: Final = "sow-bench"
 PAYLOAD_BYTES_MAX: Final = 1024 * 1024
 TOPICS_MAX: Final = 200
-"""Each topic has a publisher's stream, and a connection takes 256 calls by default; further ones would wait for ever."""
+"""Each topic has a publisher's stream. A connection takes 256 calls by default, and further ones wait for ever."""
 _NAMES: Final = (
     "work",
     "operations",
