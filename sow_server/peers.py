@@ -17,6 +17,8 @@ from sow_peering import (
     JournalPart,
     MergeCounts,
     Packed,
+    PublisherMark,
+    PublisherPart,
     Purged,
     RecordVersion,
     SeedPart,
@@ -102,6 +104,10 @@ class PeerStore:
             lambda: self._replicas.reader.seed(self._topics.find(topic), after_key, select=select, bytes_max=bytes_max)
         )
 
+    def publishers(self, topics: Collection[str], after_id: str) -> PublisherPart:
+        """Reads publishers for a peer."""
+        return _translated(lambda: self._replicas.reader.publishers(topics, after_id))
+
     def purged(self, topic: str) -> Purged:
         """The purge mark of a topic."""
         found = self._topics.by_name.get(topic)
@@ -150,13 +156,21 @@ class PeerStore:
         _submitted(done, lambda heard: self._replicas.sources.wait_for(name, sequence, heard))
 
     def apply(
-        self, name: str, *, after: int, upto: int, chunks: Sequence[Packed], origins: Sequence[str], done: ports.Done
+        self,
+        name: str,
+        *,
+        after: int,
+        upto: int,
+        chunks: Sequence[Packed],
+        origins: Sequence[str],
+        publishers: Sequence[PublisherMark] = (),
+        done: ports.Done,
     ) -> None:
         """Applies changes of a source."""
         _submitted(
             done,
             lambda heard: self._replicas.changes.apply(
-                name, after=after, upto=upto, chunks=chunks, origins=origins, done=heard
+                name, after=after, upto=upto, chunks=chunks, origins=origins, publishers=publishers, done=heard
             ),
         )
 

@@ -20,6 +20,8 @@ __all__ = [
     "MergeCounts",
     "Packed",
     "PeerState",
+    "PublisherMark",
+    "PublisherPart",
     "Purged",
     "RecordVersion",
     "SeedPart",
@@ -70,6 +72,35 @@ class Packed(NamedTuple):
     chunk: bytes
 
 
+class PublisherMark(NamedTuple):
+    """Sequences of a publisher that an instance knows (rule F11)."""
+
+    publisher_id: str
+    epoch: int
+    token: int
+    first: int
+    last: int
+    """Below `first`: none; the mark only tells the epoch."""
+    topics: tuple[str, ...]
+    """The topics of the records."""
+    refused: tuple[int, ...] = ()
+    """The sequences among them that were not applied."""
+    used_micros: int = 0
+    """The last use of the publisher; 0: just now."""
+    whole: bool = False
+    """The records are in the rows of the topics, not in the changes that the mark comes with."""
+
+
+class PublisherPart(NamedTuple):
+    """The next publishers in the order of their ids, as of a sequence."""
+
+    marks: Sequence[PublisherMark]
+    upto: int
+    """All that they tell of is in the journal up to here, or in rows."""
+    last_id: str
+    """The id to continue after. Empty: these were the last ones."""
+
+
 class JournalPart(NamedTuple):
     """The changes of a journal after the sequence `after`, up to `upto`, for one link."""
 
@@ -87,6 +118,8 @@ class JournalPart(NamedTuple):
     kinds: Sequence[TopicKind] = ()
     """Kinds of the chunks' topics after the read. Where one differs from the kind that the receiver knows, the changes
     must not be sent to it."""
+    publishers: Sequence[PublisherMark] = ()
+    """The publishers of the changes."""
 
 
 class SeedPart(NamedTuple):

@@ -6,7 +6,7 @@ import zlib
 from typing import Final
 
 from sow.v1 import replication_pb2
-from sow_peering import InstanceIdentity, JournalPart, SeedPart, TopicKind
+from sow_peering import InstanceIdentity, JournalPart, PublisherMark, SeedPart, TopicKind
 
 PROTOCOL: Final = 1
 """The version of the replication protocol."""
@@ -51,7 +51,38 @@ def changes_message(part: JournalPart) -> replication_pb2.ReplicateRequest:
     changes.origins.extend(part.origins)
     changes.crc32 = crc
     changes.commit_time_micros = part.last_commit_micros
+    changes.publishers.extend(map(mark_message, part.publishers))
     return message
+
+
+def mark_message(mark: PublisherMark) -> replication_pb2.PublisherMark:
+    """A mark of a publisher as a message."""
+    return replication_pb2.PublisherMark(
+        publisher_id=mark.publisher_id,
+        epoch=mark.epoch,
+        token=mark.token,
+        first=mark.first,
+        last=mark.last,
+        topics=mark.topics,
+        refused=mark.refused,
+        used_micros=mark.used_micros,
+        whole=mark.whole,
+    )
+
+
+def mark_of(message: replication_pb2.PublisherMark) -> PublisherMark:
+    """The mark of a publisher in a message."""
+    return PublisherMark(
+        message.publisher_id,
+        message.epoch,
+        message.token,
+        message.first,
+        message.last,
+        tuple(message.topics),
+        tuple(message.refused),
+        message.used_micros,
+        message.whole,
+    )
 
 
 def seed_message(topic: str, after_key: bytes, part: SeedPart) -> replication_pb2.ReplicateRequest:

@@ -27,6 +27,8 @@ from sow_peering import (
     MergeCounts,
     Packed,
     PeerState,
+    PublisherMark,
+    PublisherPart,
     Purged,
     RecordVersion,
     SeedPart,
@@ -147,6 +149,9 @@ class Sending(Protocol):
     def seed(self, topic: str, after_key: bytes, *, filter_text: str, bytes_max: int) -> SeedPart:
         """The durable rows after a key. Raises Refused when the topic has been deleted. Blocks; from any thread."""
 
+    def publishers(self, topics: Collection[str], after_id: str) -> PublisherPart:
+        """The durable publishers after an id that have published to these topics alone. Blocks; from any thread."""
+
     def purged(self, topic: str) -> Purged:
         """The purge mark of the topic."""
 
@@ -206,10 +211,19 @@ class Receiving(Protocol):
         """From now on nothing of the sender is taken until it has acknowledged this sequence of ours."""
 
     def apply(
-        self, name: str, *, after: int, upto: int, chunks: Sequence[Packed], origins: Sequence[str], done: Done
+        self,
+        name: str,
+        *,
+        after: int,
+        upto: int,
+        chunks: Sequence[Packed],
+        origins: Sequence[str],
+        publishers: Sequence[PublisherMark] = (),
+        done: Done,
     ) -> None:
         """Applies changes by version, and moves the sender's cursor to `upto`. Topics that this instance refuses are
-        skipped and have to be seeded later. `done` may get Refused, and then nothing was applied: CLOCK_SKEW,
+        skipped and have to be seeded later; then, or if a single change is refused, `publishers` count for nothing.
+        `done` may get Refused, and then nothing was applied: CLOCK_SKEW,
         BATCH_DAMAGED (also when `after` lies beyond the cursor, [3]), RESEED_PENDING ([4]), or an error of the
         store."""
 

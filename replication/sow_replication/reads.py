@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from sow.v1 import replication_pb2
-from sow_peering import InstanceIdentity, JournalPart, SeedPart
+from sow_peering import InstanceIdentity, JournalPart, PublisherPart, SeedPart
 from sow_replication.messages import changes_message, seed_message
 from sow_replication.ports import Store
 
@@ -45,7 +45,7 @@ class JournalRead:
         piece = self.store.read(
             self.peer, self.after, topics=self.topics, filter_text=self.filter, bytes_max=self.bytes_max
         )
-        return Fetched(piece, changes_message(piece) if piece.chunks else None)
+        return Fetched(piece, changes_message(piece) if piece.chunks or piece.publishers else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +65,25 @@ class SeedRead:
         return Fetched(part, seed_message(self.topic, self.after_key, part))
 
 
-Read = JournalRead | SeedRead
+@dataclass(frozen=True, slots=True)
+class PublishersRead:
+    """A read of the publishers that are known. `run` may be called on any thread."""
+
+    store: Store
+    topics: frozenset[str]
+    after_id: str
+
+    def run(self) -> Fetched:
+        """Reads."""
+        return Fetched(self.store.publishers(self.topics, self.after_id), None)
+
+
+Read = JournalRead | SeedRead | PublishersRead
 
 
 class Fetched(NamedTuple):
     """The result of a read."""
 
-    part: JournalPart | SeedPart
+    part: JournalPart | SeedPart | PublisherPart
     message: replication_pb2.ReplicateRequest | None
     """None: nothing of it is for the link. The message is large, so it is packed on the reader thread."""

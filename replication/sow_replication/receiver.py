@@ -21,13 +21,22 @@ from __future__ import annotations
 
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Protocol
 
 from sow.v1 import replication_pb2, types_pb2
-from sow_peering import InstanceIdentity, MergeCounts, Packed, Purged, SeedRange, TopicAnswer, TopicKind
+from sow_peering import (
+    InstanceIdentity,
+    MergeCounts,
+    Packed,
+    PublisherMark,
+    Purged,
+    SeedRange,
+    TopicAnswer,
+    TopicKind,
+)
 from sow_replication.greeting import Begin, Continue, Decision, pending
-from sow_replication.messages import identity_of, instance_of, kind_of
+from sow_replication.messages import identity_of, instance_of, kind_of, mark_of
 from sow_replication.options import NodeOptions
 from sow_replication.ports import ANY_CALLER, PeerCaller, Refused, Store
 from sow_replication.sender import TopicState
@@ -230,7 +239,9 @@ class Receiver:
             size += len(chunk)
         if crc != changes.crc32:
             return self._damaged()
-        chunks = [chunk for chunk in chunks if self.caller.permits(chunk.topic)]
+        permitted = [chunk for chunk in chunks if self.caller.permits(chunk.topic)]
+        marks = [mark_of(mark) for mark in changes.publishers] if len(permitted) == len(chunks) else []
+        chunks = permitted
         if changes.after > self._received or changes.upto < changes.after:
             # Changes in between were lost on the way. No operator has to mend that, so the sender soon tries again.
             return self.fail(
@@ -240,17 +251,25 @@ class Receiver:
                 )
             )
         self._tell_of(changes.probe, changes.head_sequence, changes.now_micros)
-        if changes.upto <= self._received:
+        if changes.upto < self._received or (changes.upto == self._received and not marks):
             self._acknowledge = True
             self.wake()
         else:
-            self._apply(changes.after, changes.upto, chunks, list(changes.origins), size)
+            self._apply(changes.after, changes.upto, chunks, list(changes.origins), size, marks)
         return None
 
     def _damaged(self) -> None:
         self.fail(Refused(types_pb2.ERROR_REASON_BATCH_DAMAGED, "a batch does not match its checksum"))
 
-    def _apply(self, after: int, upto: int, chunks: list[Packed], origins: list[str], size: int) -> None:
+    def _apply(
+        self,
+        after: int,
+        upto: int,
+        chunks: list[Packed],
+        origins: list[str],
+        size: int,
+        marks: Sequence[PublisherMark] = (),
+    ) -> None:
         assert self.identity is not None, "the sender has said Hello"
         self._received = upto
         self._moved_at = self._store.now_micros()
@@ -264,7 +283,9 @@ class Receiver:
                 self.cursor = max(self.cursor, upto)
                 self._advanced(result)
 
-        self._store.apply(self.identity.name, after=after, upto=upto, chunks=chunks, origins=origins, done=done)
+        self._store.apply(
+            self.identity.name, after=after, upto=upto, chunks=chunks, origins=origins, publishers=marks, done=done
+        )
 
     def _seed(self, seed: replication_pb2.Seed) -> None:
         assert self.identity is not None, "the sender has said Hello"

@@ -27,6 +27,8 @@ A topic of the link:
          REPLICATED rely on that.
     [6]  A head goes out with a probe only after everything that was read before that head. A receiver that has applied
          all earlier messages then has everything that this instance had (rule R4).
+    [7]  Publishers are sent once all topics are seeded, and again after each seed: as of a sequence, and behind all
+         changes up to it (rule F11).
 
 The driver runs the result of `next_read` on a reader thread and hands the outcome to `took`, sends the messages of
 `next_message`, and gets a `wake` whenever either may have something new.
@@ -41,11 +43,11 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from sow.v1 import replication_pb2, types_pb2
-from sow_peering import InstanceIdentity, JournalPart, SeedPart, TopicKind
-from sow_replication.messages import PROTOCOL, identity_of, instance_of, topic_of
+from sow_peering import InstanceIdentity, JournalPart, PublisherPart, SeedPart, TopicKind
+from sow_replication.messages import PROTOCOL, identity_of, instance_of, mark_message, topic_of
 from sow_replication.options import NodeOptions, PeerOptions
 from sow_replication.ports import Refused, Store
-from sow_replication.reads import Fetched, JournalRead, Read, Seed, SeedRead
+from sow_replication.reads import Fetched, JournalRead, PublishersRead, Read, Seed, SeedRead
 from sow_replication.skew import Skew
 
 
@@ -148,6 +150,10 @@ class Sender:
         """The last acknowledgement that the store has heard of."""
         self._reading: Read | None = None
         self._seed_turn = False
+        self._publishers_after: str | None = None if peer.filter else ""
+        """The id after which publishers are to be sent; None: they have been, or a filter hides some of the records."""
+        self._publishers: PublisherPart | None = None
+        """Publishers that were read, and wait for the changes up to their sequence ([7])."""
         self._ready: deque[_Ready] = deque()
         self._held: tuple[_Ready, set[str]] | None = None
         """Changes that wait, and the topics whose seeds have to begin first ([3])."""
@@ -243,8 +249,9 @@ class Sender:
         else:
             names = {name for name, topic in self._topics.items() if topic.seed is not None and not topic.seed.read}
         head = self._store.head()
+        after_id = None if self.seeding or self._held is not None or self._publishers else self._publishers_after
         # Changes and seeds alternate, changes first. One read more than the window holds is ready when there is room.
-        if self._held is None and head > self._read_upto and not (names and self._seed_turn):
+        if self._held is None and head > self._read_upto and not ((names or after_id is not None) and self._seed_turn):
             self._seed_turn = True
             active = [
                 name for name, topic in self._topics.items() if topic.state in (TopicState.SEEDING, TopicState.SEEDED)
@@ -265,6 +272,9 @@ class Sender:
             seed = self._topics[name].seed
             assert seed is not None, "chosen for it"
             return SeedRead(self._store, name, seed, seed.after_key, self.peer.filter, self._options.seed_bytes_max)
+        if after_id is not None:
+            seeded = [name for name, topic in self._topics.items() if topic.state is TopicState.SEEDED]
+            return PublishersRead(self._store, frozenset(seeded), after_id)
         return None
 
     def took(self, result: Fetched | Refused) -> None:
@@ -274,15 +284,36 @@ class Sender:
         self._reading = None
         if self.failure is not None:
             return
-        if not isinstance(result, Refused) and self._receiver_knows_another_kind(result.part.kinds):
+        part = None if isinstance(result, Refused) else result.part
+        if part is not None and not isinstance(part, PublisherPart) and self._receiver_knows_another_kind(part.kinds):
             self._watch_topics()  # the receiver is told first, and then this is read again
         elif isinstance(read, SeedRead):
             self._took_seed(read, result)
         elif isinstance(result, Refused):
             self.fail(result)
+        elif isinstance(read, PublishersRead):
+            assert isinstance(part, PublisherPart), "the result of this read"
+            if read.after_id == self._publishers_after and not self.seeding:
+                self._publishers_after = part.last_id or None
+                self._publishers = part
+                self._push_publishers()
         else:
-            assert isinstance(result.part, JournalPart), "the result of this read"
-            self._took_changes(read, result.part, result.message)
+            assert isinstance(part, JournalPart), "the result of this read"
+            self._took_changes(read, part, result.message)
+            self._push_publishers()
+
+    def _push_publishers(self) -> None:
+        """Sends publishers behind the changes that they tell of."""
+        part = self._publishers
+        if part is None or self._held is not None or part.upto > self._read_upto:
+            return
+        self._publishers = None
+        if part.marks:
+            changes = replication_pb2.Changes(upto=self._read_upto, publishers=map(mark_message, part.marks))
+            message = replication_pb2.ReplicateRequest(changes=changes)
+            echo = _Echo(self._probe, self._store.head())
+            self._push(_Ready(message, message.ByteSize(), self._read_upto, 0, echo, "", None, False))
+        self.wake()
 
     def _receiver_knows_another_kind(self, kinds: Sequence[TopicKind]) -> bool:
         """Whether a topic has another kind by now than the receiver knows."""
@@ -536,6 +567,7 @@ class Sender:
         topic = self._topics.get(answer.topic)
         if topic is None:
             return  # the topic has left the link meanwhile
+        self._publishers_again()
         if answer.state == replication_pb2.TOPIC_STATE_REFUSED:
             topic.state = TopicState.REFUSED
             topic.message = answer.message
@@ -551,6 +583,12 @@ class Sender:
         topic.state = TopicState.SEEDING
         topic.message = ""
         topic.seed = Seed(after_key, lost)
+        self._publishers_again()
+
+    def _publishers_again(self) -> None:
+        """Publishers are to be sent once all topics are seeded: changes may have been left out until then."""
+        self._publishers = None
+        self._publishers_after = None if self.peer.filter else ""
 
     # -- time -------------------------------------------------------------------------------------------------------
 

@@ -26,9 +26,10 @@ from sow_server.engine.disk.claim import DirectoryClaim
 from sow_server.engine.disk.layout import (
     ACCEPTED_KEY,
     CLOCK_KEY,
-    FORMAT,
+    DATA_FORMAT,
     FORMAT_KEY,
     INSTANCE_KEY,
+    UPGRADED_FORMATS,
     Commit,
     decode_commit,
     i64,
@@ -248,7 +249,7 @@ def _held_against_mark(path: Path, marked: Mark, *, accept_loss: bool) -> Mark:
 def _initialise(rocks: Rocks) -> None:
     batch = Batch()
     batch.puts[META] = {
-        FORMAT_KEY: u32(FORMAT),
+        FORMAT_KEY: u32(DATA_FORMAT),
         INSTANCE_KEY: json.dumps(_new_identity() | {"origins": []}).encode(),
     }
     rocks.write_waiting(batch)
@@ -262,8 +263,16 @@ def _check_format(rocks: Rocks, path: Path) -> None:
         if any(_first_key(rocks, family) for family in FAMILIES):
             raise OpenError(f"{path}: this is no sow data, or its format is missing")
         _initialise(rocks)
-    elif found != u32(FORMAT):
-        raise OpenError(f"{path}: the data has format {unpack_u32(found)}, this version of sow reads format {FORMAT}")
+    elif unpack_u32(found) in UPGRADED_FORMATS:
+        # An earlier version would misread what this one writes.
+        batch = Batch()
+        batch.puts[META][FORMAT_KEY] = u32(DATA_FORMAT)
+        rocks.write_waiting(batch)
+        rocks.sync()
+    elif found != u32(DATA_FORMAT):
+        raise OpenError(
+            f"{path}: the data has format {unpack_u32(found)}, this version of sow reads format {DATA_FORMAT}"
+        )
 
 
 def _first_key(rocks: Rocks, family: str) -> bytes | None:
@@ -278,7 +287,7 @@ def _write_marker(marker: Path) -> None:
     """Writes the file that says that there are data: without it an emptied directory would be taken for a new one."""
     temporary = marker.with_suffix(".new")
     with temporary.open("w") as file:
-        file.write(f"sow data, format {FORMAT}, made {time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())}\n")
+        file.write(f"sow data, format {DATA_FORMAT}, made {time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())}\n")
         file.flush()
         os.fsync(file.fileno())
     temporary.rename(marker)

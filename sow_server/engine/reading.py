@@ -268,7 +268,7 @@ class Cuts:
         if row is None:
             return 0, 0
         publisher = decode_publisher(row)
-        return publisher.epoch, publisher.highest_sequence
+        return publisher.epoch, publisher.known
 
     # -- the journal ------------------------------------------------------------------------------------------------
 

@@ -129,11 +129,18 @@ def position(message: types_pb2.PublisherPosition) -> PublisherPosition:
         raise invalid("publisher.publisher_epoch", "must not be negative")
     if not 1 <= message.first_sequence <= 2**62:
         raise invalid("publisher.first_sequence", "must be between 1 and 2^62")
+    if message.publisher_token < 0:
+        raise invalid("publisher.publisher_token", "must not be negative")
     unit = publisher_unit(message.unit, "publisher.unit")
     if message.unit_done and not unit:
         raise invalid("publisher.unit_done", "needs the number of the unit that it ends, in publisher.unit")
     return PublisherPosition(
-        message.publisher_id, message.publisher_epoch, message.first_sequence, unit, message.unit_done
+        message.publisher_id,
+        message.publisher_epoch,
+        message.first_sequence,
+        unit,
+        message.unit_done,
+        message.publisher_token,
     )
 
 
@@ -145,6 +152,7 @@ def acting(message: types_pb2.PublisherPosition) -> PublisherPosition:
         types_pb2.PublisherPosition(
             publisher_id=message.publisher_id,
             publisher_epoch=message.publisher_epoch,
+            publisher_token=message.publisher_token,
             first_sequence=1,
             unit=message.unit,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import aclosing
@@ -186,10 +187,15 @@ class SowService:
         publisher_id = call.own_name(given)
         unit = convert.publisher_unit(request.unit, "unit")
         future: asyncio.Future[model.OpenedPublisher] = asyncio.get_running_loop().create_future()
-        self._commits.open_publisher(publisher_id, unit, lambda opened: settle(future, opened))
+        self._commits.open_publisher(
+            publisher_id, unit, lambda opened: settle(future, opened), token=int(secrets.token_hex(8), 16) >> 1 or 1
+        )
         opened = await future
         return sow_pb2.OpenPublisherResponse(
-            publisher_epoch=opened.epoch, unit_done=opened.unit_done, unit_records=opened.unit_records
+            publisher_epoch=opened.epoch,
+            unit_done=opened.unit_done,
+            unit_records=opened.unit_records,
+            publisher_token=opened.token,
         )
 
     # -- reading ----------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from sow_server.engine.disk.layout import (
     Changes,
     Column,
     Commit,
+    PublisherNote,
     Run,
     StoredStatistics,
     changes_head,
@@ -171,9 +172,30 @@ def test_a_journal_value_is_read_back(given_changes: Changes) -> None:
     assert changes_head(value) == (len(given_changes.keys), *given_head)
 
 
-@given(WORD, WORD, I64, st.lists(st.builds(Run, U32, WORD, U32), max_size=5).map(tuple))
-def test_a_commit_is_read_back(first: int, last: int, commit_time: int, runs: tuple[Run, ...]) -> None:
-    commit = Commit(first, last, commit_time, runs)
+NOTES = st.builds(
+    PublisherNote,
+    st.text(min_size=1, max_size=5),
+    WORD,
+    WORD,
+    WORD,
+    WORD,
+    U32,
+    st.lists(WORD, max_size=3).map(tuple),
+    st.integers(0, 3),
+)
+
+
+@given(
+    WORD,
+    WORD,
+    WORD,
+    st.lists(st.builds(Run, U32, WORD, U32), max_size=5).map(tuple),
+    st.lists(NOTES, max_size=3).map(tuple),
+)
+def test_a_commit_is_read_back(
+    first: int, last: int, commit_time: int, runs: tuple[Run, ...], notes: tuple[PublisherNote, ...]
+) -> None:
+    commit = Commit(first, last, commit_time, runs, notes)
     assert decode_commit(*encode_commit(commit)) == commit
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from sow.v1 import types_pb2
-from sow_peering import InstanceIdentity, JournalPart, MergeCounts, Packed
+from sow_peering import InstanceIdentity, JournalPart, MergeCounts, Packed, PublisherMark
 from sow_replication.node import Node
 from sow_replication.options import NodeOptions, PeerOptions
 from sow_replication.ports import Done, Refused
@@ -444,7 +444,15 @@ class CursorOutsideTheBatch(ModelStore):
     """The cursor is stored when the changes are queued."""
 
     def apply(
-        self, name: str, *, after: int, upto: int, chunks: Sequence[Packed], origins: Sequence[str], done: Done
+        self,
+        name: str,
+        *,
+        after: int,
+        upto: int,
+        chunks: Sequence[Packed],
+        origins: Sequence[str],
+        publishers: Sequence[PublisherMark] = (),
+        done: Done,
     ) -> None:
         super().apply(name, after=after, upto=upto, chunks=chunks, origins=origins, done=done)
         for disk in (self.disk, self._synced):

@@ -259,7 +259,7 @@ class ModelStore:
                 return Expected(refused=Reason.ATOMIC_TOO_LARGE)
         publisher, first, unit, unit_done = ModelPublisher(), 1, 0, False
         if request.publisher is not None:
-            name, epoch, first, unit, unit_done = request.publisher
+            name, epoch, first, unit, unit_done = request.publisher[:5]
             publisher = copy.deepcopy(self.publishers.get(name, ModelPublisher()))
             if epoch < publisher.epoch:
                 return Expected(refused=Reason.PUBLISHER_FENCED)

@@ -12,6 +12,8 @@ from sow_peering import (
     MergeCounts,
     Packed,
     PeerState,
+    PublisherMark,
+    PublisherPart,
     Purged,
     RecordVersion,
     SeedPart,
@@ -87,6 +89,9 @@ class ModelStore(LocalStore):
             size += 60
         return SeedPart(pack(rows, names) if rows else b"", names, b"")
 
+    def publishers(self, topics: Collection[str], after_id: str) -> PublisherPart:
+        return PublisherPart([], self._readable(), "")  # the model has no publishers
+
     def purged(self, topic: str) -> Purged:
         found = self.disk.topics.get(topic)
         return Purged(0, "") if found is None else Purged(*found.purged)
@@ -159,7 +164,15 @@ class ModelStore(LocalStore):
         self._submit_for(job, done)
 
     def apply(
-        self, name: str, *, after: int, upto: int, chunks: Sequence[Packed], origins: Sequence[str], done: Done
+        self,
+        name: str,
+        *,
+        after: int,
+        upto: int,
+        chunks: Sequence[Packed],
+        origins: Sequence[str],
+        publishers: Sequence[PublisherMark] = (),
+        done: Done,
     ) -> None:
         self._submit_for(lambda: self._apply(name, after, upto, chunks, origins), done)
 

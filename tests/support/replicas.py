@@ -20,7 +20,7 @@ from sow_peering import NOTHING_PURGED, InstanceIdentity, MergeCounts, Purged, S
 from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.disk.layout import Tombstone, decode_tombstone
 from sow_server.engine.disk.rocks import TOMBSTONES
-from sow_server.engine.replicas import PeerSettings, ReplicaOptions
+from sow_server.engine.replicas import PeerSettings, ReplicaOptions, SelectRecords
 from sow_server.engine.store import StoreOptions
 from sow_server.engine.values.errors import StoreError
 from sow_server.engine.values.model import RecordMatcher
@@ -107,7 +107,9 @@ def tell(sender: Rig, receiver: Rig) -> None:
     receiver.store.replicas.sources.answers(sender.options.instance, sender.store.replicas.shared.matching(".*"))
 
 
-def ship(sender: Rig, receiver: Rig, *, bytes_max: int = 2**20) -> MergeCounts:
+def ship(
+    sender: Rig, receiver: Rig, *, bytes_max: int = 2**20, topics: str = ".*", select: SelectRecords = everything
+) -> MergeCounts:
     """Sends the changes behind the receiver's cursor, and everything before the first time; and the acknowledgement
     comes back."""
     name = sender.options.instance
@@ -122,9 +124,9 @@ def ship(sender: Rig, receiver: Rig, *, bytes_max: int = 2**20) -> MergeCounts:
     tell(sender, receiver)
     while True:
         cursor = receiver.store.replicas.sources.by_name[name].cursor
-        topics = [kind.name for kind in sender.store.replicas.shared.matching(".*")]
+        names = [kind.name for kind in sender.store.replicas.shared.matching(topics)]
         piece = sender.store.replicas.reader.read(
-            identity(receiver), cursor, topics=topics, select=everything, bytes_max=bytes_max
+            identity(receiver), cursor, topics=names, select=select, bytes_max=bytes_max
         )
         if piece.upto == cursor:
             break
@@ -135,6 +137,7 @@ def ship(sender: Rig, receiver: Rig, *, bytes_max: int = 2**20) -> MergeCounts:
             upto=piece.upto,
             chunks=piece.chunks,
             origins=sender.store.origins.names,
+            publishers=piece.publishers,
             done=answers.append,
         )
         result: MergeCounts = receiver.answer(answers)
@@ -143,6 +146,21 @@ def ship(sender: Rig, receiver: Rig, *, bytes_max: int = 2**20) -> MergeCounts:
         receiver.options.instance, identity(receiver), receiver.store.replicas.sources.by_name[name].cursor
     )
     return MergeCounts(*total)
+
+
+def tell_publishers(sender: Rig, receiver: Rig) -> None:
+    """Sends all publishers, as a link does once its topics are seeded."""
+    name = sender.options.instance
+    sender.store.sync()
+    names = [kind.name for kind in sender.store.replicas.shared.matching(".*")]
+    part = sender.store.replicas.reader.publishers(names, "")
+    cursor = receiver.store.replicas.sources.by_name[name].cursor
+    assert part.upto <= cursor, "ship the changes first"
+    answers: list[MergeCounts | StoreError] = []
+    receiver.store.replicas.changes.apply(
+        name, after=cursor, upto=cursor, chunks=[], origins=[], publishers=part.marks, done=answers.append
+    )
+    receiver.answer(answers)
 
 
 def purge(

@@ -209,7 +209,9 @@ class StoreRequests(StoreChecks):
         answers: list[OpenedPublisher | StoreError] = []
         self.rig.store.commits.open_publisher(publisher, unit, answers.append)
         self.rig.store.writer.step()
-        assert answers == [self.model.open_publisher(publisher, unit)]
+        assert [answer[:3] for answer in answers if isinstance(answer, OpenedPublisher)] == [
+            self.model.open_publisher(publisher, unit)
+        ]
 
     @precondition(lambda self: self.sent)
     @rule(which=st.integers(0, 9), hold=st.booleans(), want_results=st.booleans())

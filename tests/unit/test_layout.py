@@ -1,6 +1,7 @@
-"""The byte layouts on disk, pinned: whoever changes one meets these bytes and must raise `FORMAT`.
+"""The byte layouts on disk, pinned: whoever changes one meets these bytes and must raise `DATA_FORMAT`,
+and for records and chunks also `FORMAT`.
 
-The golden bytes below belong to format 3. When a layout changes: raise `FORMAT`, say in the CHANGELOG how old
+The golden bytes below belong to format 4. When a layout changes: raise the number, say in the CHANGELOG how old
 data gets there, and only then write the new bytes here.
 """
 
@@ -26,6 +27,7 @@ from sow_server.engine.disk.layout import (
     Changes,
     Column,
     Commit,
+    PublisherNote,
     Run,
     StoredStatistics,
     attempt_key,
@@ -220,6 +222,15 @@ def test_keys_of_the_journal_and_of_commits() -> None:
         "00000002" "0000000000000007" "00000003"
     )  # fmt: skip
     assert decode_commit(key, value) == commit
+    noted = commit._replace(notes=(PublisherNote("p", 1, 2, 3, 7, 1, (4,)),))
+    key, value = encode_commit(noted)
+    assert value.hex() == (
+        "0000000000000009" "ffffffffffffffaa" "00000002"
+        "00000001" "0000000000000003" "00000004"
+        "00000002" "0000000000000007" "00000003"
+        "91" "98" "a170" "01" "02" "03" "07" "01" "9104" "00"
+    )  # fmt: skip
+    assert decode_commit(key, value) == noted
 
 
 def test_the_figures_of_a_topic() -> None:

@@ -236,7 +236,7 @@ REQUESTS: Final[dict[str, list[Request]]] = {
         orders(payload=[document("s1", price=2)], delta=True, unset_paths=["/price"], lifetime_kind=[1]),
         orders(payload=[document("s1")], lifetime={"never": True}, ttl_mode=1, durability=1),
         orders(payload=[document("s3")], lifetime_kind=[1], lifetime_micros=[SECOND], atomic=True),
-        orders(payload=[document("s3")], publisher={**POSITION, "publisher_id": "q"}),
+        orders(payload=[document("s3")], publisher={**POSITION, "publisher_id": "q", "publisher_token": 7}),
         orders(key=["x"], payload=[document("s3")]),
     ],
     "Get": [

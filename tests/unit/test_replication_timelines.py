@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 
 from sow.v1 import types_pb2
-from sow_peering import Packed
+from sow_peering import Packed, PublisherMark
 from sow_replication.node import Node
 from sow_replication.options import NodeOptions, PeerOptions
 from sow_replication.ports import Done
@@ -307,7 +307,15 @@ class Counting(ModelStore):
     applied = 0
 
     def apply(
-        self, name: str, *, after: int, upto: int, chunks: Sequence[Packed], origins: Sequence[str], done: Done
+        self,
+        name: str,
+        *,
+        after: int,
+        upto: int,
+        chunks: Sequence[Packed],
+        origins: Sequence[str],
+        publishers: Sequence[PublisherMark] = (),
+        done: Done,
     ) -> None:
         self.applied += 1
         super().apply(name, after=after, upto=upto, chunks=chunks, origins=origins, done=done)

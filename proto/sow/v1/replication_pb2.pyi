@@ -307,6 +307,7 @@ class Changes(_message.Message):
     NOW_MICROS_FIELD_NUMBER: _builtins.int
     PROBE_FIELD_NUMBER: _builtins.int
     COMMIT_TIME_MICROS_FIELD_NUMBER: _builtins.int
+    PUBLISHERS_FIELD_NUMBER: _builtins.int
     after: _builtins.int
     """The sender's sequence before them: the receiver's cursor, or below it."""
     upto: _builtins.int
@@ -329,6 +330,10 @@ class Changes(_message.Message):
     def origins(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Names of instances, for the origins of the chunks."""
 
+    @_builtins.property
+    def publishers(self) -> _containers.RepeatedCompositeFieldContainer[Global___PublisherMark]:
+        """The publishers of the changes (rule F11). If the receiver leaves out any of the changes, it leaves out all of these."""
+
     def __init__(
         self,
         *,
@@ -341,14 +346,73 @@ class Changes(_message.Message):
         now_micros: _builtins.int = ...,
         probe: _builtins.int = ...,
         commit_time_micros: _builtins.int = ...,
+        publishers: _abc.Iterable[Global___PublisherMark] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "chunks", b"chunks", "commit_time_micros", b"commit_time_micros", "crc32", b"crc32", "head_sequence", b"head_sequence", "now_micros", b"now_micros", "origins", b"origins", "probe", b"probe", "upto", b"upto"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "chunks", b"chunks", "commit_time_micros", b"commit_time_micros", "crc32", b"crc32", "head_sequence", b"head_sequence", "now_micros", b"now_micros", "origins", b"origins", "probe", b"probe", "publishers", b"publishers", "upto", b"upto"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Changes: _TypeAlias = Changes  # noqa: Y015
+
+@_typing.final
+class PublisherMark(_message.Message):
+    """Sequences of a publisher that the sender knows."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PUBLISHER_ID_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    TOKEN_FIELD_NUMBER: _builtins.int
+    FIRST_FIELD_NUMBER: _builtins.int
+    LAST_FIELD_NUMBER: _builtins.int
+    TOPICS_FIELD_NUMBER: _builtins.int
+    REFUSED_FIELD_NUMBER: _builtins.int
+    USED_MICROS_FIELD_NUMBER: _builtins.int
+    WHOLE_FIELD_NUMBER: _builtins.int
+    publisher_id: _builtins.str
+    """The publisher's id, as it is stored."""
+    epoch: _builtins.int
+    """Its epoch."""
+    token: _builtins.int
+    """The token of the epoch."""
+    first: _builtins.int
+    """The first of the sequences."""
+    last: _builtins.int
+    """The last of them. Below the first: there is none, and the mark only tells the epoch."""
+    used_micros: _builtins.int
+    """The last use of the publisher. 0: just now."""
+    whole: _builtins.bool
+    """true: the records are in the rows of the topics, so the mark counts only once the receiver has these topics seeded."""
+    @_builtins.property
+    def topics(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The topics of the records, all of them of this link."""
+
+    @_builtins.property
+    def refused(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The sequences among them that were not applied."""
+
+    def __init__(
+        self,
+        *,
+        publisher_id: _builtins.str = ...,
+        epoch: _builtins.int = ...,
+        token: _builtins.int = ...,
+        first: _builtins.int = ...,
+        last: _builtins.int = ...,
+        topics: _abc.Iterable[_builtins.str] | None = ...,
+        refused: _abc.Iterable[_builtins.int] | None = ...,
+        used_micros: _builtins.int = ...,
+        whole: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "first", b"first", "last", b"last", "publisher_id", b"publisher_id", "refused", b"refused", "token", b"token", "topics", b"topics", "used_micros", b"used_micros", "whole", b"whole"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PublisherMark: _TypeAlias = PublisherMark  # noqa: Y015
 
 @_typing.final
 class Packed(_message.Message):

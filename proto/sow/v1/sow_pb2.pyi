@@ -1179,6 +1179,7 @@ class OpenPublisherResponse(_message.Message):
     PUBLISHER_EPOCH_FIELD_NUMBER: _builtins.int
     UNIT_DONE_FIELD_NUMBER: _builtins.int
     UNIT_RECORDS_FIELD_NUMBER: _builtins.int
+    PUBLISHER_TOKEN_FIELD_NUMBER: _builtins.int
     publisher_epoch: _builtins.int
     """The epoch to publish with. Its sequences start at 1. With `unit_done` no new epoch has begun."""
     unit_done: _builtins.bool
@@ -1187,16 +1188,19 @@ class OpenPublisherResponse(_message.Message):
     """With `unit_done`: the number of its records, in the attempt that finished it. 0 for a unit before the last finished
     one.
     """
+    publisher_token: _builtins.int
+    """The token of the epoch, for PublisherPosition. 0: no new epoch has begun, or the server is older than this field."""
     def __init__(
         self,
         *,
         publisher_epoch: _builtins.int = ...,
         unit_done: _builtins.bool = ...,
         unit_records: _builtins.int = ...,
+        publisher_token: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["publisher_epoch", b"publisher_epoch", "unit_done", b"unit_done", "unit_records", b"unit_records"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["publisher_epoch", b"publisher_epoch", "publisher_token", b"publisher_token", "unit_done", b"unit_done", "unit_records", b"unit_records"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -574,6 +574,7 @@ class PublisherPosition(_message.Message):
     FIRST_SEQUENCE_FIELD_NUMBER: _builtins.int
     UNIT_FIELD_NUMBER: _builtins.int
     UNIT_DONE_FIELD_NUMBER: _builtins.int
+    PUBLISHER_TOKEN_FIELD_NUMBER: _builtins.int
     publisher_id: _builtins.str
     """Chosen by the publisher, 1 to 200 characters of [A-Za-z0-9_.:-]; the server remembers it for 7 days after last use."""
     publisher_epoch: _builtins.int
@@ -588,6 +589,11 @@ class PublisherPosition(_message.Message):
     """true: this request ends the unit. One commit writes the records and marks the unit as finished. The unit is not
     finished if one of the records is refused. A request that ends a unit may hold no records.
     """
+    publisher_token: _builtins.int
+    """The token of the epoch, from OpenPublisher; without OpenPublisher a random number. It tells equal epochs of two
+    instances apart: only with it does another instance know the sequences (rules F11, F12). 0: none. Then the position
+    means something at this instance only.
+    """
     def __init__(
         self,
         *,
@@ -596,10 +602,11 @@ class PublisherPosition(_message.Message):
         first_sequence: _builtins.int = ...,
         unit: _builtins.int = ...,
         unit_done: _builtins.bool = ...,
+        publisher_token: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_sequence", b"first_sequence", "publisher_epoch", b"publisher_epoch", "publisher_id", b"publisher_id", "unit", b"unit", "unit_done", b"unit_done"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_sequence", b"first_sequence", "publisher_epoch", b"publisher_epoch", "publisher_id", b"publisher_id", "publisher_token", b"publisher_token", "unit", b"unit", "unit_done", b"unit_done"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

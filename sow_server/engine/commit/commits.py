@@ -88,11 +88,11 @@ class Commits:
         self.run(Nothing(), done)
 
     def open_publisher(
-        self, publisher_id: str, unit: int, done: Callable[[OpenedPublisher | StoreError], None]
+        self, publisher_id: str, unit: int, done: Callable[[OpenedPublisher | StoreError], None], *, token: int = 0
     ) -> None:
         """Begins the next epoch of a publisher, unless `unit` (0: none) is finished; `done` hears of it once it is on
-        disk (rule P6)."""
-        self.run(OpenPublisher(self._writer.publishers, publisher_id, unit), done)
+        disk (rule P6). `token`: a random number that tells this epoch from an equal one of another instance."""
+        self.run(OpenPublisher(self._writer.publishers, publisher_id, unit, token), done)
 
     # -- the committed state -----------------------------------------------------------------------------------
 
@@ -156,16 +156,17 @@ class Commits:
 class OpenPublisher:
     """The step that begins the next epoch of a publisher, unless its unit is finished; answers its position."""
 
-    def __init__(self, publishers: PublisherCache, publisher_id: str, unit: int) -> None:
+    def __init__(self, publishers: PublisherCache, publisher_id: str, unit: int, token: int) -> None:
         self._publishers = publishers
         self._publisher_id = publisher_id
         self._unit = unit
+        self._token = token
         self._opened: OpenedPublisher | None = None
 
     def stage(self, draft: Draft) -> None:
         """Stages the publisher's row."""
         found = self._publishers.find(self._publisher_id)
-        publisher, self._opened = found.open(self._unit, self._publisher_id, draft.now)
+        publisher, self._opened = found.open(self._unit, self._publisher_id, draft.now, self._token)
         draft.publishers[self._publisher_id] = publisher
 
     def committed(self) -> OpenedPublisher:

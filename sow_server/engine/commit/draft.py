@@ -39,6 +39,7 @@ from sow_server.engine.disk.layout import (
     TOUCH,
     HeaderColumns,
     Numbers,
+    PublisherNote,
     StoredStatistics,
     encode_statistics,
     header,
@@ -52,7 +53,7 @@ from sow_server.engine.disk.layout import (
 )
 from sow_server.engine.disk.rocks import EXPIRY, INDEXES, META, RECORDS, Batch, Rocks
 from sow_server.engine.journal.builder import ChunkBuilder, JournalDraft, append_chunks
-from sow_server.engine.values.model import NEVER
+from sow_server.engine.values.model import NEVER, PublisherPosition
 
 P = TypeVar("P")
 
@@ -78,6 +79,7 @@ class Draft:
         "new_topics",
         "next_sequence",
         "next_version",
+        "notes",
         "now",
         "now_bytes",
         "on_commit",
@@ -126,6 +128,8 @@ class Draft:
         """The numbers of removed rows, by column family and topic id; for STAGING by the load's number."""
         self.statistics: dict[int, StoredStatistics] = {}
         self.publishers: dict[str, Publisher] = {}
+        self.notes: list[PublisherNote] = []
+        """The sequences of publishers that this commit decides, for peers (rule F11)."""
         self.earliest = NEVER
         """The earliest expire time among the expiry entries that this commit puts."""
         self.expire_times: list[int] = []
@@ -560,6 +564,23 @@ class Draft:
             records=figures.records + records, record_bytes=figures.record_bytes + size
         )
 
+    def note_publisher(
+        self, position: PublisherPosition, topic: Topic, start: int, stop: int, refused: Sequence[int]
+    ) -> None:
+        """Notes that records of a request of a staged publisher have been decided."""
+        publisher = self.publishers[position.publisher_id]
+        if not (publisher.token and topic.replicated and topic.settings.journal):
+            return  # no peer could learn of it, or none has the records
+        first, last = position.first_sequence + start, position.first_sequence + stop - 1
+        note = PublisherNote(
+            position.publisher_id, publisher.epoch, publisher.token, first, last, topic.id, tuple(refused)
+        )
+        before = self.notes[-1] if self.notes else None
+        if before is not None and before.last + 1 == first and _same_publisher(before, note):
+            self.notes[-1] = before._replace(last=last, refused=before.refused + note.refused)
+        else:
+            self.notes.append(note)
+
     def figures(self, topic: Topic) -> StoredStatistics:
         """The topic's figures after this commit."""
         return self.statistics.setdefault(topic.id, topic.statistics)
@@ -569,13 +590,19 @@ class Draft:
     def finish(self) -> Batch:
         """The complete batch."""
         batch = self.batch
-        append_chunks(batch, self.journal.chunks, self.statistics, self.now)
+        self.next_sequence = append_chunks(
+            batch, self.journal.chunks, self.statistics, self.now, self.notes, self.next_sequence
+        )
         meta = batch.puts[META]
         for topic_id, figures in self.statistics.items():
             meta[STATISTICS_KEY + u32(topic_id)] = encode_statistics(figures)
         for publisher_id, publisher in self.publishers.items():
             meta[publisher_key(publisher_id)] = encode_publisher(publisher)
         return batch
+
+
+def _same_publisher(one: PublisherNote, other: PublisherNote) -> bool:
+    return one[:3] == other[:3] and one.topic_id == other.topic_id and one.source == other.source
 
 
 class Puts(NamedTuple):

@@ -1,13 +1,18 @@
 """The memory of publishers, so that a retry is never applied twice (rule P6).
 
 A publisher's row holds its epoch, its highest sequence, the refusals among its last 1,000 sequences, the versions and
-stamps of its last records, and its last finished unit of work. The row is written in the same batch as the records that
-it covers. Pure, except for the bounded cache.
+stamps of its last records, its last finished unit of work, and the sequences that are known here or from other
+instances. The row is written in the same batch as the records that it covers. Pure, except for the bounded cache.
 
     [1]  A unit is finished in the batch that holds the last records of its last request, or not at all.
     [2]  A unit is finished only when no record of its last request was refused, however long ago.
     [3]  Once a unit is finished, no record of it or of an earlier unit is applied, even in a new epoch.
     [4]  The answer to a duplicate is the answer of its first attempt, or that this is forgotten: never a guess.
+    [5]  A sequence counts as known if its record is here, was refused, or has been replaced by a newer one; or if the
+         publisher has begun behind it here, as it does only with what is settled. From other instances only the
+         sequences count up to the first gap (rule F11).
+    [6]  Of two publishers with one id the one with the greater (epoch, token) wins, and the other one is fenced.
+         Their sequences are never compared (rule F12).
 """
 
 from __future__ import annotations
@@ -28,6 +33,12 @@ OUTCOMES_KEPT: Final = 1000
 RUNS_KEPT: Final = 32
 """Runs of applied records that are kept: two for each request that a client has under way (16)."""
 EPOCH_MAX: Final = 2**63 - 1
+AHEAD_MAX: Final = 16
+"""Ranges of sequences that are remembered behind a gap."""
+TOPICS_MAX: Final = 32
+"""Topics that are remembered of an epoch."""
+UNKNOWN_TOPIC: Final = 0
+"""Among the topics of an epoch: there were more."""
 _CACHED_MAX: Final = 10_000
 
 
@@ -97,10 +108,27 @@ class Publisher(NamedTuple):
     """The highest sequence of the epoch that was refused: it is known for longer than the refusal itself ([2])."""
     runs: bytes = b""
     """The last runs of records that were applied in this epoch, packed ([4])."""
+    token: int = 0
+    """Of the epoch; 0: it has none, and means nothing elsewhere."""
+    given: bool = False
+    """This instance has given the epoch: a position without a token is one of it."""
+    contiguous: int = 0
+    """All sequences from 1 to here are known ([5])."""
+    ahead: tuple[tuple[int, int], ...] = ()
+    """Ranges that are known, and begin behind a gap, in rising order."""
+    elsewhere: int = 0
+    """The highest sequence that was learned from another instance."""
+    topics: tuple[int, ...] = ()
+    """Ids of the topics of the epoch's records."""
 
-    def open(self, unit: int, publisher_id: str, now_micros: int) -> tuple[Publisher, OpenedPublisher]:
+    @property
+    def known(self) -> int:
+        """A sequence up to here is a duplicate."""
+        return max(self.highest_sequence, self.contiguous)
+
+    def open(self, unit: int, publisher_id: str, now_micros: int, token: int = 0) -> tuple[Publisher, OpenedPublisher]:
         """The publisher in a new epoch, in which `unit` (0: none) is to be published; unchanged if the unit is
-        finished.
+        finished. `token`: a random number for the epoch.
 
         Raises StoreError INVALID_ARGUMENT if the present epoch is the highest possible one.
         """
@@ -113,8 +141,8 @@ class Publisher(NamedTuple):
                 f"publisher_id: {publisher_id!r} has used the last epoch there is; choose another id",
                 field="publisher_id",
             )
-        begun = self._in_epoch(self.epoch + 1)
-        return begun._replace(last_use_micros=now_micros), OpenedPublisher(begun.epoch)
+        begun = self._in_epoch(self.epoch + 1, token)
+        return begun._replace(last_use_micros=now_micros, given=True), OpenedPublisher(begun.epoch, token=token)
 
     def admit(self, position: PublisherPosition, count: int) -> Publisher:
         """The publisher as a request of `count` records at `position` finds it.
@@ -123,10 +151,12 @@ class Publisher(NamedTuple):
         before passes: it is answered as a duplicate, so a client that has missed the answer to the request that
         finished the unit learns the outcome.
         """
-        if position.epoch < self.epoch:
+        theirs, ours = (position.epoch, self._token_of(position)), (self.epoch, self.token)
+        if theirs < ours:
+            by = f"epoch {self.epoch}" if position.epoch < self.epoch else "the same epoch from another instance"
             raise StoreError(
                 Reason.PUBLISHER_FENCED,
-                f"publisher: epoch {position.epoch} of {position.publisher_id!r} is fenced by epoch {self.epoch}",
+                f"publisher: epoch {position.epoch} of {position.publisher_id!r} is fenced by {by}",
                 field="publisher.publisher_epoch",
             )
         if 0 < position.unit <= self.unit and not self._decided(position, count):
@@ -136,7 +166,11 @@ class Publisher(NamedTuple):
                 f" last unit that is finished is {self.unit}",
                 field="publisher.unit",
             )
-        return self if position.epoch == self.epoch else self._in_epoch(position.epoch)
+        return self if theirs == ours else self._in_epoch(*theirs)
+
+    def _token_of(self, position: PublisherPosition) -> int:
+        """The token of a position; of a client without tokens, the one of the epoch that it was given here."""
+        return position.token or (self.token if self.given and position.epoch == self.epoch else 0)
 
     def check_acting(self, position: PublisherPosition) -> None:
         """Called before another operation than publishing in the name of a publisher. Raises StoreError
@@ -144,13 +178,14 @@ class Publisher(NamedTuple):
         # No sequence of it was decided: it has none.
         self.admit(position._replace(first_sequence=self.highest_sequence + 1), 1)
 
-    def _in_epoch(self, epoch: int) -> Publisher:
+    def _in_epoch(self, epoch: int, token: int) -> Publisher:
         """Sequences begin anew; finished units stay finished ([3])."""
-        return Publisher(epoch=epoch, unit=self.unit, unit_records=self.unit_records)
+        return Publisher(epoch=epoch, unit=self.unit, unit_records=self.unit_records, token=token)
 
     def _decided(self, position: PublisherPosition, count: int) -> bool:
         """Whether all of a request was decided before, in this epoch."""
-        if position.epoch != self.epoch or position.first_sequence + count - 1 > self.highest_sequence:
+        same = (position.epoch, self._token_of(position)) == (self.epoch, self.token)
+        if not same or position.first_sequence + count - 1 > self.highest_sequence:
             return False
         # A request without records has no sequence to check; about the last unit its answer is correct.
         return count > 0 or position.unit == self.unit
@@ -165,8 +200,11 @@ class Publisher(NamedTuple):
         applied: int = 0,
         finishes: bool = False,
         runs: Sequence[AnsweredRun] = (),
+        from_sequence: int = 0,
+        topic_id: int = UNKNOWN_TOPIC,
     ) -> Publisher:
-        """The publisher after its sequences up to `to_sequence` have been decided; `refusals` are the new ones.
+        """The publisher after its sequences from `from_sequence` (0: the next one) up to `to_sequence` have been
+        decided; `refusals` are the new ones.
 
         `applied` new records belong to `unit`, which they finish or do not; they are in `runs`.
         """
@@ -175,6 +213,7 @@ class Publisher(NamedTuple):
             oldest = to_sequence - OUTCOMES_KEPT
             kept = tuple(refusal for refusal in (*kept, *refusals) if refusal.index > oldest)
         records = applied + (self.open_records if unit == self.open_unit else 0)
+        contiguous, ahead = with_range(self.contiguous, self.ahead, from_sequence or self.known + 1, to_sequence)
         return Publisher(
             self.epoch,
             max(self.highest_sequence, to_sequence),
@@ -186,12 +225,51 @@ class Publisher(NamedTuple):
             records,
             max([self.refused_sequence, *[refusal.index for refusal in refusals]]),
             _packed(self.runs, runs) if runs else self.runs,
+            self.token,
+            self.given,
+            contiguous,
+            ahead,
+            self.elsewhere,
+            _with_topic(self.topics, topic_id),
+        )
+
+    def learn(
+        self,
+        epoch: int,
+        token: int,
+        first: int,
+        last: int,
+        refused: Sequence[int],
+        topic_ids: Sequence[int],
+        used_micros: int,
+    ) -> Publisher:
+        """The publisher after another instance has told that sequences from `first` to `last` were decided, of which
+        those in `refused` were not applied. All others are here. The same object if that is nothing new."""
+        if (epoch, token) < (self.epoch, self.token) or not token:
+            return self
+        at = self if (epoch, token) == (self.epoch, self.token) else self._in_epoch(epoch, token)
+        contiguous, ahead = with_range(at.contiguous, at.ahead, first, last)
+        if at is self and (contiguous, ahead) == (at.contiguous, at.ahead):
+            return self
+        topics = at.topics
+        for topic_id in topic_ids:
+            topics = _with_topic(topics, topic_id)
+        mine = {refusal.index for refusal in at.refusals}
+        learned = [Refusal(one, Reason.OUTCOME_UNKNOWN, _REFUSED_ELSEWHERE) for one in refused if one not in mine]
+        oldest = max(at.known, last) - OUTCOMES_KEPT
+        return at._replace(
+            last_use_micros=max(at.last_use_micros, used_micros),
+            refusals=tuple(sorted(one for one in (*at.refusals, *learned) if one.index > oldest)),
+            contiguous=contiguous,
+            ahead=ahead,
+            elsewhere=max(at.elsewhere, last),
+            topics=topics,
         )
 
     def check_finish(self, position: PublisherPosition) -> None:
         """Called before a request that ends its unit is applied. Raises StoreError OUTCOME_UNKNOWN if one of its
         records was refused in an earlier attempt that is too long ago for its answer to show it ([2])."""
-        if position.first_sequence <= self.refused_sequence <= self.highest_sequence - OUTCOMES_KEPT:
+        if position.first_sequence <= self.refused_sequence <= self.known - OUTCOMES_KEPT:
             raise StoreError(
                 Reason.OUTCOME_UNKNOWN,
                 f"publisher: sequence {self.refused_sequence} was refused, and it is no longer known why; unit"
@@ -199,20 +277,64 @@ class Publisher(NamedTuple):
                 field="publisher.unit_done",
             )
 
-    def refusal_of(self, sequence: int, *, conditional: bool) -> Refusal | None:
+    def refusal_of(self, sequence: int, *, conditional: bool, atomic: bool = False) -> Refusal | None:
         """How a sequence that was seen before was refused; None when it was applied."""
         for refusal in self.refusals:
             if refusal.index == sequence:
                 return refusal
-        if conditional and sequence <= self.highest_sequence - OUTCOMES_KEPT:
+        if (conditional or atomic) and sequence <= self.known - OUTCOMES_KEPT:
             return Refusal(
                 sequence, Reason.OUTCOME_UNKNOWN, f"publisher: the outcome of sequence {sequence} is no longer known"
             )
+        if conditional and sequence <= self.elsewhere and not self._applied_here(sequence):
+            # The condition held there, or did not; the record here may be one that it would not have held for.
+            return Refusal(
+                sequence,
+                Reason.OUTCOME_UNKNOWN,
+                f"publisher: sequence {sequence} was decided at another instance, and its condition with it",
+            )
         return None
+
+    def _applied_here(self, sequence: int) -> bool:
+        return any(0 <= sequence - run.first < run.count for run in self.known_runs())
 
     def known_runs(self) -> list[AnsweredRun]:
         """The runs of applied records that are kept, the newest first."""
         return [AnsweredRun(*fields) for fields in _RUN.iter_unpack(self.runs)][::-1]
+
+
+_REFUSED_ELSEWHERE: Final = "publisher: the record was refused at another instance"
+
+
+def with_range(
+    contiguous: int, ahead: tuple[tuple[int, int], ...], first: int, last: int
+) -> tuple[int, tuple[tuple[int, int], ...]]:
+    """Known sequences, from 1 to `contiguous` and the ranges `ahead`, with one more range. Where there would be too
+    many ranges, the last ones are forgotten."""
+    if last <= contiguous or first > last:
+        return contiguous, ahead
+    if first <= contiguous + 1:
+        contiguous = last
+        if not ahead:
+            return contiguous, ahead
+        ranges = ahead
+    else:
+        ranges = tuple(sorted((*ahead, (first, last))))
+    kept: list[tuple[int, int]] = []
+    for low, high in ranges:
+        if low <= contiguous + 1:
+            contiguous = max(contiguous, high)
+        elif kept and low <= kept[-1][1] + 1:
+            kept[-1] = kept[-1][0], max(kept[-1][1], high)
+        else:
+            kept.append((low, high))
+    return contiguous, tuple(kept[:AHEAD_MAX])
+
+
+def _with_topic(topics: tuple[int, ...], topic_id: int) -> tuple[int, ...]:
+    if topic_id in topics or UNKNOWN_TOPIC in topics:
+        return topics
+    return (*topics, topic_id) if len(topics) < TOPICS_MAX else (*topics, UNKNOWN_TOPIC)
 
 
 class _Row(msgspec.Struct, array_like=True):
@@ -228,6 +350,12 @@ class _Row(msgspec.Struct, array_like=True):
     open_records: int = 0
     refused_sequence: int = 0
     runs: bytes = b""
+    token: int = 0
+    given: bool = False
+    contiguous: int = 0
+    ahead: tuple[tuple[int, int], ...] = ()
+    elsewhere: int = 0
+    topics: tuple[int, ...] = ()
 
 
 def encode(publisher: Publisher) -> bytes:
@@ -256,6 +384,12 @@ def decode(row: bytes) -> Publisher:
         found.open_records,
         found.refused_sequence,
         found.runs,
+        found.token,
+        found.given,
+        found.contiguous,
+        found.ahead,
+        found.elsewhere,
+        found.topics,
     )
 
 

@@ -85,7 +85,11 @@ def stage_publish(
             applied=part.applied,
             finishes=finishes,
             runs=part.runs,
+            from_sequence=position.first_sequence + start,
+            topic_id=topic.id,
         )
+        if start < stop:
+            draft.note_publisher(position, topic, start, stop, [refusal.index for refusal in refused])
     return part
 
 
@@ -100,12 +104,12 @@ def _skip_duplicates(
 ) -> int:
     """Answers the records that were decided before with their original outcome; returns the position of the first new
     one."""
-    first_new = min(stop, max(start, publisher.highest_sequence + 1 - position.first_sequence))
+    first_new = min(stop, max(start, publisher.known + 1 - position.first_sequence))
     runs = publisher.known_runs() if start < first_new else []
     for index in range(start, first_new):
         # The same request as before: an atomic one may have been refused for another reason than its records', too.
-        conditional = request.atomic or (request.conditions is not None and request.conditions[index] is not None)
-        refusal = publisher.refusal_of(position.first_sequence + index, conditional=conditional)
+        conditional = request.conditions is not None and request.conditions[index] is not None
+        refusal = publisher.refusal_of(position.first_sequence + index, conditional=conditional, atomic=request.atomic)
         key = job.keys[index]
         if refusal is not None:
             refusal = refusal._replace(index=index)

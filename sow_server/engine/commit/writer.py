@@ -384,11 +384,18 @@ class Writer:
         if isinstance(request, Publish) and request.publisher is not None:
             name, first = request.publisher.publisher_id, request.publisher.first_sequence
             publisher = self.publishers.find(name).admit(request.publisher, len(refusals))
-            new = publisher.highest_sequence - first + 1
+            new = max(0, publisher.known - first + 1)
             kept = [refusal._replace(index=first + refusal.index) for refusal in refusals if refusal.index >= new]
+            topic = self._topics.find(request.topic)
             draft.publishers[name] = publisher.advance(
-                first + len(refusals) - 1, kept, draft.now, unit=request.publisher.unit
+                first + len(refusals) - 1,
+                kept,
+                draft.now,
+                unit=request.publisher.unit,
+                from_sequence=first + new,
+                topic_id=topic.id,
             )
+            draft.note_publisher(request.publisher, topic, new, len(refusals), [one.index for one in kept])
         self._finish_jobs(draft, [(job, part)], time.perf_counter())
 
     def _end(self, job: Job, error: StoreError) -> None:

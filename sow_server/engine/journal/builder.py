@@ -17,6 +17,7 @@ from sow_server.engine.disk.layout import (
     Column,
     Commit,
     Numbers,
+    PublisherNote,
     Run,
     StoredStatistics,
     encode_changes,
@@ -169,9 +170,15 @@ class JournalDraft:
 
 
 def append_chunks(
-    batch: Batch, chunks: list[ChunkBuilder], statistics: dict[int, StoredStatistics], commit_time_micros: int
-) -> None:
-    """Adds the chunks of a commit, its row in the total order, and their figures to the commit's batch."""
+    batch: Batch,
+    chunks: list[ChunkBuilder],
+    statistics: dict[int, StoredStatistics],
+    commit_time_micros: int,
+    notes: Sequence[PublisherNote] = (),
+    next_sequence: int = 0,
+) -> int:
+    """Adds the chunks of a commit, its row in the total order with notes of publishers, and their figures to the
+    commit's batch. Returns the next sequence: if there are only notes, the row takes one."""
     rows = batch.puts[JOURNAL]
     runs: list[Run] = []
     for chunk in chunks:
@@ -190,8 +197,13 @@ def append_chunks(
             appended_bytes=figures.appended_bytes + len(value),
             last_sequence=chunk.first_sequence + count - 1,
         )
-    if not runs:
-        return
-    last = runs[-1].first_sequence + runs[-1].length - 1
-    key, value = encode_commit(Commit(runs[0].first_sequence, last, commit_time_micros, tuple(runs)))
+    if not runs and not notes:
+        return next_sequence
+    if runs:
+        first, last = runs[0].first_sequence, runs[-1].first_sequence + runs[-1].length - 1
+    else:
+        first = last = next_sequence
+        next_sequence += 1
+    key, value = encode_commit(Commit(first, last, commit_time_micros, tuple(runs), tuple(notes)))
     batch.puts[COMMITS][key] = value
+    return next_sequence

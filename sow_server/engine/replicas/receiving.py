@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from sow_peering import NOTHING_PURGED, MergeCounts, Purged, SeedRange
+from sow_peering import NOTHING_PURGED, MergeCounts, PublisherMark, Purged, SeedRange
 from sow_server.engine.catalog.topics import Topic, Topics
 from sow_server.engine.commit.commits import Commits
 from sow_server.engine.commit.draft import Draft
@@ -21,6 +21,7 @@ from sow_server.engine.disk.layout import (
     SEED_STATE,
     SEED_UPTO,
     Changes,
+    PublisherNote,
     read_header,
     seed_key,
 )
@@ -33,6 +34,8 @@ from sow_server.engine.replicas.tombstones import Tombstones
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import MICROS
 
+PUBLISHER_ID_CHARACTERS_MAX: Final = 1000
+"""Of a publisher as it is stored, with its owner."""
 DROP_MAX: Final = 1000
 """Records that one commit looks at for dropping."""
 
@@ -75,12 +78,13 @@ class PeerChanges:
         upto: int,
         chunks: Sequence[tuple[str, bytes]],
         origins: Sequence[str],
+        publishers: Sequence[PublisherMark] = (),
         done: ReplicaDone,
     ) -> None:
-        """Applies changes of a source, and moves its cursor. Raises StoreError BATCH_DAMAGED at once. `done` gets
-        CLOCK_SKEW and every other refusal; then nothing is applied."""
+        """Applies changes of a source, moves its cursor, and remembers their publishers. Raises StoreError
+        BATCH_DAMAGED at once. `done` gets CLOCK_SKEW and every other refusal; then nothing is applied."""
         changes_of = [(topic, decoded(topic, chunk)) for topic, chunk in chunks]
-        self._commits.run(ApplyChanges(self, name, after, upto, changes_of, origins), done)
+        self._commits.run(ApplyChanges(self, name, after, upto, changes_of, origins, publishers), done)
 
     def merge(
         self,
@@ -142,6 +146,19 @@ class PeerChanges:
             draft.on_commit.append(lambda: self._unsound.refuse(source, topic, changes, found, draft.now))
         return found
 
+    def learn(self, draft: Draft, mark: PublisherMark, topics: Sequence[Topic], source: int, used_micros: int) -> None:
+        """Stages that sequences of a publisher are known, and notes it for other peers."""
+        name, ids = mark.publisher_id, [topic.id for topic in topics]
+        known = draft.publishers.get(name) or self._commits.publishers.find(name)
+        learned = known.learn(mark.epoch, mark.token, mark.first, mark.last, mark.refused, ids, used_micros)
+        if learned is known:
+            return
+        draft.publishers[name] = learned
+        if len(topics) == 1 and topics[0].settings.journal and mark.first <= mark.last:
+            draft.notes.append(
+                PublisherNote(name, mark.epoch, mark.token, mark.first, mark.last, ids[0], mark.refused, source)
+            )
+
     def check_skew(self, draft: Draft, batches: Iterable[Changes]) -> None:
         """Raises StoreError CLOCK_SKEW for versions that are too far in the future (rule K7)."""
         highest = max([max(changes.version, default=0) for changes in batches], default=0)
@@ -198,6 +215,7 @@ class ApplyChanges:
         upto: int,
         changes_of: Sequence[tuple[str, Changes]],
         origins: Sequence[str],
+        publishers: Sequence[PublisherMark],
     ) -> None:
         self._owner = owner
         self._name = name
@@ -205,6 +223,7 @@ class ApplyChanges:
         self._upto = upto
         self._changes_of = changes_of
         self._origins = origins
+        self._publishers = publishers
         self._tally = Tally()
 
     def stage(self, draft: Draft) -> None:
@@ -219,20 +238,41 @@ class ApplyChanges:
             )
         self._tally = tally = Tally()
         if self._upto <= source.cursor:
+            if not self._changes_of:
+                self._learn(draft, source.number)
             return
         owner.check_skew(draft, [changes for _, changes in self._changes_of])
         own, bad_origins = owner.stage_origins(draft, self._origins)
         draft.journal.source = source.number
+        taken = True
         for topic_name, changes in self._changes_of:
             topic = sources.takeable(name, topic_name)
             if topic is None:
                 sources.stage_unseeded(draft, name, topic_name)
+                taken = False
                 continue
             draft.journal.atomic = changes.atomic
             found = owner.find_faults(draft, name, topic, changes, bad_origins)
+            taken = taken and not found
             Merge(draft, topic, owner.origins.names_in(draft), tally).apply(changes, own, found)
             draft.end_request()
+        if taken:
+            # A change that was left out may be of any of the publishers: then none of them is remembered.
+            self._learn(draft, source.number)
         sources.stage_cursor(draft, name, source, self._upto)
+
+    def _learn(self, draft: Draft, number: int) -> None:
+        """Remembers the publishers whose records are here now (rule F11)."""
+        owner, sources = self._owner, self._owner.sources
+        for mark in self._publishers:
+            topics = [sources.takeable(self._name, topic) for topic in mark.topics]
+            found = [topic for topic in topics if topic is not None]
+            if len(found) < len(topics) or not 0 < len(mark.publisher_id) <= PUBLISHER_ID_CHARACTERS_MAX:
+                continue
+            if mark.whole and not all(sources.is_whole(self._name, topic) for topic in found):
+                continue
+            used = min(mark.used_micros, draft.now) if mark.used_micros else draft.now
+            owner.learn(draft, mark, found, number, used)
 
     def committed(self) -> MergeCounts:
         """The outcomes of the changes."""

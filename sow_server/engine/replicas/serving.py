@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
-from sow_peering import InstanceIdentity, JournalPart, Packed, SeedPart
+from sow_peering import InstanceIdentity, JournalPart, Packed, PublisherMark, PublisherPart, SeedPart
 from sow_server.engine.catalog.topics import Topic, Topics
 from sow_server.engine.commit.commits import Commits
 from sow_server.engine.commit.origins import Origins
+from sow_server.engine.commit.publishers import decode as decode_publisher
 from sow_server.engine.commit.steps import Nothing
-from sow_server.engine.disk.layout import RECORD_KEY, Tombstone, changes_source, decode_tombstone
-from sow_server.engine.disk.rocks import RECORDS, TOMBSTONES, Rocks
+from sow_server.engine.disk.layout import (
+    PUBLISHER_KEY,
+    RECORD_KEY,
+    PublisherNote,
+    Tombstone,
+    changes_source,
+    decode_tombstone,
+    publisher_key,
+)
+from sow_server.engine.disk.rocks import META, RECORDS, TOMBSTONES, Rocks
 from sow_server.engine.journal.reading import JournalCut
 from sow_server.engine.reading import Cuts
 from sow_server.engine.replicas.model import SelectRecords
@@ -26,6 +35,8 @@ COMMITS_MAX: Final = 5000
 """Commits that one read visits at most, so that it returns even if few of them are for the peer."""
 ROWS_MAX: Final = 1000
 """Rows of one part of a seed: a part is one commit at the receiver, and others there wait for it."""
+PUBLISHERS_MAX: Final = 1000
+"""Publishers that are read and sent together."""
 SYNC_PATIENCE_SECONDS: Final = 10.0
 SYNC_LOOK_SECONDS: Final = 0.002
 
@@ -89,6 +100,7 @@ class PeerReader:
             if name in unread or cut.floors.get(topic.id, 0) > after:
                 lost.append(name)
         chunks: list[Packed] = []
+        marks: list[PublisherMark] = []
         size = first = last = 0
         reached, walked = after, 0
         for commit in cut.commits(after, upto):
@@ -105,13 +117,72 @@ class PeerReader:
                 if packed:
                     chunks.append(Packed(topic.name, packed))
                     size += len(packed)
+            if commit.notes:
+                marks += [
+                    _mark(note, wanted[note.topic_id][0].name)
+                    for note in commit.notes
+                    if self._counts(note, own, wanted, lost)
+                ]
             walked += 1
             reached, last = commit.last_sequence, commit.commit_time_micros
             first = first or last
         else:
             reached = upto  # there are no changes behind the last commit
         kinds = self._shared.kinds({chunk.topic for chunk in chunks})
-        return JournalPart(after, max(after, reached), chunks, self._origins.names, first, last, sorted(lost), kinds)
+        return JournalPart(
+            after, max(after, reached), chunks, self._origins.names, first, last, sorted(lost), kinds, marks
+        )
+
+    def _counts(
+        self,
+        note: PublisherNote,
+        own: int | None,
+        wanted: Mapping[int, tuple[Topic, RecordMatcher | None]],
+        lost: Collection[str],
+    ) -> bool:
+        """Whether the peer gets all records of a note from these changes."""
+        if note.topic_id not in wanted or note.source == own:
+            return False
+        topic, matches = wanted[note.topic_id]
+        return matches is None and topic.name not in lost
+
+    def publishers(self, names: Collection[str], after_id: str) -> PublisherPart:
+        """The publishers after an id that have published to these topics alone. Not from the event loop: it waits for
+        the next sync."""
+        with self._commits.cut_lock:
+            sequence = self._commits.last_sequence
+            cursor = self._rocks.cursor(META, fill_cache=False)
+            by_id = self._topics.by_id
+            ids = {topic_id: by_id[topic_id].name for topic_id in by_id if by_id[topic_id].name in names}
+        marks: list[PublisherMark] = []
+        last_id, read = "", 0
+        start = publisher_key(after_id) + b"\0" if after_id else PUBLISHER_KEY
+        try:
+            for key, row in cursor.rows(start, PUBLISHER_KEY + b"\xff", limit=PUBLISHERS_MAX):
+                last_id, read = key[len(PUBLISHER_KEY) :].decode(), read + 1
+                known = decode_publisher(row)
+                if not known.token or not all(topic_id in ids for topic_id in known.topics):
+                    continue
+                topics = tuple([ids[topic_id] for topic_id in known.topics])
+                refused = [refusal.index for refusal in known.refusals]
+                marks += [
+                    PublisherMark(
+                        last_id,
+                        known.epoch,
+                        known.token,
+                        low,
+                        high,
+                        topics,
+                        tuple([one for one in refused if low <= one <= high]),
+                        known.last_use_micros,
+                        whole=True,
+                    )
+                    for low, high in ((1, known.contiguous), *known.ahead)
+                ]
+        finally:
+            cursor.close()
+        self._wait_for_sync(sequence)
+        return PublisherPart(marks, sequence, last_id if read == PUBLISHERS_MAX else "")
 
     def seed(self, topic: Topic, after_key: bytes, *, select: SelectRecords, bytes_max: int) -> SeedPart:
         """The records and tombstones of a topic behind a key, in the order of keys, all of them durable. Not from the
@@ -172,3 +243,7 @@ class PeerReader:
             {key: decode_tombstone(value) for key, value in dead if value is not None},
             None,
         )
+
+
+def _mark(note: PublisherNote, topic: str) -> PublisherMark:
+    return PublisherMark(note.publisher_id, note.epoch, note.token, note.first, note.last, (topic,), note.refused)

@@ -140,6 +140,8 @@ class PublisherPosition(NamedTuple):
     """The unit of work to which the records belong; 0: none."""
     unit_done: bool = False
     """Whether the request ends its unit."""
+    token: int = 0
+    """Tells publishers apart that have the same epoch from two instances; 0: none was given (rule F12)."""
 
 
 class OpenedPublisher(NamedTuple):
@@ -150,6 +152,8 @@ class OpenedPublisher(NamedTuple):
     """The unit that it named is finished already, so no epoch was begun."""
     unit_records: int = 0
     """Records of that unit in the attempt that finished it; 0 if a later unit is finished, too."""
+    token: int = 0
+    """Belongs to the epoch; 0: none was begun."""
 
 
 RecordMatcher = Callable[[bytes, bytes], bool]

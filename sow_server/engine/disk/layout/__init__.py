@@ -1,5 +1,5 @@
-"""Every byte layout on disk, drawn: one module per column family. Integers are big-endian; `FORMAT` is the version of
-all of it. Pure.
+"""Every byte layout on disk, drawn: one module per column family. Integers are big-endian;
+`DATA_FORMAT` is the version of all of it, `FORMAT` that of records and chunks. Pure.
 
     records.py     the last value of every key; header columns
     expiry.py      the expiry index
@@ -18,7 +18,7 @@ The rest of the engine imports from this package. A part of a key or value has a
 from __future__ import annotations
 
 from sow_server.engine.disk.layout.columns import Column, Numbers
-from sow_server.engine.disk.layout.commits import Commit, Run, decode_commit, encode_commit
+from sow_server.engine.disk.layout.commits import Commit, PublisherNote, Run, decode_commit, encode_commit
 from sow_server.engine.disk.layout.expiry import DUE, DUE_STORE_KEY, DUE_TOPIC_AT, expiry_entry
 from sow_server.engine.disk.layout.indexes import PREFIX_BYTES, TEXT_BYTES_MAX, index_prefix, index_value, indexed_keys
 from sow_server.engine.disk.layout.journal import (
@@ -143,7 +143,17 @@ from sow_server.engine.disk.layout.tombstones import (
     encode_tombstone,
     made_key,
 )
-from sow_server.engine.disk.layout.words import FORMAT, i64, i64s, u16, u32, unpack_i64, unpack_u32
+from sow_server.engine.disk.layout.words import (
+    DATA_FORMAT,
+    FORMAT,
+    UPGRADED_FORMATS,
+    i64,
+    i64s,
+    u16,
+    u32,
+    unpack_i64,
+    unpack_u32,
+)
 
 __all__ = [
     "ACCEPTED_KEY",
@@ -151,6 +161,7 @@ __all__ = [
     "BOUNDS_KEY",
     "BURY",
     "CLOCK_KEY",
+    "DATA_FORMAT",
     "DELETE",
     "DELIVER_KEY",
     "DUE",
@@ -199,6 +210,7 @@ __all__ = [
     "TOPIC",
     "TOPIC_KEY",
     "TOUCH",
+    "UPGRADED_FORMATS",
     "VERSION",
     "WITHDRAW",
     "AttemptCounts",
@@ -210,6 +222,7 @@ __all__ = [
     "Header",
     "HeaderColumns",
     "Numbers",
+    "PublisherNote",
     "Reached",
     "Reserved",
     "Run",

@@ -2,6 +2,10 @@
 
 key    first sequence i64
 value  last sequence i64 | commit time i64 | runs: (topic u32 | first sequence i64 | count u32)*
+       or, with notes of publishers (rule F11), the commit time inverted, so below 0:
+       last sequence i64 | ~commit time i64 | number of runs u32 | runs | notes in MessagePack
+
+A commit that has notes and no runs takes a sequence for itself.
 """
 
 from __future__ import annotations
@@ -9,7 +13,9 @@ from __future__ import annotations
 from struct import Struct
 from typing import Final, NamedTuple
 
-from sow_server.engine.disk.layout.words import i64, unpack_i64
+import msgspec
+
+from sow_server.engine.disk.layout.words import i64, u32, unpack_i64, unpack_u32
 
 _COMMIT_HEAD: Final = Struct(">qq")
 _RUN: Final = Struct(">IqI")
@@ -23,6 +29,21 @@ class Run(NamedTuple):
     length: int
 
 
+class PublisherNote(NamedTuple):
+    """Sequences of a publisher that a commit has decided, all of records for one topic."""
+
+    publisher_id: str
+    epoch: int
+    token: int
+    first: int
+    last: int
+    topic_id: int
+    refused: tuple[int, ...] = ()
+    """The sequences among them that were not applied."""
+    source: int = 0
+    """The number of the peer that told of them; 0: they were decided here."""
+
+
 class Commit(NamedTuple):
     """One row of the total order (rule J1)."""
 
@@ -30,16 +51,28 @@ class Commit(NamedTuple):
     last_sequence: int
     commit_time_micros: int
     runs: tuple[Run, ...]
+    notes: tuple[PublisherNote, ...] = ()
 
 
 def encode_commit(commit: Commit) -> tuple[bytes, bytes]:
     """Key and value of a commit."""
-    value = _COMMIT_HEAD.pack(commit.last_sequence, commit.commit_time_micros)
-    return i64(commit.first_sequence), value + b"".join([_RUN.pack(*run) for run in commit.runs])
+    runs = b"".join([_RUN.pack(*run) for run in commit.runs])
+    if not commit.notes:
+        return i64(commit.first_sequence), _COMMIT_HEAD.pack(commit.last_sequence, commit.commit_time_micros) + runs
+    head = _COMMIT_HEAD.pack(commit.last_sequence, ~commit.commit_time_micros) + u32(len(commit.runs))
+    return i64(commit.first_sequence), head + runs + msgspec.msgpack.encode(commit.notes)
 
 
 def decode_commit(key: bytes, value: bytes) -> Commit:
     """The commit of a row."""
     last, commit_time = _COMMIT_HEAD.unpack_from(value)
-    runs = tuple(Run(*run) for run in _RUN.iter_unpack(value[_COMMIT_HEAD.size :]))
-    return Commit(unpack_i64(key), last, commit_time, runs)
+    if commit_time >= 0:
+        runs = tuple(Run(*run) for run in _RUN.iter_unpack(value[_COMMIT_HEAD.size :]))
+        return Commit(unpack_i64(key), last, commit_time, runs)
+    begin = _COMMIT_HEAD.size + 4
+    end = begin + _RUN.size * unpack_u32(value[_COMMIT_HEAD.size : begin])
+    runs = tuple(Run(*run) for run in _RUN.iter_unpack(value[begin:end]))
+    return Commit(unpack_i64(key), last, ~commit_time, runs, _notes.decode(value[end:]))
+
+
+_notes: Final = msgspec.msgpack.Decoder(tuple[PublisherNote, ...])

@@ -9,7 +9,11 @@ from struct import Struct
 from typing import Final
 
 FORMAT: Final = 3
-"""The version of every layout of the package."""
+"""The version of the layouts of records and chunks, which carry it."""
+DATA_FORMAT: Final = 4
+"""The version of everything in a data directory. 4: rows of commits may have notes of publishers."""
+UPGRADED_FORMATS: Final = frozenset({3})
+"""Earlier versions, whose rows this one reads. A directory of theirs becomes one of this version at its first start."""
 _U16: Final = Struct(">H")
 _U32: Final = Struct(">I")
 _I64: Final = Struct(">q")
