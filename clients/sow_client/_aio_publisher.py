@@ -20,6 +20,7 @@ from sow_client._publish_core import (
     KEY_CHARACTERS_MAX,
     PAYLOAD_BYTES_MAX,
     Ack,
+    OpenedPublisher,
     PublishCore,
     checked_columns,
     key_too_large,
@@ -58,7 +59,7 @@ class AsyncPublisher(PublisherBase):
         core: PublishCore,
         open_stream: OpenAioStream,
         *,
-        next_epoch: Callable[[], Awaitable[int]] | None = None,
+        next_epoch: Callable[[], Awaitable[OpenedPublisher]] | None = None,
         on_ack: Callable[[Ack], object] | None = None,
         on_refusal: Callable[[Refusal], object] | None = None,
     ) -> None:
@@ -254,7 +255,7 @@ class AsyncPublisher(PublisherBase):
     async def _run(self) -> None:
         try:
             if self._next_epoch is not None:
-                self._core.publisher_epoch = await self._waited_for(self._next_epoch())
+                self._core.opened(await self._waited_for(self._next_epoch()))
             while not self._closing:
                 if not self._core.has_requests:
                     self._work.clear()

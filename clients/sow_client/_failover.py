@@ -23,7 +23,7 @@ from sow_client._addresses import Address
 from sow_client._records import invalid
 from sow_client.errors import FailedPrecondition, SowError, Unavailable
 
-FailoverPublish: TypeAlias = Literal["unsent", "again"]
+FailoverPublish: TypeAlias = Literal["again", "unsent"]
 """Whether a publish of which it is unknown whether the lost instance has it is made again at another one."""
 
 
@@ -49,18 +49,23 @@ class Row(NamedTuple):
 _AGAIN: Final = Row(Elsewhere.AGAIN)
 _IF_NOT_SENT: Final = Row(Elsewhere.IF_NOT_SENT)
 _NEVER: Final = Row(Elsewhere.NEVER)
-_PUBLISH: Final = Row(Elsewhere.IF_NOT_SENT, 'again with `failover_publish="again"`, without a condition and a unit')
 
 CALLS: Final[dict[str, Row]] = {
-    "/sow.v1.SowService/Publish": _PUBLISH,
-    "/sow.v1.SowService/PublishStream": _PUBLISH,
+    "/sow.v1.SowService/Publish": Row(
+        Elsewhere.AGAIN, 'if not sent: with a condition, or with `failover_publish="unsent"`'
+    ),
+    "/sow.v1.SowService/PublishStream": Row(
+        Elsewhere.AGAIN, 'if not sent: with `failover_publish="unsent"`; with a unit, or an epoch without token: never'
+    ),
     "/sow.v1.SowService/Get": Row(Elsewhere.AGAIN, "with `touch`: only if it was certainly not applied"),
     "/sow.v1.SowService/Query": Row(Elsewhere.AGAIN, "until its first batch has come; each page is a call of its own"),
     "/sow.v1.SowService/Subscribe": Row(Elsewhere.AGAIN, "from its bookmark; the consumer of a durable: never"),
     "/sow.v1.SowService/SowDelete": _IF_NOT_SENT,
     "/sow.v1.SowService/Touch": _IF_NOT_SENT,
     "/sow.v1.SowService/GetPublisher": _NEVER,
-    "/sow.v1.SowService/OpenPublisher": Row(Elsewhere.IF_NOT_SENT, "its epoch is for the instance that gave it"),
+    "/sow.v1.SowService/OpenPublisher": Row(
+        Elsewhere.IF_NOT_SENT, "its epoch holds everywhere, its unit is at one instance"
+    ),
     "/sow.v1.SowService/Acknowledge": _NEVER,
     "/sow.v1.SowService/Rewind": _NEVER,
     "/sow.v1.SowService/BrowseDurable": _NEVER,
@@ -137,23 +142,24 @@ def next_step(
     again: bool,
     moves: int,
     kept: bool,
-    goes: bool = False,
+    goes: bool = True,
     sent: bool = True,
     renews: bool = False,
 ) -> Step:
     """The next step after a call has failed with `reason`.
 
     `again`: it may be repeated at the same instance. `moves`: how often it may still go elsewhere; 0 where the client
-    has one address. `kept`: it keeps to an instance already. `goes`: it goes again elsewhere, whatever the table says.
-    `sent`: the instance may have got it. `renews`: it is a get with `touch`; gRPC repeats gets, so it counts as sent.
+    has one address. `kept`: it keeps to an instance already. `goes`: false if this request goes elsewhere only if it
+    was not sent. `sent`: the instance may have got it. `renews`: it is a get with `touch`; gRPC repeats gets, so it
+    counts as sent.
     """
     row = CALLS.get(path)
     if moves and not kept and row is not None and reason in LOSSES:
         if renews:
             return Step.ELSEWHERE if reason in NOT_APPLIED else Step.RAISE
-        if goes or row.elsewhere is Elsewhere.AGAIN:
+        if row.elsewhere is Elsewhere.AGAIN and goes:
             return Step.ELSEWHERE
-        if row.elsewhere is Elsewhere.IF_NOT_SENT and (reason in NOT_APPLIED or not sent):
+        if row.elsewhere is not Elsewhere.NEVER and (reason in NOT_APPLIED or not sent):
             return Step.ELSEWHERE
     if moves and path == _REPEATED_HERE and reason in _PASSING:
         return Step.SAME if again else Step.RAISE

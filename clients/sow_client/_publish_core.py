@@ -19,8 +19,8 @@ requests to the server and the answers back. A record moves through
          the request that ends the unit is its last one. It is sent only when all before it is settled without a
          refusal.
     [7]  With several addresses, unsettled records that an instance may have are sent to that instance alone, and so is
-         everything of a publisher with a unit, or with an id of the program's. With `failover="again"` only a unit
-         keeps to its instance.
+         everything of a publisher with a unit, or with an id of the program's. With `failover="again"` only a
+         publisher with a unit, or with an epoch that has no token, keeps to its instance.
 """
 
 from __future__ import annotations
@@ -106,6 +106,8 @@ class OpenedPublisher:
     unit_records: int
     """With `unit_done`: records that the server applied in the attempt that finished the unit; 0 when a later unit has
     finished since."""
+    token: int = 0
+    """Belongs to the epoch. With it other instances know the publisher (rule F12). 0: there is none."""
 
 
 @dataclass(slots=True)
@@ -132,7 +134,7 @@ class PublisherOptions:
     failover: FailoverPublish = "unsent"
     """Whether records that a lost instance may have are sent to another one (rule F2)."""
     keeps: bool = False
-    """The id was given, so its epoch is of one instance."""
+    """The id was given. Without a token its epoch is of one instance."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.batch_records <= _reads.RECORDS_PER_REQUEST_MAX:
@@ -312,7 +314,13 @@ class PublishCore:
     """Owns the buffer, the sealed requests, the counters and the decision to try again. Not thread-safe."""
 
     def __init__(
-        self, defaults: StreamDefaults, options: PublisherOptions, *, publisher_id: str, publisher_epoch: int
+        self,
+        defaults: StreamDefaults,
+        options: PublisherOptions,
+        *,
+        publisher_id: str,
+        publisher_epoch: int,
+        publisher_token: int = 0,
     ) -> None:
         self.options = options
         self.applied = 0
@@ -320,6 +328,8 @@ class PublishCore:
         self.refused = 0
         self.publisher_epoch = publisher_epoch
         """Stamped on requests when they are sent, so it may become known after the first records were taken."""
+        self.publisher_token = publisher_token
+        """Stamped with the epoch."""
         self.pending: deque[Pending] = deque()
         """Records that are not yet in a request. Both ends of a deque are atomic, so a record costs its producer one
         append and no lock. A lock would be a large part of the cost of publishing."""
@@ -397,6 +407,10 @@ class PublishCore:
         self._sealed_bytes += columns.size
         self.sealed_requests += 1
 
+    def opened(self, opened: OpenedPublisher) -> None:
+        """The epoch of the publisher is known."""
+        self.publisher_epoch, self.publisher_token = opened.epoch, opened.token
+
     # ---- the unit ----
 
     def release(self) -> None:
@@ -443,6 +457,7 @@ class PublishCore:
         self._sent.append(sealed)
         sealed.sent = True
         sealed.request.publisher.publisher_epoch = self.publisher_epoch
+        sealed.request.publisher.publisher_token = self.publisher_token
         return sealed.request
 
     def acknowledge(self, response: sow_pb2.PublishStreamResponse) -> tuple[Ack, SowError | None]:
@@ -518,7 +533,7 @@ class PublishCore:
         if self._defaults.unit:
             return True
         if self.options.failover == "again":
-            return False
+            return self.options.keeps and not self.publisher_token
         return self.options.keeps or any(sealed.sent for sealed in (*self._sent, *self._queued))
 
     @property
@@ -604,10 +619,10 @@ def checked_unit(publisher_id: str | None, epoch: int | None, unit: int) -> int:
     return unit
 
 
-def new_epoch(opened: OpenedPublisher, publisher_id: str, unit: int) -> int:
+def new_epoch(opened: OpenedPublisher, publisher_id: str, unit: int) -> OpenedPublisher:
     """The epoch of a new publisher. Raises FailedPrecondition (UNIT_DONE) when its unit is finished already."""
     if opened.unit_done:
         raise error_of_reason(
             "UNIT_DONE", f"the whole unit {unit} of {publisher_id!r} was published before", details={"field": "unit"}
         )
-    return opened.epoch
+    return opened

@@ -20,6 +20,7 @@ from sow_client._publish_core import (
     KEY_CHARACTERS_MAX,
     PAYLOAD_BYTES_MAX,
     Ack,
+    OpenedPublisher,
     PublishCore,
     checked_columns,
     key_too_large,
@@ -113,14 +114,14 @@ class Publisher(PublisherBase):
         core: PublishCore,
         open_stream: OpenStream,
         *,
-        next_epoch: Callable[[], int] | None = None,
+        next_epoch: Callable[[], OpenedPublisher] | None = None,
         on_ack: Callable[[Ack], object] | None = None,
         on_refusal: Callable[[Refusal], object] | None = None,
     ) -> None:
         """`next_epoch` begins an epoch of the publisher's id, at once; None: the core has its epoch already."""
         super().__init__(core, on_ack, on_refusal)
         if next_epoch is not None:
-            core.publisher_epoch = next_epoch()
+            core.opened(next_epoch())
         self._open_stream = open_stream
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)  # there is something to send, or to stop

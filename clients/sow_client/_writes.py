@@ -108,7 +108,10 @@ class Sequencer:
             return self._idle.pop()
         except IndexError:
             return types_pb2.PublisherPosition(
-                publisher_id=f"{self._name}-{secrets.token_hex(4)}", publisher_epoch=1, first_sequence=1
+                publisher_id=f"{self._name}-{secrets.token_hex(4)}",
+                publisher_epoch=1,
+                publisher_token=random_token(),
+                first_sequence=1,
             )
 
     def give_back(self, position: types_pb2.PublisherPosition, records: int) -> None:
@@ -120,6 +123,11 @@ class Sequencer:
 def random_publisher_id() -> str:
     """An id that no other publisher has."""
     return f"publisher-{secrets.token_hex(8)}"
+
+
+def random_token() -> int:
+    """A token for an epoch that no instance has given (rule F11)."""
+    return secrets.randbits(62) + 1
 
 
 class Batch(NamedTuple):
@@ -298,7 +306,9 @@ def delete_request(
     return request
 
 
-def act_for(request: sow_pb2.SowDeleteRequest, publisher_id: str | None, epoch: int | None, unit: int) -> None:
+def act_for(
+    request: sow_pb2.SowDeleteRequest, publisher_id: str | None, epoch: int | None, unit: int, token: int = 0
+) -> None:
     """Makes the delete a part of the work of a publisher."""
     if publisher_id is None:
         if epoch is not None or unit:
@@ -307,6 +317,7 @@ def act_for(request: sow_pb2.SowDeleteRequest, publisher_id: str | None, epoch: 
     request.publisher.publisher_id = publisher_id
     request.publisher.publisher_epoch = epoch or 0
     request.publisher.unit = unit
+    request.publisher.publisher_token = token
 
 
 def deleted(response: sow_pb2.SowDeleteResponse) -> Deleted:

@@ -526,7 +526,8 @@ def test_an_epoch_and_a_unit_belong_to_a_publisher(publisher_id: str | None, epo
 
 
 def test_no_epoch_is_taken_for_a_unit_that_is_finished() -> None:
-    assert new_epoch(OpenedPublisher(3, False, 0), "p", 7) == 3
+    opened = OpenedPublisher(3, False, 0, token=5)
+    assert new_epoch(opened, "p", 7) == opened
     with pytest.raises(FailedPrecondition) as caught:
         new_epoch(OpenedPublisher(3, True, 10), "p", 7)
     assert caught.value.reason == "UNIT_DONE"

@@ -34,7 +34,7 @@ class Calls:
         connect_timeout: float = 5.0,
         channel: grpc.Channel | None = None,
         prefer: Prefer = "first",
-        failover_publish: FailoverPublish = "unsent",
+        failover_publish: FailoverPublish = "again",
         on_failover: OnFailover | None = None,
     ) -> None:
         """`server` is HOST or HOST:PORT, or a list of instances with commas: "a:7450,b:7450". The client uses one of
@@ -43,9 +43,10 @@ class Calls:
         `timeout` bounds each call that has one answer, `connect_timeout` the wait for a connection; both in seconds.
         A `channel` from the program is used as it is, and stays open; it shows its own credentials.
         `token` is shown with each call: a text, a file, or a function. It never goes to another machine in plain text.
-        `failover_publish="again"`: a publish of which it is unknown whether the lost instance has it is made again at
-        another one, so perhaps twice, and over what others wrote since (rule F2). `on_failover` gets the instance that
-        was left, the one now in use, and the reason of the move: reads may be older from then on (rule F3).
+        A publish of which it is unknown whether the lost instance has it is made again at another one, where it is a
+        duplicate if it has arrived (rules F12, F13); with `failover_publish="unsent"` it fails instead. `on_failover`
+        gets the instance that was left, the one now in use, and the reason of the move: reads may be older from then on
+        (rule F3).
         """
         self._transport = _transport.Transport(
             server, tls, connect_timeout, channel, token, prefer=prefer, on_failover=on_failover
@@ -68,7 +69,7 @@ class Calls:
         timeout: float = 30.0,
         connect_timeout: float = 5.0,
         prefer: Prefer = "first",
-        failover_publish: FailoverPublish = "unsent",
+        failover_publish: FailoverPublish = "again",
         on_failover: OnFailover | None = None,
     ) -> Self:
         """A client of the server, or of several instances, with the token and TLS files, that the environment names:
@@ -118,12 +119,12 @@ class Calls:
         at_least: float = 0.0,
         at_most: float | None = None,
         home: Home | None = None,
-        goes: bool = False,
+        goes: bool = True,
         renews: bool = False,
     ) -> _Response:
         """Makes a call with one answer. A second attempt follows when the connection breaks, unless `once`; where it
-        may go, `_failover.CALLS` says. `home`: it keeps to that instance. `goes`: it goes again elsewhere. `renews`:
-        it is a get with `touch`.
+        may go, `_failover.CALLS` says. `home`: it keeps to that instance. `goes`: false if it goes elsewhere only if
+        it was not sent. `renews`: it is a get with `touch`.
 
         The deadline is `timeout`, or `at_least` seconds if that is more; none with `unbounded`. `at_most` bounds it,
         and before it the wait for a connection.

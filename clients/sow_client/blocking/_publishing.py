@@ -166,15 +166,16 @@ class Publishing(Calls):
         unset: Iterable[str] | None = None,
         epoch: int | None = None,
         unit: int = 0,
+        token: int = 0,
     ) -> Publisher:
         """A buffered, pipelined, ordered stream of publishes; see `Publisher`.
 
         Records are sent in batches of `batch_records`, at most `max_in_flight` batches unacknowledged, and no later
         than `linger` seconds after they were handed over. After a break it reconnects, for `retry_for` seconds.
         A `publisher_id` fences every older publisher of that id (rule P6): it begins a new epoch, unless `epoch` is one
-        from `open_publisher`. With a `unit`, all records belong to the unit of work with that number, which
-        `finish_unit` ends; it needs a `publisher_id`. With `delta` each record is merged, and the fields `unset`
-        removed, as by `delta_publish` (P2).
+        from `open_publisher`; with its `token` the publisher may go on at another instance (rule F12). With a `unit`,
+        all records belong to the unit of work with that number, which `finish_unit` ends; it needs a `publisher_id`.
+        With `delta` each record is merged, and the fields `unset` removed, as by `delta_publish` (P2).
         """
         defaults = StreamDefaults(
             topic,
@@ -191,7 +192,8 @@ class Publishing(Calls):
             linger,
             retry_for,
             self._connect_timeout,
-            failover="again" if self._failover_publish == "again" else "unsent",
+            # With one address there is no other instance: a full disk ends the publisher at once.
+            failover=self._failover_publish if self._transport.moves_max else "unsent",
             keeps=publisher_id is not None,
         )
         core = PublishCore(
@@ -199,6 +201,7 @@ class Publishing(Calls):
             options,
             publisher_id=publisher_id or _writes.random_publisher_id(),
             publisher_epoch=1 if epoch is None else epoch,
+            publisher_token=_writes.random_token() if publisher_id is None else token,
         )
         name = f"publisher {core.publisher_id}"
         home = (None if epoch is None else self._homes.of(name)) or Home(f"the {name}")
@@ -223,7 +226,9 @@ class Publishing(Calls):
         home = Home(f"the publisher {publisher_id}")
         response = self._call(self._sow.OpenPublisher, request, home=home)
         self._homes.keep(f"publisher {publisher_id}", home)
-        return OpenedPublisher(response.publisher_epoch, response.unit_done, response.unit_records)
+        return OpenedPublisher(
+            response.publisher_epoch, response.unit_done, response.unit_records, response.publisher_token
+        )
 
     @overload
     def touch(
@@ -313,6 +318,7 @@ class Publishing(Calls):
         publisher_id: str | None = None,
         epoch: int | None = None,
         unit: int = 0,
+        token: int = 0,
         on_progress: Callable[[Deleted], object] | None = None,
     ) -> Deleted:
         """Deletes records by exactly one of `keys`, `filter`, `data` (its key is derived as for a publish), `all` (D1).
@@ -333,7 +339,7 @@ class Publishing(Calls):
             durability=durability,
             only_if_versions=only_if_versions,
         )
-        _writes.act_for(request, publisher_id, epoch, unit)
+        _writes.act_for(request, publisher_id, epoch, unit, token)
         self._transport.await_ready()
         try:
             for response in self._sow.SowDelete(request):
@@ -365,5 +371,5 @@ class Publishing(Calls):
         line = self._transport.await_ready(_transport.RECONNECT_SECONDS, home)
         return _lines.at(line, self._sow.PublishStream)(requests)
 
-    def _new_epoch(self, publisher_id: str, unit: int) -> int:
+    def _new_epoch(self, publisher_id: str, unit: int) -> OpenedPublisher:
         return _publish_core.new_epoch(self.open_publisher(publisher_id, unit=unit), publisher_id, unit)
