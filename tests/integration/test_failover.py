@@ -212,7 +212,7 @@ def test_a_full_disk_moves_the_client_and_it_goes_back_after_the_restart(
 ) -> None:
     a, b = two
     moves = Moves()
-    with connect(f"{a.address},{b.address}", on_failover=moves) as client:
+    with connect(f"{a.address},{b.address}", on_failover=moves, failover_publish="unsent") as client:
         following = client.sow_and_subscribe("orders")
         assert next(following).op == "snapshot_end"
         error = fill(a, client)
@@ -518,7 +518,7 @@ def test_a_publisher_loses_nothing_and_repeats_nothing_when_its_instance_stops_i
 
 
 def test_unsettled_records_wait_for_the_instance_that_may_have_them(connect: Connect, three: Three) -> None:
-    with connect(three.addresses, connect_timeout=1.0) as client:
+    with connect(three.addresses, connect_timeout=1.0, failover_publish="unsent") as client:
         publisher = client.publisher("orders", retry_for=0.3, batch_records=1)
         publisher.publish({"id": "1"})
         publisher.flush()
@@ -535,8 +535,8 @@ def test_unsettled_records_wait_for_the_instance_that_may_have_them(connect: Con
     assert keys_at(three.b) == {"3"}
 
 
-def test_with_failover_publish_again_unsettled_records_go_elsewhere(connect: Connect, three: Three) -> None:
-    with connect(three.addresses, failover_publish="again") as client:
+def test_unsettled_records_go_elsewhere_by_default(connect: Connect, three: Three) -> None:
+    with connect(three.addresses) as client:
         with client.publisher("orders", batch_records=1) as publisher:
             publisher.publish({"id": "1"})
             publisher.flush()
