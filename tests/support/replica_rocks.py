@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from sow_peering import SeedPart
+from sow_peering import PublisherPart, SeedPart
 from sow_server.engine.disk.layout import DELETE, EXPIRE, PUT, TOUCH, decode_changes, decode_tombstone
 from sow_server.engine.disk.rocks import TOMBSTONES
 from sow_server.engine.durables.editor import DurableEditor
@@ -95,6 +95,10 @@ class RocksStore(PeerStore):
 
         self._rig.store.commits.submit(request, heard)
 
+    def _submit_heard(self, request: Publish, heard: Callable[[Outcome | StoreError], None]) -> None:
+        """As a publisher that listens to the answer."""
+        self._rig.store.commits.submit(request, heard)
+
     def create(self, topic: str, *, acts: bool = True, key: tuple[str, ...] = ()) -> None:
         settings = TopicSettings(key=key, expiration=Expiration.ENABLED if acts else Expiration.DISABLED)
         # `prune` says which entries are pruned.
@@ -163,6 +167,10 @@ class RocksStore(PeerStore):
     def seed(self, topic: str, after_key: bytes, *, filter_text: str, bytes_max: int) -> SeedPart:
         self.sync()  # which the store would wait for
         return super().seed(topic, after_key, filter_text=filter_text, bytes_max=bytes_max)
+
+    def publishers(self, topics: Collection[str], after_id: str) -> PublisherPart:
+        self.sync()  # as above
+        return super().publishers(topics, after_id)
 
     def _tell(self) -> None:
         """Reports the commits that have become durable since the last time."""
