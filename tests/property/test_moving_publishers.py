@@ -221,6 +221,7 @@ def settle(world: World, movers: list[Mover], *, all_known: bool) -> None:
     """Heals everything, and waits until it is quiet. Where nothing was lost, every instance knows every record then."""
     world.heal()
     for instance in world.instances.values():
+        instance.store.create("U")  # its creation may have died with the process
         world.soon(instance)
     quiet = 0
     for _ in range(200):
