@@ -87,7 +87,10 @@ def test_subscribers_of_everything_get_each_record(server: ServerProcess) -> Non
     assert int(str(rows(done)["deliver"]["operations"])) % 400 == 0
 
 
-def test_a_table_has_a_line_for_each_work_that_was_asked_for(server: ServerProcess) -> None:
+def test_a_table_has_a_line_for_each_work_that_was_asked_for(
+    server: ServerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")  # processes of pytest-xdist have 80
     done = bench(server.address, *SMALL[:-1], "table", "--work", "get")
 
     header, _, *lines = done.stdout.splitlines()

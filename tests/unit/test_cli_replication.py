@@ -124,7 +124,10 @@ def test_every_link_is_a_line_with_exact_values(client: FakeClient) -> None:
     }
 
 
-def test_a_table_shows_errors_below_it_without_control_characters(client: FakeClient) -> None:
+def test_a_table_shows_errors_below_it_without_control_characters(
+    client: FakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")  # processes of pytest-xdist have 80
     client.links = ReplicationStatus("nyc-1", 2_234, (OUT,), (IN,))
     shown = run(client, "replication", "status", "--format", "table").stdout
     assert "downgraded" in shown
