@@ -33,7 +33,7 @@ class OwnedDurables:
             return
         if not TOPIC_NAME.match(given):
             raise invalid(field, f"{given[:220]!r} is no name of a durable: 1 to 200 of [A-Za-z0-9_.:-] are allowed")
-        with call.making("durables", self._durables.count_named(call.own_name(""))):
+        with call.making("durables", self._durables.count_owned(call.owner)):
             yield call.own_name(given)
 
     def _existing(self, call: Call, topic: str, given: str) -> str | None:

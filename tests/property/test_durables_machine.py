@@ -24,8 +24,8 @@ from tests.support.examples import examples
 from tests.support.stores import SECOND, Rig
 from tests.support.subscribers import EARLIEST, Subscribers
 
-NAMES = ("a", "b", "c")
-FILTERS = {"a": "", "b": "", "c": "/px > 1"}
+NAMES = ("a", "b", "desk/a")
+FILTERS = {"a": "", "b": "", "desk/a": "/px > 1"}
 TOPIC = "orders"
 
 
@@ -457,6 +457,8 @@ class Lives(RuleBasedStateMachine):
             assert [(gap.reason.name, *gap[1:]) for gap in row.gaps] == durable.gaps, (row, durable)
             assert not row.attached
             assert row.set_aside == durable.set_aside
+        counted = {owner: self.rig.store.durables.count_owned(owner) for owner in ("desk", "other")}
+        assert counted == {"desk": int("desk/a" in self.durables), "other": 0}
         order = [durable.order for durable in self.rig.store.durables.of(topic)]
         assert order == sorted(order)
 

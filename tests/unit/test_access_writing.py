@@ -288,8 +288,8 @@ class Known:
     def get(self, topic: int, name: str) -> object | None:
         return name if name in self._names else None
 
-    def count_named(self, prefix: str) -> int:
-        return sum(name.startswith(prefix) for name in self._names)
+    def count_owned(self, owner: str) -> int:
+        return sum(name.startswith(f"{owner}/") for name in self._names)
 
 
 @pytest.mark.parametrize(

@@ -122,6 +122,20 @@ def test_a_topic_without_a_journal_has_no_durables_and_a_name_has_its_characters
     assert not subscribers.consumers.attached_count
 
 
+def test_durables_are_counted_by_their_owner(rig: Rig, subscribers: Subscribers) -> None:
+    """A7: for the limit of an identity, also after a start and once a topic has gone."""
+    rig.create_topic("trades", JSON)
+    for topic, name in (("orders", "desk/a"), ("orders", "b"), ("trades", "desk/a"), ("trades", "other/a")):
+        subscribers.attach(topic, name).close()
+    subscribers.settle()
+    owners = ("desk", "other", "b", "")
+    assert [rig.store.durables.count_owned(owner) for owner in owners] == [2, 1, 0, 0]
+    rig.crash()
+    assert [rig.store.durables.count_owned(owner) for owner in owners] == [2, 1, 0, 0]
+    rig.delete_topic("trades")
+    assert [rig.store.durables.count_owned(owner) for owner in owners] == [1, 0, 0, 0]
+
+
 def test_deleting_a_topic_ends_its_consumers_and_removes_its_durables(rig: Rig, subscribers: Subscribers) -> None:
     """T5."""
     follower = subscribers.attach("orders", "d")
