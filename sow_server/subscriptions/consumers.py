@@ -37,7 +37,7 @@ from sow_server.engine.values.clock import GuardedClock
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import MICROS, NEVER, BacklogAction
 from sow_server.filters.restriction import UNRESTRICTED, Restriction
-from sow_server.subscriptions.consumer import Attachment, Consumer, SubscriptionSource
+from sow_server.subscriptions.consumer import Attachment, Consumer, EndedConsumer, SubscriptionSource
 from sow_server.subscriptions.durable_changes import DurableChanges
 from sow_server.subscriptions.durable_entries import Browse, DurableEntries, FirstEntries, FloorScan, ViewOf
 from sow_server.subscriptions.request import Request, StartKind
@@ -75,7 +75,7 @@ class Consumers:
         self.entries: Final = DurableEntries(topics, durables, commits, cuts, clock, view_of)
         self._changes: Final = DurableChanges(durable_commits)
         self._consumers: dict[Key, Consumer] = {}
-        self._sessions: dict[Key, Consumer] = {}
+        self._sessions: dict[Key, Consumer | EndedConsumer] = {}
         """The last session of each durable, ended or not: it may still acknowledge the entries that it was handed."""
         self._heap: list[tuple[int, int, str]] = []
         self._due: dict[Key, int] = {}
@@ -181,6 +181,8 @@ class Consumers:
 
     def _closed(self, consumer: Consumer) -> None:
         key = consumer.topic.id, consumer.name
+        if self._sessions.get(key) is consumer:
+            self._sessions[key] = consumer.ended()
         if self._consumers.get(key) is consumer:
             del self._consumers[key]
             self._changes.submit_quietly(_detach(consumer.topic, consumer.name, consumer.handed), _ignore)

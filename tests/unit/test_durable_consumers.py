@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any, ClassVar
 
 import pytest
@@ -120,6 +122,28 @@ def test_a_topic_without_a_journal_has_no_durables_and_a_name_has_its_characters
         subscribers.attach("orders", "a b")
     assert refused(error) is Reason.INVALID_ARGUMENT
     assert not subscribers.consumers.attached_count
+
+
+def test_of_a_consumer_that_has_gone_only_what_it_may_acknowledge_stays(rig: Rig, subscribers: Subscribers) -> None:
+    """J2: its subscription is not kept, once for each durable."""
+    follower = subscribers.attach("orders", "d")
+    put(rig, "a", "b")
+    follower.news()
+    session, gone = follower.begun.session, weakref.ref(follower.consumer)
+    follower.close()
+    del follower
+    subscribers.settle()
+    gc.collect()
+    assert gone() is None
+    answers: list[Durable | StoreError] = []
+    subscribers.consumers.acknowledge(rig.topic("orders"), "d", session, 1, answers.append)
+    assert subscribers.answer(answers).position == 1
+    subscribers.consumers.acknowledge(rig.topic("orders"), "d", session, 2, answers.append)
+    subscribers.settle()
+    assert durable(rig).position == 2
+    with pytest.raises(StoreError) as error:
+        subscribers.consumers.acknowledge(rig.topic("orders"), "d", session, 3, answers.append)
+    assert error.value.reason is Reason.BOOKMARK_IN_FUTURE
 
 
 def test_durables_are_counted_by_their_owner(rig: Rig, subscribers: Subscribers) -> None:
