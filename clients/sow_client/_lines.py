@@ -86,16 +86,16 @@ class Homes:
         self._found: dict[str, Home] = {}
         self._lock = threading.Lock()
 
-    def keep(self, id: str, home: Home) -> None:  # noqa: A002 - of an export, a load, a publisher
-        """Remembers one."""
+    def keep(self, thing: str, home: Home) -> None:
+        """Remembers one, by the id of an export, a load or a publisher."""
         with self._lock:
-            self._found[id] = home
+            self._found[thing] = home
             if len(self._found) > KEPT_MAX:
                 del self._found[next(iter(self._found))]
 
-    def of(self, id: str) -> Home | None:  # noqa: A002 - as above
+    def of(self, thing: str) -> Home | None:
         """The home of what another call has made; None: another client made it, or it was long ago."""
-        return self._found.get(id)
+        return self._found.get(thing)
 
 
 class Method:
