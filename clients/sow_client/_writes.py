@@ -114,9 +114,15 @@ class Sequencer:
                 first_sequence=1,
             )
 
-    def give_back(self, position: types_pb2.PublisherPosition, records: int) -> None:
-        """The call with this many records has ended, well or not; its sequences are not used again."""
-        position.first_sequence += records
+    def give_back(self, position: types_pb2.PublisherPosition, response: sow_pb2.PublishResponse | None) -> None:
+        """The call has ended, well or, without a response, not; its sequences are not used again."""
+        if response is not None and not _is_cut_short(response):
+            position.first_sequence += len(response.results)
+        else:
+            # Sequences that nobody has decided would be a gap, and other instances count up to the first one (F11).
+            position.publisher_epoch += 1
+            position.publisher_token = random_token()
+            position.first_sequence = 1
         self._idle.append(position)
 
 
@@ -270,6 +276,12 @@ def only(response: sow_pb2.PublishResponse | sow_pb2.TouchResponse) -> Published
 def ended_by_passing(results: Sequence[Published | Refusal]) -> bool:
     """True when the last record was refused for a passing reason: the records after it must wait (rule P6)."""
     return bool(results) and isinstance(results[-1], Refusal) and results[-1].reason in PASSING_REASONS
+
+
+def _is_cut_short(response: sow_pb2.PublishResponse) -> bool:
+    """Whether the last records were not decided, for a passing reason."""
+    last = response.results[-1] if response.results else sow_pb2.PublishResult()
+    return last.HasField("refusal") and reason_name(last.refusal.reason) in PASSING_REASONS
 
 
 def not_sent(index: int) -> Refusal:

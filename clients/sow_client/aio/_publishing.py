@@ -355,14 +355,16 @@ class AsyncPublishing(AsyncCalls):
 
     async def _publish(self, request: sow_pb2.PublishRequest) -> sow_pb2.PublishResponse:
         position = self._sequencer.take()
+        response: sow_pb2.PublishResponse | None = None
         try:
             request.publisher.CopyFrom(position)
             goes = self._failover_publish == "again" and not any(
                 record.HasField("condition") for record in request.records
             )
-            return await self._call(self._sow.Publish, request, goes=goes)
+            response = await self._call(self._sow.Publish, request, goes=goes)
+            return response
         finally:
-            self._sequencer.give_back(position, len(request.records))
+            self._sequencer.give_back(position, response)
 
     async def _open_stream(
         self, core: PublishCore, home: Home, requests: AsyncIterator[sow_pb2.PublishStreamRequest]

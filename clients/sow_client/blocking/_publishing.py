@@ -354,14 +354,16 @@ class Publishing(Calls):
 
     def _publish(self, request: sow_pb2.PublishRequest) -> sow_pb2.PublishResponse:
         position = self._sequencer.take()
+        response: sow_pb2.PublishResponse | None = None
         try:
             request.publisher.CopyFrom(position)
             goes = self._failover_publish == "again" and not any(
                 record.HasField("condition") for record in request.records
             )
-            return self._call(self._sow.Publish, request, goes=goes)
+            response = self._call(self._sow.Publish, request, goes=goes)
+            return response
         finally:
-            self._sequencer.give_back(position, len(request.records))
+            self._sequencer.give_back(position, response)
 
     def _open_stream(
         self, core: PublishCore, home: Home, requests: Iterator[sow_pb2.PublishStreamRequest]
