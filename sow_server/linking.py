@@ -54,6 +54,8 @@ REPORT_SECONDS: Final = 1.0
 KEEPALIVE_MS: Final = 10_000
 """A peer that is silent for this long is asked whether it is there."""
 _FILES: Final = ("ca", "certificate", "key", "token_file")
+_FIELDS: Final = {"topics": "topics_pattern", "mode": "sync", "accept": "name"}
+"""Keys of the configuration that the fields of AddPeer name otherwise. `accept` has the name alone."""
 _WARNINGS: Final = frozenset({"link_closed", "link_refused", "peer_downgraded", "purge_failed", "tick_failed"})
 
 
@@ -131,11 +133,9 @@ def link(store: Store, clock: GuardedClock, config: Config, readers: Executor) -
     dial = Dialling(config)
     tokens = peer_tokens(config)
     for one in filter(_is_sent, added):
-        peer = dial.added[one.name] = _peer_config(one)
-        try:
-            tokens |= {} if peer.token_file is None else {one.name: token_in(peer.token_file)}
-        except OSError as error:  # nobody could remove it, if the start were refused
-            log.error("peer_token_unreadable", peer=one.name, cause=str(error))
+        dial.added[one.name] = _peer_config(one)
+        if token := _stored_token(one):
+            tokens[one.name] = token
     links = Replication(node, readers=readers, token=replication_token(config), tokens=tokens, channel=dial)
     store.commits.follow(lambda commits, synced: node.wake())
     commands = PeerCommands(links, commanded, config, dial)
@@ -156,6 +156,15 @@ def _settle(store: Store, config: Config) -> None:
             raise LinkingError(f"[[replication.peers]]: {answer.message}")
         for name in answer:
             log.info("peer_taken_over", peer=name)
+
+
+def _stored_token(one: CommandedPeer) -> str:
+    """The token of a peer of the data; empty: it has none of its own, or none that can be read."""
+    try:
+        return token_in(Path(one.token_file)) if one.token_file else ""
+    except OSError as error:  # nobody could remove the peer, if the start were refused
+        log.error("peer_token_unreadable", peer=one.name, cause=str(error))
+        return ""
 
 
 def _configured(config: Config) -> frozenset[str]:
@@ -282,14 +291,23 @@ class PeerCommands:
                     "ReloadAccess (sow auth reload)",
                     field="name",
                 )
-            await _committed(partial(self._commanded.add, _commanded(name, peer)))
-            if peer is None:
-                self._links.node.accept_from(name)
-                return
-            self._dial.added[name] = peer
-            await self._links.add(peer_options(peer), "" if peer.token_file is None else token_in(peer.token_file))
-            if name in self._commanded.paused():
-                self._links.node.pause(name)
+            try:  # before the commit: the store and the links must agree
+                token = "" if peer is None or peer.token_file is None else token_in(peer.token_file)
+            except OSError as error:
+                raise _at_fault("token_file", f"cannot be read ({error.strerror or error})") from error
+            added = _commanded(name, peer)
+            await _committed(partial(self._commanded.add, added))
+            await self._link(added, token)
+
+    async def _link(self, one: CommandedPeer, token: str) -> None:
+        """Opens the links of a peer or source of the data."""
+        if not one.address:
+            self._links.node.accept_from(one.name)
+            return
+        peer = self._dial.added[one.name] = _peer_config(one)
+        await self._links.add(peer_options(peer), token)
+        if one.name in self._commanded.paused():
+            self._links.node.pause(one.name)
 
     def _check_name(self, request: admin_pb2.AddPeerRequest) -> None:
         name = request.name
@@ -310,9 +328,7 @@ class PeerCommands:
         if request.replace and name not in present:
             raise _no_peer(name, field="name")
         if request.replace and present[name].address and not request.address:
-            raise StoreError(
-                Reason.INVALID_ARGUMENT, f"address: {name} is sent to; to end that, remove it first", field="address"
-            )
+            raise _at_fault("address", f"{name} is sent to; to end that, remove it first")
 
     def _checked(self, request: admin_pb2.AddPeerRequest) -> PeerConfig | None:
         """The settings of the peer; None: it only sends here."""
@@ -328,23 +344,19 @@ class PeerCommands:
         given |= {key: text for key, text in texts.items() if text}
         for key in _FILES:
             if key in given and not Path(str(given[key])).is_absolute():
-                raise StoreError(
-                    Reason.INVALID_ARGUMENT,
-                    f"{key}: {given[key]} is no absolute path",
-                    field=key,
-                )
+                raise _at_fault(key, f"{given[key]} is no absolute path")
         try:
             if request.address:
                 return read_peer(config, given)
             if not request.accept or len(given) > 2:
-                raise StoreError(
-                    Reason.INVALID_ARGUMENT,
-                    "address: is needed to send to the peer; without one, only accept can be set (--accept)",
-                    field="address",
+                raise _at_fault(
+                    "address", "is needed to send to the peer; without one, only accept can be set (--accept)"
                 )
             check_accepted(config, request.name)
         except ConfigError as error:
-            raise StoreError(Reason.INVALID_ARGUMENT, str(error)) from error
+            field = _FIELDS.get(error.key, error.key)
+            known = field in admin_pb2.AddPeerRequest.DESCRIPTOR.fields_by_name
+            raise StoreError(Reason.INVALID_ARGUMENT, str(error), field=field if known else "") from error
         return None
 
     async def remove(self, name: str) -> None:
@@ -357,12 +369,17 @@ class PeerCommands:
                     "pause it (PausePeer, sow replication pause)",
                     field="name",
                 )
-            if all(one.name != name for one in self._commanded.added()):
+            present = {one.name: one for one in self._commanded.added()}
+            if name not in present:
                 raise _no_peer(name, field="name")
             # The links end first. So nothing of them is committed after the notes for the peer's return.
             await self._links.remove(name)
+            try:
+                await _committed(partial(self._commanded.remove, name))
+            except StoreError:  # a stalled disk, say
+                await self._link(present[name], _stored_token(present[name]))
+                raise
             self._dial.added.pop(name, None)
-            await _committed(partial(self._commanded.remove, name))
 
     async def pause(self, name: str, *, paused: bool) -> None:
         """Stops sending to a peer, or begins again."""
@@ -382,6 +399,10 @@ class PeerCommands:
                 node.pause(name)
             else:
                 node.resume(name)
+
+
+def _at_fault(field: str, message: str) -> StoreError:
+    return StoreError(Reason.INVALID_ARGUMENT, f"{field}: {message}", field=field)
 
 
 def _commanded(name: str, peer: PeerConfig | None) -> CommandedPeer:

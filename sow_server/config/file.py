@@ -146,7 +146,7 @@ class TableReader:
 
     def error(self, table: str, key: str, message: str) -> ConfigError:
         where = f"[{table}] {key}" if table and key else f"[{table}]" if table else key
-        return ConfigError(f"{self._source}: {where}: {message}")
+        return ConfigError(f"{self._source}: {where}: {message}", key)
 
     def config(self, tables: dict[str, object]) -> Config:
         own = {name for name, _ in SECTIONS if "." not in name} | {"topics"}
@@ -330,7 +330,7 @@ class TableReader:
         except ConfigError as error:
             name = given.get("name")
             which = quoted(name) if isinstance(name, str) else f"number {number}"
-            raise ConfigError(f"{error} (peer {which})") from error.__cause__
+            raise ConfigError(f"{error} (peer {which})", error.key) from error.__cause__
         return peer
 
     def _defaults(self, tables: dict[str, object]) -> Declared:

@@ -76,6 +76,11 @@ E = TypeVar("E", bound=enum.Enum)
 class ConfigError(Exception):
     """The configuration cannot be used: one message with the file, table, key and fault."""
 
+    def __init__(self, message: str, key: str = "") -> None:
+        super().__init__(message)
+        self.key: Final = key
+        """The key at fault; empty: none, or it is unknown."""
+
 
 def host_name() -> str:
     """The machine's name, as an instance name."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import grpc
 import pytest
@@ -14,9 +15,12 @@ import structlog
 from structlog.testing import capture_logs
 
 from sow.v1 import admin_pb2, types_pb2
+from sow_replication.options import PeerOptions
 from sow_replication.ports import Refused
 from sow_replication.service import Replication
 from sow_server.config import Config, PeerConfig
+from sow_server.engine.replicas import CommandedPeer, CommandedPeers
+from sow_server.engine.replicas.commanded import Done
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.linking import Dialling, Linked, PeerCommands, log_event, peer_options, store_error
 
@@ -160,3 +164,124 @@ def test_each_peer_is_dialled_with_its_own_credentials(tmp_path: Path) -> None:
         return found
 
     assert asyncio.run(run()) == [b"", b"localhost"]
+
+
+# -- commands -------------------------------------------------------------------------------------------------------
+
+
+class NotedLinks(Replication):
+    """Links that note what becomes of them."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[str, str]] = []
+        self.shown: dict[str, str] = {}
+        self.node = self  # type: ignore[assignment, misc]  # the commands ask it to accept and to pause
+
+    async def add(self, peer: PeerOptions, token: str) -> None:
+        self.events.append(("linked", peer.name))
+        self.shown[peer.name] = token
+
+    async def remove(self, name: str) -> None:
+        self.events.append(("ended", name))
+
+    def accept_from(self, name: str) -> None:
+        self.events.append(("accepted", name))
+
+    def pause(self, name: str) -> None:
+        self.events.append(("paused", name))
+
+
+class NotedPeers(CommandedPeers):
+    """Peers of the data; the commit of a change may be refused."""
+
+    def __init__(self, *peers: CommandedPeer, paused: str = "") -> None:
+        self.peers_added = list(peers)
+        self.name_paused = paused
+        self.refusal: StoreError | None = None
+        self.committing: Callable[[], object] = lambda: None
+
+    def added(self) -> list[CommandedPeer]:
+        return self.peers_added
+
+    def paused(self) -> set[str]:
+        return {self.name_paused}
+
+    def add(self, settings: CommandedPeer, done: Done) -> None:
+        self.committing()
+        done(self.refusal)
+
+    def remove(self, name: str, done: Done) -> None:
+        done(self.refusal)
+
+
+def commands(links: NotedLinks, peers: NotedPeers) -> PeerCommands:
+    config = Config()
+    return PeerCommands(links, peers, config, Dialling(config))
+
+
+@pytest.mark.parametrize(
+    ("peer", "again"),
+    [
+        (CommandedPeer("b", "127.0.0.1:9"), [("linked", "b"), ("paused", "b")]),
+        (CommandedPeer("b"), [("accepted", "b")]),
+    ],
+)
+def test_a_removal_that_is_not_committed_leaves_the_links(
+    tmp_path: Path, peer: CommandedPeer, again: list[tuple[str, str]]
+) -> None:
+    """R14, X2. The caller was told that nothing was written, and the peer was sent nothing until the next restart."""
+    token = tmp_path / "token"
+    token.write_text("secret")
+    links = NotedLinks()
+    peers = NotedPeers(peer._replace(token_file=str(token) if peer.address else ""), paused="b")
+    peers.refusal = StoreError(Reason.WRITE_STALLED, "the disk cannot keep up")
+    with pytest.raises(StoreError, match="keep up"):
+        asyncio.run(commands(links, peers).remove("b"))
+    assert links.events == [("ended", "b"), *again]
+    assert links.shown == ({"b": "secret"} if peer.address else {})
+    peers.refusal = None
+    asyncio.run(commands(links, peers).remove("b"))
+    assert links.events[-1] == ("ended", "b")
+
+
+def test_the_token_of_a_new_peer_is_read_before_the_commit(tmp_path: Path) -> None:
+    """R14. Where the file went away in between, the peer was in the data and had no link."""
+    token = tmp_path / "token"
+    token.write_text("secret")
+    token.chmod(0o600)
+    links, peers = NotedLinks(), NotedPeers()
+    peers.committing = token.unlink
+    request = admin_pb2.AddPeerRequest(name="b", address="127.0.0.1:9", token_file=str(token))
+    asyncio.run(commands(links, peers).add(request))
+    assert links.shown == {"b": "secret"}
+
+
+@pytest.mark.parametrize(
+    ("given", "field"),
+    [
+        ({"name": "no name", "address": "127.0.0.1:9"}, "name"),
+        ({"name": "no name", "accept": True}, "name"),
+        ({"name": "nyc-1", "address": "127.0.0.1:9"}, "name"),
+        ({"name": "nyc-1", "accept": True}, "name"),
+        ({"name": "b", "address": "127.0.0.1"}, "address"),
+        ({"name": "b", "address": "db.example:9"}, "address"),
+        ({"name": "b", "address": "127.0.0.1:8"}, "address"),
+        ({"name": "b"}, "address"),
+        ({"name": "b", "accept": True, "sync": True}, "address"),
+        ({"name": "b", "address": "127.0.0.1:9", "topics_pattern": "("}, "topics_pattern"),
+        ({"name": "b", "address": "127.0.0.1:9", "filter": "/a ="}, "filter"),
+        ({"name": "b", "address": "127.0.0.1:9", "ca": "ca.pem"}, "ca"),
+        ({"name": "b", "address": "127.0.0.1:9", "ca": "/missing"}, "ca"),
+        ({"name": "b", "address": "127.0.0.1:9", "key": "/missing"}, "key"),
+        ({"name": "b", "address": "127.0.0.1:9", "token_file": "/missing"}, "token_file"),
+    ],
+)
+def test_a_refused_peer_has_its_field_named(given: dict[str, Any], field: str) -> None:
+    """X2."""
+    config = replace(Config(), server=replace(Config().server, instance="nyc-1"))
+    links = NotedLinks()
+    one = PeerCommands(links, NotedPeers(CommandedPeer("z", "127.0.0.1:8")), config, Dialling(config))
+    with pytest.raises(StoreError) as caught:
+        asyncio.run(one.add(admin_pb2.AddPeerRequest(**given)))
+    assert (caught.value.reason, caught.value.field) == (Reason.INVALID_ARGUMENT, field)
+    assert links.events == []
