@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from sow_replication.options import Mode, PeerOptions
 from sow_replication.ports import Refused
-from sow_server.engine.replicas import CommandedPeer
+from sow_server.engine.replicas import CommandedPeer, PeerSettings, ReplicaOptions
 from sow_server.engine.values.errors import Reason, StoreError
 from tests.support.replicas import greet, identity, instance, pair, ship, tombstones
 from tests.support.stores import BINARY, Rig
@@ -91,6 +92,32 @@ def test_the_configuration_takes_over_what_it_names_and_keeps_pauses(tmp_path: P
     assert a.store.replicas.commanded.settle((), left.append)  # it has left the file
     assert a.answer(left) == []
     assert a.store.replicas.commanded.paused() == set()
+
+
+def settled(rig: Rig, *configured: str) -> list[str]:
+    answers: list[list[str] | StoreError] = []
+    assert rig.store.replicas.commanded.settle(configured, answers.append)
+    return rig.answer(answers)
+
+
+@pytest.mark.parametrize(("in_file", "sent"), [("peer", ["b"]), ("accept", [])])
+def test_what_the_configuration_says_of_an_added_peer_is_in_force_at_once(
+    tmp_path: Path, in_file: str, sent: list[str]
+) -> None:
+    """R14. The pattern of the command stayed in force until the next start but one: no journal was held for the other
+    topics, and their deletes left no tombstones. A peer that only sends, by the file, held all journals."""
+    a = instance(tmp_path, "a")
+    a.create_topic("t")
+    add(a, PEER._replace(topics="u" if in_file == "peer" else ".*"))
+    peers = (PeerSettings("b", ".*"),) if in_file == "peer" else ()
+    a.options = replace(a.options, replicas=ReplicaOptions(peers=peers))
+    a.crash()
+    assert settled(a, "b") == ["b"]
+    assert a.store.replicas.peers.of(a.topic("t")) == sent
+    assert a.topic("t").replicated == bool(sent)
+    a.put("t", "1")
+    a.delete("t", "1")
+    assert set(tombstones(a)) == ({"1"} if sent else set())
 
 
 def test_a_removed_instance_is_remembered_as_one_that_missed_tombstones(pair: tuple[Rig, Rig]) -> None:

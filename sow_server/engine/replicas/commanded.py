@@ -78,7 +78,7 @@ class CommandedPeers:
         finally:
             cursor.close()
         for settings in self.added():
-            if settings.address:
+            if settings.address and peers.pattern(settings.name) is None:  # the configuration wins ([3])
                 peers.declare(settings.name, settings.topics)
         sources.cover()
 
@@ -203,9 +203,13 @@ class _Settle:
 
     def committed(self) -> list[str]:
         """The names that the configuration has taken over."""
-        taken = [name for name in self._names if self._owner.rows[name].settings is not None]
+        owner = self._owner
+        taken = [name for name in self._names if owner.rows[name].settings is not None]
         for name in self._names:
-            self._owner.apply(name, self._row(name))
+            owner.apply(name, self._row(name))
+        for name in taken:
+            owner.peers.configure(name)
+        owner.cover()
         return taken
 
 

@@ -26,7 +26,8 @@ class Peers:
         self._options = options
         self._commits = commits
         self._matches = {peer.name: matcher(peer.topics) for peer in options.peers}
-        self._patterns = {peer.name: peer.topics for peer in options.peers}
+        self._configured = {peer.name: peer.topics for peer in options.peers}
+        self._patterns = dict(self._configured)
         self.by_name: dict[str, PeerState] = {}
         rows = rocks.cursor(META)
         try:
@@ -45,6 +46,14 @@ class Peers:
         """An instance is sent topics of this pattern from now on."""
         self._matches = {**self._matches, name: matcher(topics)}  # anew, because other threads walk through it
         self._patterns[name] = topics
+
+    def configure(self, name: str) -> None:
+        """The configuration names an instance that was declared otherwise: it wins."""
+        topics = self._configured.get(name)
+        if topics is None:
+            self.undeclare(name, self.peer(name))  # it only sends here
+        else:
+            self.declare(name, topics)
 
     def undeclare(self, name: str, state: PeerState) -> None:
         """An instance is sent nothing from now on; `state`: the notes that are left of it."""
