@@ -567,8 +567,9 @@ class Sender:
         topic = self._topics.get(answer.topic)
         if topic is None:
             return  # the topic has left the link meanwhile
-        self._publishers_again()
         if answer.state == replication_pb2.TOPIC_STATE_REFUSED:
+            if topic.state in (TopicState.SEEDING, TopicState.SEEDED):
+                self._publishers_again()
             topic.state = TopicState.REFUSED
             topic.message = answer.message
             topic.seed = None
@@ -578,6 +579,7 @@ class Sender:
                 self._start_seed(topic, answer.after_key, lost=False)
         elif topic.seed is None:
             topic.state = TopicState.SEEDED
+            self._publishers_again()
 
     def _start_seed(self, topic: _Topic, after_key: bytes, *, lost: bool) -> None:
         topic.state = TopicState.SEEDING
@@ -586,7 +588,8 @@ class Sender:
         self._publishers_again()
 
     def _publishers_again(self) -> None:
-        """Publishers are to be sent once all topics are seeded: changes may have been left out until then."""
+        """Publishers are to be sent once all topics are seeded: changes may have been left out until then. There may be
+        very many, so this is not for a topic that is refused from the beginning: nothing of it was sent."""
         self._publishers = None
         self._publishers_after = None if self.peer.filter else ""
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import pytest
 
 from sow.v1 import replication_pb2, types_pb2
-from sow_peering import TopicAnswer, TopicKind
+from sow_peering import PublisherPart, TopicAnswer, TopicKind
 from sow_replication.node import Node
 from sow_replication.options import SECOND, Mode, NodeOptions, PeerOptions
 from sow_replication.ports import Done, Refused
@@ -552,3 +552,34 @@ def test_a_purge_that_fails_each_time_is_logged_once() -> None:
         pair.now += SECOND
         pair.sending.tick()
     assert told.count("purge_failed") == 1
+
+
+def test_publishers_are_not_told_again_because_the_receiver_lacks_a_new_topic() -> None:
+    """F11. Each topic that was created at the sender alone, as a first publish does, had all publishers told again."""
+    pair = Pair()
+    told: list[frozenset[str]] = []
+    publishers = pair.a.publishers
+
+    def noted(topics: Collection[str], after_id: str) -> PublisherPart:
+        told.append(frozenset(topics))
+        return publishers(topics, after_id)
+
+    pair.a.publishers = noted  # type: ignore[method-assign]
+    sender, receiver = pair.connect()
+    assert told == [{"T"}]
+    pair.a.create("U")
+    pair.a.step()
+    sender.tick()
+    pair.exchange(sender, receiver)
+    assert sender.refusals() == ["U"]
+    assert told == [{"T"}]
+    pair.b.create("U")
+    pair.b.step()
+    receiver.tick()
+    pair.exchange(sender, receiver)
+    assert told == [{"T"}, {"T", "U"}]
+    pair.b.drop_topic("T")
+    pair.b.step()
+    receiver.tick()
+    pair.exchange(sender, receiver)
+    assert told[2:] == [{"U"}], "changes may have been left out, and with them publishers of other topics"
