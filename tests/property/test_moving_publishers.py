@@ -6,26 +6,31 @@ the instance that gave it.
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeAlias
 
 import pytest
 
 from sow_replication.options import NodeOptions, PeerOptions
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import Durability, OpenedPublisher, Outcome, Publish, PublisherPosition
+from tests.property.test_replication_commands import change, link
 from tests.property.test_replication_simulation import edges
 from tests.support.examples import examples
 from tests.support.replica_rocks import RocksStore
-from tests.support.replica_rows import SECOND, Written
+from tests.support.replica_rows import SECOND, Backup, Written
 from tests.support.replica_world import Instance, World
 from tests.support.resumers import store_of
 
 SEEDS = 24
+Fault: TypeAlias = Callable[[World, random.Random], None]
+"""Does harm now and then."""
 
 
 class Lost(AssertionError):
@@ -133,7 +138,7 @@ class Mover:
             raise Lost(f"{self.name}: {missing} of {request.topic} count as applied at {at.store.identity.name}")
 
 
-def live(seed: int, folder: Path, *, fault: Callable[[World, random.Random], None]) -> Counter[str]:
+def live(seed: int, folder: Path, *, fault: Fault) -> Counter[str]:
     """One life of some instances and two publishers. Raises Lost."""
     folder.mkdir()
     stores: list[RocksStore] = []
@@ -148,7 +153,7 @@ def live(seed: int, folder: Path, *, fault: Callable[[World, random.Random], Non
     try:
         world = World(seed, make)
         names = ["a", "b", "c"][: draw.choice([2, 3])]
-        links = edges("mesh", names)
+        links = edges(draw.choice(["mesh", "line both ways"]), names)
         for name in names:
             options = NodeOptions(
                 peers=tuple(PeerOptions(b, b) for a, b in links if a == name),
@@ -186,7 +191,7 @@ def live(seed: int, folder: Path, *, fault: Callable[[World, random.Random], Non
                 mover.pump()
                 if draw.random() < 0.15:
                     mover.leave()
-        settle(world, movers, all_known=fault is kills)
+        settle(world, movers, fault)
         return sum([mover.counts for mover in movers], Counter())
     finally:
         for store in stores:
@@ -217,9 +222,42 @@ def power_cuts(world: World, draw: random.Random) -> None:
             world.at(world.now + SECOND, instance.boot)
 
 
-def settle(world: World, movers: list[Mover], *, all_known: bool) -> None:
-    """Heals everything, and waits until it is quiet. Where nothing was lost, every instance knows every record then."""
+def comings_and_goings(world: World, draw: random.Random) -> None:
+    """As `kills`. Journals are pruned, and links come and go by command, so instances are seeded anew."""
+    kills(world, draw)
+    if draw.random() < 0.05:
+        instance = draw.choice(list(world.instances.values()))
+        if instance.up:
+            instance.store.prune(instance.store.head() - draw.choice([0, 5]))
+            world.soon(instance)
+    if draw.random() < 0.08:
+        change(draw, *draw.sample(list(world.instances.values()), 2))
+
+
+def restores(world: World, draw: random.Random) -> None:
+    """As `kills`, and instances are restored from backups: what only they had since is lost."""
+    kills(world, draw)
+    if draw.random() < 0.02:
+        instance = draw.choice(list(world.instances.values()))
+        if instance.up:
+            backup = instance.store.backup()
+            world.at(world.now + draw.randint(1, 5 * SECOND), lambda: restore(world, instance, backup))
+
+
+def restore(world: World, instance: Instance, backup: Backup) -> None:
+    if instance.up:
+        instance.crash()
+        instance.store.restore(backup)
+        world.at(world.now + SECOND, instance.boot)
+
+
+def settle(world: World, movers: list[Mover], fault: Fault) -> None:
+    """Heals everything, and waits until it is quiet. Where nothing was lost, every instance has every record then, and
+    knows it."""
     world.heal()
+    if fault is comings_and_goings:
+        for one, other in itertools.permutations(world.instances.values(), 2):
+            link(one, other)
     for instance in world.instances.values():
         instance.store.create("U")  # its creation may have died with the process
         world.soon(instance)
@@ -237,15 +275,14 @@ def settle(world: World, movers: list[Mover], *, all_known: bool) -> None:
     for mover in movers:
         for request in mover.settled[-3:]:
             for instance in world.instances.values():
-                mover.judge(instance, request)
-                if all_known:
+                if fault is not restores:
+                    mover.judge(instance, request)
+                if fault in (kills, comings_and_goings):
                     mover.check_known(instance, request)
 
 
-@pytest.mark.parametrize("fault", [kills, power_cuts])
-def test_a_record_that_counts_as_applied_is_there(
-    tmp_path: Path, seed: int, fault: Callable[[World, random.Random], None]
-) -> None:
+@pytest.mark.parametrize("fault", [kills, power_cuts, comings_and_goings, restores])
+def test_a_record_that_counts_as_applied_is_there(tmp_path: Path, seed: int, fault: Fault) -> None:
     total: Counter[str] = Counter()
     for number in range(examples(SEEDS // 2)):
         try:
