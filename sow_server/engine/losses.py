@@ -11,6 +11,8 @@ one lacks. The records count; everything else is adapted to them:
     [3]  Versions, sequences and ids of topics continue above all that may have been given out.
     [4]  Loads that had not ended are dropped.
     [5]  An interrupted settling is done again from the start.
+    [6]  Publishers keep their epochs, so that older ones stay fenced. Their sequences and units are forgotten: some of
+         the records may be lost, and a retry is applied again rather than taken for a duplicate (rule F12).
 """
 
 from __future__ import annotations
@@ -19,6 +21,8 @@ import json
 from collections import Counter
 from typing import Any, Final
 
+from sow_server.engine.commit.publishers import decode as decode_publisher
+from sow_server.engine.commit.publishers import encode as encode_publisher
 from sow_server.engine.disk.layout import (
     BOUNDS_KEY,
     EXPIRE,
@@ -29,6 +33,7 @@ from sow_server.engine.disk.layout import (
     MADE_ORDER,
     MADE_TOPIC,
     NEXT_TOPIC_KEY,
+    PUBLISHER_KEY,
     REARM_KEY,
     RECORD_KEY,
     SEED_KEY,
@@ -79,6 +84,7 @@ def settle(rocks: Rocks, marked: Bounds, identity: dict[str, str | None]) -> Bou
     batch.deletes[META] += [key for prefix in (LOAD_KEY, REARM_KEY, SEED_KEY) for key, _ in _rows(rocks, prefix)]
     batch.deletes[META].append(SWEEP_FLOOR_KEY)
     rocks.write_waiting(batch)
+    _settle_publishers(rocks)
     found = _Found()
     _settle_records(rocks, topics, found)
     _count_tombstones(rocks, found)
@@ -175,6 +181,22 @@ def _count_tombstones(rocks: Rocks, found: _Found) -> None:
             else:
                 tombstone = decode_tombstone(value)
                 found.see(tombstone.version, tombstone.sequence, tombstone.origin)
+    finally:
+        cursor.close()
+
+
+def _settle_publishers(rocks: Rocks) -> None:
+    cursor = rocks.cursor(META)
+    start: bytes | None = PUBLISHER_KEY
+    try:
+        while start is not None:
+            keys: list[bytes] = []
+            rows: list[bytes] = []
+            start = cursor.fill(start, PUBLISHER_KEY + b"\xff", CHUNK, keys, rows)
+            batch = Batch()
+            for key, row in zip(keys, rows, strict=True):
+                batch.puts[META][key] = encode_publisher(decode_publisher(row).without_records())
+            rocks.write_waiting(batch)
     finally:
         cursor.close()
 

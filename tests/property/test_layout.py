@@ -179,9 +179,10 @@ NOTES = st.builds(
     WORD,
     WORD,
     WORD,
-    U32,
+    st.lists(U32, max_size=3).map(tuple),
     st.lists(WORD, max_size=3).map(tuple),
     st.integers(0, 3),
+    WORD,
 )
 
 

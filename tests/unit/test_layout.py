@@ -222,13 +222,13 @@ def test_keys_of_the_journal_and_of_commits() -> None:
         "00000002" "0000000000000007" "00000003"
     )  # fmt: skip
     assert decode_commit(key, value) == commit
-    noted = commit._replace(notes=(PublisherNote("p", 1, 2, 3, 7, 1, (4,)),))
+    noted = commit._replace(notes=(PublisherNote("p", 1, 2, 3, 7, (1,), (4,)),))
     key, value = encode_commit(noted)
     assert value.hex() == (
         "0000000000000009" "ffffffffffffffaa" "00000002"
         "00000001" "0000000000000003" "00000004"
         "00000002" "0000000000000007" "00000003"
-        "91" "98" "a170" "01" "02" "03" "07" "01" "9104" "00"
+        "91" "99" "a170" "01" "02" "03" "07" "9101" "9104" "00" "00"
     )  # fmt: skip
     assert decode_commit(key, value) == noted
 

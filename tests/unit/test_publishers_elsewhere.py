@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
+from sow_peering import MergeCounts, PublisherMark
 from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.commit.publishers import (
     AHEAD_MAX,
@@ -19,19 +21,24 @@ from sow_server.engine.commit.publishers import (
     encode,
     with_range,
 )
+from sow_server.engine.commit.requests import RequestLimits
+from sow_server.engine.disk.mark import Bounds
+from sow_server.engine.disk.rocks import RECORDS, Batch
+from sow_server.engine.losses import settle
 from sow_server.engine.replicas import serving
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import (
     Condition,
     ConditionKind,
     Durability,
+    MessageType,
     OpenedPublisher,
     Outcome,
     Publish,
     PublisherPosition,
     RecordMatcher,
 )
-from tests.support.replicas import instance, live, pair, ship, tell_publishers
+from tests.support.replicas import greet, identity, instance, live, pair, ship, tell_publishers
 from tests.support.stores import BINARY, DAY, FakeTime, Rig
 
 __all__ = ["pair"]  # a fixture
@@ -355,7 +362,7 @@ def test_publishers_do_not_count_before_the_seed_is_complete(
     a, b = pair
     a.run(batch(1, "1"))
     ship(a, b)
-    monkeypatch.setattr(b.store.replicas.sources, "is_whole", lambda source, topic: False)
+    monkeypatch.setattr(b.store.replicas.sources, "has_all", lambda source, topic: False)
     tell_publishers(a, b)
     assert outcome(b.run(batch(1, "1"))) == (1, 0, [])
 
@@ -447,3 +454,218 @@ def test_what_is_known_already_changes_nothing() -> None:
     assert known.learn(1, 99, 1, 9, (), [1], NOW) is known
     assert known.learn(2, TOKEN - 1, 1, 9, (), [1], NOW) is known
     assert known.learn(9, 0, 1, 9, (), [1], NOW) is known
+
+
+# -- what an instance has learned, told to a third one -------------------------------------------------------------
+
+
+@pytest.fixture
+def line(tmp_path: Path) -> tuple[Rig, Rig, Rig]:
+    """a to b to c."""
+    time = FakeTime()
+    rigs = [
+        instance(tmp_path, name, peers=peers, time=time) for name, peers in (("a", ["b"]), ("b", ["c"]), ("c", ["b"]))
+    ]
+    for rig in rigs:
+        rig.create_topic("t")
+        rig.create_topic("u")
+    a, b, c = rigs
+    return a, b, c
+
+
+def test_learned_publishers_count_at_a_third_instance_only_once_it_has_the_records(line: tuple[Rig, Rig, Rig]) -> None:
+    """F11, F12. b learned of a publisher whose records it had long had, and told c, which b was still seeding. At c the
+    retry was a duplicate; when b was lost then, the record was nowhere."""
+    a, b, c = line
+    a.run(batch(1, "1", "2"))
+    ship(a, b)
+    greet(b, c)  # the rows are still to come
+    tell_publishers(a, b)
+    ship(b, c)
+    assert outcome(c.run(batch(1, "1", "2"))) == (2, 0, [])
+
+
+def test_a_record_that_lost_at_the_second_instance_is_not_known_at_the_third_before_the_winner_is(
+    line: tuple[Rig, Rig, Rig],
+) -> None:
+    """As above: the record is in no change that b sends, and the one that won over it is in a row."""
+    a, b, c = line
+    ship(a, b)
+    a.run(batch(1, "1"))
+    a.time.tick(1)
+    b.put("t", "1", b"newer")
+    greet(b, c)
+    ship(a, b)
+    ship(b, c)
+    assert outcome(c.run(batch(1, "1"))) == (1, 0, [])
+
+
+def test_publishers_of_several_topics_are_told_along_a_line(line: tuple[Rig, Rig, Rig]) -> None:
+    """F11. They went no further than to the neighbour; and as that was a gap, nothing later counted either."""
+    a, b, c = line
+    a.run(batch(1, "1"))
+    a.run(batch(2, "2", topic="u"))
+    ship(a, b)
+    ship(b, c)
+    tell_publishers(a, b)
+    a.run(batch(3, "3"))
+    ship(a, b)
+    ship(b, c)
+    assert outcome(c.run(batch(1, "1"))) == (0, 1, [])
+    assert outcome(c.run(batch(2, "2", topic="u"))) == (0, 1, [])
+    assert outcome(c.run(batch(3, "3", "4"))) == (1, 1, [])
+
+
+def test_a_link_that_lacks_one_of_a_publishers_topics_is_not_told_what_was_learned(line: tuple[Rig, Rig, Rig]) -> None:
+    a, b, c = line
+    a.run(batch(1, "1"))
+    a.run(batch(2, "2", topic="u"))
+    ship(a, b)
+    ship(b, c)
+    tell_publishers(a, b)
+    ship(b, c, topics="t")
+    assert outcome(c.run(batch(2, "2", topic="u"))) == (1, 0, [])
+
+
+def test_a_publisher_is_not_kept_alive_by_being_passed_on(line: tuple[Rig, Rig, Rig]) -> None:
+    """P6. Each instance that passed a publisher on made it as young as the telling, so in a mesh it never grew old."""
+    a, b, c = line
+    a.run(batch(1, "1"))
+    ship(a, b)
+    ship(b, c)
+    a.time.tick(6 * DAY)
+    tell_publishers(a, b)
+    ship(b, c)
+    assert c.store.cuts.publisher_position("p") == (1, 1)
+    a.time.tick(2 * DAY)
+    c.store.upkeep.forget_publishers()
+    c.store.writer.step()
+    assert c.store.cuts.publisher_position("p") == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("seen_in", "decided"), [("a change", (0, 0, [Reason.PAYLOAD_TOO_LARGE])), ("the seed", (1, 0, []))]
+)
+def test_publishers_are_not_told_of_a_topic_of_which_a_row_was_refused(
+    pair: tuple[Rig, Rig], tmp_path: Path, seen_in: str, decided: tuple[int, int, list[Reason]]
+) -> None:
+    """R13, F12. The changes did not count, but once the link began anew all publishers were told, and the retry of the
+    delta whose merged record the receiver had refused was a duplicate."""
+    a, _ = pair
+    options = pair[1].options
+    writer = replace(options.writer, limits=RequestLimits(payload_bytes_max=15))
+    b = Rig(tmp_path / "small", options=replace(options, writer=writer), time=a.time)
+    for rig in (a, b):
+        rig.create_topic("j", message_type=MessageType.JSON)
+    if seen_in == "a change":
+        ship(a, b)
+    one, other = [
+        replace(batch(number, "k", topic="j"), payloads=[b'{"field%d":1}' % number], delta=True) for number in (1, 2)
+    ]
+    for delta in (one, other):
+        assert outcome(a.run(delta)) == (1, 0, [])
+    ship(a, b)
+    tell_publishers(a, b)
+    assert outcome(b.run(other)) == decided
+
+
+# -- bounds, and marks that no instance of ours would send ---------------------------------------------------------
+
+
+def refused_often(rig: Rig, requests: int) -> None:
+    """Requests of which all records are refused."""
+    rig.put("t", "1")
+    for number in range(requests):
+        rig.run(batch(1 + 100 * number, *["1"] * 100, absent=True))
+
+
+def test_publishers_count_for_the_size_of_a_read(pair: tuple[Rig, Rig]) -> None:
+    """A peer that came back got the publishers of 5,000 commits in one message, whatever their size."""
+    a, b = pair
+    ship(a, b)
+    refused_often(a, 10)
+    sizes: list[int] = []
+    cursor = b.store.replicas.sources.by_name["a"].cursor
+    while True:
+        part = a.store.replicas.reader.read(
+            identity(b), cursor, topics=["t"], select=lambda topic: None, bytes_max=1000
+        )
+        sizes.append(len(part.publishers))
+        if part.upto == cursor:
+            break
+        cursor = part.upto
+    assert sum(sizes) == 10
+    assert max(sizes) <= 2
+
+
+def test_a_part_of_the_publishers_is_bounded_by_its_bytes(
+    pair: tuple[Rig, Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, _ = pair
+    monkeypatch.setattr(serving, "PUBLISHERS_BYTES_MAX", 300)
+    for name in "vwxyz":
+        a.run(replace(batch(1, name), publisher=PublisherPosition(name * 100, 1, 1, token=TOKEN)))
+    parts = [a.store.replicas.reader.publishers(["t"], "")]
+    while parts[-1].last_id:
+        parts.append(a.store.replicas.reader.publishers(["t"], parts[-1].last_id))
+    assert [mark.publisher_id[0] for part in parts for mark in part.marks] == list("vwxyz")
+    assert [len(part.marks) for part in parts] == [2, 2, 1]
+
+
+def test_a_publisher_that_has_published_nothing_is_told_to_nobody(pair: tuple[Rig, Rig]) -> None:
+    """R11. Its id told an instance that gets some topics of the publishers to others."""
+    a, _ = pair
+    opened(a, 5)
+    assert not a.store.replicas.reader.publishers(["t"], "").marks
+    a.run(batch(1, "1", token=5))
+    assert [mark.publisher_id for mark in a.store.replicas.reader.publishers(["t"], "").marks] == ["p"]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"topics": ()},
+        {"first": 0},
+        {"first": 6},
+        {"token": -1},
+        {"epoch": -1},
+        {"publisher_id": ""},
+        {"publisher_id": "p" * 1001},
+        {"topics": ("t", "of no link")},
+    ],
+)
+def test_marks_that_say_too_much_or_nothing_do_not_count(pair: tuple[Rig, Rig], wrong: dict[str, Any]) -> None:
+    """R11. A source that may send one topic could make every publisher's records duplicates, by a mark of no topic."""
+    a, b = pair
+    ship(a, b)
+    sound = PublisherMark("p", 1, TOKEN, 1, 5, ("t",))
+    source = b.store.replicas.sources.by_name["a"]
+    for mark, known in ((sound._replace(**wrong), 0), (sound, 5)):
+        answers: list[MergeCounts | StoreError] = []
+        b.store.replicas.changes.apply(
+            "a", after=source.cursor, upto=source.cursor, chunks=[], origins=[], publishers=[mark], done=answers.append
+        )
+        b.answer(answers)
+        assert b.store.cuts.publisher_position("p")[1] == known
+
+
+# -- after a loss ---------------------------------------------------------------------------------------------------
+
+
+def test_after_an_accepted_loss_no_sequence_is_known_and_older_epochs_stay_fenced(pair: tuple[Rig, Rig]) -> None:
+    """X4, F12. The row of a publisher may have been in a table file, and its records not. Their retries were duplicates
+    here, and wherever peers were told so."""
+    a, _ = pair
+    for token in (3, 5):
+        opened(a, token)
+    a.run(replace(batch(1, "1", "2", epoch=2, token=5), publisher=PublisherPosition("p", 2, 1, 1, True, token=5)))
+    batch_of_loss = Batch()
+    batch_of_loss.deletes[RECORDS].append(a.topic("t").prefix + b"2")
+    a.store._rocks.write(batch_of_loss)
+    settle(a.store._rocks, Bounds(), {"id": "other", "epoch": "other", "origin": None})
+    a.abandon()
+    a.open()
+    assert not a.store.replicas.reader.publishers(["t"], "").marks
+    assert outcome(a.run(batch(1, "1", "2", epoch=2, token=5))) == (2, 0, [])
+    assert set(live(a)) == {"1", "2"}
+    assert fenced(a, batch(1, "3", epoch=1, token=3))

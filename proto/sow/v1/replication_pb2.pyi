@@ -380,14 +380,14 @@ class PublisherMark(_message.Message):
     first: _builtins.int
     """The first of the sequences."""
     last: _builtins.int
-    """The last of them. Below the first: there is none, and the mark only tells the epoch."""
+    """The last of them, at or above the first."""
     used_micros: _builtins.int
     """The last use of the publisher. 0: just now."""
     whole: _builtins.bool
     """true: the records are in the rows of the topics, so the mark counts only once the receiver has these topics seeded."""
     @_builtins.property
     def topics(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The topics of the records, all of them of this link."""
+        """The topics of the records, at least one, and all of them of this link. Without any the mark does not count."""
 
     @_builtins.property
     def refused(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:

@@ -573,7 +573,7 @@ class Draft:
             return  # no peer could learn of it, or none has the records
         first, last = position.first_sequence + start, position.first_sequence + stop - 1
         note = PublisherNote(
-            position.publisher_id, publisher.epoch, publisher.token, first, last, topic.id, tuple(refused)
+            position.publisher_id, publisher.epoch, publisher.token, first, last, (topic.id,), tuple(refused)
         )
         before = self.notes[-1] if self.notes else None
         if before is not None and before.last + 1 == first and _same_publisher(before, note):
@@ -602,7 +602,7 @@ class Draft:
 
 
 def _same_publisher(one: PublisherNote, other: PublisherNote) -> bool:
-    return one[:3] == other[:3] and one.topic_id == other.topic_id and one.source == other.source
+    return one[:3] == other[:3] and one.topic_ids == other.topic_ids and one.source == other.source
 
 
 class Puts(NamedTuple):

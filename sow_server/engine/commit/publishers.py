@@ -178,6 +178,10 @@ class Publisher(NamedTuple):
         # No sequence of it was decided: it has none.
         self.admit(position._replace(first_sequence=self.highest_sequence + 1), 1)
 
+    def without_records(self) -> Publisher:
+        """The publisher after a loss: of its epoch it is not known which records are here."""
+        return Publisher(epoch=self.epoch, last_use_micros=self.last_use_micros, token=self.token, given=self.given)
+
     def _in_epoch(self, epoch: int, token: int) -> Publisher:
         """Sequences begin anew; finished units stay finished ([3])."""
         return Publisher(epoch=epoch, unit=self.unit, unit_records=self.unit_records, token=token)

@@ -70,6 +70,11 @@ class SeedState(enum.IntEnum):
     """Under way, and it was complete before."""
 
 
+def encode_complete(*, lacking: bool) -> bytes:
+    """The row of a topic that was seeded completely; `lacking`: but for rows or changes that were refused."""
+    return bytes((SeedState.COMPLETE, 1) if lacking else (SeedState.COMPLETE,))
+
+
 ReplicaDone = Callable[[MergeCounts | StoreError], None]
 SelectRecords = Callable[[Topic], RecordMatcher | None]
 """The filter of a link on a topic; None: the peer gets all records."""

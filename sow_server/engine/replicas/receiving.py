@@ -11,6 +11,7 @@ from sow_server.engine.catalog.topics import Topic, Topics
 from sow_server.engine.commit.commits import Commits
 from sow_server.engine.commit.draft import Draft
 from sow_server.engine.commit.origins import Origins
+from sow_server.engine.commit.publishers import OUTCOMES_KEPT
 from sow_server.engine.commit.requests import RequestLimits
 from sow_server.engine.commit.soundness import Fault, RowLimits, SoundnessReports, bad_names, faults
 from sow_server.engine.commit.steps import Round, Staged
@@ -146,17 +147,18 @@ class PeerChanges:
             draft.on_commit.append(lambda: self._unsound.refuse(source, topic, changes, found, draft.now))
         return found
 
-    def learn(self, draft: Draft, mark: PublisherMark, topics: Sequence[Topic], source: int, used_micros: int) -> None:
+    def learn(self, draft: Draft, mark: PublisherMark, topics: Sequence[Topic], source: int) -> None:
         """Stages that sequences of a publisher are known, and notes it for other peers."""
-        name, ids = mark.publisher_id, [topic.id for topic in topics]
+        used_micros = min(mark.used_micros, draft.now) if mark.used_micros else draft.now
+        name, ids, refused = mark.publisher_id, tuple([topic.id for topic in topics]), mark.refused[-OUTCOMES_KEPT:]
         known = draft.publishers.get(name) or self._commits.publishers.find(name)
-        learned = known.learn(mark.epoch, mark.token, mark.first, mark.last, mark.refused, ids, used_micros)
-        if learned is known:
-            return
-        draft.publishers[name] = learned
-        if len(topics) == 1 and topics[0].settings.journal and mark.first <= mark.last:
+        learned = known.learn(mark.epoch, mark.token, mark.first, mark.last, refused, ids, used_micros)
+        if learned is not known:
+            draft.publishers[name] = learned
             draft.notes.append(
-                PublisherNote(name, mark.epoch, mark.token, mark.first, mark.last, ids[0], mark.refused, source)
+                PublisherNote(
+                    name, mark.epoch, mark.token, mark.first, mark.last, ids, refused, source, mark.used_micros
+                )
             )
 
     def check_skew(self, draft: Draft, batches: Iterable[Changes]) -> None:
@@ -253,7 +255,9 @@ class ApplyChanges:
                 continue
             draft.journal.atomic = changes.atomic
             found = owner.find_faults(draft, name, topic, changes, bad_origins)
-            taken = taken and not found
+            if found:
+                sources.stage_refused(draft, name, topic)
+                taken = False
             Merge(draft, topic, owner.origins.names_in(draft), tally).apply(changes, own, found)
             draft.end_request()
         if taken:
@@ -267,16 +271,21 @@ class ApplyChanges:
         for mark in self._publishers:
             topics = [sources.takeable(self._name, topic) for topic in mark.topics]
             found = [topic for topic in topics if topic is not None]
-            if len(found) < len(topics) or not 0 < len(mark.publisher_id) <= PUBLISHER_ID_CHARACTERS_MAX:
+            # Without topics it would count for all of them, whatever this source may send.
+            if not found or len(found) < len(topics) or not _is_sound(mark):
                 continue
-            if mark.whole and not all(sources.is_whole(self._name, topic) for topic in found):
+            if mark.whole and not all(sources.has_all(self._name, topic) for topic in found):
                 continue
-            used = min(mark.used_micros, draft.now) if mark.used_micros else draft.now
-            owner.learn(draft, mark, found, number, used)
+            owner.learn(draft, mark, found, number)
 
     def committed(self) -> MergeCounts:
         """The outcomes of the changes."""
         return self._tally.counts()
+
+
+def _is_sound(mark: PublisherMark) -> bool:
+    named = 0 < len(mark.publisher_id) <= PUBLISHER_ID_CHARACTERS_MAX
+    return named and mark.epoch >= 0 and mark.token > 0 and 0 < mark.first <= mark.last
 
 
 class MergeSeed:
@@ -334,14 +343,18 @@ class MergeSeed:
             missing_is_deleted = sources.counts_missing_as_deleted(name, source) and before[0] == SeedState.UNDER_WAY
             guard = owner.tombstones.purged(topic) if missing_is_deleted else NOTHING_PURGED
             merge = Merge(draft, topic, names, self._tally, guard=guard, snapshot=True)
-            merge.apply(changes, own, owner.find_faults(draft, name, topic, changes, bad_origins))
+            found = owner.find_faults(draft, name, topic, changes, bad_origins)
+            if found:
+                sources.stage_refused(draft, name, topic)
+            merge.apply(changes, own, found)
             owner.dropped.write(topic.name, name, merge.not_taken)
-        reached = before[SEED_STATE] + max(part.upto_key, before[SEED_UPTO])
         if part.last:
-            reached = bytes((SeedState.COMPLETE,))
-        if part.first or part.last:
-            sources.stage_seeds_change(draft)
-        draft.batch.puts[META][seed_key(name, topic.id)] = reached
+            sources.stage_complete(draft, name, topic)
+        else:
+            reached = before[SEED_STATE] + max(part.upto_key, before[SEED_UPTO])
+            draft.batch.puts[META][seed_key(name, topic.id)] = reached
+            if part.first:
+                sources.stage_seeds_change(draft)
         self._counts = self._tally.counts()
         return Staged.DONE
 

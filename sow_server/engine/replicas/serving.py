@@ -10,6 +10,7 @@ from sow_peering import InstanceIdentity, JournalPart, Packed, PublisherMark, Pu
 from sow_server.engine.catalog.topics import Topic, Topics
 from sow_server.engine.commit.commits import Commits
 from sow_server.engine.commit.origins import Origins
+from sow_server.engine.commit.publishers import Publisher
 from sow_server.engine.commit.publishers import decode as decode_publisher
 from sow_server.engine.commit.steps import Nothing
 from sow_server.engine.disk.layout import (
@@ -36,7 +37,9 @@ COMMITS_MAX: Final = 5000
 ROWS_MAX: Final = 1000
 """Rows of one part of a seed: a part is one commit at the receiver, and others there wait for it."""
 PUBLISHERS_MAX: Final = 1000
-"""Publishers that are read and sent together."""
+"""Publishers that are read and sent together, at most: they are one commit at the receiver."""
+PUBLISHERS_BYTES_MAX: Final = 2**18
+"""As above, about. One publisher may have more."""
 SYNC_PATIENCE_SECONDS: Final = 10.0
 SYNC_LOOK_SECONDS: Final = 0.002
 
@@ -117,12 +120,11 @@ class PeerReader:
                 if packed:
                     chunks.append(Packed(topic.name, packed))
                     size += len(packed)
-            if commit.notes:
-                marks += [
-                    _mark(note, wanted[note.topic_id][0].name)
-                    for note in commit.notes
-                    if self._counts(note, own, wanted, lost)
-                ]
+            for note in commit.notes:
+                if self._counts(note, own, wanted, lost):
+                    mark = _mark(note, [wanted[topic_id][0].name for topic_id in note.topic_ids])
+                    marks.append(mark)
+                    size += mark.size
             walked += 1
             reached, last = commit.last_sequence, commit.commit_time_micros
             first = first or last
@@ -140,11 +142,11 @@ class PeerReader:
         wanted: Mapping[int, tuple[Topic, RecordMatcher | None]],
         lost: Collection[str],
     ) -> bool:
-        """Whether the peer gets all records of a note from these changes."""
-        if note.topic_id not in wanted or note.source == own:
+        """Whether the peer gets all records of a note over this link."""
+        if note.source == own or not all(topic_id in wanted for topic_id in note.topic_ids):
             return False
-        topic, matches = wanted[note.topic_id]
-        return matches is None and topic.name not in lost
+        topics = [wanted[topic_id] for topic_id in note.topic_ids]
+        return all(matches is None and topic.name not in lost for topic, matches in topics)
 
     def publishers(self, names: Collection[str], after_id: str) -> PublisherPart:
         """The publishers after an id that have published to these topics alone. Not from the event loop: it waits for
@@ -155,34 +157,23 @@ class PeerReader:
             by_id = self._topics.by_id
             ids = {topic_id: by_id[topic_id].name for topic_id in by_id if by_id[topic_id].name in names}
         marks: list[PublisherMark] = []
-        last_id, read = "", 0
+        last_id, read, size = "", 0, 0
         start = publisher_key(after_id) + b"\0" if after_id else PUBLISHER_KEY
         try:
             for key, row in cursor.rows(start, PUBLISHER_KEY + b"\xff", limit=PUBLISHERS_MAX):
                 last_id, read = key[len(PUBLISHER_KEY) :].decode(), read + 1
                 known = decode_publisher(row)
-                if not known.token or not all(topic_id in ids for topic_id in known.topics):
-                    continue
-                topics = tuple([ids[topic_id] for topic_id in known.topics])
-                refused = [refusal.index for refusal in known.refusals]
-                marks += [
-                    PublisherMark(
-                        last_id,
-                        known.epoch,
-                        known.token,
-                        low,
-                        high,
-                        topics,
-                        tuple([one for one in refused if low <= one <= high]),
-                        known.last_use_micros,
-                        whole=True,
-                    )
-                    for low, high in ((1, known.contiguous), *known.ahead)
-                ]
+                if all(topic_id in ids for topic_id in known.topics):
+                    found = _marks_of(last_id, known, tuple([ids[topic_id] for topic_id in known.topics]))
+                    marks += found
+                    size += sum([mark.size for mark in found])
+                if size >= PUBLISHERS_BYTES_MAX:
+                    break
         finally:
             cursor.close()
         self._wait_for_sync(sequence)
-        return PublisherPart(marks, sequence, last_id if read == PUBLISHERS_MAX else "")
+        full = read == PUBLISHERS_MAX or size >= PUBLISHERS_BYTES_MAX
+        return PublisherPart(marks, sequence, last_id if full else "")
 
     def seed(self, topic: Topic, after_key: bytes, *, select: SelectRecords, bytes_max: int) -> SeedPart:
         """The records and tombstones of a topic behind a key, in the order of keys, all of them durable. Not from the
@@ -245,5 +236,40 @@ class PeerReader:
         )
 
 
-def _mark(note: PublisherNote, topic: str) -> PublisherMark:
-    return PublisherMark(note.publisher_id, note.epoch, note.token, note.first, note.last, (topic,), note.refused)
+def _mark(note: PublisherNote, topics: Sequence[str]) -> PublisherMark:
+    """The records of what was decided here are in the changes of the same commit. Those of what a peer has told may
+    have been here before, so another peer has them only once it is seeded."""
+    return PublisherMark(
+        note.publisher_id,
+        note.epoch,
+        note.token,
+        note.first,
+        note.last,
+        tuple(topics),
+        note.refused,
+        note.used_micros,
+        whole=note.source != 0,
+    )
+
+
+def _marks_of(publisher_id: str, known: Publisher, topics: tuple[str, ...]) -> list[PublisherMark]:
+    """The sequences that are known of a publisher. None without a token, and none of an epoch without records: a peer
+    is not told of publishers to other topics."""
+    if not known.token or not topics:
+        return []
+    refused = [refusal.index for refusal in known.refusals]
+    return [
+        PublisherMark(
+            publisher_id,
+            known.epoch,
+            known.token,
+            low,
+            high,
+            topics,
+            tuple([one for one in refused if low <= one <= high]),
+            known.last_use_micros,
+            whole=True,
+        )
+        for low, high in ((1, known.contiguous), *known.ahead)
+        if low <= high
+    ]

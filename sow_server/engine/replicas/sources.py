@@ -26,6 +26,7 @@ from sow_server.engine.replicas.model import (
     SeedState,
     Source,
     decode_source,
+    encode_complete,
     encode_source,
 )
 from sow_server.engine.replicas.sharing import SharedTopics, kind_of
@@ -67,6 +68,8 @@ class Sources:
         cursor."""
         self._passed_over: dict[str, list[bytes]] = {}
         """By source: rows of seeds that become invalid once its cursor moves."""
+        self._lacking: set[bytes] = set()
+        """Rows of seeds under way, of topics of which a row or change was refused since they began."""
         self._seeds_version = 0
         """Rises whenever a topic is seeded, or is to be, or a source announces others. Under the cut lock."""
         self.cover()
@@ -167,6 +170,11 @@ class Sources:
         kind = self._kinds.get(source, {}).get(topic.name)
         return kind is not None and kind.acts == topic.acts and self._refusal(kind) is None
 
+    def has_all(self, source: str, topic: Topic) -> bool:
+        """As `is_whole`, and no row of them was refused (rule R13)."""
+        row = self._rocks.get(META, seed_key(source, topic.id))
+        return self.is_whole(source, topic) and row == encode_complete(lacking=False)
+
     # -- changing: the writer's thread ------------------------------------------------------------------------------
 
     def begin(
@@ -260,6 +268,22 @@ class Sources:
             )
         draft.batch.puts[META][NEXT_SOURCE_KEY] = u32(number + 1)
         return number
+
+    def stage_refused(self, draft: Draft, source: str, topic: Topic) -> None:
+        """A row or change of a topic is refused, so that this instance does not have all of the source's."""
+        key = seed_key(source, topic.id)
+        row = self._rocks.get(META, key)
+        if row is not None and row[0] == SeedState.COMPLETE:
+            draft.batch.puts[META][key] = encode_complete(lacking=True)
+        else:
+            self._lacking.add(key)
+
+    def stage_complete(self, draft: Draft, source: str, topic: Topic) -> None:
+        """A topic has been seeded completely."""
+        key = seed_key(source, topic.id)
+        draft.batch.puts[META][key] = encode_complete(lacking=key in self._lacking)
+        draft.on_commit.append(partial(self._lacking.discard, key))
+        self.stage_seeds_change(draft)
 
     def stage_unseeded(self, draft: Draft, source: str, name: str) -> None:
         """Changes of a topic are skipped: once it is accepted, it has to be seeded."""

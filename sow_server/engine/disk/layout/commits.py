@@ -30,18 +30,21 @@ class Run(NamedTuple):
 
 
 class PublisherNote(NamedTuple):
-    """Sequences of a publisher that a commit has decided, all of records for one topic."""
+    """Sequences of a publisher that a commit has decided, or learned from a peer."""
 
     publisher_id: str
     epoch: int
     token: int
     first: int
     last: int
-    topic_id: int
+    topic_ids: tuple[int, ...]
+    """The topics of their records; of what was decided here it is one."""
     refused: tuple[int, ...] = ()
     """The sequences among them that were not applied."""
     source: int = 0
     """The number of the peer that told of them; 0: they were decided here."""
+    used_micros: int = 0
+    """The last use of the publisher; 0: at the time of the commit."""
 
 
 class Commit(NamedTuple):
