@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from sow_server.engine.catalog.topics import Topic
-from sow_server.engine.replicas.marks import SourceMarks
+from sow_server.engine.replicas.marks import SAMPLE_MICROS, SourceMarks
 from sow_server.engine.values.bookmarks import Marks, Position, held_text
 from sow_server.engine.values.model import MICROS
 
@@ -55,7 +55,14 @@ class Marking:
     @property
     def next_micros(self) -> int | None:
         """The elapsed time at which to look again; None: there is nothing to tell."""
-        return self._told_at + MARK_MICROS if self._held or self._source_marks.active else None
+        if not (self._held or self._source_marks.active):
+            return None
+        return self._told_at + (SAMPLE_MICROS if self._waits_for_marks else MARK_MICROS)
+
+    @property
+    def _waits_for_marks(self) -> bool:
+        """There are sources to tell, and no sample so old yet. Until then its bookmark is worth nothing elsewhere."""
+        return self._marks is None and bool(self._whole)
 
     def is_due(self, position: int, elapsed_micros: int) -> bool:
         """Whether to tell a position now."""

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from sow_peering import NOTHING_PURGED, MergeCounts, SeedRange
+from sow_server.engine.replicas.marks import SAMPLE_MICROS
 from sow_server.engine.values.bookmarks import CHARACTERS_MAX, HELD_MAX, PARTS_MAX, Marks, Position, parse
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import Expiration, TopicSettings
@@ -77,6 +78,27 @@ def test_marks_come_while_changes_come_without_a_pause(pair: tuple[Rig, Rig]) ->
         follower.pump()
     assert 3 <= follower.kinds().count("Progress") <= 5
     assert all(frame.marks for frame in follower.frames if isinstance(frame, Progress))
+
+
+def test_marks_come_a_moment_after_a_start_below_all_samples(pair: tuple[Rig, Rig]) -> None:
+    """F6. Story: a subscriber went on at an instance that had just been started, while others published there. Its
+    bookmark had no marks for a second; as that instance was lost, too, it could not go on."""
+    a, b = pair
+    ship(a, b)
+    ship(b, a)
+    at_a = Subscribers(a)
+    mark = bookmark(a, at_a, at_a.subscribe("t", changes=True))
+    b.put("t", "1")
+    at_b = Subscribers(b)
+    follower = at_b.subscribe("t", changes=True, start=after(mark))
+    b.put("t", "2")
+    assert [frame.marks.partition(";h=")[0] for frame in follower.frames if isinstance(frame, Progress)] == [""]
+    b.time.tick(SAMPLE_MICROS)
+    at_b.settle()
+    follower.pump()
+    told = [frame for frame in follower.frames if isinstance(frame, Progress)]
+    assert len(told) == 2
+    assert a.store.instance.epoch in told[-1].marks.partition(";h=")[0]
 
 
 def test_an_instance_without_sources_tells_no_marks(tmp_path: Path) -> None:
