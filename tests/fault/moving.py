@@ -3,7 +3,7 @@
 with Clients(addresses, seed) as clients:  # addresses by the names of instances
     those, since = clients.using("a"), time.monotonic()
     cluster["a"].server.kill9()
-    clients.await_moved(those, since, "")
+    clients.await_moved(those, since)
 
     [1]  Each record has a number. The numbers of a key rise in the order of the publishes, so a number that is missing
          was missed, whatever its version became.
@@ -493,7 +493,7 @@ class Clients:
         """Those that use an instance."""
         return [one for one in (*self.subscribers, *self.writers) if one.used == name]
 
-    def await_moved(self, those: Iterable[Moving], since: float, note: str) -> None:
+    def await_moved(self, those: Iterable[Moving], since: float) -> None:
         """Waits until they have moved, and notes how long it took."""
         left = list(those)
 
@@ -505,13 +505,13 @@ class Clients:
         waiting = list(left)
         until(over, WAIT_SECONDS, "clients to move")
         for one in waiting:
-            self.seconds[f"{one.kind}{note}"].append((one.moved_at - since, one.stood_at - since))
+            self.seconds[one.kind].append((one.moved_at - since, one.stood_at - since))
 
     def check_alive(self) -> None:
         """Holds that none has failed."""
         threads: list[Subscriber | Writer] = [*self.keepers, *self.followers, *self.writers]
         for one in threads:
-            assert one.failure is None, f"{one.kind} has failed: {one.failure!r}"
+            assert one.failure is None, f"{one.kind} has failed: {one.failure!r} {getattr(one.failure, 'details', '')}"
 
     def acknowledged(self, *, replicated: bool) -> dict[str, int]:
         """The last acknowledged number of each key."""

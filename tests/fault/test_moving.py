@@ -108,14 +108,13 @@ def cluster_of_three(folder: Path) -> Iterator[Cluster]:
 
 
 def go_on(cluster: Cluster, loss: Loss, seed: int, rounds: int) -> None:
-    """Half of the losses come when the links have caught up with the one before; the others come at once."""
+    """Half of the losses come when the links have caught up with the one before; the others come once they are open."""
     draw = random.Random(f"losses {seed}")
     with Clients(loss.addresses(), seed) as clients:
         for number in range(1, rounds + 1):
             clients.publisher.await_more(draw.randrange(10, 60))
             settled = number == 1 or draw.random() < 0.5
-            if settled:
-                await_synchronous(cluster)
+            await_linked(cluster, synchronous=settled)
             victim = clients.publisher.used if number % 2 else clients.crowded
             those, downgraded = clients.using(victim), downgrades(cluster)
             acknowledged = clients.acknowledged(replicated=True)
@@ -124,7 +123,7 @@ def go_on(cluster: Cluster, loss: Loss, seed: int, rounds: int) -> None:
             if settled and downgrades(cluster) == downgraded:
                 for name in {*NAMES} - {victim}:
                     assert lost(acknowledged, cluster[name].client) == {}, f"acknowledged, and not at {name}"
-            clients.await_moved(those, since, "" if settled else "; the others had not caught up")
+            clients.await_moved(those, since)
             clients.publisher.await_more(draw.randrange(10, 40))
             loss.restore(victim)
             if number % ROUNDS_BETWEEN_CHECKS == 0 or number == rounds:
@@ -134,10 +133,12 @@ def go_on(cluster: Cluster, loss: Loss, seed: int, rounds: int) -> None:
         print(clients.figures)
 
 
-def await_synchronous(cluster: Cluster) -> None:
-    """Waits until REPLICATED means everywhere."""
+def await_linked(cluster: Cluster, *, synchronous: bool) -> None:
+    """Waits until all instances hear from each other; `synchronous`: and until REPLICATED means everywhere."""
     for sender, receiver in cluster.links:
-        cluster.await_out(sender, receiver, lambda link: link.state == "streaming" and link.mode == "sync")
+        cluster.await_out(
+            sender, receiver, lambda link: link.state == "streaming" and (link.mode == "sync" or not synchronous)
+        )
 
 
 def downgrades(cluster: Cluster) -> int:
