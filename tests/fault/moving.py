@@ -247,6 +247,8 @@ class Viewer(Moving):
         super().__init__(kind, order)
         self.filter: Final = filter_text
         self.copy: Final[dict[str, Record]] = {}
+        self._ending = False
+        self._moves = threading.Event()
         if loop is None:
             self.client = Client(self.servers, on_failover=self.moved)
         else:
@@ -254,6 +256,19 @@ class Viewer(Moving):
             self.client = blocking(loop, made)
         self.view: Final[LiveView] = self.client.live_view(TOPIC, filter_text or None, on_change=self._take)
         self.view.__enter__()
+        self._thread = threading.Thread(target=self._note, name=kind, daemon=True)
+        self._thread.start()
+
+    def moved(self, left: Instance, used: Instance, reason: str) -> None:
+        super().moved(left, used, reason)
+        self._moves.set()
+
+    def _note(self) -> None:
+        """Notes when it is current after a move."""
+        while self._moves.wait() and not self._ending:
+            self._moves.clear()
+            if self.view.wait(WAIT_SECONDS):
+                self.stood_at = time.monotonic()
 
     def _take(self, change: Change) -> None:
         if change.op == "put":
@@ -262,17 +277,16 @@ class Viewer(Moving):
         else:
             del self.copy[change.key]
 
-    def is_on(self, since: float) -> bool:
-        if since < self.moved_at and self.stood_at < self.moved_at and self.view.current:
-            self.stood_at = time.monotonic()
-        return super().is_on(since)
-
     def equals(self, client: Client) -> bool:
         """Whether it has what a query finds."""
         found = versions(client.query(TOPIC, self.filter or None))
         return found == versions(self.view.copy().values()) == versions(list(self.copy.values()))
 
     def stop(self) -> None:
+        self._ending = True
+        self._moves.set()
+        self._thread.join(WAIT_SECONDS)
+        assert not self._thread.is_alive()
         self.view.close()
         super().stop()
 
