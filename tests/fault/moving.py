@@ -480,10 +480,12 @@ class Clients:
             self.followers.append(ByHand("bookmark kept by the program", order()))
             self.subscribers: list[Viewer | Subscriber] = [*self.viewers, *self.keepers, *self.followers]
             self.publisher = Streamer("publisher, REPLICATED", order(), "p", "replicated")
+            self.timekeeper = Writer("single publishes, FSYNC", order(), "f", "fsync")
+            """Waits for no other instance."""
             self.writers: list[Writer] = [
                 self.publisher,
                 Writer("single publishes, REPLICATED", order(), "s", "replicated"),
-                Writer("single publishes, FSYNC", order(), "f", "fsync"),
+                self.timekeeper,
                 Fleeting("lifetimes and deletes", order(), "e", "fsync"),
             ]
             for client in (*self.subscribers, *self.writers):

@@ -52,6 +52,9 @@ class Killed:
 
     def lose(self, name: str) -> None:
         self._cluster[name].server.kill9()
+        for proxy in sending(self._cluster, name):  # what they hold back is lost
+            proxy.refuse()
+            proxy.mend()
 
     def restore(self, name: str) -> None:
         self._cluster.start(name)
@@ -108,7 +111,8 @@ def cluster_of_three(folder: Path) -> Iterator[Cluster]:
 
 
 def go_on(cluster: Cluster, loss: Loss, seed: int, rounds: int) -> None:
-    """Half of the losses come when the links have caught up with the one before; the others come once they are open."""
+    """Half of the losses come when the links have caught up with the one before; the others come once they are open.
+    Before most of them the links stand still for a moment, so the instance has told and stored what no other has."""
     draw = random.Random(f"losses {seed}")
     with Clients(loss.addresses(), seed) as clients:
         for number in range(1, rounds + 1):
@@ -116,7 +120,12 @@ def go_on(cluster: Cluster, loss: Loss, seed: int, rounds: int) -> None:
             settled = number == 1 or draw.random() < 0.5
             await_linked(cluster, synchronous=settled)
             victim = clients.publisher.used if number % 2 else clients.crowded
-            those, downgraded = clients.using(victim), downgrades(cluster)
+            downgraded = downgrades(cluster)
+            if number % 3:
+                for proxy in sending(cluster, victim):
+                    proxy.stall()
+                clients.timekeeper.await_more(10)
+            those = clients.using(victim)
             acknowledged = clients.acknowledged(replicated=True)
             since = time.monotonic()
             loss.lose(victim)
@@ -131,6 +140,11 @@ def go_on(cluster: Cluster, loss: Loss, seed: int, rounds: int) -> None:
                     if number == rounds:
                         judge(cluster, clients)
         print(clients.figures)
+
+
+def sending(cluster: Cluster, name: str) -> list[Proxy]:
+    """The links from an instance."""
+    return [proxy for (sender, _), proxy in cluster.proxies.items() if sender == name]
 
 
 def await_linked(cluster: Cluster, *, synchronous: bool) -> None:
