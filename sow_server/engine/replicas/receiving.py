@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+import structlog
+
 from sow_peering import NOTHING_PURGED, MergeCounts, PublisherMark, Purged, SeedRange
 from sow_server.engine.catalog.topics import Topic, Topics
 from sow_server.engine.commit.commits import Commits
@@ -34,6 +36,8 @@ from sow_server.engine.replicas.sources import Sources
 from sow_server.engine.replicas.tombstones import Tombstones
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import MICROS
+
+log = structlog.get_logger(__name__)
 
 PUBLISHER_ID_CHARACTERS_MAX: Final = 1000
 """Of a publisher as it is stored, with its owner."""
@@ -195,7 +199,10 @@ class SharedSyncs:
         def answered(result: object) -> None:
             self._asked = False
             for synced in covered:
-                synced(result if isinstance(result, StoreError) else None)
+                try:
+                    synced(result if isinstance(result, StoreError) else None)
+                except Exception:
+                    log.exception("answer_failed")  # a fault of this callback; the others still have to be called
             if self._waiting and not self._asked:
                 self._ask()
 
