@@ -1,6 +1,7 @@
 """The work of `sow bench`: what is asked of the server, and what it took.
 
-[1]  Works only on topics that it has created. A topic that exists is refused by the server, and stays as it is.
+[1]  Works only on topics that it has created. A topic that exists is refused by the server, and stays as it is. A
+     topic counts as created, too, if there was none before, the answer of creating it was lost, and it has no records.
 [2]  Leaving the `with` block deletes these topics, however it is left.
 [3]  Latencies are measured at the client: from handing over to the acknowledgement, from the call to its answer,
      from the publish to the delivery, from the expire time to the notice.
@@ -23,7 +24,18 @@ from typing import Final, Literal, Self
 import msgspec
 
 from sow_cli.server_usage import Meter, Usage
-from sow_client import Ack, AsyncClient, AsyncSubscription, Client, DurabilityName, Published, SowError
+from sow_client import (
+    Ack,
+    AsyncClient,
+    AsyncSubscription,
+    Client,
+    DeadlineExceeded,
+    DurabilityName,
+    NotFound,
+    Published,
+    SowError,
+    Unavailable,
+)
 
 INDEXES_MAX: Final = 4
 BATCH_RECORDS: Final = 1_000
@@ -199,6 +211,8 @@ class Workload:
         self._runner = runner
         self._documents = Documents(plan)
         self._created: list[str] = []
+        self._doubtful: list[str] = []
+        """Topics that were not there, and may have been created [1]."""
         self._chance = random.Random(_SEED)
         self._revisions = itertools.count(1)
         self._publishes_per_second = 0.0
@@ -206,8 +220,7 @@ class Workload:
     def __enter__(self) -> Self:
         try:
             for name in self._plan.names:
-                self._client.create_topic(name, key=("/id",), expiration="enabled", index=tuple(self._plan.index_paths))
-                self._created.append(name)
+                self._create(name)
         except BaseException:
             self._delete()
             raise
@@ -218,7 +231,40 @@ class Workload:
     ) -> None:
         self._delete()
 
+    def _create(self, name: str) -> None:
+        if self._is_missing(name):
+            self._doubtful.append(name)
+        try:
+            self._client.create_topic(name, key=("/id",), expiration="enabled", index=tuple(self._plan.index_paths))
+        except SowError as error:
+            if not isinstance(error, Unavailable | DeadlineExceeded):
+                self._doubtful.clear()  # it was refused
+            raise
+        self._doubtful.clear()
+        self._created.append(name)
+
+    def _is_missing(self, name: str) -> bool:
+        """False: there is such a topic, or the caller may not know."""
+        try:
+            self._client.describe_topic(name)
+        except NotFound:
+            return True
+        except SowError as error:
+            if error.reason != "PERMISSION_DENIED":
+                raise
+        return False
+
     def _delete(self) -> None:
+        while self._doubtful:
+            name = self._doubtful.pop()
+            try:
+                figures = self._client.describe_topic(name).statistics
+                if figures is not None and not figures.live_records:
+                    self._created.append(name)
+            except NotFound:
+                pass  # it was not created
+            except SowError as error:
+                self._left(name, error)
         while self._created:
             name = self._created.pop()
             try:
@@ -458,33 +504,25 @@ class Workload:
         ).expire_time_micros
         ahead = 0.0 if stamped is None else stamped / 1e6 - 3_600 - (began + time.time()) / 2
         spare = 2 + 2 * count / (self._publishes_per_second or EXPIRIES_PER_SECOND)
-        due = 0.0
+        for attempt in range(1, _LATE_TRIES + 1):
+            if (done := self._runner.run(self._fall_due(first, count, attempt, spare, ahead))) is not None:
+                return done
+            spare *= 3
+        raise BenchFailed("expire: the records were not published before they fell due; is the server busy?")
+
+    async def _fall_due(self, first: int, count: int, attempt: int, spare: float, ahead: float) -> _Done | None:
+        """Publishes records that fall due from `spare` seconds on, and waits for their expiry. None: that was too late.
+        `ahead`: how far the clock of the server is."""
+        plan, done = self._plan, _Done()
+        followers = _Followers(done.latencies)
+        noted = b',"n":%d' % attempt  # the records of an earlier attempt fall due meanwhile
 
         def chunks() -> Iterator[tuple[int, list[bytes]]]:
             for start in range(0, count, BATCH_RECORDS):
                 numbers = range(first + start, first + min(start + BATCH_RECORDS, count))
                 plain = self._documents.make(numbers)
-                noticed = self._documents.make(numbers[::NOTICED], more=b',"n":1')
-                plain[::NOTICED] = noticed
+                plain[::NOTICED] = self._documents.make(numbers[::NOTICED], more=noted)
                 yield start // BATCH_RECORDS % plan.topics, plain
-
-        for _ in range(_LATE_TRIES):
-            due = time.time() + spare
-            self._stream(chunks(), _stamps(due + ahead))
-            if time.time() < due:
-                break
-            spare *= 3
-        else:
-            raise BenchFailed("expire: the records were not published before they fell due; is the server busy?")
-        wanted = sum(
-            len(range(0, min(BATCH_RECORDS, count - start), NOTICED)) for start in range(0, count, BATCH_RECORDS)
-        )
-        return self._runner.run(self._notices(count, wanted, due, ahead))
-
-    async def _notices(self, count: int, wanted: int, due: float, ahead: float) -> _Done:
-        """Waits for the expiry of the records; `ahead`: how far the clock of the server is."""
-        done = _Done()
-        followers = _Followers(done.latencies)
 
         async def read(subscription: AsyncSubscription) -> None:
             async for change in subscription:
@@ -495,14 +533,22 @@ class Workload:
         async with AsyncExitStack() as stack:
             stack.callback(followers.end)
             client: AsyncClient | None = None
-            for number, name in enumerate(self._plan.names):
+            # Before the first publish: with many topics, subscribing takes longer than it takes a record to fall due.
+            for number, name in enumerate(plan.names):
                 if client is None or number % FOLLOWERS_PER_CONNECTION == 0:
                     client = await stack.enter_async_context(self._follower())
-                subscription = client.subscribe(name, "/n = 1", changes=True)
+                subscription = client.subscribe(name, f"/n = {attempt}", changes=True)
                 followers.start(read(await stack.enter_async_context(subscription)))
-            await asyncio.sleep(max(0.0, due - time.time()))
+            due = time.time() + spare
+            await asyncio.to_thread(self._stream, chunks(), _stamps(due + ahead))
+            if time.time() >= due:
+                return None
+            await asyncio.sleep(due - time.time())
+            wanted = sum(
+                len(range(0, min(BATCH_RECORDS, count - start), NOTICED)) for start in range(0, count, BATCH_RECORDS)
+            )
             with self._used(done):
-                seconds = self._plan.seconds + _PATIENCE_SECONDS
+                seconds = plan.seconds + _PATIENCE_SECONDS
                 await followers.until(wanted, seconds, "expire: some records did not expire")
         done.operations = count
         return done

@@ -9,13 +9,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 from click.testing import CliRunner, Result
 
 from sow_cli import command
-from sow_cli.workload import WORKS
+from sow_cli.workload import WORKS, Workload
+from sow_client import AsyncSubscription, Client, Unavailable
 from tests.support.access import GUARDED, client_of, grant, identity, write_access, write_private
 from tests.support.server import ROOT, ServerProcess, free_port, until
 
@@ -105,6 +106,51 @@ def test_json_is_one_list(server: ServerProcess) -> None:
     done = bench(server.address, *SMALL[:-1], "json", "--work", "single")
 
     assert [row["work"] for row in json.loads(done.stdout)] == ["publish", "single"]
+
+
+def test_a_topic_whose_creation_had_no_answer_is_deleted(
+    server: ServerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was left behind."""
+    create = Client.create_topic
+
+    def cut(self: Client, name: str, *arguments: Any, **named: Any) -> object:
+        made = create(self, name, *arguments, **named)
+        if name.endswith("-2"):
+            raise Unavailable("the answer was lost", reason="UNREACHABLE")
+        return made
+
+    monkeypatch.setattr(Client, "create_topic", cut)
+    done = bench(server.address, *SMALL, "--topics", "3")
+
+    assert done.exit_code == NOT_REACHABLE
+    assert topics(server) == []
+
+
+def test_subscribers_of_all_topics_are_there_before_a_record_is_published_that_expires(
+    server: ServerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They came after the publishes: with many topics some records had expired by then, and were waited for in vain."""
+    told: list[str] = []
+    enter, publish = AsyncSubscription.__aenter__, Workload._stream
+
+    async def entered(self: AsyncSubscription) -> AsyncSubscription:
+        subscription = await enter(self)
+        told.append("subscribed")
+        return subscription
+
+    def published(self: Workload, chunks: Any, expire_times: Any = None) -> Any:
+        if expire_times is not None:
+            told.append("publishes")
+        return publish(self, chunks, expire_times)
+
+    monkeypatch.setattr(AsyncSubscription, "__aenter__", entered)
+    monkeypatch.setattr(Workload, "_stream", published)
+    done = bench(server.address, *SMALL, "--topics", "3", "--work", "expire")
+
+    assert done.exit_code == 0, done.stderr
+    assert told[:4] == ["subscribed"] * 3 + ["publishes"]
+    assert rows(done)["expire"]["operations"] == 500
 
 
 def test_a_topic_that_exists_is_not_touched(server: ServerProcess) -> None:
