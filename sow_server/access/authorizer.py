@@ -135,7 +135,7 @@ class Authorizer:
         )
         if usage is not None:
             usage.request()
-            usage.take("rpcs", usage.limits.rpcs)
+            usage.take_call(need.counts_as)
         try:
             if need.scope is Scope.SERVER or need.action is Action.REPLICATE:
                 self._check_server_need(call, holder)

@@ -174,6 +174,10 @@ class Call:
         decision = self._permissions.decide(action or self._action, topic.name)
         return decision.restriction if decision.allowed and fits(topic, decision.restriction) else None
 
+    def rights(self, action: Action) -> str:
+        """Names the part of all topics that the action is allowed on: equal rights have equal names, everywhere."""
+        return "" if self._permissions is None else self._permissions.name(action)
+
     def owns(self, owner: str) -> bool:
         """Whether the caller owns something: otherwise it does not exist for it. An operator owns everything."""
         return self._permissions is None or owner == self.owner or self.may(Action.OPERATOR)
@@ -271,7 +275,7 @@ class Call:
     def leave(self) -> None:
         """Gives back the limits that it has held since it was admitted."""
         if self._usage is not None:
-            self._usage.free("rpcs")
+            self._usage.free(self.need.counts_as)
 
     # -- its life ------------------------------------------------------------------------------------------------------
 

@@ -13,6 +13,8 @@ from sow_server.engine.values.model import MICROS
 CREATED_SECONDS: Final = 3600.0
 """The time within which topics and publisher ids count. A program takes a new publisher id each time it begins, so a
 count without an end would stop a busy identity for good."""
+DESCRIPTIONS_MORE: Final = 10
+"""Calls of DescribeInstance at a time, in addition to `rpcs`: each client of an identity holds one, and more ask."""
 
 
 def exceeded(name: str, limit: int, retry_after_micros: int = 0) -> StoreError:
@@ -44,13 +46,21 @@ class Usage:
         """How much of a limit is in use."""
         return self._held.get(name, 0)
 
-    def take(self, name: str, limit: int | None, amount: int = 1) -> None:
-        """Takes a part of a limit, until `free`. Raises StoreError LIMIT_EXCEEDED."""
+    def take(self, name: str, limit: int | None, amount: int = 1, *, told: str = "") -> None:
+        """Takes a part of a limit, until `free`. `told`: the name of the limit, if it is another one. Raises StoreError
+        LIMIT_EXCEEDED."""
         held = self._held.get(name, 0)
         # A single request may exceed a limit of bytes, or it could never be made.
         if limit is not None and held + amount > limit and (held or amount == 1):
-            raise exceeded(name, limit, MICROS // 10)
+            raise exceeded(told or name, limit, MICROS // 10)
         self._held[name] = held + amount
+
+    def take_call(self, kind: str) -> None:
+        """Takes the place of a call, until `free`. Calls of DescribeInstance have places of their own: a client with
+        several addresses holds one open, and would take the only place of an identity with one. Raises StoreError
+        LIMIT_EXCEEDED."""
+        limit = self.limits.rpcs
+        self.take(kind, limit + DESCRIPTIONS_MORE if limit and kind != "rpcs" else limit, told="rpcs")
 
     def free(self, name: str, amount: int = 1) -> None:
         """Gives back."""

@@ -48,6 +48,8 @@ class Need(NamedTuple):
     action: Action | None = None
     audited: bool = False
     """Whether the audit log has each call, also those that are allowed. Denied calls are always there."""
+    counts_as: str = "rpcs"
+    """The name under which its calls under way count (rule A7)."""
 
 
 class MissingNeed(Exception):
@@ -56,6 +58,7 @@ class MissingNeed(Exception):
 
 _OPEN: Final = Need(Scope.OPEN)
 _KNOWN: Final = Need(Scope.KNOWN)
+_DESCRIBES: Final = Need(Scope.KNOWN, counts_as="descriptions")
 _READ: Final = Need(Scope.TOPIC, Action.READ)
 _CONSUME: Final = Need(Scope.TOPIC, Action.CONSUME)
 _PUBLISH: Final = Need(Scope.TOPIC, Action.PUBLISH)
@@ -86,7 +89,7 @@ NEEDS: Final[dict[str, Need]] = {
     "/sow.v1.AdminService/CheckTopic": _TOPIC_ADMIN,
     "/sow.v1.AdminService/Restamp": _TOPIC_ADMIN,
     "/sow.v1.AdminService/GetStatus": _OBSERVE,
-    "/sow.v1.AdminService/DescribeInstance": _KNOWN,
+    "/sow.v1.AdminService/DescribeInstance": _DESCRIBES,
     "/sow.v1.AdminService/AcceptClock": _OPERATOR,
     "/sow.v1.AdminService/Compact": _OPERATOR,
     "/sow.v1.AdminService/SetPolicy": _OPERATOR,

@@ -13,6 +13,7 @@ from typing import Final
 from sow_server.access.model import Grant, Identity
 from sow_server.access.needs import SERVER_ACTIONS, Action
 from sow_server.engine.values.patterns import searcher
+from sow_server.filters import print_filter
 from sow_server.filters.restriction import UNRESTRICTED, Restriction, Steps
 from sow_server.filters.tree import Filter, Or
 
@@ -82,6 +83,23 @@ class Permissions:
             if action in grant.allow and grant.rows == rows and grant.matches(topic):
                 return grant.place
         return ""
+
+    def name(self, action: Action) -> str:
+        """Names the decisions about an action: all grants that they come from. Two names may differ for the same
+        decisions."""
+        return repr(
+            [
+                (
+                    grant.topics,
+                    action in grant.allow,
+                    action in grant.deny,
+                    "" if grant.rows is None else print_filter(grant.rows),
+                    grant.hide,
+                )
+                for grant in self._grants
+                if action in grant.allow | grant.deny or grant.hide
+            ]
+        )
 
     def nearly(self, action: Action, topic: str) -> str:
         """The line of the first grant whose pattern matches only a part of the topic's name: a frequent mistake; "":

@@ -11,6 +11,7 @@ import pytest
 from sow_server.access.authorizer import Listener, end_calls
 from sow_server.access.credentials import Anonymous, Tokens
 from sow_server.access.failures import PER_MINUTE, TOLD_MAX, WAIT_SECONDS
+from sow_server.access.limits import DESCRIPTIONS_MORE
 from sow_server.access.needs import NEEDS, Action
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.services.capacity import InFlight
@@ -406,3 +407,24 @@ def test_a_denial_is_told_with_its_topic_and_line(guarded: Guarded) -> None:
     told = guarded.audit.of("denied")[0]
     assert (told["topic"], told["action"], told["decided_by"]) == ("secret", "read", "")
     assert guarded.counted.denied == [("Get", "read")]
+
+
+def test_a_call_that_describes_the_instance_takes_no_place_of_another(tmp_path: Path) -> None:
+    """A7: a client with several addresses watches the instance in use by such a call. With `rpcs = 1` it took the only
+    place, and every other call of the client was refused."""
+    guarded = Guarded(access_of(tmp_path, FILE + "[roles.desk.limits]\nrpcs = 1\n"))
+    watching = [guarded.admit("DescribeInstance", "desk") for _ in range(1 + DESCRIPTIONS_MORE)]
+    call, session = guarded.admit("Get", "desk")
+    for method in ("Get", "DescribeInstance"):
+        error = refusal(guarded, method, "desk")
+        assert (error.reason, error.details["limit"]) == (Reason.LIMIT_EXCEEDED, "rpcs")
+    for held in ((call, session), *watching):
+        guarded.authorizer.finished(*held, "OK")
+    guarded.admit("Get", "desk")
+    guarded.admit("DescribeInstance", "desk")
+
+
+def test_an_identity_that_may_call_nothing_may_not_describe_either(tmp_path: Path) -> None:
+    """A7."""
+    guarded = Guarded(access_of(tmp_path, FILE + "[roles.desk.limits]\nrpcs = 0\n"))
+    assert refusal(guarded, "DescribeInstance", "desk").reason is Reason.LIMIT_EXCEEDED
