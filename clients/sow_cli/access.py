@@ -6,19 +6,23 @@ import hashlib
 import os
 import secrets
 from collections.abc import Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Final
 
 import click
 
-from sow_cli.output import Fact, Output, output_option
+from sow_cli.output import Fact, Output, moment, output_option
 from sow_cli.session import Session
 
 TOKEN_BYTES: Final = 32
 
 
-def _facts(values: Mapping[str, str | int | None]) -> list[Fact]:
-    return [Fact(name, value, "" if value is None else str(value)) for name, value in values.items()]
+def _facts(values: Mapping[str, str | int | datetime | None]) -> list[Fact]:
+    return [
+        moment(name, value) if isinstance(value, datetime) else Fact(name, value, "" if value is None else str(value))
+        for name, value in values.items()
+    ]
 
 
 @click.command(short_help="Show who the server takes this caller for.")
@@ -41,7 +45,7 @@ def whoami(session: Session, output: Output) -> None:
                 "identity": found.name,
                 "credential": found.credential,
                 "fingerprint": found.fingerprint,
-                "expires": None if found.expires is None else found.expires.isoformat(),
+                "expires": found.expires,
                 "roles": ", ".join(found.roles),
                 **found.limits,
             }
@@ -165,7 +169,7 @@ def sessions(session: Session, output: Output, end: str | None) -> None:
                         "identity": found.identity,
                         "credential": found.credential,
                         "address": found.address,
-                        "since": found.since.isoformat(),
+                        "since": found.since,
                         "calls": ", ".join(f"{method} {count}" for method, count in found.calls.items()),
                     }
                 )

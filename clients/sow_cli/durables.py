@@ -10,7 +10,7 @@ import click
 
 from sow_cli import arguments, display, settings
 from sow_cli.messages import TopicForms, message_writer
-from sow_cli.output import Fact, Output, note, output_option
+from sow_cli.output import Fact, Output, moment, note, output_option
 from sow_cli.session import Session
 from sow_cli.topics import confirm
 from sow_client import Client, Durable
@@ -211,8 +211,8 @@ def _facts(one: Durable) -> list[Fact]:
         Fact("acknowledged", one.acknowledged, display.safe(one.acknowledged), column="acked up to"),
         Fact("earliest", one.earliest or None, display.safe(one.earliest), in_lists=False),
         Fact("attached", one.attached, "yes" if one.attached else "no"),
-        _moment("create_time", one.create_time, "created"),
-        _moment("last_use_time", one.last_use_time, "last use"),
+        moment("create_time", one.create_time, label="created", in_lists=False),
+        moment("last_use_time", one.last_use_time, label="last use", in_lists=False),
     ]
     for name in ("retain_time", "retain_bytes", "backlog_ttl", "idle_ttl", "delivery_limit"):
         value = getattr(one.settings, name)
@@ -236,7 +236,3 @@ def _facts(one: Durable) -> list[Fact]:
         Fact("set_aside_entries", figures.set_aside_entries, display.count(figures.set_aside_entries), in_lists=False),
         Fact("exact", figures.exact, counted, label="counted", in_lists=False),
     ]
-
-
-def _moment(name: str, time: datetime, label: str) -> Fact:
-    return Fact(name, time.isoformat(), f"{time:%Y-%m-%d %H:%M:%S}Z", label=label, in_lists=False)

@@ -17,6 +17,7 @@ import sys
 from binascii import b2a_base64
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from enum import Enum
 from itertools import repeat
 from typing import Final, TypeAlias, TypeVar
@@ -89,6 +90,15 @@ class Fact:
 
 
 Facts: TypeAlias = Sequence[Fact]
+
+
+def moment(name: str, time: datetime | None, *, label: str = "", more: str = "", in_lists: bool = True) -> Fact:
+    """A time, as every command shows it: ISO 8601 in JSON and CSV, in UTC to the millisecond in a table. `more` stands
+    behind it there."""
+    if time is None:
+        return Fact(name, None, "", label=label, in_lists=in_lists)
+    shown = display.instant(round(time.astimezone(UTC).timestamp() * 1e6))
+    return Fact(name, time.isoformat(), shown + more, label=label, in_lists=in_lists)
 
 
 class RecordLine(msgspec.Struct, gc=False):

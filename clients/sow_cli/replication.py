@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Final
 
 import click
@@ -10,7 +10,7 @@ from rich.progress import TextColumn
 
 from sow_cli import display
 from sow_cli.exits import SERVER_SAID_NO
-from sow_cli.output import Fact, Output, output_option, progress
+from sow_cli.output import Fact, Output, moment, output_option, progress
 from sow_cli.session import Session
 from sow_client import (
     BackupMade,
@@ -304,7 +304,7 @@ def _outgoing(link: OutgoingLink) -> list[Fact]:
         Fact("address", link.address, "", in_lists=False),
         Fact("topics_pattern", link.topics_pattern, "", in_lists=False),
         _origin(link),
-        _moment("since", link.since),
+        moment("since", link.since, in_lists=False),
         *_troubles(link),
     ]
 
@@ -340,7 +340,7 @@ def _troubles(link: OutgoingLink | IncomingLink) -> list[Fact]:
         Fact("topics", topics or None, "", in_lists=False),
         Fact("last_error_reason", link.last_error_reason or None, _short(link), label="last error"),
         Fact("last_error", link.last_error or None, "", in_lists=False),
-        _moment("last_error_time", link.last_error_time),
+        moment("last_error_time", link.last_error_time, in_lists=False),
     ]
 
 
@@ -377,10 +377,6 @@ def _skew(skew: timedelta) -> Fact:
     micros = _micros(skew)
     shown = f"-{display.duration(-micros)}" if micros < 0 else display.duration(micros)
     return Fact("skew_micros", micros, shown, label="skew", right=True)
-
-
-def _moment(name: str, time: datetime | None) -> Fact:
-    return Fact(name, None if time is None else time.isoformat(), "", in_lists=False)
 
 
 def _micros(length: timedelta) -> int:

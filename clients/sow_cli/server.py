@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-
 import click
 
 from sow_cli import display
-from sow_cli.output import Fact, Output, output_option, progress
+from sow_cli.output import Fact, Output, moment, output_option, progress
 from sow_cli.session import Session
 from sow_client import Status
 
@@ -88,7 +86,7 @@ def accept_clock(session: Session, output: Output) -> None:
     """
     with session.client() as client:
         done = client.accept_clock()
-    output.one([_moment("before", done.before), _moment("after", done.after)])
+    output.one([moment("before", done.before), moment("after", done.after)])
 
 
 def _facts(status: Status) -> list[Fact]:
@@ -100,13 +98,8 @@ def _facts(status: Status) -> list[Fact]:
         Fact("server_version", status.server_version, display.safe(status.server_version), label="version"),
         Fact("instance_id", status.instance_id, status.instance_id),
         Fact("journal_epoch", status.journal_epoch, status.journal_epoch),
-        Fact(
-            "ready_time",
-            status.ready_time.isoformat(),
-            f"{_shown(status.ready_time)}  ({display.duration(up_micros)} ago)",
-            label="ready since",
-        ),
-        _moment("clock_time", status.clock_time, label="clock"),
+        moment("ready_time", status.ready_time, label="ready since", more=f"  ({display.duration(up_micros)} ago)"),
+        moment("clock_time", status.clock_time, label="clock"),
         Fact(
             "sweep_paused",
             status.sweep_paused,
@@ -119,11 +112,3 @@ def _facts(status: Status) -> list[Fact]:
         Fact("overdue_records", status.overdue_records, display.count(status.overdue_records)),
         Fact("disk_bytes", status.disk_bytes, display.size(status.disk_bytes), label="disk"),
     ]
-
-
-def _moment(name: str, time: datetime, label: str = "") -> Fact:
-    return Fact(name, time.isoformat(), _shown(time), label=label)
-
-
-def _shown(time: datetime) -> str:
-    return display.instant(round(time.astimezone(UTC).timestamp() * 1e6))

@@ -11,7 +11,7 @@ from rich.progress import TextColumn
 
 from sow_cli import arguments, display, settings
 from sow_cli.exits import SERVER_SAID_NO
-from sow_cli.output import Fact, Output, note, output_option, progress
+from sow_cli.output import Fact, Output, moment, note, output_option, progress
 from sow_cli.session import Session
 from sow_client import EffectiveSetting, Restamped, RestampMode, Topic, TopicChecked, UnsoundRow
 
@@ -248,7 +248,7 @@ def _facts(topic: Topic) -> list[Fact]:
         Fact("index", list(values.index), _shown_indexes(topic), in_lists=False),
         Fact("index_building", building or None, _shown_paths(building) or display.NOT_SET, in_lists=False),
         Fact("set_in_config", topic.set_in_config, owner, label="set by"),
-        Fact("create_time", topic.create_time.isoformat(), f"{topic.create_time:%Y-%m-%d %H:%M:%S}Z", in_lists=False),
+        moment("create_time", topic.create_time, in_lists=False),
     ]
     if figures is None:
         return facts
