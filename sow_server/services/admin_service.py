@@ -10,6 +10,7 @@ from typing import Final, TypeVar
 
 import structlog
 
+from sow.contract import CONTRACT
 from sow.v1 import admin_pb2, types_pb2
 from sow_server.access.caller import Call
 from sow_server.access.needs import Action
@@ -430,6 +431,7 @@ class AdminService:
                     cluster=self._cluster,
                     serving=serving,
                     server_version=self._version,
+                    contract=CONTRACT,
                 )
                 if not request.watch:
                     return

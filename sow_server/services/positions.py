@@ -38,14 +38,15 @@ class Positions:
         """Replaced at each commit, by one that nobody has waited for."""
         commits.follow(self._committed)
 
-    async def reach(self, topic: Topic, bookmark: str) -> None:
-        """Returns once a read of the topic shows everything up to a bookmark; at once, if it is empty. Raises
-        StoreError BEHIND after a second, or at once if this instance hears nothing from there."""
+    async def reach(self, topic: Topic, bookmark: str) -> bool:
+        """Returns once a read of the topic shows everything up to a bookmark; at once, if it is empty. True: it has
+        waited, so the topic may be gone. Raises StoreError BEHIND after a second, or at once if this instance hears
+        nothing from there."""
         if not bookmark:
-            return
+            return False
         position = parse(bookmark, field=FIELD).at
         if self._shows(topic, position):
-            return
+            return False
         self._waiting += 1
         try:
             async with asyncio.timeout(self._patience_seconds):
@@ -59,6 +60,7 @@ class Positions:
             ) from None
         finally:
             self._waiting -= 1
+        return True
 
     def _shows(self, topic: Topic, position: Position) -> bool:
         shows = self._marks.reached(topic, position, self._instance.epoch)

@@ -201,7 +201,7 @@ class SowService:
     # -- reading ----------------------------------------------------------------------------------------------------
 
     async def Get(self, request: sow_pb2.GetRequest, call: Call) -> sow_pb2.GetResponse:
-        granted = call.topic(request.topic)
+        call.topic(request.topic)
         if not request.keys:
             raise convert.invalid("keys", "at least one key is needed")
         if len(request.keys) > GET_KEYS_MAX:
@@ -210,7 +210,7 @@ class SowService:
                 f"keys: {len(request.keys)} keys are more than the limit of {GET_KEYS_MAX} per request",
                 field="keys",
             )
-        await self._positions.reach(granted.topic, request.min_position)
+        granted = await self._reached(call, request)
         renewal = convert.renewal(request, self._durability)
         if renewal is None:
             return (await self._read(granted, request, 0))[0]
@@ -229,7 +229,17 @@ class SowService:
         outcome = await (await self._changes.admitted(renewal, call.seconds_left()))
         call.notes.update(topic=renewal.topic, records=outcome.applied, sequence=outcome.last_sequence)
         # Refused are records that have gone or were renewed since, and those that the caller may only read.
-        return (await self._read(granted, request, 0))[0]
+        return (await self._read(call.topic(request.topic), request, 0))[0]
+
+    async def _reached(self, call: Call, request: sow_pb2.GetRequest | sow_pb2.QueryRequest) -> Granted:
+        """The topic of a read, once this instance has the position that the read has to show (rule F10). Raises
+        StoreError."""
+        granted = call.topic(request.topic)
+        while await self._positions.reach(granted.topic, request.min_position):
+            before, granted = granted, call.topic(request.topic)  # it may have been deleted meanwhile, and made again
+            if granted.topic is before.topic:
+                break
+        return granted
 
     async def _read(
         self, granted: Granted, request: sow_pb2.GetRequest, below_micros: int
@@ -291,8 +301,7 @@ class SowService:
 
     async def Query(self, request: sow_pb2.QueryRequest, call: Call) -> AsyncGenerator[bytes, None]:
         """Messages as bytes on the wire, made where the records are read."""
-        granted = call.topic(request.topic)
-        await self._positions.reach(granted.topic, request.min_position)
+        granted = await self._reached(call, request)
         async with aclosing(self._queries.answer(granted, request)) as messages:
             async for message in messages:
                 yield message
@@ -303,7 +312,11 @@ class SowService:
         action = Action.READ if attachment is None else Action.CONSUME
         figures = not request.topic or call.topic(request.topic, action).restriction.rows is None
         convert_request = partial(
-            subscribe_convert.request, request, self._reading, lambda topic: call.part_of(topic, action)
+            subscribe_convert.request,
+            request,
+            self._reading,
+            lambda topic: call.part_of(topic, action),
+            rights=call.rights(action) if request.topic_pattern else "",
         )
         with call.holding("subscriptions"):
             # Checking many held ranges takes milliseconds.

@@ -38,10 +38,15 @@ _OP, _REASON = (
 
 
 def request(
-    message: sow_pb2.SubscribeRequest, reading: StoreReading, part_of: Callable[[Topic], Restriction | None]
+    message: sow_pb2.SubscribeRequest,
+    reading: StoreReading,
+    part_of: Callable[[Topic], Restriction | None],
+    *,
+    rights: str = "",
 ) -> Request:
-    """The requested subscription. `part_of`: the part of a topic that the caller may see; None: nothing of it. Raises
-    StoreError if options contradict each other. Takes milliseconds for a request with many held ranges."""
+    """The requested subscription. `part_of`: the part of a topic that the caller may see; None: nothing of it. `rights`
+    names all that it may see. Raises StoreError if options contradict each other. Takes milliseconds for a request with
+    many held ranges."""
     filters = TopicFilters(
         reading.cuts,
         message.filter,
@@ -67,6 +72,7 @@ def request(
         progress_micros=message.progress_micros or PROGRESS_MICROS,
         batch_size=message.batch_size or 1000,
         permits=filters.permits,
+        name=filters.name_of_all(rights) if message.topic_pattern else b"",
     )
     check(asked, selects=bool(message.select.include or message.select.exclude))
     return asked
@@ -91,8 +97,6 @@ def attachment(message: sow_pb2.SubscribeRequest) -> Attachment | None:
 
 def _held(message: sow_pb2.SubscribeRequest, reading: StoreReading) -> Callable[[Snapshot, str], Snapshot] | None:
     """Leaves the held records out of a snapshot; None: none are held."""
-    if message.view and not message.topic:
-        raise convert.invalid("view", "only with topic")
     if not message.HasField("held"):
         return None
     for given, field in ((message.sow, "sow"), (message.topic, "topic"), (message.view, "view")):
@@ -146,11 +150,12 @@ def response(frame: Frame, reading: StoreReading, *, figures: bool = True) -> by
             message.snapshot_begin.held = is_held
         case SnapshotEnd(sequence, marks):
             message.snapshot_end.bookmark = reading.instance.bookmark(sequence) + marks
-        case Progress(sequence, now_micros, marks, covers, behind):
+        case Progress(sequence, now_micros, marks, covers, behind, sources):
             message.progress.bookmark = reading.instance.bookmark(sequence) + marks
             message.progress.now_micros = now_micros
             message.progress.covers = covers
             message.progress.behind = behind
+            message.progress.sources = sources
         case DurableBegin(sequence, created, reset, session):
             message.durable_begin.bookmark = reading.instance.bookmark(sequence)
             message.durable_begin.created = created

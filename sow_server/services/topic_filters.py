@@ -57,15 +57,21 @@ class TopicFilters:
         """The view of a topic. Raises StoreError: FILTER_INVALID, UNSUPPORTED_FOR_MESSAGE_TYPE, RESYNC_REQUIRED, …"""
         restriction = self._restriction(topic)
         if self._known and self._held is None and self._known != self._name(topic, restriction):
-            raise StoreError(
-                Reason.RESYNC_REQUIRED,
-                "view: the caller may see more or less than before, or the topic treats lifetimes in another way; take "
-                "a new snapshot",
-                field="view",
+            raise _other_view(
+                "the caller may see more or less than before, or the topic treats lifetimes in another way"
             )
         return View(
             self._filter(topic, restriction), projection(topic, self._include, self._exclude, restriction.hidden)
         )
+
+    def name_of_all(self, rights: str) -> bytes:
+        """Names what the subscriber sees of all topics that match a pattern. `rights` names what it may see. Raises
+        StoreError RESYNC_REQUIRED if its position is on something else."""
+        name = blake2b(repr((rights, self._include, self._exclude)).encode(), digest_size=VIEW_NAME_BYTES).digest()
+        known, self._known = self._known, b""
+        if known not in (b"", name):
+            raise _other_view("the caller's grants have changed")
+        return name
 
     def snapshot(self, topic: Topic) -> Snapshot:
         """A snapshot of a topic, planned like a query."""
@@ -111,6 +117,10 @@ class TopicFilters:
         if found is not None:
             self._by_key[settings.key, restriction] = found
         return found
+
+
+def _other_view(why: str) -> StoreError:
+    return StoreError(Reason.RESYNC_REQUIRED, f"view: {why}; take a new snapshot", field="view")
 
 
 class PlannedSnapshot:

@@ -348,13 +348,14 @@ class SnapshotEnd:
 class Progress:
     """Everything up to `sequence` has been sent. `marks`: the end of its bookmark (rule F6). Not `covers`: this
     instance may lack changes that the subscriber was told elsewhere (rule F9). `behind`: changes from before it are
-    still to be read in the journal."""
+    still to be read in the journal. `sources`: other instances send to this one."""
 
     sequence: int
     now_micros: int
     marks: str = ""
     covers: bool = True
     behind: bool = False
+    sources: bool = False
 
 
 @dataclass(frozen=True, slots=True)

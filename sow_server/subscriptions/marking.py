@@ -53,6 +53,11 @@ class Marking:
         return bool(self._held)
 
     @property
+    def sources(self) -> bool:
+        """Whether other instances send to this one. Subscribers that get no marks are told so, too."""
+        return self._source_marks.active
+
+    @property
     def next_micros(self) -> int | None:
         """The elapsed time at which to look again; None: there is nothing to tell."""
         if not (self._held or self._source_marks.active):

@@ -142,6 +142,8 @@ class Request:
     permits: Callable[[Topic], bool] = _all
     """Whether the subscriber may see anything of a topic; one that it may not see matches no pattern (rule A4). From
     any thread."""
+    name: bytes = b""
+    """Names all that it sees of the topics that match its pattern."""
 
     def wants(self, view: View) -> Wants:
         """The messages that it wants of a topic."""

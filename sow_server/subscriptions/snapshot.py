@@ -24,9 +24,12 @@ FILL_RECORDS_MAX: Final = 1000
 class SeveralTopics:
     """The `request.Snapshot` of all topics that match a pattern. Owns the cut."""
 
-    def __init__(self, cut: ManyCut, view: Callable[[Topic], tuple[VersionMatcher, Wants] | None]) -> None:
+    def __init__(
+        self, cut: ManyCut, view: Callable[[Topic], tuple[VersionMatcher, Wants] | None], name: bytes = b""
+    ) -> None:
+        """`name`: of all that the subscriber sees."""
         self._cut: Final = cut
-        self.begin: Final = SnapshotBegin(cut.sequence, cut.now_micros)
+        self.begin: Final = SnapshotBegin(cut.sequence, cut.now_micros, view=name)
         self._view = view
         self._topic = 0
         self._keys: list[bytes] = []

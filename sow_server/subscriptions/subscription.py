@@ -282,7 +282,7 @@ class Subscription:
         if self._topic is not None:
             return self.request.snapshot(self._topic)
         cut = self._cuts.many(lambda topics: [topic for topic in topics if self.follows(topic)])
-        return SeveralTopics(cut, self.view)
+        return SeveralTopics(cut, self.view, self.request.name)
 
     def _attach(self, at: int) -> None:
         self._live_from = at
@@ -365,7 +365,8 @@ class Subscription:
         if marking is not None:
             marks = marking.tell(self._position, self._elapsed())
         covers = marking is None or marking.covers
-        return self._send(Progress(self._position, self._clock.now_micros(), marks, covers, self._behind))
+        sources = marking is not None and marking.sources
+        return self._send(Progress(self._position, self._clock.now_micros(), marks, covers, self._behind, sources))
 
     def _progress_is_due(self) -> bool:
         if self._together:

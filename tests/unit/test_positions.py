@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
+from sow.v1 import sow_pb2
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.services.positions import Positions
+from sow_server.services.sow_service import SowService
+from tests.support.access import grant, identity
+from tests.support.guarded import GuardedParts
 from tests.support.replicas import greet, pair, seed, ship
 from tests.support.stores import Rig
 
@@ -90,6 +95,44 @@ def test_a_read_waits_for_the_commit_that_brings_the_position(pair: tuple[Rig, R
         await waiting
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_topic_that_is_deleted_while_a_read_waits_is_not_read_as_it_was(tmp_path: Path, again: bool) -> None:
+    """F10, T5: its records were gone, and the answer was that there are none."""
+    rig = Rig(tmp_path)
+    rig.create_topic("t")
+    rig.put("t", "1")
+    with GuardedParts(rig, identity("desk", "desk") + grant("desk", "t", "read")) as parts:
+        sow = parts._services["SowService"]
+        assert isinstance(sow, SowService)
+        sow._positions = positions_of(rig, patience_seconds=60)
+
+        async def scenario() -> None:
+            request = sow_pb2.GetRequest(topic="t", keys=["2"], min_position=head(rig, 3))
+            get = asyncio.create_task(sow.Get(request, parts.call("desk", "Get")))
+            query = parts.call("desk", "Query")
+            counted = asyncio.create_task(
+                anext(sow.Query(sow_pb2.QueryRequest(topic="t", min_position=head(rig, 3)), query))
+            )
+            await asyncio.sleep(0)
+            rig.delete_topic("t")
+            if again:
+                rig.create_topic("t")
+            rig.create_topic("other")
+            for number in range(3):
+                rig.put("t" if again else "other", str(number))
+            if again:
+                assert [record.key for record in (await get).records] == ["2"]
+                await counted
+                return
+            for read in (get, counted):
+                with pytest.raises(StoreError) as caught:
+                    await read
+                assert caught.value.reason is Reason.TOPIC_NOT_FOUND
+
+        parts._run(scenario())
+    rig.close()
 
 
 def test_a_malformed_position_is_refused_by_its_name(pair: tuple[Rig, Rig]) -> None:

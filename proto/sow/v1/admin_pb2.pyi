@@ -980,6 +980,7 @@ class DescribeInstanceResponse(_message.Message):
     CLUSTER_FIELD_NUMBER: _builtins.int
     SERVING_FIELD_NUMBER: _builtins.int
     SERVER_VERSION_FIELD_NUMBER: _builtins.int
+    CONTRACT_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Its name."""
     id: _builtins.str
@@ -994,6 +995,10 @@ class DescribeInstanceResponse(_message.Message):
     """
     server_version: _builtins.str
     """Version of the server."""
+    contract: _builtins.int
+    """The version of the contract `sow.v1` that it serves. It rises with a release that adds fields to requests, so a client
+    learns whether the server would ignore one. 1: a server older than this field.
+    """
     def __init__(
         self,
         *,
@@ -1003,10 +1008,11 @@ class DescribeInstanceResponse(_message.Message):
         cluster: _builtins.str = ...,
         serving: _builtins.bool = ...,
         server_version: _builtins.str = ...,
+        contract: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster", b"cluster", "id", b"id", "journal_epoch", b"journal_epoch", "name", b"name", "server_version", b"server_version", "serving", b"serving"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster", b"cluster", "contract", b"contract", "id", b"id", "journal_epoch", b"journal_epoch", "name", b"name", "server_version", b"server_version", "serving", b"serving"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1263,7 +1263,7 @@ class SubscribeRequest(_message.Message):
     view: _builtins.bytes
     """The `view` of an earlier SnapshotBegin. With `held` it is needed: where it names something else now, nothing counts
     as held. With `bookmark`: RESYNC_REQUIRED where it does, because a caller that may see more or less than before has
-    to take a snapshot. Only with `topic`.
+    to take a snapshot.
     """
     @_builtins.property
     def select(self) -> Global___Projection:
@@ -1673,7 +1673,8 @@ class SnapshotBegin(_message.Message):
     """true: ranges in which the request holds the right records are left out. false: the snapshot is whole."""
     view: _builtins.bytes
     """With one `topic`: names the rows and fields that the caller may see, `select`, and whether the topic acts on
-    lifetimes. To be compared, and to be sent with a later request.
+    lifetimes. With `topic_pattern`: names all grants of the caller that decide about reading, and `select`. To be
+    compared, and to be sent with a later request.
     """
     expires: _builtins.bool
     """With one `topic`: whether the topic acts on the lifetimes of its records (rule L3)."""
@@ -1868,6 +1869,7 @@ class Progress(_message.Message):
     NOW_MICROS_FIELD_NUMBER: _builtins.int
     COVERS_FIELD_NUMBER: _builtins.int
     BEHIND_FIELD_NUMBER: _builtins.int
+    SOURCES_FIELD_NUMBER: _builtins.int
     bookmark: _builtins.str
     """The position reached. Behind a `;` it may tell the positions of other instances that belong to it, so that a
     subscriber can go on there (rule F6): `EPOCH.SEQUENCE;t=TIME;EPOCH.SEQUENCE;…`. They hold for every later position of
@@ -1882,6 +1884,8 @@ class Progress(_message.Message):
     """
     behind: _builtins.bool
     """true: the server still reads changes from before this frame in the journal, so the subscriber is not up to date."""
+    sources: _builtins.bool
+    """true: other instances send to this one, so the publish time of a record may be of a clock that is ahead of this one."""
     def __init__(
         self,
         *,
@@ -1889,10 +1893,11 @@ class Progress(_message.Message):
         now_micros: _builtins.int = ...,
         covers: _builtins.bool = ...,
         behind: _builtins.bool = ...,
+        sources: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["behind", b"behind", "bookmark", b"bookmark", "covers", b"covers", "now_micros", b"now_micros"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["behind", b"behind", "bookmark", b"bookmark", "covers", b"covers", "now_micros", b"now_micros", "sources", b"sources"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
