@@ -8,8 +8,8 @@ blocks under `with _transport.unless_closed():`, which only asyncio needs and wh
 layout, which ruff makes anew. Both `__init__.py` are written by hand: they say who may use the client.
 
 The rest of `sow_client` is written by hand: pure modules that both clients use, and the classes in which threads and
-tasks really differ (Transport, QueryResult, Publisher, Subscription, DurableSubscription, LoadStager), in pairs whose
-asynchronous class has the prefix Async or Aio.
+tasks really differ (parts of the transport, QueryResult, Publisher, Subscription, DurableSubscription, LoadStager), in
+pairs whose asynchronous class has the prefix Async or Aio.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import get_args
 
 import click
 
@@ -26,7 +27,7 @@ from sow_cli import (
 )
 from sow_cli.exits import RootGroup
 from sow_cli.session import DEFAULT_SERVER, Connect, Session, connect
-from sow_client import Tls
+from sow_client import FailoverPublish, Prefer, Tls
 
 
 def _version() -> str:
@@ -49,6 +50,24 @@ _EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     show_envvar=True,
     metavar="HOST:PORT[,…]",
     help="Address of the server, or of several instances: the first that serves is used.",
+)
+@click.option(
+    "--prefer",
+    type=click.Choice(get_args(Prefer)),
+    default="first",
+    envvar="SOW_PREFER",
+    show_default=True,
+    show_envvar=True,
+    help="Of several instances: the order of the list, or one that is drawn.",
+)
+@click.option(
+    "--failover-publish",
+    type=click.Choice(get_args(FailoverPublish)),
+    default="again",
+    envvar="SOW_FAILOVER_PUBLISH",
+    show_default=True,
+    show_envvar=True,
+    help="Records that a lost instance may have: publish them again elsewhere, or fail.",
 )
 @click.option(
     "--tls-ca",
@@ -93,7 +112,10 @@ _EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.pass_context
 def sow(
     ctx: click.Context,
+    *,
     address: str,
+    prefer: Prefer,
+    failover_publish: FailoverPublish,
     tls_ca: Path | None,
     tls_cert: Path | None,
     tls_key: Path | None,
@@ -113,7 +135,7 @@ def sow(
     if tls_ca or tls_cert or tls_server_name:
         tls = Tls(ca=tls_ca, certificate=tls_cert, key=tls_key, server_name=tls_server_name)
     replacement: Connect | None = ctx.obj
-    ctx.obj = Session(address, tls, replacement or connect, token_file)
+    ctx.obj = Session(address, tls, replacement or connect, token_file, prefer, failover_publish)
 
 
 for _command in (

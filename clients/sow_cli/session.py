@@ -11,7 +11,7 @@ from typing import Final, TypeAlias
 import click
 
 from sow_cli import display
-from sow_client import AsyncClient, Client, Instance, InvalidArgument, SowError, Tls
+from sow_client import AsyncClient, Client, FailoverPublish, Instance, InvalidArgument, Prefer, SowError, Tls
 
 DEFAULT_SERVER: Final = "127.0.0.1:7450"
 CONNECT_SECONDS_MAX: Final = 3.0
@@ -26,6 +26,13 @@ class Session:
     tls: Tls | None
     connect: Connect
     token_file: Path | None = None
+    prefer: Prefer = "first"
+    failover_publish: FailoverPublish = "again"
+
+    @property
+    def connect_seconds(self) -> float | None:
+        """How long to wait for a server. Of several, none is waited for if all refuse (rule F1)."""
+        return None if "," in self.server else CONNECT_SECONDS_MAX
 
     @property
     def command(self) -> str:
@@ -38,6 +45,8 @@ class Session:
             "--tls-key": tls.key,
             "--tls-server-name": tls.server_name,
             "--token-file": self.token_file,
+            "--prefer": None if self.prefer == "first" else self.prefer,
+            "--failover-publish": None if self.failover_publish == "again" else self.failover_publish,
         }
         return shlex.join(["sow", *(part for name, value in given.items() if value for part in (name, str(value)))])
 
@@ -70,7 +79,14 @@ class Session:
 
     def async_client(self) -> AsyncClient:
         """A client for an event loop, with the same credentials. A bad address or TLS file is found by `client`."""
-        return AsyncClient(self.server, tls=self.tls, token=self.token_file, connect_timeout=CONNECT_SECONDS_MAX)
+        return AsyncClient(
+            self.server,
+            tls=self.tls,
+            token=self.token_file,
+            connect_timeout=self.connect_seconds,
+            prefer=self.prefer,
+            failover_publish=self.failover_publish,
+        )
 
 
 Connect: TypeAlias = Callable[[Session], Client]
@@ -82,7 +98,9 @@ def connect(session: Session) -> Client:
         session.server,
         tls=session.tls,
         token=session.token_file,
-        connect_timeout=CONNECT_SECONDS_MAX,
+        connect_timeout=session.connect_seconds,
+        prefer=session.prefer,
+        failover_publish=session.failover_publish,
         on_failover=tell_move,
     )
 

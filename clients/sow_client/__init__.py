@@ -14,12 +14,13 @@ Names that are not in `__all__` are private, whatever module they are in.
 """
 
 from sow_client._access import AccessDecision, CallerSession, Identity
+from sow_client._addresses import Prefer
 from sow_client._aio_publisher import AsyncPublisher
 from sow_client._changes import ChangesPlan, Pin
 from sow_client._channel import Tls
 from sow_client._durable import AsyncDurableSubscription, DurableSubscription
 from sow_client._exports import Export
-from sow_client._failover import Instance
+from sow_client._failover import FailoverPublish, Instance
 from sow_client._live_view import AsyncLiveView, LiveView
 from sow_client._loads import AsyncLoadStager, Load, LoadFigures, LoadInfo, LoadPart, LoadProgress, LoadStager
 from sow_client._packed import PackedColumn, PackedRecords
@@ -147,6 +148,7 @@ __all__ = [
     "EffectiveSetting",
     "Export",
     "FailedPrecondition",
+    "FailoverPublish",
     "Gap",
     "Identity",
     "IncomingLink",
@@ -175,6 +177,7 @@ __all__ = [
     "PermissionDenied",
     "Pin",
     "Policy",
+    "Prefer",
     "PublishFailed",
     "Published",
     "Publisher",

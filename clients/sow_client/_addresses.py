@@ -18,7 +18,6 @@ from sow_client._records import invalid
 
 Prefer: TypeAlias = Literal["first", "random"]
 """Which address of a list a client prefers: the first, or one that it draws when it is made."""
-PREFERENCES: Final = ("first", "random")
 ADDRESSES_MAX: Final = 100
 """Addresses of a list; of more, also of the addresses of names, the first are taken."""
 
@@ -41,6 +40,13 @@ def parsed(server: str) -> tuple[str, ...]:
     if len(parts) > ADDRESSES_MAX:
         raise invalid("server", f"{len(parts)} addresses are more than {ADDRESSES_MAX}")
     return tuple(dict.fromkeys(map(target, parts)))
+
+
+def checked_preference(prefer: str) -> Prefer:
+    """Raises InvalidArgument for another text."""
+    if prefer not in ("first", "random"):
+        raise invalid("prefer", f'{prefer!r} is neither "first" nor "random"')
+    return "random" if prefer == "random" else "first"
 
 
 def is_name(server: str, variables: Mapping[str, str] = os.environ) -> bool:

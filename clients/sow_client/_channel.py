@@ -25,6 +25,8 @@ from sow_client._statuses import MESSAGE_BYTES_MAX, closed, request_too_large
 from sow_client._tokens import Bearer, Token
 
 DEFAULT_PORT: Final = 7450
+CONNECT_SECONDS: Final = 5.0
+"""The wait for a connection, unless the program gives another one."""
 DEFAULT_SERVER: Final = f"127.0.0.1:{DEFAULT_PORT}"
 RECONNECT_BACKOFF_MS_MAX: Final = 2_000
 RECONNECT_BACKOFF_OF_MANY_MS_MAX: Final = 200
@@ -210,7 +212,7 @@ def open_channel(server: str, credentials: grpc.ChannelCredentials | None, optio
     return grpc.secure_channel(server, credentials, options=options)
 
 
-def open_aio_channel(server: str, credentials: grpc.ChannelCredentials | None, options: Options) -> grpc.aio.Channel:
+def aio_open_channel(server: str, credentials: grpc.ChannelCredentials | None, options: Options) -> grpc.aio.Channel:
     """A channel for the asynchronous client; it connects at the first call."""
     if credentials is None:
         return grpc.aio.insecure_channel(server, options=options)
@@ -266,6 +268,10 @@ def from_environment(variables: Mapping[str, str]) -> tuple[str, Tls | None, Pat
     tls = Tls(ca, certificate, key, server_name) if ca or certificate or key or server_name else None
     token = variables.get(_TOKEN_VARIABLE)
     return variables.get(_SERVER_VARIABLE) or DEFAULT_SERVER, tls, Path(token) if token else None
+
+
+PREFER_VARIABLE: Final = "SOW_PREFER"
+FAILOVER_PUBLISH_VARIABLE: Final = "SOW_FAILOVER_PUBLISH"
 
 
 class CheckedChannel:

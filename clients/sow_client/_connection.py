@@ -42,6 +42,8 @@ class Connection:
         self._watching = False
         self._closed = False
         self._resting = False  # the connection was lost, and nobody has asked the channel to connect since
+        self.connected = 0
+        """How often it has been connected."""
 
     def close(self) -> None:
         """Ends each wait for a connection, and stops watching. The channel may be closed afterwards."""
@@ -97,6 +99,7 @@ class Connection:
     def _observe(self, state: grpc.ChannelConnectivity) -> None:
         with self._changed:
             self._resting = state is grpc.ChannelConnectivity.IDLE and self._state is not None
+            self.connected += state is grpc.ChannelConnectivity.READY
             self._state = state
             self._changed.notify_all()
 
@@ -123,6 +126,11 @@ class AioConnection:
         self._channel = channel
         self._server = server
         self._timeout = connect_timeout
+        self.connected = 0
+        """How often it has been connected, as far as callers have noticed."""
+
+    def close(self) -> None:
+        """The channel's end ends each wait."""
 
     async def await_ready(self, seconds: float | None = None) -> None:
         """As `Connection.await_ready`."""
@@ -135,6 +143,7 @@ class AioConnection:
                 async with asyncio.timeout(timeout):
                     while (state := self._channel.get_state(try_to_connect=True)) is not ready:
                         await self._channel.wait_for_state_change(state)
+                self.connected += 1
             except TimeoutError as error:
                 has_failed = self._channel.get_state() is grpc.ChannelConnectivity.TRANSIENT_FAILURE
                 cause = await self._ask_for_cause() if has_failed else ""

@@ -228,7 +228,7 @@ class DurableCore(SubscriptionCore):
         elif kind == "snapshot_begin" and self._conflated:
             self._settle()
             self._shown = False  # changes handed out stay valid: a resync has nothing to take back
-            self._begin_snapshot(response.snapshot_begin.bookmark)
+            self._begin_snapshot(response.snapshot_begin)
             self._snapshot, self._conflated = True, False
         else:
             super().feed(response)

@@ -8,6 +8,8 @@ failure.
          preferred instance without being asked, and an instance that comes back at once is no reason to move.
     [3]  An instance of another cluster, and an address without a sow server, are never chosen.
     [4]  If no instance serves, the first that answers is taken: its reads go on (rule X3).
+    [5]  A client that has used no instance yet, and whose program has set no time to wait, does not wait for addresses
+         that all refuse. Later it does, because an instance may be restarting.
 """
 
 from __future__ import annotations
@@ -18,9 +20,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple, TypeAlias
 
+from sow.contract import UNDESCRIBED
 from sow.v1 import admin_pb2
 from sow_client._addresses import Address
 from sow_client._records import invalid
+from sow_client._statuses import AllRefused
 from sow_client.errors import FailedPrecondition, SowError, Unavailable
 
 FailoverPublish: TypeAlias = Literal["again", "unsent"]
@@ -161,12 +165,12 @@ def next_step(
             return Step.ELSEWHERE
         if row.elsewhere is not Elsewhere.NEVER and (reason in NOT_APPLIED or not sent):
             return Step.ELSEWHERE
-    if moves and path == _REPEATED_HERE and reason in _PASSING:
+    if moves and path == REPEATED_HERE and reason in _PASSING:
         return Step.SAME if again else Step.RAISE
     return Step.SAME if again and reason == "UNREACHABLE" else Step.RAISE
 
 
-_REPEATED_HERE: Final = "/sow.v1.SowService/Publish"
+REPEATED_HERE: Final = "/sow.v1.SowService/Publish"
 """gRPC does not repeat it on channels of several, so that it is known whether it was sent."""
 _PASSING: Final = frozenset({"REPLICATION_UNAVAILABLE", "ACCESS_CHANGED"})
 """Errors after which gRPC would repeat it (UNAVAILABLE), and which are no loss."""
@@ -190,6 +194,8 @@ class Instance:
     server_version: str
     host: str = ""
     """The name that the address is one of several of; empty: the address was given itself."""
+    contract: int = UNDESCRIBED
+    """The version of the contract that it serves."""
 
     @property
     def shown(self) -> str:
@@ -208,12 +214,17 @@ def instance_of(address: Address, response: admin_pb2.DescribeInstanceResponse) 
         response.serving,
         response.server_version,
         address.host,
+        response.contract or UNDESCRIBED,
     )
 
 
 def undescribed(address: Address, *, serving: bool) -> Instance:
     """An instance of a release that does not describe itself."""
     return Instance(address.target, "", "", "", "", serving, "", address.host)
+
+
+class NoAnswer(Unavailable):
+    """An address that says nothing. The connection may go on being made."""
 
 
 def no_server(address: str) -> SowError:
@@ -231,6 +242,8 @@ ATTEMPT_SECONDS_MAX: Final = 1.0
 PAUSE_SECONDS_FIRST: Final = 0.05
 PAUSE_SECONDS_MAX: Final = 0.5
 """Between two rounds over all addresses."""
+REFUSED_SECONDS: Final = 0.25
+"""In this time gRPC has tried to connect at least twice: its first pause is a tenth of a second."""
 
 
 class Search:
@@ -244,9 +257,11 @@ class Search:
         seconds: float,
         cluster: str = "",
         serving_only: bool = False,
+        patient: bool = True,
     ) -> None:
         """`addresses` in the order in which they are asked. `now` is a monotonic clock, `cluster` that of the client's
-        first instance. It ends after `seconds`. `serving_only`: without [4]."""
+        first instance. It ends after `seconds`. `serving_only`: without [4]. Not `patient`: it ends as soon as every
+        address has refused twice ([5])."""
         assert addresses, "a client has at least one address"
         self._found: tuple[Address, Instance] | None = None
         self._addresses = addresses
@@ -258,6 +273,9 @@ class Search:
         self._serving_only = serving_only
         self._why: dict[Address, SowError] = {}
         self._answering: tuple[Address, Instance] | None = None  # the first that answers and does not serve ([4])
+        self._may_refuse = None if patient else now + REFUSED_SECONDS
+        self._silent = False  # whether an address has said nothing in this round
+        self._refused = False
 
     def step(self, now: float) -> Address | float | None:
         """The address to ask now, or seconds to pause, or None at the end."""
@@ -268,10 +286,14 @@ class Search:
         if self._answering is not None and not self._serving_only:
             self._found = self._answering
             return None
+        if self._may_refuse is not None and now >= self._may_refuse and not self._silent:
+            self._refused = True
+            return None
         pause = min(PAUSE_SECONDS_FIRST * 2.0 ** (self._round - 1), PAUSE_SECONDS_MAX)
         if now + pause > self._give_up:
             return None
         self._round += 1
+        self._silent = False
         self._left.extend(self._addresses)
         return pause
 
@@ -287,6 +309,7 @@ class Search:
         if isinstance(answer, SowError):
             if answer.reason not in _OF_ADDRESSES:
                 raise answer
+            self._silent = self._silent or isinstance(answer, NoAnswer)
             if answer.reason != "UNREACHABLE" or address not in self._why:
                 self._why[address] = answer  # silence, such as in the last moment, tells less than an earlier answer
         elif self._cluster and answer.cluster and answer.cluster != self._cluster:
@@ -310,6 +333,8 @@ class Search:
             return why[0] if len(why) == 1 else type(why[0])(_told(why), reason=why[0].reason, details=why[0].details)
         servers = ", ".join(address.target for address in self._addresses)
         told = f": {_told(why)}" if why else ""
+        if self._refused:
+            return AllRefused(f"no instance of {servers} serves{told}", reason="UNREACHABLE")
         return Unavailable(f"no instance of {servers} serves within {self._seconds:.3g} s{told}", reason="UNREACHABLE")
 
 

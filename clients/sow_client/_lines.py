@@ -14,17 +14,16 @@ import os
 import random
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, Generic, Protocol, TypeVar, cast
 
 import grpc
 
 from sow_client import _channel
-from sow_client._addresses import PREFERENCES, Address, Prefer, expanded, is_name, ordered, parsed
+from sow_client._addresses import Address, Prefer, checked_preference, expanded, is_name, ordered, parsed
 from sow_client._channel import CheckedChannel, Options, Tls, bearer, credentials_of
 from sow_client._failover import Instance
-from sow_client._records import invalid
-from sow_client._statuses import error_like
+from sow_client._statuses import closed, error_like
 from sow_client._tokens import Bearer, Token
 from sow_client.errors import SowError
 
@@ -45,6 +44,12 @@ class Cancellable(Protocol):
     def cancel(self) -> object: ...
 
 
+def cancel(calls: Iterable[Cancellable]) -> None:
+    """Ends calls."""
+    for call in calls:
+        call.cancel()
+
+
 class Line(Generic[_Channel]):
     """The channel to one address, and what is known of the instance there."""
 
@@ -53,6 +58,8 @@ class Line(Generic[_Channel]):
         self.channel = channel
         self.instance: Instance | None = None
         """The last that was found there."""
+        self.contract = 0
+        """The version of the contract that it serves; 0: not known."""
         self.watch: Cancellable | None = None
         """The call that tells when it no longer serves."""
         self.followers: weakref.WeakSet[Cancellable] = weakref.WeakSet()
@@ -168,8 +175,6 @@ class Lines(Generic[_Channel]):
         prefer: Prefer,
     ) -> None:
         """`channel`: the program's own. `opened` opens one. Raises InvalidArgument."""
-        if prefer not in PREFERENCES:
-            raise invalid("prefer", f'{prefer!r} is neither "first" nor "random"')
         self.servers = parsed(server)
         self.current: Line[_Channel] | None = None
         """The line in use; None: there is none yet, or its instance is lost."""
@@ -187,9 +192,10 @@ class Lines(Generic[_Channel]):
         self._shown = None if channel is not None else self._checked_bearer(token)
         self._opened = opened
         self._lines: dict[Address, Line[_Channel]] = {}
-        self._prefer: Final = prefer
+        self._prefer: Final = checked_preference(prefer)
         self._seed: Final = random.getrandbits(64)
-        self._lock = threading.Lock()  # of the followers of all lines
+        self._lock = threading.Lock()  # of the lines, their followers, and the end
+        self._is_closed = False
         if channel is not None:
             self.use_single(Line(Address(self.servers[0]), channel, measured=False, shown=None))
         elif len(self.servers) == 1 and not self.names:
@@ -211,18 +217,28 @@ class Lines(Generic[_Channel]):
         return ordered(expanded(self.servers, found), self._prefer, self._seed)
 
     def line(self, address: Address, *, of_many: bool = True) -> Line[_Channel]:
-        """The line of an address, made at its first use."""
-        found = self._lines.get(address)
-        if found is None:
-            chosen = _channel.options(address.target, self._tls, host=address.host, of_many=of_many)
-            channel = self._opened(address.target, self._credentials, chosen)
-            found = self._lines[address] = Line(address, channel, measured=True, shown=self._shown)
-        return found
+        """The line of an address, made at its first use. Raises Cancelled (CLOSED) after `close`."""
+        with self._lock:  # else a search, beside `close`, could open a channel that nobody closes
+            if self._is_closed:
+                raise closed("client")
+            found = self._lines.get(address)
+            if found is None:
+                chosen = _channel.options(address.target, self._tls, host=address.host, of_many=of_many)
+                channel = self._opened(address.target, self._credentials, chosen)
+                found = self._lines[address] = Line(address, channel, measured=True, shown=self._shown)
+            return found
+
+    def close(self) -> list[_Channel]:
+        """No channel is opened from now on. Returns those that the client has opened."""
+        with self._lock:
+            self._is_closed = True
+            return [line.channel for line in self._lines.values()]
 
     @property
     def opened(self) -> list[Line[_Channel]]:
         """The lines with a channel of the client's own."""
-        return list(self._lines.values())
+        with self._lock:
+            return list(self._lines.values())
 
     def use_single(self, line: Line[_Channel]) -> None:
         """The client has one address."""
@@ -256,7 +272,9 @@ class Lines(Generic[_Channel]):
 
     def doubt(self, reason: str) -> None:
         """A call has failed in a way that a lost instance would explain: the next call looks for one that serves."""
-        if self.single is None and self.current is not None:
+        if self.single is not None:
+            self.single.contract = 0  # the next one at its address may be an older one
+        elif self.current is not None:
             self.current, self.lost = None, reason
 
     def use(
@@ -265,7 +283,7 @@ class Lines(Generic[_Channel]):
         """Uses a line from now on. Returns calls of the last one to end, and the two instances if that is a move."""
         before, last = None if self.last is None else self.last.instance, self.last
         self.current = self.last = line
-        line.instance = instance
+        line.instance, line.contract = instance, instance.contract
         self.cluster = self.cluster or instance.cluster
         ended = [] if last is None or last is line else self._ended(last)
         if before is None or (before.address, before.id) == (instance.address, instance.id):
@@ -287,3 +305,9 @@ class Lines(Generic[_Channel]):
         with self._lock:
             line.followers.add(call)
         return line is self.current or line is self.last
+
+
+def last_first(order: Sequence[Address], last: Line[Any] | None) -> list[Address]:
+    """The order of a search: the instance in use first (failover [2])."""
+    first = [] if last is None else [address for address in order if address == last.address]
+    return [*first, *(address for address in order if address not in first)]

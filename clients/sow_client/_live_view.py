@@ -23,6 +23,7 @@ import time
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Collection, ItemsView, Iterable, Iterator, KeysView, Mapping, Sequence, ValuesView
+from contextlib import suppress
 from heapq import heapify, heappop, heappush
 from itertools import repeat
 from operator import length_hint
@@ -93,7 +94,6 @@ class LiveCore(SubscriptionCore):
         self._tells = tells
         self._clock = clock
         self._together: list[Change] = []  # of an atomic request that is not complete
-        self._view = b""  # the name of what the server shows; empty: a server that compares nothing
         self._expires = False  # whether the topic acts on lifetimes
         self._next: dict[str, Record] | None = None  # the snapshot that is put together ([2])
         self._differing: set[str] | None = set()  # the keys in which it may differ from the map; None: all
@@ -101,6 +101,7 @@ class LiveCore(SubscriptionCore):
         self._heard_at: float | None = None  # the last time that the view was current
         self._ahead_micros = 0  # by so much the server's clock is ahead of `_clock`, at least
         self._call_began_micros = 0  # by the server's clock; 0: nothing was heard of the call
+        self._has_sources = False  # other instances, whose clocks may be ahead, send to the one that is called
         self._due: list[tuple[int, str]] | None = None  # a heap of expire times; None: not made yet
         self._overdue: set[str] = set()
 
@@ -161,6 +162,7 @@ class LiveCore(SubscriptionCore):
         if kind == "changes":
             told = self._take_changes(response.changes)
         elif kind == "progress":
+            self._has_sources = response.progress.sources
             self._hear(response.progress.now_micros, behind=response.progress.behind)
             self.reached = response.progress.bookmark
         elif kind == "snapshot_begin":
@@ -203,7 +205,7 @@ class LiveCore(SubscriptionCore):
         # to this one, their clocks may be ahead; but there Progress comes each second, also without a pause (rule F6).
         if (
             not self.current
-            and not self._marks
+            and not (self._has_sources or self._marks)
             and max(batch.records.publish_time_micros, default=0) >= self._call_began_micros
         ):
             self._is_current()
@@ -227,7 +229,7 @@ class LiveCore(SubscriptionCore):
     def _begin_next(self, begin: sow_pb2.SnapshotBegin) -> None:
         self._hear(begin.as_of_micros)
         self._together = []
-        self._view, self._expires = begin.view, begin.expires
+        self._expires = begin.expires
         if not begin.held:
             self._next, self._differing, self._held = {}, None, []
 
@@ -269,8 +271,6 @@ class LiveCore(SubscriptionCore):
     def _go_on(self, request: sow_pb2.SubscribeRequest) -> None:
         super()._go_on(request)
         self._call_began_micros = 0
-        if not request.sow:
-            request.view = self._view
 
     def hold(self, request: sow_pb2.SubscribeRequest) -> None:
         """Adds what is held to the request of a snapshot ([3]). Takes half a second for a million records; nothing may
@@ -508,6 +508,8 @@ class AsyncLiveView(_Readable):
     """`LiveView` for asyncio: a task keeps it up to date. It is opened by `open`, or by entering an `async with`
     block."""
 
+    # The task does not refer to the view, so that dropping the last reference ends it.
+
     def __init__(
         self, core: LiveCore, open_call: OpenAioSubscription, on_change: Callable[[Change], object] | None
     ) -> None:
@@ -558,6 +560,12 @@ class AsyncLiveView(_Readable):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+    def __del__(self) -> None:
+        # The garbage collector may run in any thread, and after the end of the loop, which also ends the task.
+        if self._task is not None and not self._task.done():
+            with suppress(RuntimeError):
+                self._task.get_loop().call_soon_threadsafe(self._task.cancel)
 
 
 async def _aio_keep(

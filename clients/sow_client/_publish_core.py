@@ -20,7 +20,8 @@ requests to the server and the answers back. A record moves through
          refusal.
     [7]  With several addresses, unsettled records that an instance may have are sent to that instance alone, and so is
          everything of a publisher with a unit, or with an id of the program's. With `failover="again"` only a
-         publisher with a unit, or with an epoch that has no token, keeps to its instance.
+         publisher with a unit, or with an epoch that has no token, keeps to its instance, and one whose instance tells
+        the others nothing, as an older one.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from typing import Final, NamedTuple, TypeAlias, cast
 
 from sow.v1 import sow_pb2, types_pb2
 from sow_client import _reads, _statuses, _writes
+from sow_client._contract import needed
 from sow_client._failover import LOSSES, FailoverPublish
 from sow_client._lifetimes import Lifetime
 from sow_client._records import invalid
@@ -336,6 +338,16 @@ class PublishCore:
         self.plain = True
         """No record so far had its own key or lifetime. Cleared before the first record that has one is appended."""
         self.sealed_requests = 0
+        self.is_told = True
+        """The instance in use tells others which records have arrived there (rule F11). An older one does not."""
+        self.needs = needed(
+            sow_pb2.PublishStreamRequest(
+                ttl_mode=defaults.ttl_mode,
+                durability=defaults.durability,
+                delta=defaults.delta,
+                unset_paths=defaults.unset_paths,
+            )
+        )
         self._defaults = defaults
         self.publisher_id = publisher_id
         self._next_index = 0
@@ -532,9 +544,14 @@ class PublishCore:
         """The next stream has to go to the same instance ([7])."""
         if self._defaults.unit:
             return True
-        if self.options.failover == "again":
+        if self.options.failover == "again" and (self.is_told or not self.is_unsettled):
             return self.options.keeps and not self.publisher_token
-        return self.options.keeps or any(sealed.sent for sealed in (*self._sent, *self._queued))
+        return self.options.keeps or self.is_unsettled
+
+    @property
+    def is_unsettled(self) -> bool:
+        """An instance may have records of which it has not told the outcome."""
+        return any(sealed.sent for sealed in (*self._sent, *self._queued))
 
     @property
     def has_requests(self) -> bool:

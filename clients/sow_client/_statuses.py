@@ -124,6 +124,10 @@ def error_like(error: SowError, message: str, **details: str) -> SowError:
     return type(error)(message, reason=error.reason, details=error.details | details, retry_after=error.retry_after)
 
 
+class AllRefused(Unavailable):
+    """Every address has refused. A client that has not reached any of them yet does not try again by itself."""
+
+
 BACKOFF_SECONDS_FIRST: Final = 0.1
 BACKOFF_SECONDS_MAX: Final = 2.0
 CUT_REASONS: Final = frozenset({"UNREACHABLE", "STREAM_CUT"})
@@ -153,6 +157,8 @@ class Backoff:
 
         `now` is a monotonic clock in seconds, `jitter` a random number in [0, 1).
         """
+        if isinstance(error, AllRefused):
+            return None
         if self._failing_since is None:
             self._failing_since = now
         # Half fixed, half random: many clients that were cut off together must not come back together.

@@ -86,6 +86,7 @@ class SubscriptionCore:
         self._position = request.bookmark  # everything up to here was handed out; empty: no position yet
         self._marks = marks_of(request.bookmark)  # these end every bookmark until others come
         self._covers = False  # as the server has told last; an older one tells nothing
+        self._view = b""  # the name of what the server shows, by its snapshot; empty: there was none, or no name
         self._prefix = prefix_of(request.bookmark)  # epoch and dot: of these, bookmarks of single changes are made
         self._sequence = 0  # of the last change of the current frame
         self._repeated = 0  # changes up to this sequence are repeated ([1]); 0: none
@@ -127,7 +128,7 @@ class SubscriptionCore:
         elif kind == "progress" and not self._snapshot:
             self._feed_progress(response.progress.bookmark, covers=response.progress.covers)
         elif kind == "snapshot_begin" and self._snapshot and not self._standing:
-            self._begin_snapshot(response.snapshot_begin.bookmark)
+            self._begin_snapshot(response.snapshot_begin)
         elif kind == "snapshot" and self._snapshot and self._standing:
             self._feed_snapshot(response.snapshot)
         elif kind == "snapshot_end" and self._snapshot and self._standing:
@@ -163,12 +164,12 @@ class SubscriptionCore:
             self._sequence = self._repeated = 0  # another instance has sequences of its own (rule F7)
         self._after, self._prefix, self._marks, self._covers = bookmark, prefix, marks, covers
 
-    def _begin_snapshot(self, bookmark: str) -> None:
+    def _begin_snapshot(self, begin: sow_pb2.SnapshotBegin) -> None:
         self._stand()
-        prefix = prefix_of(bookmark)
+        prefix, view = prefix_of(begin.bookmark), begin.view
         resync = (Change("resync", topic=self._request.topic),) if self._shown else ()
         pending = iter(resync)
-        self._position, self._prefix, self._marks = "", prefix, ""
+        self._position, self._prefix, self._marks, self._view = "", prefix, "", view
         self._sequence = self._repeated = 0
         self._shown = False
         self._changes, self.pending = resync, pending
@@ -227,10 +228,12 @@ class SubscriptionCore:
         return request
 
     def _go_on(self, request: sow_pb2.SubscribeRequest) -> None:
-        """Makes the next call continue after the position."""
+        """Makes the next call continue after the position. If what the caller may see has changed since its snapshot,
+        the server asks for another one ([3])."""
         if not self._snapshot and self._position:
             request.sow = False
             request.bookmark = self._position
+            request.view = self._view
             self._repeated = self._sequence
 
     def ended(self, error: SowError, *, now: float, jitter: float) -> float:

@@ -20,8 +20,8 @@
     └── PublishFailed            (.refusals, .refused)
 
 `reason` is a name of `sow.v1.ErrorReason` without its prefix, or one of the few that only a client can know:
-`UNREACHABLE` (no connection), `STREAM_CUT` (an incomplete answer), `MALFORMED_RESPONSE`, `CLOSED`, `LEASE_LOST`, and,
-when a status carries no reason, the name of its gRPC code.
+`UNREACHABLE` (no connection), `STREAM_CUT` (an incomplete answer), `MALFORMED_RESPONSE`, `CLOSED`, `LEASE_LOST`,
+`NO_SOW_SERVER`, `OTHER_CLUSTER`, `SERVER_TOO_OLD`, and, when a status carries no reason, the name of its gRPC code.
 """
 
 from __future__ import annotations

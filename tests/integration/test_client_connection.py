@@ -142,7 +142,7 @@ def mute() -> Iterator[str]:
 
 def test_a_publisher_gives_up_a_server_that_says_nothing_after_the_connect_timeout(connect: Connect, mute: str) -> None:
     """Story: a publisher opened its stream without waiting for a connection, and gRPC waits 20 s for this one
-    (_transport [1])."""
+    (_moving [1])."""
     with connect(mute, connect_timeout=0.2) as client:
         publisher = client.publisher("orders")
         publisher.publish(b"{}")

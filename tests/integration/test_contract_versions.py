@@ -4,13 +4,27 @@ from __future__ import annotations
 
 import base64
 import json
+import socket
 from collections.abc import Callable, Iterator
+from concurrent import futures
+from typing import Any, Final
 
+import grpc
 import pytest
 
-from sow_client import Client, InternalError
-from tests.support.old_contract import OldClient, OldServer
-from tests.support.server import ServerProcess
+from sow.v1 import sow_pb2_grpc
+from sow_client import Client, FailedPrecondition, InternalError, Unavailable
+from tests.support.clients import Connect, connect
+from tests.support.describing import describing
+from tests.support.echo_server import Held
+from tests.support.old_contract import Forwarder, OldClient, OldServer
+from tests.support.server import ServerProcess, until
+
+__all__ = ["connect"]  # a fixture
+
+WAIT: Final = 20.0
+READY: Final = grpc.ChannelConnectivity.READY
+DESCRIBE: Final = "/sow.v1.AdminService/DescribeInstance"
 
 TOPICS = '[topics.orders]\nkey = ["/id"]\nexpiration = "enabled"\n'
 
@@ -95,6 +109,113 @@ def test_a_new_client_does_at_an_old_server_what_that_can_do(old_server: OldServ
         assert client.status().state == "serving"
         found = client.describe_instance()  # an old server does not describe itself
         assert (found.name, found.serving) == ("", True)
+
+
+@pytest.mark.parametrize(
+    ("field", "call"),
+    [
+        ("min_position", lambda client: client.get("orders", "1", min_position="0123456789ab.1")),
+        ("min_position", lambda client: client.count("orders", min_position="0123456789ab.1")),
+        ("touch", lambda client: client.get("orders", "1", touch="1h")),
+        ("filter", lambda client: list(client.query("orders", "/a = 1"))),
+        ("order_by", lambda client: list(client.query("orders", order_by="/a"))),
+        ("only", lambda client: client.touch("orders", "1", ttl="1h", only="later")),
+        ("versions", lambda client: client.touch("orders", ["1"], ttl="1h", only_if_versions=[7])),
+        ("by_keys.versions", lambda client: client.sow_delete("orders", keys=["1"], only_if_versions=[7])),
+        ("by_filter", lambda client: client.sow_delete("orders", filter="/a = 1")),
+        ("delta", lambda client: client.delta_publish("orders", {"id": "1", "b": 1})),
+        ("ttl_mode", lambda client: client.publish("orders", {"id": "1"}, ttl="1h", extend_ttl=True)),
+        ("durability", lambda client: client.publish("orders", {"id": "1"}, durability="replicated")),
+        ("settings.index", lambda client: client.create_topic("indexed", key=["/id"], index=["/a"])),
+        ("settings.max_entries", lambda client: client.alter_topic("orders", max_entries=7)),
+    ],
+)
+def test_a_new_client_sends_nothing_that_an_old_server_would_misunderstand(
+    old_server: OldServer, connect: Connect, field: str, call: Callable[[Client], object]
+) -> None:
+    """An older server passes over a field that it does not know: it deleted a record of any version, and answered reads
+    of a position that it did not have."""
+    with connect(old_server.address) as client:
+        before = client.publish("orders", {"id": "1", "a": 1})
+        with pytest.raises(FailedPrecondition) as caught:
+            call(client)
+        assert caught.value.reason == "SERVER_TOO_OLD"
+        assert caught.value.details["field"] == field
+        assert caught.value.details["server"] == old_server.address
+        after = client.get("orders", "1")
+        assert after is not None
+        assert after.version == before.version
+        with pytest.raises(FailedPrecondition):
+            call(client)
+        assert old_server.asked.count(DESCRIBE) == 1, "once for a connection"
+
+
+@pytest.mark.parametrize("delta", [True, False])
+def test_a_publisher_of_deltas_sends_nothing_to_an_old_server(
+    old_server: OldServer, connect: Connect, delta: bool
+) -> None:
+    with connect(old_server.address) as client:
+        publisher = client.publisher("orders", delta=delta)
+        publisher.publish({"id": "2"})
+        if not delta:
+            publisher.close()
+            assert DESCRIBE not in old_server.asked, "a client that needs nothing new does not ask"
+            return
+        with pytest.raises(FailedPrecondition) as caught:
+            publisher.flush()
+        assert caught.value.reason == "SERVER_TOO_OLD"
+        assert caught.value.details["field"] == "delta"
+        publisher.abort()
+
+
+def test_the_contract_is_asked_for_again_on_a_new_connection(server: ServerProcess, connect: Connect) -> None:
+    """The server may have been replaced by an older one, at the same address."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    today = Forwarder(server.address, port)
+    with connect(f"127.0.0.1:{port}") as client:
+        client.publish("orders", {"id": "3", "a": 1})
+        assert len(list(client.query("orders", "/id = '3'"))) == 1
+        today.close()
+        connection: Any = client._transport._connection  # the blocking one hears on a thread of its own
+        until(lambda: getattr(connection, "_state", None) is not READY, WAIT, "the connection to be gone")
+        old = OldServer(server.address, port)
+        try:
+            with pytest.raises(FailedPrecondition) as caught:
+                list(client.query("orders", "/id = '3'"))
+            assert caught.value.reason == "SERVER_TOO_OLD"
+        finally:
+            old.close()
+
+
+def test_a_publish_of_unknown_outcome_is_not_repeated_at_an_older_instance(
+    server: ServerProcess, connect: Connect
+) -> None:
+    """F12: the older instance does not know what has arrived at the first one, and applied the record once more."""
+    store = Held()
+    held = grpc.server(futures.ThreadPoolExecutor(8))
+    sow_pb2_grpc.add_SowServiceServicer_to_server(store, held)
+    held.add_generic_rpc_handlers((describing(),))
+    port = held.add_insecure_port("127.0.0.1:0")
+    held.start()
+    old = OldServer(server.address)
+    try:
+        with (
+            connect(f"127.0.0.1:{port},{old.address}") as client,
+            futures.ThreadPoolExecutor() as threads,
+        ):
+            call = threads.submit(lambda: client.publish("orders", {"id": "unknown"}))
+            assert store.entered.wait(WAIT)
+            held.stop(None)
+            error = call.exception(WAIT)
+            assert isinstance(error, Unavailable)
+            assert error.reason == "UNREACHABLE", "it may have been applied"
+            store.release.set()
+            assert client.get("orders", "unknown") is None
+            assert client.publish("orders", {"id": "known"}).version, "what was never sent goes on there"
+    finally:
+        old.close()
 
 
 def test_a_new_client_says_what_an_old_server_lacks(old_server: OldServer) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import resource
 import signal
@@ -19,9 +20,10 @@ import grpc
 import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from sow.v1 import admin_pb2, sow_pb2, sow_pb2_grpc
+from sow.v1 import sow_pb2_grpc
 from sow_client import (
     Ack,
+    AsyncClient,
     Cancelled,
     Client,
     FailedPrecondition,
@@ -31,9 +33,11 @@ from sow_client import (
     SowError,
     Unavailable,
 )
+from tests.support.access import GUARDED, grant, identity, write_access
 from tests.support.clients import Connect, connect
-from tests.support.echo_server import Store
-from tests.support.server import ServerProcess, until
+from tests.support.describing import describing
+from tests.support.echo_server import Held, Store
+from tests.support.server import ServerProcess, free_port, until
 
 __all__ = ["connect"]  # a fixture
 
@@ -269,6 +273,24 @@ def test_if_nobody_serves_the_error_tells_what_each_address_answered(connect: Co
     assert "Connection refused" in caught.value.message
 
 
+def test_a_first_call_does_not_wait_where_all_addresses_refuse(connect: Connect, three: Three) -> None:
+    """It took the whole `connect_timeout`. Publishers and subscriptions do not try again by themselves either."""
+    for server in three:
+        server.kill9()
+    with connect(three.addresses) as client:
+        publisher = client.publisher("orders")
+        publisher.publish({"id": "1"})
+        calls = (lambda: client.get("orders", "1"), lambda: client.subscribe("orders"), publisher.flush)
+        for call in calls:
+            with pytest.raises(Unavailable) as caught:
+                call()
+            assert caught.value.reason == "UNREACHABLE"
+            assert "within" not in caught.value.message, "nothing was waited for"
+        publisher.abort()
+        three.b.start()
+        assert client.get("orders", "1") is None
+
+
 def test_a_client_comes_back_to_a_single_list_whose_instances_were_all_restarted(
     connect: Connect, three: Three
 ) -> None:
@@ -380,6 +402,22 @@ def test_an_older_server_that_does_not_describe_itself_is_used(connect: Connect,
         old.stop(None).wait()
         assert client.get("orders", "1") is None
         assert [move.used for move in moves] == ["a"]
+
+
+def test_an_identity_with_a_single_call_at_a_time_uses_a_list(connect: Connect, tmp_path: Path) -> None:
+    """A7: the call that watched the instance took the only place, and every other call was refused."""
+    limited = identity("desk", "desk") + grant("desk", "orders", "read publish") + "[roles.desk.limits]\nrpcs = 1\n"
+    write_access(tmp_path, limited)
+    guarded = GUARDED.replace("[server]\n", '[server]\ninstance = "guarded"\n') + TOPICS
+    with ServerProcess(tmp_path, guarded) as server:
+        with connect(f"{server.address},127.0.0.1:{free_port()}", token="desk") as client:
+            for number in range(5):
+                client.publish("orders", {"id": f"{number}"})
+            assert client.count("orders") == 5
+            assert client.instance is not None
+            assert client.instance.name == "guarded"
+            with connect(f"{server.address},127.0.0.1:{free_port()}", token="desk") as another:
+                assert another.get("orders", "1") is not None
 
 
 # ---- names ----
@@ -548,35 +586,6 @@ def test_unsettled_records_go_elsewhere_by_default(connect: Connect, three: Thre
     assert keys_at(three.b) == {"2"}
 
 
-class Held(Store):
-    """Takes publishes, and does not answer."""
-
-    def Publish(self, request: sow_pb2.PublishRequest, context: object) -> sow_pb2.PublishResponse:  # noqa: N802
-        self.entered.set()
-        self.release.wait(WAIT)
-        return super().Publish(request, context)
-
-
-def describing(name: str = "held") -> grpc.GenericRpcHandler:
-    """The one method of an instance that serves, whatever becomes of it."""
-
-    def describe(
-        request: admin_pb2.DescribeInstanceRequest, context: grpc.ServicerContext
-    ) -> Iterator[admin_pb2.DescribeInstanceResponse]:
-        yield admin_pb2.DescribeInstanceResponse(name=name, id=name, serving=True)
-        if request.watch:
-            over = threading.Event()
-            context.add_callback(over.set)
-            over.wait(WAIT)
-
-    handler = grpc.unary_stream_rpc_method_handler(
-        describe,
-        request_deserializer=admin_pb2.DescribeInstanceRequest.FromString,
-        response_serializer=admin_pb2.DescribeInstanceResponse.SerializeToString,
-    )
-    return grpc.method_handlers_generic_handler("sow.v1.AdminService", {"DescribeInstance": handler})
-
-
 @pytest.mark.parametrize(
     ("mode", "condition", "goes"), [("unsent", False, False), ("again", True, False), ("again", False, True)]
 )
@@ -644,3 +653,22 @@ def test_dropping_the_last_reference_ends_a_client_of_several(two: tuple[ServerP
     assert transport() is None
     watching.join(WAIT)
     assert not watching.is_alive()
+
+
+def test_dropping_the_last_reference_ends_an_asynchronous_client_of_several(
+    two: tuple[ServerProcess, ServerProcess],
+) -> None:
+    """The task that watches its instance was a method of its transport, so the client lived as long as its loop."""
+
+    async def use() -> None:
+        client = AsyncClient(",".join(server.address for server in two))
+        await client.publish("orders", {"id": "1"})
+        transport = weakref.ref(client._transport)
+        (watching,) = [task for task in asyncio.all_tasks() if task.get_name() == "sow-watch"]
+        del client
+        gc.collect()
+        assert transport() is None
+        done, _ = await asyncio.wait([watching], timeout=WAIT)
+        assert done == {watching}
+
+    asyncio.run(use())

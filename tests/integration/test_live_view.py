@@ -182,6 +182,26 @@ def test_dropping_the_last_reference_ends_it(server: ServerProcess) -> None:
         )
 
 
+def test_dropping_the_last_reference_ends_the_asynchronous_one_too(server: ServerProcess) -> None:
+    """Its task went on for as long as the loop."""
+
+    async def run() -> None:
+        async with server.async_client() as client:
+            view: AsyncLiveView | None = client.live_view("orders")
+            assert view is not None
+            before = asyncio.all_tasks()
+            await view.open()
+            (keeping,) = asyncio.all_tasks() - before
+            gone = weakref.ref(view)
+            view = None
+            gc.collect()
+            assert gone() is None
+            done, _ = await asyncio.wait([keeping], timeout=SECONDS_MAX)
+            assert done == {keeping}
+
+    asyncio.run(run())
+
+
 def test_a_cancelled_opening_leaves_nothing_behind(server: ServerProcess) -> None:
     async def run() -> None:
         server.kill9()

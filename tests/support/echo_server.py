@@ -13,6 +13,7 @@ import grpc
 import pytest
 
 from sow.v1 import sow_pb2, sow_pb2_grpc, types_pb2
+from tests.support.describing import describing
 
 CUT_AFTER = 7  # requests of a stream, after which the server of the reconnect tests breaks it
 
@@ -115,9 +116,19 @@ class Store(sow_pb2_grpc.SowServiceServicer):
         return sow_pb2.OpenPublisherResponse(publisher_epoch=5)
 
 
+class Held(Store):
+    """Takes publishes, and does not answer."""
+
+    def Publish(self, request: sow_pb2.PublishRequest, context: object) -> sow_pb2.PublishResponse:
+        self.entered.set()
+        self.release.wait(10)
+        return super().Publish(request, context)
+
+
 def serve(store: Store, address: str) -> grpc.Server:
     server = grpc.server(futures.ThreadPoolExecutor(16), options=[("grpc.so_reuseport", 0)])
     sow_pb2_grpc.add_SowServiceServicer_to_server(store, server)
+    server.add_generic_rpc_handlers((describing(),))
     assert server.add_insecure_port(address)
     server.start()
     return server

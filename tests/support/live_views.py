@@ -30,16 +30,19 @@ CUT: Final = Unavailable("the connection broke", reason="UNREACHABLE")
 class LiveServer:
     """The parts of a server that subscribers of a rig's store meet; make another one when the rig is opened again."""
 
-    def __init__(self, rig: Rig, restriction: Restriction = UNRESTRICTED) -> None:
-        """`restriction`: the part of each topic that the subscribers may see."""
+    def __init__(self, rig: Rig, restriction: Restriction = UNRESTRICTED, *, rights: str = "") -> None:
+        """`restriction`: the part of each topic that the subscribers may see. `rights` names it."""
         self.rig = rig
         self.subscribers = Subscribers(rig)
         self.restriction = restriction
+        self.rights = rights
 
     def subscribe(self, request: sow_pb2.SubscribeRequest) -> Follower:
         """A call. Raises StoreError."""
         given = sow_pb2.SubscribeRequest.FromString(request.SerializeToString())
-        asked = subscribe_convert.request(given, reading_of(self.rig.store), lambda topic: self.restriction)
+        asked = subscribe_convert.request(
+            given, reading_of(self.rig.store), lambda topic: self.restriction, rights=self.rights
+        )
         return Follower(self.subscribers, asked)
 
     def frames(self, follower: Follower, *, frames_max: int = 10_000) -> list[sow_pb2.SubscribeResponse]:

@@ -87,14 +87,14 @@ class OldClient:
 class OldServer(grpc.GenericRpcHandler):
     """A server of the release, as far as a client can tell ([2])."""
 
-    def __init__(self, behind: str) -> None:
+    def __init__(self, behind: str, port: int = 0) -> None:
         """`behind`: the address of a server of today."""
         self._methods = methods()
         self._channel = grpc.insecure_channel(behind)
-        self._server = grpc.server(ThreadPoolExecutor(16), handlers=[self])
+        self._server = grpc.server(ThreadPoolExecutor(16), handlers=[self], options=[("grpc.so_reuseport", 0)])
         self.asked: list[str] = []
         """The calls that the release did not have."""
-        self.address: Final = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+        self.address: Final = f"127.0.0.1:{self._server.add_insecure_port(f'127.0.0.1:{port}')}"
         self._server.start()
 
     def close(self) -> None:
@@ -119,6 +119,27 @@ class OldServer(grpc.GenericRpcHandler):
             return grpc.unary_stream_rpc_method_handler(behind, request, _serialized)
         one = _passed_on(self._channel.unary_unary(path, _serialized, answer))
         return grpc.unary_unary_rpc_method_handler(one, request, _serialized)
+
+
+class Forwarder(grpc.GenericRpcHandler):
+    """A server of today at another address: it passes on every call with all that is in it."""
+
+    def __init__(self, behind: str, port: int) -> None:
+        """`behind`: the address of the server."""
+        self._channel = grpc.insecure_channel(behind)
+        self._server = grpc.server(ThreadPoolExecutor(16), handlers=[self], options=[("grpc.so_reuseport", 0)])
+        assert self._server.add_insecure_port(f"127.0.0.1:{port}")
+        self._server.start()
+
+    def close(self) -> None:
+        self._server.stop(0).wait()
+        self._channel.close()
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
+        # On the wire a call with one message is a stream of one.
+        return grpc.stream_stream_rpc_method_handler(
+            _passed_on_stream(self._channel.stream_stream(handler_call_details.method))
+        )
 
 
 def _passed_on(call: Any) -> Callable[[Any, grpc.ServicerContext], Any]:

@@ -21,6 +21,9 @@ from google.protobuf import message_factory
 from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message import Message
 
+from sow.contract import CONTRACT
+from sow.v1 import admin_pb2
+
 SECONDS_MAX: Final = 20.0
 """Before a hanging test fails; nothing takes as long."""
 
@@ -83,6 +86,8 @@ class ScriptedServer:
         self._folder = tempfile.TemporaryDirectory(prefix="sow")
         self.address = f"unix:{self._folder.name}/sow"
         self._calls: defaultdict[str, SimpleQueue[Rpc]] = defaultdict(SimpleQueue)
+        self.describes_itself = True
+        """DescribeInstance is answered by itself: clients ask before a request that an older server would not know."""
         self._server = grpc.server(futures.ThreadPoolExecutor(16))
         for service in services:
             handlers = {method.name: self._handler(method) for method in service.methods}
@@ -109,6 +114,9 @@ class ScriptedServer:
     def _handler(self, method: MethodDescriptor) -> grpc.RpcMethodHandler[Any, Any]:
         # On the wire a call with one message is a stream of one, so that one kind of handler serves all methods.
         def serve(requests: Iterator[Message], context: grpc.ServicerContext) -> Iterator[Message]:
+            if method.name == "DescribeInstance" and self.describes_itself:
+                yield admin_pb2.DescribeInstanceResponse(serving=True, contract=CONTRACT)
+                return
             rpc = Rpc(requests, context)
             self._calls[method.name].put(rpc)
             yield from rpc.steps()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import click
@@ -12,7 +13,7 @@ from click.testing import CliRunner, Result
 
 from sow_cli.command import sow
 from sow_cli.session import Session, connect
-from sow_client import PermissionDenied, SowError, Tls
+from sow_client import CallerSession, Identity, PermissionDenied, SowError, Tls
 from sow_client._tokens import Bearer
 from tests.support.fake_client import FakeClient
 
@@ -66,7 +67,7 @@ def test_every_variable_of_the_environment_is_shown_and_documented() -> None:
     client_page = DOCUMENTATION.with_name("client.md").read_text()
     variables = [parameter.envvar for parameter in sow.params if isinstance(parameter, click.Option)]
     named = [name for name in variables if isinstance(name, str)]
-    assert len(named) == 6
+    assert len(named) == 8
     for name in named:
         assert name in text
         assert f"`{name}`" in DOCUMENTATION.read_text() or f"`${name}`" in DOCUMENTATION.read_text()
@@ -81,6 +82,67 @@ def test_the_command_of_a_hint_shows_the_same_credentials() -> None:
         "sow --server host:1 --tls-ca 'my ca.pem' --tls-cert desk.pem --tls-key desk.key --tls-server-name sow "
         "--token-file desk.token"
     )
+    several = Session("a,b", None, connect, prefer="random", failover_publish="unsent")
+    assert several.command == "sow --server a,b --prefer random --failover-publish unsent"
+
+
+@pytest.mark.parametrize("by", ["option", "variable"])
+def test_the_command_takes_the_preference_and_the_mode_of_publishes(by: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """F1, F2: only programs could give them."""
+    options: list[str] = ["--prefer", "random", "--failover-publish", "unsent"]
+    if by == "variable":
+        options = []
+        monkeypatch.setenv("SOW_PREFER", "random")
+        monkeypatch.setenv("SOW_FAILOVER_PUBLISH", "unsent")
+    made: list[Session] = []
+
+    def connected(session: Session) -> FakeClient:
+        made.append(session)
+        return FakeClient()
+
+    result = CliRunner().invoke(sow, ["--server", "a:1,b:2", *options, "topics"], obj=connected)
+    assert result.exit_code == 0, result.stderr
+    assert [(session.prefer, session.failover_publish) for session in made] == [("random", "unsent")]
+    with connect(made[0]) as client:
+        assert (client._transport.lines._prefer, client._failover_publish) == ("random", "unsent")
+        assert not client._transport._patient, "of several, none is waited for if all refuse"
+    with connect(Session("a:1", None, connect)) as client:
+        assert client._transport._patient
+
+
+def test_a_preference_that_is_none_is_wrong_usage() -> None:
+    for option in ("--prefer", "--failover-publish"):
+        result = CliRunner().invoke(sow, [option, "nearest", "topics"])
+        assert result.exit_code == 2
+        assert "nearest" in result.stderr
+
+
+class Known:
+    """A client that knows who is connected."""
+
+    def __enter__(self) -> Known:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def whoami(self) -> Identity:
+        return Identity("desk", "jwt", "f", NOW, ("trader",), {})
+
+    def sessions(self) -> list[CallerSession]:
+        return [CallerSession("s1", "desk", "jwt", "f", "ipv4:127.0.0.1:1", NOW, {"Get": 1})]
+
+
+NOW = datetime(2030, 3, 17, 17, 46, 40, 123_456, tzinfo=UTC)
+
+
+@pytest.mark.parametrize("command", ["whoami", "sessions"])
+def test_times_of_callers_are_shown_as_all_others(command: str) -> None:
+    """They were the raw text with microseconds and an offset, in tables too."""
+    shown = CliRunner().invoke(sow, [command, "--format", "table"], obj=lambda _session: Known())
+    assert "2030-03-17 17:46:40.123Z" in shown.stdout
+    assert "+00:00" not in shown.stdout
+    raw = CliRunner().invoke(sow, [command, "--format", "json"], obj=lambda _session: Known())
+    assert NOW.isoformat() in raw.stdout
 
 
 def refused(error: SowError, *options: str) -> str:

@@ -41,7 +41,7 @@ from tests.support.called_server import (
     script,
     server,
 )
-from tests.support.scripted import SECONDS_MAX
+from tests.support.scripted import SECONDS_MAX, ScriptedServer
 
 __all__ = ["loop", "script", "server"]  # fixtures
 
@@ -399,15 +399,16 @@ def test_status(server: Server) -> None:
     assert status.clock_time == datetime(1970, 1, 1, 0, 0, 2, tzinfo=UTC)
 
 
-def test_describe_instance(server: Server) -> None:
+def test_describe_instance(server: Server, script: ScriptedServer) -> None:
+    script.describes_itself = False
     call = server.begin(server.client.describe_instance)
     response = admin_pb2.DescribeInstanceResponse(
-        name="nyc", id="i", journal_epoch="e", cluster="blue", serving=True, server_version="9"
+        name="nyc", id="i", journal_epoch="e", cluster="blue", serving=True, server_version="9", contract=7
     )
     assert server.stream("DescribeInstance", response) == admin_pb2.DescribeInstanceRequest()
     found = call.result(SECONDS_MAX)
     assert (found.name, found.id, found.journal_epoch, found.cluster) == ("nyc", "i", "e", "blue")
-    assert (found.serving, found.server_version) == (True, "9")
+    assert (found.serving, found.server_version, found.contract) == (True, "9", 7)
 
 
 def test_accept_clock(server: Server) -> None:

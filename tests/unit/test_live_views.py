@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 
 from sow.checksums import RANGE_RECORDS_MAX, RANGES_MAX, checksum
 from sow.v1 import sow_pb2, types_pb2
-from sow_client import NotFound, Record, RecordBatch
+from sow_client import NotFound, Record, RecordBatch, View
 from sow_client._live_view import RANGE_RECORDS, LiveView
 from sow_client._records import NEVER_MICROS
+from sow_client._subscription import SubscriptionCore
 from sow_client.errors import error_of_reason
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import Expiration, Publish, TopicSettings
@@ -26,6 +27,7 @@ from sow_server.subscriptions import held
 from sow_server.subscriptions.replay import READ_CHANGES
 from tests.support.examples import examples
 from tests.support.live_views import CUT, LiveServer, Viewer, state_of
+from tests.support.replicas import greet, instance
 from tests.support.stores import SECOND, FakeTime, Rig
 from tests.support.subscriptions import Journal, put
 
@@ -337,13 +339,33 @@ def test_a_record_of_a_clock_that_is_ahead_does_not_make_it_current(rig: Rig) ->
     fill(rig, KEYS[:2])
     request = viewer.core.request(now=0.0)
     progress, first, *_ = server.frames(server.subscribe(request))
-    progress.progress.bookmark += ";t=1;0123456789ab.1"
+    progress.progress.sources = True
     first.changes.records.publish_time_micros[0] += 5 * SECOND
     for frame in (progress, first):
         viewer.core.feed(frame)
         assert viewer.core.take() is None or frame is first
     assert viewer.map().keys() == {KEYS[0]}
     assert not viewer.is_current()
+
+
+def test_a_caller_with_rows_is_told_that_there_are_sources(rig: Rig) -> None:
+    """Such a caller gets no marks (F6), so a record of a clock that was ahead passed for one from after the call: the
+    view was called current while more was to come."""
+    server = LiveServer(rig, Restriction(parse("/n = 0")))
+    viewer = viewed(server, progress=SECOND, batch_size=1)
+    viewer.cut()
+    there = instance(rig.path.parent, "there", time=rig.time)
+    greet(there, rig)
+    fill(rig, KEYS[:2])
+    progress, first, *_ = server.frames(server.subscribe(viewer.core.request(now=0.0)))
+    assert ";" not in progress.progress.bookmark
+    first.changes.records.publish_time_micros[0] += 5 * SECOND
+    for frame in (progress, first):
+        viewer.core.feed(frame)
+        assert viewer.core.take() is None or frame is first
+    assert viewer.map().keys() == {KEYS[0]}
+    assert not viewer.is_current()
+    there.close()
 
 
 # ---- expiry ----
@@ -490,6 +512,51 @@ def test_a_change_of_what_the_caller_may_see_is_made_up_for(rig: Rig) -> None:
         assert viewer.map() == viewer.told_map()
 
 
+@pytest.mark.parametrize("of", ["topic", "pattern"])
+def test_a_change_of_what_the_caller_may_see_is_noticed_by_a_subscription_that_began_with_a_snapshot(
+    rig: Rig, of: str
+) -> None:
+    """S1, F4: ACCESS_CHANGED reaches only those that are connected. The program kept records that it may not see."""
+    for number in range(6):
+        rig.put("orders", f"{number}", b'{"region":"%s"}' % (b"eu" if number % 3 else b"us"))
+    server = LiveServer(rig, rights="all")
+    wanted = sow_pb2.SubscribeRequest(sow=True, oof=True)
+    if of == "topic":
+        wanted.topic = "orders"
+    else:
+        wanted.topic_pattern = "ord.*"
+    core = SubscriptionCore(wanted, retry_for=60, connect_timeout=5)
+    view = View()
+
+    def call() -> list[str]:
+        """A call; the kinds of messages that the program got."""
+        while True:
+            request = core.request(now=0.0)
+            told: list[str] = []
+            try:
+                follower = server.subscribe(request)
+            except StoreError as error:
+                core.ended(error_of_reason(error.reason.name, error.message), now=0.0, jitter=0.5)
+                continue
+            for frame in server.frames(follower):
+                core.feed(frame)
+                for change in iter(core.take, None):
+                    view.apply(change)
+                    told.append(change.op)
+            follower.close()
+            core.ended(CUT, now=0.0, jitter=0.5)
+            return told
+
+    assert call() == ["sow"] * 6 + ["snapshot_end"]
+    rig.put("orders", "9", b'{"region":"eu"}')
+    assert call() == ["put"], "nothing has changed, so it goes on at its position"
+    server.restriction, server.rights = Restriction(parse("/region = 'eu'")), "eu"
+    assert call() == ["resync", *["sow"] * 5, "snapshot_end"]
+    assert {record.key for record in view.values()} == {"1", "2", "4", "5", "9"}
+    server.restriction, server.rights = Restriction(), "all"
+    assert call() == ["resync", *["sow"] * 7, "snapshot_end"]
+
+
 def test_rows_that_are_hidden_make_no_difference(rig: Rig) -> None:
     """subscriptions/held [3]."""
     server = LiveServer(rig, Restriction(parse("/n = 0")))
@@ -528,7 +595,6 @@ def held_by(upto: list[str], records: list[int] | None = None, **fields: object)
         (held_by([""], sow=False), "held"),
         (held_by([""], view=b""), "held"),
         (held_by([""], topic="", topic_pattern=".*", view=b""), "held"),
-        (sow_pb2.SubscribeRequest(topic_pattern=".*", view=b"x"), "view"),
     ],
 )
 def test_ranges_that_are_none_are_refused_with_their_number(

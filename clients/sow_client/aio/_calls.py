@@ -11,11 +11,20 @@ import grpc.aio
 
 from sow.v1 import access_pb2_grpc, admin_pb2_grpc, load_pb2_grpc, snapshot_pb2_grpc, sow_pb2_grpc
 from sow_client import _failover, _lines, _statuses, _transport, _writes
-from sow_client._addresses import Prefer
-from sow_client._channel import DEFAULT_SERVER, Tls, from_environment
+from sow_client._addresses import Prefer, checked_preference
+from sow_client._channel import (
+    CONNECT_SECONDS,
+    DEFAULT_SERVER,
+    FAILOVER_PUBLISH_VARIABLE,
+    PREFER_VARIABLE,
+    Tls,
+    from_environment,
+)
+from sow_client._contract import KNOWN_ELSEWHERE, needed
 from sow_client._failover import FailoverPublish, Instance, Step
 from sow_client._lines import Home, Homes, OnFailover
 from sow_client._tokens import Token
+from sow_client.aio._moving import AsyncTransport
 
 _Request = TypeVar("_Request")
 _Response = TypeVar("_Response")
@@ -31,7 +40,7 @@ class AsyncCalls:
         tls: Tls | None = None,
         token: Token | None = None,
         timeout: float = 30.0,
-        connect_timeout: float = 5.0,
+        connect_timeout: float | None = None,
         channel: grpc.aio.Channel | None = None,
         prefer: Prefer = "first",
         failover_publish: FailoverPublish = "again",
@@ -40,7 +49,8 @@ class AsyncCalls:
         """`server` is HOST or HOST:PORT, or a list of instances with commas: "a:7450,b:7450". The client uses one of
         them at a time, the first that serves (rule F1), or with `prefer="random"` one that it draws.
 
-        `timeout` bounds each call that has one answer, `connect_timeout` the wait for a connection; both in seconds.
+        `timeout` bounds each call that has one answer, `connect_timeout` the wait for a connection; both in seconds. By
+        default it is 5 s, and a client of several instances does not wait at first where all of them refuse.
         A `channel` from the program is used as it is, and stays open; it shows its own credentials.
         `token` is shown with each call: a text, a file, or a function. It never goes to another machine in plain text.
         A publish of which it is unknown whether the lost instance has it is made again at another one, where it is a
@@ -48,13 +58,20 @@ class AsyncCalls:
         gets the instance that was left, the one now in use, and the reason of the move: reads may be older from then on
         (rule F3).
         """
-        self._transport = _transport.AioTransport(
-            server, tls, connect_timeout, channel, token, prefer=prefer, on_failover=on_failover
+        self._connect_timeout = CONNECT_SECONDS if connect_timeout is None else connect_timeout
+        self._transport = AsyncTransport(
+            server,
+            tls,
+            self._connect_timeout,
+            channel,
+            token,
+            prefer=prefer,
+            on_failover=on_failover,
+            patient=connect_timeout is not None,
         )
         self._failover_publish = _failover.checked_mode(failover_publish)
         self._homes = Homes()
         self._timeout = timeout
-        self._connect_timeout = connect_timeout
         self._sow = sow_pb2_grpc.SowServiceStub(self._transport.calls)
         self._admin = admin_pb2_grpc.AdminServiceStub(self._transport.calls)
         self._snapshots = snapshot_pb2_grpc.SnapshotServiceStub(self._transport.calls)
@@ -67,23 +84,24 @@ class AsyncCalls:
         cls,
         *,
         timeout: float = 30.0,
-        connect_timeout: float = 5.0,
-        prefer: Prefer = "first",
-        failover_publish: FailoverPublish = "again",
+        connect_timeout: float | None = None,
+        prefer: Prefer | None = None,
+        failover_publish: FailoverPublish | None = None,
         on_failover: OnFailover | None = None,
     ) -> Self:
         """A client of the server, or of several instances, with the token and TLS files, that the environment names:
-        SOW_SERVER, SOW_TOKEN_FILE, SOW_TLS_CA, SOW_TLS_CERT, SOW_TLS_KEY, SOW_TLS_SERVER_NAME, as for the command
-        `sow`. The arguments are those of a client."""
+        SOW_SERVER, SOW_PREFER, SOW_FAILOVER_PUBLISH, SOW_TOKEN_FILE, SOW_TLS_CA, SOW_TLS_CERT, SOW_TLS_KEY,
+        SOW_TLS_SERVER_NAME, as for the command `sow`. The arguments are those of a client, and come first."""
         server, tls, token = from_environment(os.environ)
+        chosen, mode = os.environ.get(PREFER_VARIABLE), os.environ.get(FAILOVER_PUBLISH_VARIABLE)
         return cls(
             server,
             tls=tls,
             token=token,
             timeout=timeout,
             connect_timeout=connect_timeout,
-            prefer=prefer,
-            failover_publish=failover_publish,
+            prefer=prefer or checked_preference(chosen or "first"),
+            failover_publish=failover_publish or _failover.checked_mode(mode or "again"),
             on_failover=on_failover,
         )
 
@@ -134,30 +152,36 @@ class AsyncCalls:
             deadline = at_most if deadline is None else min(deadline, at_most)
         path = _lines.path_of(method)
         again = not once and self._transport.is_own
-        seconds, moved = at_most, 0
+        publishes, needs = path == _failover.REPEATED_HERE, needed(request)
+        seconds, moved, doubted = at_most, 0, None
         while True:
             kept = home is not None and home.line is not None
-            line = await self._transport.await_ready(seconds, home)
+            line = await self._transport.await_ready(seconds, home, needs)
+            known = line.contract >= KNOWN_ELSEWHERE.contract
+            if doubted is not None and not known:
+                raise doubted  # this instance would apply it once more
             try:
                 with _transport.unless_closed():
                     return await _lines.at(line, method)(request, timeout=deadline)
             except grpc.RpcError as error:
                 translated = _statuses.call_error(error, client_closed=self._transport.is_closed)
-                moves = self._transport.moves_max
+                moves, sent = self._transport.moves_max, not _statuses.never_sent(error)
                 step = _failover.next_step(
                     path,
                     translated.reason,
                     again=again,
                     moves=max(0, moves - moved),
                     kept=kept,
-                    goes=goes,
-                    sent=not _statuses.never_sent(error),
+                    goes=goes and (known or not publishes),
+                    sent=sent,
                     renews=renews,
                 )
                 self._transport.doubt(translated.reason)
                 if step is Step.RAISE:
                     raise self._transport.lines.named(translated) from error
                 if step is Step.ELSEWHERE:
+                    if publishes and sent and translated.reason not in _failover.NOT_APPLIED:
+                        doubted, doubted.__cause__ = translated, error
                     moved += 1
                     if home is not None:
                         home.line = None

@@ -12,6 +12,7 @@ import grpc.aio
 from sow.v1 import sow_pb2
 from sow_client import _lifetimes, _lines, _publish_core, _reads, _statuses, _transport, _writes
 from sow_client._aio_publisher import AioStreamCall, AsyncPublisher
+from sow_client._contract import KNOWN_ELSEWHERE, needed
 from sow_client._documents import Document, encode
 from sow_client._lines import Home
 from sow_client._publish_core import Ack, OpenedPublisher, PublishCore, PublisherOptions, StreamDefaults
@@ -340,7 +341,7 @@ class AsyncPublishing(AsyncCalls):
             only_if_versions=only_if_versions,
         )
         _writes.act_for(request, publisher_id, epoch, unit, token)
-        await self._transport.await_ready()
+        await self._transport.await_ready(needs=needed(request))
         try:
             with _transport.unless_closed():
                 async for response in self._sow.SowDelete(request):
@@ -353,7 +354,9 @@ class AsyncPublishing(AsyncCalls):
             raise self._transport.failure(error) from error
         raise _statuses.cut("the answer to the delete")
 
-    async def _publish(self, request: sow_pb2.PublishRequest) -> sow_pb2.PublishResponse:
+    async def _publish(
+        self, request: sow_pb2.PublishRequest, *, at_most: float | None = None
+    ) -> sow_pb2.PublishResponse:
         position = self._sequencer.take()
         response: sow_pb2.PublishResponse | None = None
         try:
@@ -361,7 +364,7 @@ class AsyncPublishing(AsyncCalls):
             goes = self._failover_publish == "again" and not any(
                 record.HasField("condition") for record in request.records
             )
-            response = await self._call(self._sow.Publish, request, goes=goes)
+            response = await self._call(self._sow.Publish, request, goes=goes, at_most=at_most)
             return response
         finally:
             self._sequencer.give_back(position, response)
@@ -369,9 +372,13 @@ class AsyncPublishing(AsyncCalls):
     async def _open_stream(
         self, core: PublishCore, home: Home, requests: AsyncIterator[sow_pb2.PublishStreamRequest]
     ) -> AioStreamCall:
+        needs = core.needs
         if not core.is_bound:
-            home.line = None  # nothing that was sent is unsettled: any instance may take the rest
-        line = await self._transport.await_ready(_transport.RECONNECT_SECONDS, home)
+            home.line = None  # any instance may take what is not settled
+            if core.is_unsettled and self._transport.moves_max:
+                needs = needs or KNOWN_ELSEWHERE
+        line = await self._transport.await_ready(_transport.RECONNECT_SECONDS, home, needs)
+        core.is_told = line.contract >= KNOWN_ELSEWHERE.contract
         with _transport.unless_closed():
             return _lines.at(line, self._sow.PublishStream)(requests)
 

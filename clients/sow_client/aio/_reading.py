@@ -11,6 +11,7 @@ import grpc.aio
 
 from sow.v1 import sow_pb2
 from sow_client import _lines, _reads, _statuses, _transport
+from sow_client._contract import needed
 from sow_client._queries import QUERY_ATTEMPTS_MAX, QUERY_RETRY_SECONDS, AsyncQueryResult
 from sow_client._records import Page, QueryPlan, Record, RecordBatch, Ttl, invalid
 from sow_client.aio._calls import AsyncCalls
@@ -183,8 +184,9 @@ class AsyncReading(AsyncCalls):
     async def _batches(
         self, request: sow_pb2.QueryRequest, progress: _reads.QueryProgress
     ) -> AsyncGenerator[RecordBatch, None]:
+        needs = needed(request)
         for attempt in range(1, QUERY_ATTEMPTS_MAX + 1):
-            line = await self._transport.await_ready()
+            line = await self._transport.await_ready(needs=needs)
             with _transport.unless_closed():
                 call = _lines.at(line, self._sow.Query)(request)
             try:

@@ -11,6 +11,7 @@ import grpc
 
 from sow.v1 import sow_pb2
 from sow_client import _lifetimes, _lines, _publish_core, _reads, _statuses, _transport, _writes
+from sow_client._contract import KNOWN_ELSEWHERE, needed
 from sow_client._documents import Document, encode
 from sow_client._lines import Home
 from sow_client._publish_core import Ack, OpenedPublisher, PublishCore, PublisherOptions, StreamDefaults
@@ -340,7 +341,7 @@ class Publishing(Calls):
             only_if_versions=only_if_versions,
         )
         _writes.act_for(request, publisher_id, epoch, unit, token)
-        self._transport.await_ready()
+        self._transport.await_ready(needs=needed(request))
         try:
             for response in self._sow.SowDelete(request):
                 deleted = _writes.deleted(response)
@@ -352,7 +353,7 @@ class Publishing(Calls):
             raise self._transport.failure(error) from error
         raise _statuses.cut("the answer to the delete")
 
-    def _publish(self, request: sow_pb2.PublishRequest) -> sow_pb2.PublishResponse:
+    def _publish(self, request: sow_pb2.PublishRequest, *, at_most: float | None = None) -> sow_pb2.PublishResponse:
         position = self._sequencer.take()
         response: sow_pb2.PublishResponse | None = None
         try:
@@ -360,7 +361,7 @@ class Publishing(Calls):
             goes = self._failover_publish == "again" and not any(
                 record.HasField("condition") for record in request.records
             )
-            response = self._call(self._sow.Publish, request, goes=goes)
+            response = self._call(self._sow.Publish, request, goes=goes, at_most=at_most)
             return response
         finally:
             self._sequencer.give_back(position, response)
@@ -368,9 +369,13 @@ class Publishing(Calls):
     def _open_stream(
         self, core: PublishCore, home: Home, requests: Iterator[sow_pb2.PublishStreamRequest]
     ) -> StreamCall:
+        needs = core.needs
         if not core.is_bound:
-            home.line = None  # nothing that was sent is unsettled: any instance may take the rest
-        line = self._transport.await_ready(_transport.RECONNECT_SECONDS, home)
+            home.line = None  # any instance may take what is not settled
+            if core.is_unsettled and self._transport.moves_max:
+                needs = needs or KNOWN_ELSEWHERE
+        line = self._transport.await_ready(_transport.RECONNECT_SECONDS, home, needs)
+        core.is_told = line.contract >= KNOWN_ELSEWHERE.contract
         return _lines.at(line, self._sow.PublishStream)(requests)
 
     def _new_epoch(self, publisher_id: str, unit: int) -> OpenedPublisher:

@@ -11,6 +11,7 @@ import grpc
 
 from sow.v1 import sow_pb2
 from sow_client import _lines, _reads, _statuses
+from sow_client._contract import needed
 from sow_client._queries import QUERY_ATTEMPTS_MAX, QUERY_RETRY_SECONDS, QueryResult
 from sow_client._records import Page, QueryPlan, Record, RecordBatch, Ttl, invalid
 from sow_client.blocking._calls import Calls
@@ -183,8 +184,9 @@ class Reading(Calls):
     def _batches(
         self, request: sow_pb2.QueryRequest, progress: _reads.QueryProgress
     ) -> Generator[RecordBatch, None, None]:
+        needs = needed(request)
         for attempt in range(1, QUERY_ATTEMPTS_MAX + 1):
-            line = self._transport.await_ready()
+            line = self._transport.await_ready(needs=needs)
             call = _lines.at(line, self._sow.Query)(request)
             try:
                 for response in call:

@@ -1,0 +1,119 @@
+"""Fields of requests that an older server would ignore, and with them a wish of the caller. Pure: no I/O, no clock.
+
+[1]  A request with such a field goes only to a server whose contract has it: else "delete at this version" would be
+     a delete. The client asks a server for its contract once for a connection, and only when it needs to know.
+[2]  `FIELDS` has every field that the first release did not have, in a call that it had. `HARMLESS` has those that
+     may be ignored. A call that a server does not have at all is UNIMPLEMENTED.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
+from typing import Any, Final, NamedTuple, TypeAlias
+
+from google.protobuf.message import Message
+
+from sow.v1 import admin_pb2, sow_pb2, types_pb2
+from sow_client.errors import FailedPrecondition, SowError
+
+
+class Needed(NamedTuple):
+    """A field that a request needs, and the first contract that has it."""
+
+    field: str
+    contract: int
+
+
+KNOWN_ELSEWHERE: Final = Needed("publisher.publisher_token", 2)
+"""What instances tell each other of publishers (rule F11): where one does not know it, a retry is applied again."""
+
+_EXTEND: Final = f"ttl_mode={types_pb2.TTL_MODE_EXTEND}"
+_REPLICATED: Final = f"durability={types_pb2.DURABILITY_REPLICATED}"
+_SETTINGS: Final = (
+    "index",
+    "max_age",
+    "max_bytes",
+    "max_entries",
+    "backlog_ttl",
+    "backlog_quota_bytes",
+    "backlog_quota_age",
+    "backlog_quota_entries",
+    "backlog_action",
+    "delivery_limit",
+    "durable_idle_ttl",
+    "idle_ttl",
+    "publish_is_use",
+    "only_if_empty",
+    "auto_delete",
+    "dead_letter",
+    "dead_letter_by_key",
+    "on_missing",
+)
+_PUBLISH: Final = (_EXTEND, _REPLICATED, "delta", "unset_paths")
+
+FIELDS: Final[Mapping[type[Message], Mapping[str, int]]] = {
+    sow_pb2.PublishRequest: dict.fromkeys(_PUBLISH, 2),
+    sow_pb2.PublishStreamRequest: dict.fromkeys(_PUBLISH, 2),
+    sow_pb2.GetRequest: dict.fromkeys(("touch", "touch_below_micros", "min_position"), 2),
+    sow_pb2.QueryRequest: dict.fromkeys(("filter", "order_by", "explain", "min_position"), 2),
+    sow_pb2.SowDeleteRequest: dict.fromkeys(("by_keys.versions", "by_filter", _REPLICATED, "publisher"), 2),
+    sow_pb2.TouchRequest: dict.fromkeys((_REPLICATED, "only", "atomic", "versions"), 2),
+    admin_pb2.CreateTopicRequest: {f"settings.{name}": 2 for name in _SETTINGS},
+    admin_pb2.AlterTopicRequest: {f"settings.{name}": 2 for name in _SETTINGS},
+}
+"""By request: the path of a field, perhaps with its value, and the first contract that has it."""
+HARMLESS: Final[Mapping[str, str]] = {
+    "publisher.publisher_token": "a publish is only repeated elsewhere if both instances know tokens (KNOWN_ELSEWHERE)",
+    "publisher.unit": "OpenPublisher, which a unit begins with, is unknown to such a server",
+    "publisher.unit_done": "as publisher.unit",
+    "force": "of DeleteTopic: such a server has no peers that could lack anything",
+}
+"""Fields that a server may ignore, with the reason."""
+
+_IsSet: TypeAlias = Callable[[Any], bool]
+
+
+def _test_of(request: type[Message], path: str) -> _IsSet:
+    """The test whether a request has a field, perhaps with a value."""
+    name, _, value = path.partition("=")
+    parent, _, leaf = name.rpartition(".")
+    descriptor = request.DESCRIPTOR
+    for step in parent.split(".") if parent else ():
+        kind = descriptor.fields_by_name[step].message_type
+        assert kind is not None, "only messages have fields"
+        descriptor = kind
+    of = attrgetter(name)
+    if value:
+        wanted = int(value)
+        return lambda message: of(message) == wanted
+    if not descriptor.fields_by_name[leaf].has_presence:
+        return lambda message: bool(of(message))
+    if not parent:
+        return lambda message: bool(message.HasField(leaf))
+    above = attrgetter(parent)
+    return lambda message: bool(above(message).HasField(leaf))
+
+
+_TESTS: Final[Mapping[type[object], Sequence[tuple[_IsSet, Needed]]]] = {
+    request: tuple(
+        (_test_of(request, path), Needed(path.partition("=")[0], contract)) for path, contract in fields.items()
+    )
+    for request, fields in FIELDS.items()
+}
+
+
+def needed(request: object) -> Needed | None:
+    """A field of a request that servers before some contract ignore, the newest of those; None: there is none."""
+    found = [field for is_set, field in _TESTS.get(type(request), ()) if is_set(request)]
+    return max(found, key=lambda field: field.contract, default=None)
+
+
+def too_old(needs: Needed, server: str, contract: int) -> SowError:
+    """The error of a request that an older server would misunderstand."""
+    return FailedPrecondition(
+        f"{needs.field}: {server} is an older server, of contract {contract}, and would ignore this: it needs contract "
+        f"{needs.contract}",
+        reason="SERVER_TOO_OLD",
+        details={"field": needs.field, "server": server, "contract": str(contract), "needed": str(needs.contract)},
+    )

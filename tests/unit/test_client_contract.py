@@ -1,0 +1,96 @@
+"""Requests that an older server would misunderstand: which they are, by the descriptors of the last release, and what
+becomes of them (_contract [1], [2])."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from google.protobuf.descriptor import Descriptor
+from google.protobuf.message import Message
+
+from sow.contract import CONTRACT, UNDESCRIBED
+from sow.v1 import admin_pb2, sow_pb2, types_pb2
+from sow_client import FailedPrecondition
+from sow_client._contract import FIELDS, HARMLESS, KNOWN_ELSEWHERE, Needed, needed, too_old
+from tests.support.old_contract import methods as old_methods
+
+FILES = (sow_pb2, admin_pb2)
+METHODS = {
+    f"/{service.full_name}/{method.name}": method
+    for file in FILES
+    for service in file.DESCRIPTOR.services_by_name.values()
+    for method in service.methods
+}
+
+
+def missing(old: Descriptor, new: Descriptor, path: str = "") -> Iterator[str]:
+    """The paths of fields, and of values of enums, that a message had not in the release."""
+    for field in new.fields:
+        before = old.fields_by_name.get(field.name)
+        if before is None:
+            yield path + field.name
+        elif field.message_type is not None:
+            assert before.message_type is not None
+            yield from missing(before.message_type, field.message_type, f"{path}{field.name}.")
+        elif field.enum_type is not None:
+            assert before.enum_type is not None
+            known = before.enum_type.values_by_number
+            yield from (
+                f"{path}{field.name}={value.number}" for value in field.enum_type.values if value.number not in known
+            )
+
+
+def test_every_field_that_the_release_would_ignore_is_in_the_table_or_harmless() -> None:
+    """Whoever adds a field to a request of a released call decides here what an older server makes of it."""
+    found: dict[str, set[str]] = {}
+    for path, old in old_methods().items():
+        request = METHODS[path].input_type
+        if fields := set(missing(old.input_type, request)) - set(HARMLESS):
+            found[request.name] = fields
+    assert found == {request.DESCRIPTOR.name: set(fields) for request, fields in FIELDS.items()}
+
+
+def test_no_field_needs_a_contract_that_is_still_to_come() -> None:
+    asked = [contract for fields in FIELDS.values() for contract in fields.values()] + [KNOWN_ELSEWHERE.contract]
+    assert min(asked) > UNDESCRIBED
+    assert max(asked) <= CONTRACT
+
+
+LIFETIME = types_pb2.Lifetime(ttl_micros=1)
+
+
+@pytest.mark.parametrize(
+    ("request_", "field"),
+    [
+        (sow_pb2.GetRequest(topic="t", keys=["1"]), ""),
+        (sow_pb2.GetRequest(topic="t", keys=["1"], min_position="e.1"), "min_position"),
+        (sow_pb2.GetRequest(topic="t", keys=["1"], touch=LIFETIME), "touch"),
+        (sow_pb2.QueryRequest(topic="t"), ""),
+        (sow_pb2.QueryRequest(topic="t", filter="/a = 1"), "filter"),
+        (sow_pb2.TouchRequest(topic="t", keys=["1"], lifetime=LIFETIME), ""),
+        (sow_pb2.TouchRequest(topic="t", keys=["1"], versions=[7]), "versions"),
+        (sow_pb2.TouchRequest(topic="t", only=sow_pb2.TOUCH_ONLY_LATER), "only"),
+        (sow_pb2.SowDeleteRequest(topic="t", by_keys=sow_pb2.KeyList(keys=["1"])), ""),
+        (sow_pb2.SowDeleteRequest(topic="t", by_keys=sow_pb2.KeyList(keys=["1"], versions=[7])), "by_keys.versions"),
+        (sow_pb2.PublishRequest(topic="t", publisher=types_pb2.PublisherPosition(publisher_token=7)), ""),
+        (sow_pb2.PublishRequest(topic="t", durability=types_pb2.DURABILITY_FSYNC), ""),
+        (sow_pb2.PublishRequest(topic="t", durability=types_pb2.DURABILITY_REPLICATED), "durability"),
+        (sow_pb2.PublishStreamRequest(topic="t", delta=True), "delta"),
+        (admin_pb2.CreateTopicRequest(name="t", settings=admin_pb2.TopicSettings(key=["/id"])), ""),
+        (admin_pb2.CreateTopicRequest(settings=admin_pb2.TopicSettings(index=["/a"])), "settings.index"),
+        (admin_pb2.AlterTopicRequest(settings=admin_pb2.TopicSettings(max_entries=1)), "settings.max_entries"),
+        (admin_pb2.GetStatusRequest(), ""),
+    ],
+    ids=str,
+)
+def test_a_request_needs_what_is_in_it(request_: Message, field: str) -> None:
+    found = needed(request_)
+    assert ("" if found is None else found.field) == field
+
+
+def test_the_error_names_the_field_the_server_and_both_contracts() -> None:
+    error = too_old(Needed("min_position", 2), "a:7450", 1)
+    assert (type(error), error.reason) == (FailedPrecondition, "SERVER_TOO_OLD")
+    assert error.details == {"field": "min_position", "server": "a:7450", "contract": "1", "needed": "2"}
+    assert "min_position: a:7450 is an older server" in error.message
