@@ -5,6 +5,8 @@
     [2]  A key is renewed and deleted only at the version that the lease itself gave it. So it never prolongs or removes
          a record of another.
     [3]  All keys of a lease have one expire time, that of the server's last answer: a key that joins gets it, too.
+    [4]  Renewals wait for no publish. One that takes long, for a peer that is away, gets its key into the lease only if
+         the key still lives then; the next renewal, which follows at once, gives it the expire time of the others.
 
 `LeaseCore` decides and does nothing. `Ticker` and `AioTicker` are written by hand, as threads and tasks differ. The
 rest is in `aio/_leasing.py`, from which the blocking lease is generated.
@@ -16,14 +18,14 @@ import asyncio
 import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from sow.v1 import sow_pb2, types_pb2
 from sow_client import _writes
 from sow_client._reads import TOUCHED_TOGETHER_MAX
 from sow_client._records import Published, Record, Ttl, invalid, ttl_micros
 from sow_client._reports import Topic
-from sow_client.errors import LeaseLost, Refusal, SowError
+from sow_client.errors import DeadlineExceeded, LeaseLost, Refusal, SowError
 
 MICROS: Final = 1_000_000
 
@@ -58,6 +60,8 @@ class LeaseCore:
         self._lost: LeaseLost | None = None
         self._until = float("inf")
         self._expire_micros: int | None = None
+        self._joining: dict[str, int] = {}
+        """How many keys are being published, by topic."""
         self._failure: SowError | None = None
 
     # ---- time ----
@@ -70,10 +74,11 @@ class LeaseCore:
             self._lost = error
         return self._lost
 
-    def lose(self, message: str) -> LeaseLost:
+    def lose(self, message: str, cause: BaseException | None = None) -> LeaseLost:
         """The keys, or some of them, are no longer the holder's."""
         if self._lost is None:
             self._lost = LeaseLost(message, reason="LEASE_LOST")
+            self._lost.__cause__ = cause
         return self._lost
 
     def patience(self, now: float) -> float:
@@ -88,10 +93,19 @@ class LeaseCore:
 
     # ---- joining ----
 
-    def check_room(self, topic: str) -> None:
-        """Raises InvalidArgument unless the lease may hold one more key of a topic."""
-        if len(self.held.get(topic, ())) >= TOUCHED_TOGETHER_MAX:
+    def joins(self, topic: str, now: float) -> Joining:
+        """A key of a topic is about to be published, until `left`. Raises InvalidArgument if the lease may hold no more
+        keys of the topic."""
+        joining = self._joining.get(topic, 0)
+        if len(self.held.get(topic, ())) + joining >= TOUCHED_TOGETHER_MAX:
             raise invalid("topic", f"the lease holds {TOUCHED_TOGETHER_MAX} keys of {topic!r} already")
+        self._joining[topic] = joining + 1
+        until = now + self.seconds / CLOCK_FACTOR if self._expire_micros is None else self._until
+        return Joining(topic, now, until, self._lifetime)
+
+    def left(self, joining: Joining) -> None:
+        """The publish has ended, well or not."""
+        self._joining[joining.topic] -= 1
 
     def check_topic(self, topic: Topic) -> None:
         """Raises InvalidArgument for a topic whose records would not live as long as the lease, or longer."""
@@ -102,17 +116,25 @@ class LeaseCore:
             raise invalid("ttl", f"is longer than max_ttl of {topic.name!r}, {settings.max_ttl}")
 
     @property
-    def lifetime(self) -> types_pb2.Lifetime:
+    def _lifetime(self) -> types_pb2.Lifetime:
         """The lifetime of a key that joins ([3])."""
         if self._expire_micros is None:
             return types_pb2.Lifetime(ttl_micros=self.ttl_micros)
         return types_pb2.Lifetime(expire_time_micros=self._expire_micros)
 
-    def joined(self, topic: str, published: Published, payload: bytes, sent: float) -> None:
-        """A record was published under the lease; the request was made at `sent`."""
+    def joined(self, joining: Joining, published: Published, payload: bytes, now: float) -> bool:
+        """A record was published under the lease. False: the others have another expire time by now, so all are to be
+        renewed. Raises DeadlineExceeded if the record has ended, or may have."""
+        if now >= joining.until:
+            raise DeadlineExceeded(
+                f"the publish took longer than the time of the lease, so {published.key!r} is not in the lease",
+                reason="DEADLINE_EXCEEDED",
+            )
         if self._expire_micros is None:
-            self._stamped(published.expire_time_micros, sent)
-        self.held.setdefault(topic, {})[published.key] = Held(published.version, payload)
+            self._stamped(published.expire_time_micros, joining.sent)
+        self._until = min(self._until, joining.until)
+        self.held.setdefault(joining.topic, {})[published.key] = Held(published.version, payload)
+        return published.expire_time_micros == self._expire_micros
 
     # ---- renewing ----
 
@@ -173,6 +195,16 @@ class LeaseCore:
         self._until = sent + self.seconds / CLOCK_FACTOR
 
 
+class Joining(NamedTuple):
+    """A key that is being published under a lease."""
+
+    topic: str
+    sent: float
+    until: float
+    """The key lives until then at least, by the holder's clock, if it is published at all."""
+    lifetime: types_pb2.Lifetime
+
+
 class Held:
     """A record of a lease: its version, and its payload as published."""
 
@@ -226,7 +258,7 @@ class AioTicker:
         """As `Ticker.stop`."""
         self._stop.set()
         if self._task is not None and self._task is not asyncio.current_task():
-            await asyncio.shield(self._task)
+            await asyncio.wait([self._task])
 
     async def _run(self, seconds: float | None) -> None:
         while seconds is not None:

@@ -3,19 +3,24 @@ the turns of the lease; one test alone lets it renew by itself."""
 
 from __future__ import annotations
 
+import asyncio
 import os
+import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from concurrent import futures
+from typing import Any, Final
 
 import pytest
 
-from sow_client import Client, ConditionFailed, InvalidArgument, Lease, LeaseLost, SowError
+from sow_client import Client, ConditionFailed, DeadlineExceeded, InvalidArgument, Lease, LeaseLost, SowError
+from sow_client._lease_core import AioTicker
 from tests.support.clients import Connect, connect
 from tests.support.clocked_server import STORE_FILE
 from tests.support.server import ServerProcess
 
 __all__ = ["connect"]  # a fixture
 
+WAIT: Final = 20.0
 CONFIG = """
 [topics.locks]
 expiration = "enabled"
@@ -272,6 +277,142 @@ def test_a_server_that_is_away_is_no_loss_until_the_time_is_over(world: World) -
         with pytest.raises(LeaseLost):
             lease.close()
         world.server.start()
+
+
+class Slow:
+    """A publish that waits, as one with the durability REPLICATED whose peer is away. The server has the record."""
+
+    def __init__(self, lease: Any) -> None:
+        target = getattr(lease, "_target", lease)
+        self._client = target._client
+        self._publish = self._client._publish
+        self._go_on = threading.Event()
+        self.entered = threading.Event()
+        self._client._publish = self._slowly if isinstance(lease, Lease) else self._aio_slowly
+
+    def _slowly(self, request: Any, **named: Any) -> Any:
+        response = self._publish(request, **named)
+        self.entered.set()
+        assert self._go_on.wait(WAIT)
+        return response
+
+    async def _aio_slowly(self, request: Any, **named: Any) -> Any:
+        response = await self._publish(request, **named)
+        self.entered.set()
+        assert await asyncio.to_thread(self._go_on.wait, WAIT)
+        return response
+
+    def go_on(self) -> None:
+        """The peer has the record."""
+        self._client._publish = self._publish
+        self._go_on.set()
+
+
+def test_a_publish_that_waits_for_a_peer_keeps_no_record_from_being_renewed(world: World) -> None:
+    """The lease died, though its holder lived: renewals waited for the end of the publish."""
+    with world.client() as client, futures.ThreadPoolExecutor() as threads:
+        lease = client.lease("15s")
+        lease.publish("locks", {"by": "me"}, key="a")
+        world.tick(2)
+        slow = Slow(lease)
+        publishing = threads.submit(lease.publish, "locks", {"by": "me"}, key="b")
+        assert slow.entered.wait(WAIT)
+        world.tick(3)
+        assert threads.submit(turn, lease).result(WAIT) == 5.0
+        assert not publishing.done()
+        (before,) = ends(client, ("locks", "a"))
+        slow.go_on()
+        publishing.result(WAIT)
+        (together,) = ends(client, ("locks", "a"), ("locks", "b"))
+        assert together is not None
+        assert before is not None
+        assert together >= before, "the record that joined has the expire time of the others"
+        lease.close()
+        assert client.get("locks", "b") is None
+
+
+def test_a_record_whose_publish_took_longer_than_its_time_is_not_in_the_lease(world: World) -> None:
+    """It may have ended, and another may have it."""
+    with world.client() as client, futures.ThreadPoolExecutor() as threads:
+        lease = client.lease("15s")
+        lease.publish("locks", {"by": "me"}, key="a")
+        slow = Slow(lease)
+        publishing = threads.submit(lease.publish, "locks", {"by": "me"}, key="b")
+        assert slow.entered.wait(WAIT)
+        for _ in range(4):
+            world.tick(4)
+            assert turn(lease) == 5.0
+        with world.client() as other:
+            other.publish("locks", {"by": "another"}, key="b", ttl="1h")
+        slow.go_on()
+        assert isinstance(publishing.exception(WAIT), DeadlineExceeded)
+        lease.check()
+        lease.close()
+        assert client.get("locks", "a") is None
+        assert client.get("locks", "b") is not None
+
+
+def test_a_record_that_is_published_while_the_holder_leaves_goes_too(world: World) -> None:
+    with world.client() as client, futures.ThreadPoolExecutor() as threads:
+        lease = client.lease("15s")
+        slow = Slow(lease)
+        publishing = threads.submit(lease.publish, "locks", {"by": "me"}, key="a")
+        assert slow.entered.wait(WAIT)
+        threads.submit(lease.close).result(WAIT)
+        slow.go_on()
+        error = publishing.exception(WAIT)
+        assert isinstance(error, SowError)
+        assert error.reason == "CLOSED"
+        assert client.get("locks", "a") is None
+
+
+def test_a_lost_lease_whose_holder_fails_to_hear_it_is_left_all_the_same(world: World) -> None:
+    """`on_lost` raised, and the end of the block raised that again before it deleted the other records."""
+
+    def fails(lost: LeaseLost) -> None:
+        raise ZeroDivisionError("in on_lost")
+
+    with world.client() as client:
+        lease = client.lease("15s", on_lost=fails)
+        lease.publish("locks", {"by": "me"}, key="a")
+        lease.publish("locks", {"by": "me"}, key="b")
+        client.publish("locks", {"by": "another"}, key="a", ttl="1h")
+        assert turn(lease) is None
+        with pytest.raises(LeaseLost) as caught:
+            lease.close()
+        assert "ZeroDivisionError('in on_lost')" in caught.value.__notes__[0]
+        assert client.get("locks", "a") is not None
+        assert client.get("locks", "b") is None
+
+
+def test_a_task_of_a_lease_that_has_failed_is_stopped_without_an_error() -> None:
+    """Its error was raised by the end of the block, before that deleted the records."""
+
+    async def use() -> None:
+        async def turn() -> float | None:
+            raise ZeroDivisionError
+
+        ticker = AioTicker(turn)
+        ticker.start(0.0)
+        await asyncio.sleep(0)
+        await ticker.stop()
+
+    asyncio.run(use())
+
+
+def test_a_fault_of_a_renewal_loses_the_lease_and_is_told(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing would renew it any more, and nobody would hear of it before its time was over."""
+    told: list[LeaseLost] = []
+    with world.client() as client:
+        lease: Any = client.lease("15s", on_lost=told.append)
+        lease.publish("locks", {"by": "me"}, key="a")
+        monkeypatch.setattr(lease._core, "renewal", None)
+        assert turn(lease) is None
+        assert lease.lost is told[0]
+        assert isinstance(told[0].__cause__, TypeError)
+        monkeypatch.undo()
+        with pytest.raises(LeaseLost):
+            lease.close()
 
 
 def test_a_server_that_is_away_does_not_keep_a_holder_from_leaving(world: World) -> None:

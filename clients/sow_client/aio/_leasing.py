@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from types import TracebackType
 from typing import Literal, Self
 
 from sow.v1 import sow_pb2
 from sow_client import _reads, _statuses, _writes
 from sow_client._documents import Document, encode
-from sow_client._lease_core import AioLock, AioTicker, LeaseCore, lease_now
+from sow_client._lease_core import AioLock, AioTicker, Joining, LeaseCore, lease_now
 from sow_client._records import DurabilityName, Published, Ttl
 from sow_client.aio._administration import AsyncAdministration
 from sow_client.aio._publishing import AsyncPublishing
@@ -92,18 +93,35 @@ class AsyncLease:
             ),
             durability=durability,
         )
+        if topic not in core.held:
+            await self._check_topic(topic)
         async with self._lock:
             if self._closed:
                 raise _statuses.closed("lease")
             self.check()
-            core.check_room(topic)
-            if topic not in core.held:
-                await self._check_topic(topic)
-            sent = lease_now()
-            request.lifetime.CopyFrom(core.lifetime)
-            published = _writes.only(await self._client._publish(request))
-            core.joined(topic, published, payload, sent)
-            self._ticker.start(core.wait(sent))
+            joining = core.joins(topic, lease_now())
+        try:
+            request.lifetime.CopyFrom(joining.lifetime)
+            # Without the lock: it may wait for a peer that is away, while the other records have to be renewed.
+            response = await self._client._publish(request, at_most=core.seconds)
+            return await self._join(joining, _writes.only(response), payload)
+        finally:
+            async with self._lock:
+                core.left(joining)
+
+    async def _join(self, joining: Joining, published: Published, payload: bytes) -> Published:
+        """The record is one of the lease from now on."""
+        core, topic = self._core, joining.topic
+        async with self._lock:
+            if self._closed:
+                with suppress(NotFound, Unavailable, DeadlineExceeded, ResourceExhausted):
+                    await self._client.sow_delete(topic, keys=[published.key], only_if_versions=[published.version])
+                raise _statuses.closed("lease")
+            alike = core.joined(joining, published, payload, lease_now())
+            self._ticker.start(core.wait(joining.sent))
+            if not alike:
+                await self._renew()
+            self.check()
         return published
 
     async def close(self) -> None:
@@ -117,7 +135,7 @@ class AsyncLease:
                 return
             self._closed = True
             lost = self.lost
-            for topic in self._core.held:
+            for topic in list(self._core.held):
                 try:
                     complete = await self._delete(topic)
                 except NotFound:
@@ -154,7 +172,10 @@ class AsyncLease:
         async with self._lock:
             wait = await self._renew()
         if wait is None and self._on_lost is not None and (lost := self.lost) is not None:
-            self._on_lost(lost)
+            try:
+                self._on_lost(lost)
+            except Exception as error:  # noqa: BLE001 - its fault is told where the loss is told
+                lost.add_note(f"on_lost has failed: {error!r}")
         return wait
 
     async def _renew(self) -> float | None:
@@ -171,6 +192,8 @@ class AsyncLease:
             except SowError as error:  # it may pass: the lease is held until its time is over
                 core.failed(topic, error)
                 return core.wait(lease_now())
+            except Exception as error:  # noqa: BLE001 - a fault of this client: nothing renews any more, so tell the holder
+                core.lose(f"renewing has failed: {error!r}", error)
         if self.lost is not None:
             return None
         core.all_renewed(expire_micros, sent)
