@@ -8,7 +8,7 @@ from typing import Final
 
 import pytest
 
-from sow_client import Change, Client, SowError
+from sow_client import Change, Client, ResyncRequired, SowError, Unavailable
 from tests.support.clients import Connect, connect
 from tests.support.cluster import WAIT_SECONDS, Cluster
 from tests.support.server import until
@@ -118,3 +118,54 @@ def test_a_lease_is_renewed_elsewhere(connect: Connect, cluster: Cluster) -> Non
             until(renewed, WAIT_SECONDS, "it is renewed at b")
             lease.check()
         assert cluster["b"].client.get("orders", "held") is None
+
+
+def test_clocks_that_differ_by_a_minute_stop_a_link_with_a_clear_error_and_lose_nothing(
+    connect: Connect, tmp_path: Path
+) -> None:
+    """K7, F1, F5: the bad input of somebody who has set up the machines. Clients go on at both instances."""
+    minute = 60_000_000
+    with Cluster(tmp_path, "a", "b", topics=TOPICS, start=False) as cluster:
+        cluster["b"].shift(minute)
+        cluster.start()
+        cluster.await_streaming([("a", "b")])
+        with connect(addresses(cluster)) as client, client.live_view("orders") as view:
+            client.publish("orders", {"id": "at a"}, ttl="1h")
+            done = cluster["b"].client.publish("orders", {"id": "at b"}, ttl="1h")
+            link = cluster.await_out("b", "a", lambda link: link.last_error_reason == "CLOCK_SKEW")
+            assert "clock" in link.last_error
+            with pytest.raises(Unavailable) as behind:
+                client.get("orders", "at b", min_position=done.bookmark)
+            assert behind.value.reason == "BEHIND", "no answer that lacks it passes for a complete one"
+            await_sent(cluster, client, "at a")
+            cluster["a"].server.kill9()
+            assert client.get("orders", "at b") is not None
+            until(lambda: view.current and view.keys() == {"at a", "at b"}, WAIT_SECONDS, "the view is that of b")
+            cluster["a"].shift(minute)  # the clocks agree again
+            cluster.start("a")
+            cluster.await_equal(topics=["orders"])
+            assert cluster["a"].records("orders").keys() == {"at a", "at b"}
+
+
+def test_a_client_of_a_wiped_instance_is_told_so_and_loses_nothing(connect: Connect, cluster: Cluster) -> None:
+    """F5, F10: a bookmark and a position of data that are gone."""
+    with connect(cluster["a"].server.address) as client, client.live_view("orders") as view:
+        done = client.publish("orders", {"id": "1"})
+        following = client.sow_and_subscribe("orders", oof=True)
+        assert [next(following).op for _ in range(2)] == ["sow", "snapshot_end"]
+        await_sent(cluster, client, "1")
+        cluster["a"].server.kill9()
+        cluster["a"].wipe()
+        cluster.start("a")
+        cluster.await_streaming()
+        with pytest.raises(ResyncRequired) as other:
+            client.subscribe("orders", start=done.bookmark)
+        assert other.value.reason == "BOOKMARK_OTHER_EPOCH"
+        with pytest.raises(Unavailable) as behind:
+            client.get("orders", "1", min_position=done.bookmark)
+        assert behind.value.reason == "BEHIND"
+        assert "no link brings changes" in behind.value.message
+        assert next(following).op == "resync"
+        following.close()
+        until(lambda: view.current and view.keys() == {"1"}, WAIT_SECONDS, "the view has what b has sent back")
+        assert cluster["a"].state("orders") == cluster["b"].state("orders")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -12,12 +13,34 @@ import grpc
 import pytest
 
 from sow.v1 import access_pb2, admin_pb2, load_pb2, snapshot_pb2, sow_pb2
-from sow_client import FailedPrecondition, Instance, InvalidArgument, PermissionDenied, SowError, Tls, Unavailable
+from sow_client import (
+    Cancelled,
+    FailedPrecondition,
+    Instance,
+    InvalidArgument,
+    PermissionDenied,
+    SowError,
+    Tls,
+    Unavailable,
+)
 from sow_client._addresses import Address, expanded, is_name, ordered, parsed
 from sow_client._channel import SERVICE_CONFIG_OF_MANY, options
-from sow_client._failover import CALLS, LOSSES, Elsewhere, Search, Step, next_step
+from sow_client._failover import (
+    CALLS,
+    LOSSES,
+    REFUSED_SECONDS,
+    Elsewhere,
+    NoAnswer,
+    Search,
+    Step,
+    next_step,
+    no_server,
+)
 from sow_client._lines import KEPT_MAX, Home, Homes, Lines
 from sow_client._publish_core import PublishCore, PublisherOptions, StreamDefaults
+from sow_client._statuses import Backoff
+from tests.support.failover_table import LOSSES as KINDS
+from tests.support.failover_table import table
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "failover.md"
 FILES: Final = (sow_pb2, admin_pb2, snapshot_pb2, load_pb2, access_pb2)
@@ -38,12 +61,15 @@ def test_the_table_has_every_rpc_of_the_contract_once() -> None:
 
 
 def test_the_page_has_the_same_table() -> None:
+    """Every call, and each kind of loss: as `next_step` decides."""
     text = PAGE.read_text()
-    rows = re.findall(r"^\| `(\w+\.\w+)` \| ([a-z ]+) \| (.*?) ?\|$", text, re.MULTILINE)
-    expected = [
-        (path.removeprefix("/sow.v1.").replace("/", "."), row.elsewhere.value, row.note) for path, row in CALLS.items()
+    rows = [
+        tuple(cell.strip() for cell in line.strip("|").split("|"))
+        for line in text.splitlines()
+        if re.match(r"\| `\w+Service\.", line)
     ]
-    assert rows == expected
+    assert rows == list(table())
+    assert f"| call | {' | '.join(heading for heading, _, _ in KINDS)} |" in text
 
 
 def test_the_page_has_the_headings_that_other_pages_link_to() -> None:
@@ -211,8 +237,10 @@ class Asked:
         self.answers = answers
         self.cost = cost
 
-    def run(self, addresses: Sequence[Address], *, cluster: str = "", serving_only: bool = False) -> Search:
-        search = Search(addresses, now=0.0, seconds=5.0, cluster=cluster, serving_only=serving_only)
+    def run(
+        self, addresses: Sequence[Address], *, cluster: str = "", serving_only: bool = False, patient: bool = True
+    ) -> Search:
+        search = Search(addresses, now=0.0, seconds=5.0, cluster=cluster, serving_only=serving_only, patient=patient)
         while (step := search.step(self.now)) is not None:
             if isinstance(step, float):
                 assert step > 0
@@ -257,6 +285,28 @@ def test_a_search_asks_again_until_its_time_is_over_and_tells_each_answer() -> N
     assert (type(error), error.reason) == (Unavailable, "UNREACHABLE")
     assert "a:1: connection refused" in error.message
     assert "b:1: connection refused" in error.message
+
+
+def test_where_all_refuse_a_client_that_has_used_none_does_not_wait() -> None:
+    """F1: it took the whole `connect_timeout` to say that nobody is there. Each has been tried twice by then."""
+    asked = Asked({A: gone(A), B: no_server(B.target)})
+    search = asked.run((A, B), patient=False)
+    assert search.found is None
+    assert REFUSED_SECONDS <= asked.now < 0.5
+    assert asked.asked.count(A) == asked.asked.count(B) > 2
+    error = search.failure()
+    assert error.reason == "UNREACHABLE"
+    assert "a:1: connection refused" in error.message
+    assert "within" not in error.message
+    assert Backoff().delay(error, now=0.0, jitter=0.0, limit=5.0) is None, "nobody tries again by itself"
+
+
+def test_an_address_that_says_nothing_is_waited_for_also_at_first() -> None:
+    silent = NoAnswer("a:1: no answer", reason="UNREACHABLE")
+    asked = Asked({A: silent, B: gone(B)}, cost=0.1)
+    search = asked.run((A, B), patient=False)
+    assert asked.now > 4.0
+    assert "within 5 s" in search.failure().message
 
 
 def test_addresses_that_say_nothing_cost_a_quarter_of_a_second_each() -> None:
@@ -389,6 +439,18 @@ def test_a_clients_cluster_is_that_of_the_first_instance_that_has_one() -> None:
     assert some.cluster == "blue"
 
 
+def test_a_client_that_is_closed_opens_no_channel() -> None:
+    """A search went on beside `close`: it opened the channel of the next address, which nobody closed any more."""
+    some = lines("10.0.0.1:1,10.0.0.2:1")
+    first, second = some.order({})
+    line = some.line(first)
+    assert some.close() == [line.channel]
+    with pytest.raises(Cancelled) as caught:
+        some.line(second)
+    assert caught.value.reason == "CLOSED"
+    assert some.opened == [line]
+
+
 def test_the_homes_of_exports_are_remembered_up_to_a_bound() -> None:
     homes = Homes()
     kept = Home("the export")
@@ -398,6 +460,19 @@ def test_the_homes_of_exports_are_remembered_up_to_a_bound() -> None:
         homes.keep(str(number), Home("the export"))
     assert homes.of("first") is None
     assert homes.of(str(KEPT_MAX - 1)) is not None
+
+
+def test_a_line_knows_the_contract_of_its_instance_until_that_is_doubted() -> None:
+    """The next server at the address of a client's only one may be an older one."""
+    some = lines("10.0.0.1:1,10.0.0.2:1")
+    line = some.line(some.order({})[0])
+    some.use(line, replace(instance(A), contract=7))
+    assert line.contract == 7
+    one = lines("10.0.0.1:1")
+    assert one.single is not None
+    one.single.contract = 7
+    one.doubt("UNREACHABLE")
+    assert one.single.contract == 0
 
 
 def test_an_unknown_preference_or_mode_is_refused() -> None:
@@ -476,6 +551,20 @@ def test_a_unit_and_an_epoch_bind_a_publisher_to_its_instance(named: dict[str, o
     core = publisher(**named)
     core.next_request()
     assert core.is_bound is bound
+
+
+def test_a_publisher_keeps_to_an_older_instance_that_may_have_its_records() -> None:
+    """F12: such an instance tells no other what has arrived, so a retry elsewhere would be applied again."""
+    core = publisher(failover="again")
+    core.is_told = False
+    bound = [core.is_bound]
+    core.next_request()
+    core.next_request()
+    bound.append(core.is_bound)
+    for _ in range(2):
+        core.acknowledge(sow_pb2.PublishStreamResponse(applied=1))
+    bound.append(core.is_bound)
+    assert bound == [False, True, False]
 
 
 def test_a_full_disk_ends_a_publisher_unless_its_records_may_go_elsewhere() -> None:
