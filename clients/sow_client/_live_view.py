@@ -529,7 +529,8 @@ class AsyncLiveView(_Readable):
     async def open(self) -> None:
         """Returns once the view is current for the first time."""
         if self._task is None:
-            self._task = asyncio.create_task(_aio_keep(self._subscription, self._core, self._on_change))
+            keeping = _aio_keep(self._subscription, self._core, self._on_change)
+            self._task = asyncio.create_task(keeping, name="sow-live-view")
         try:
             await self.wait()
         except BaseException:
