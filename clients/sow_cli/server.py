@@ -45,6 +45,7 @@ def instance(session: Session, output: Output) -> None:
             Fact("id", found.id, found.id),
             Fact("journal_epoch", found.journal_epoch, found.journal_epoch),
             Fact("server_version", found.server_version, found.server_version),
+            Fact("contract", found.contract, str(found.contract)),
         ]
     )
 
