@@ -201,7 +201,7 @@ class SowService:
     # -- reading ----------------------------------------------------------------------------------------------------
 
     async def Get(self, request: sow_pb2.GetRequest, call: Call) -> sow_pb2.GetResponse:
-        call.topic(request.topic)
+        granted = call.topic(request.topic)
         if not request.keys:
             raise convert.invalid("keys", "at least one key is needed")
         if len(request.keys) > GET_KEYS_MAX:
@@ -210,7 +210,7 @@ class SowService:
                 f"keys: {len(request.keys)} keys are more than the limit of {GET_KEYS_MAX} per request",
                 field="keys",
             )
-        granted = await self._reached(call, request)
+        granted = await self._reached(call, granted, request)
         renewal = convert.renewal(request, self._durability)
         if renewal is None:
             return (await self._read(granted, request, 0))[0]
@@ -231,10 +231,11 @@ class SowService:
         # Refused are records that have gone or were renewed since, and those that the caller may only read.
         return (await self._read(call.topic(request.topic), request, 0))[0]
 
-    async def _reached(self, call: Call, request: sow_pb2.GetRequest | sow_pb2.QueryRequest) -> Granted:
+    async def _reached(
+        self, call: Call, granted: Granted, request: sow_pb2.GetRequest | sow_pb2.QueryRequest
+    ) -> Granted:
         """The topic of a read, once this instance has the position that the read has to show (rule F10). Raises
         StoreError."""
-        granted = call.topic(request.topic)
         while await self._positions.reach(granted.topic, request.min_position):
             before, granted = granted, call.topic(request.topic)  # it may have been deleted meanwhile, and made again
             if granted.topic is before.topic:
@@ -301,7 +302,7 @@ class SowService:
 
     async def Query(self, request: sow_pb2.QueryRequest, call: Call) -> AsyncGenerator[bytes, None]:
         """Messages as bytes on the wire, made where the records are read."""
-        granted = await self._reached(call, request)
+        granted = await self._reached(call, call.topic(request.topic), request)
         async with aclosing(self._queries.answer(granted, request)) as messages:
             async for message in messages:
                 yield message
