@@ -59,7 +59,7 @@ def set_policy(
 
     It replaces the policy of that name. A topic takes those settings from it that the topic does not set itself. Limits
     are the strictest of topic, policy and operator policy. With --durables the settings are --retain-time,
-    --retain-bytes, --backlog-ttl, --idle-ttl and --delivery-limit.
+    --retain-bytes, --backlog-ttl, --idle-ttl, --delivery-limit and --replicate-durables.
 
     \b
     Examples:

@@ -51,6 +51,7 @@ class PolicyOptions(TypedDict):
     dead_letter: str | None
     dead_letter_by_key: bool | None
     on_missing: str | None
+    replicate_durables: bool | None
 
 
 class TopicOptions(PolicyOptions):
@@ -193,6 +194,11 @@ _POLICY_OPTIONS: Final = (
         type=click.Choice([*get_args(OnMissingName), NONE]),
         help="The treatment of dead letters while their topic does not exist.",
     ),
+    click.option(
+        "--replicate-durables/--no-replicate-durables",
+        default=None,
+        help="Whether durables are known at the peers, so that their consumers go on there.",
+    ),
 )
 
 
@@ -244,10 +250,13 @@ def topic_settings(given: TopicOptions) -> TopicSettingsArguments:
 def durable_settings(settings: TopicSettingsArguments) -> DurableSettingsArguments:
     """The same options for durables. Wrong usage when one is given that durables do not have."""
     names = DurableSettingsArguments.__annotations__
-    for name in settings:
+    given: dict[str, object] = {
+        "replicated" if name == "replicate_durables" else name: value for name, value in settings.items()
+    }
+    for name in given:
         if name not in names:
             raise click.UsageError(f"--{name.replace('_', '-')} is a setting of topics, not of durables")
-    return cast(DurableSettingsArguments, settings)
+    return cast(DurableSettingsArguments, given)
 
 
 # ---- display ----

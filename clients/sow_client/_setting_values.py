@@ -60,6 +60,7 @@ class TopicSettingsArguments(TypedDict, total=False):
     dead_letter: str
     dead_letter_by_key: bool | None
     on_missing: OnMissingName | None
+    replicate_durables: bool | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +125,8 @@ class TopicSettings:
     """True: a dead letter has the key that the record had, not topic|key|version (rule T3)."""
     on_missing: OnMissingName | None = None
     """The treatment of dead letters while their target does not exist; "retain" by default (rule T3)."""
+    replicate_durables: bool | None = None
+    """True: its durables are known at the peers, too (rule F14)."""
 
     def __post_init__(self) -> None:
         _normalise(self)
@@ -154,6 +157,7 @@ class DurableSettingsArguments(TypedDict, total=False):
     backlog_ttl: Ttl | None
     idle_ttl: Ttl | None
     delivery_limit: Count | None
+    replicated: bool | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,13 +177,23 @@ class DurableSettings:
     """Removed when neither attached nor acknowledging for this long (rule J10)."""
     delivery_limit: Count | None = None
     """How often an entry is handed over before it is set aside (rule J15). -1: unlimited."""
+    replicated: bool | None = None
+    """True: it is known at the peers, too, so that a consumer goes on there (rule F14)."""
 
     def __post_init__(self) -> None:
         _normalise(self)
 
 
 _FLAGS: Final = frozenset(
-    {"journal", "publish_is_use", "only_if_empty", "auto_delete", "dead_letter_by_key"},
+    {
+        "journal",
+        "publish_is_use",
+        "only_if_empty",
+        "auto_delete",
+        "dead_letter_by_key",
+        "replicate_durables",
+        "replicated",
+    },
 )
 _TEXTS: Final = frozenset({"message_type", "fix_separator", "backlog_action", "dead_letter", "on_missing"})
 

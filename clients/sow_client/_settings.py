@@ -44,7 +44,14 @@ _NUMBERS: Final = (
     "backlog_quota_entries",
     "delivery_limit",
 )
-_FLAGS: Final = ("journal", "publish_is_use", "only_if_empty", "auto_delete", "dead_letter_by_key")
+_FLAGS: Final = (
+    "journal",
+    "publish_is_use",
+    "only_if_empty",
+    "auto_delete",
+    "dead_letter_by_key",
+    "replicate_durables",
+)
 _TEXTS: Final = ("fix_separator", "dead_letter")
 _LISTS: Final = ("key", "index")
 
@@ -189,6 +196,7 @@ def durable_message(values: DurableSettings) -> types_pb2.DurableSettings:
         # Numbers by now, however they were given.
         retain_bytes=cast(int | None, values.retain_bytes),
         delivery_limit=cast(int | None, values.delivery_limit),
+        replicated=values.replicated,
     )
     _assign(result.backlog_ttl, values.backlog_ttl, "backlog_ttl")
     _assign(result.idle_ttl, values.idle_ttl, "idle_ttl")
@@ -207,6 +215,8 @@ def durable_values(message: types_pb2.DurableSettings) -> dict[str, SettingValue
         result["idle_ttl"] = _text(message.idle_ttl)
     if message.HasField("delivery_limit"):
         result["delivery_limit"] = message.delivery_limit
+    if message.HasField("replicated"):
+        result["replicated"] = message.replicated
     _put_retain_time(result, message)
     return result
 

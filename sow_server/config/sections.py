@@ -453,6 +453,7 @@ class DefaultsForm:
     dead_letter: str = _knob(_TOPIC.dead_letter, Text(expected="the name of a topic"))
     dead_letter_by_key: bool = _flag(_TOPIC.dead_letter_by_key)
     on_missing: OnMissing = _named(_TOPIC.on_missing)
+    replicate_durables: bool = _flag(_TOPIC.replicate_durables)
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,14 @@ LIMITS: Final = (
     "backlog_ttl_micros",
     "durable_idle_ttl_micros",
 )
-PLAIN_VALUES: Final = ("backlog_action", "publish_is_use", "only_if_empty", "dead_letter_by_key", "on_missing")
+PLAIN_VALUES: Final = (
+    "backlog_action",
+    "publish_is_use",
+    "only_if_empty",
+    "dead_letter_by_key",
+    "on_missing",
+    "replicate_durables",
+)
 
 _limits: Final[Mapping[str, st.SearchStrategy[object]]] = {field: st.integers(1, 5) for field in LIMITS}
 _values: Final[Mapping[str, st.SearchStrategy[object]]] = {
@@ -45,6 +52,7 @@ _values: Final[Mapping[str, st.SearchStrategy[object]]] = {
     "retain_bytes": st.none() | st.integers(0, 6),
     "backlog_action": st.sampled_from(BacklogAction),
     "publish_is_use": st.booleans(),
+    "replicate_durables": st.booleans(),
     "only_if_empty": st.booleans(),
     "auto_delete": st.booleans(),
     "dead_letter": st.sampled_from(NAMES),

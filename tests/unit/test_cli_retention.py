@@ -87,6 +87,7 @@ def test_every_setting_of_a_topic_has_an_option(client: FakeClient) -> None:
         "--backlog-quota-entries", "9000", "--delivery-limit", "5",
         "--backlog-action", "evict", "--durable-idle-ttl", "1w", "--idle-ttl", "1d", "--publish-is-use",
         "--only-if-empty", "--no-auto-delete", "--dead-letter", "dead", "--dead-letter-by-key", "--on-missing", "drop",
+        "--replicate-durables",
     )  # fmt: skip
 
     assert client.arguments_of("create_topic") == {
@@ -108,6 +109,7 @@ def test_every_setting_of_a_topic_has_an_option(client: FakeClient) -> None:
         "dead_letter": "dead",
         "dead_letter_by_key": True,
         "on_missing": "drop",
+        "replicate_durables": True,
     }
     shown = row(result)
     assert (shown["max_age"], shown["max_bytes"], shown["auto_delete"]) == ("48h0m0s", 2**30, False)
@@ -214,6 +216,7 @@ def test_durables_are_listed(client: FakeClient) -> None:
         "acknowledged": "4567.4",
         "earliest": "4567.1",
         "attached": False,
+        "replicated": False,
         "create_time": NOW.isoformat(),
         "last_use_time": (NOW + timedelta(seconds=5)).isoformat(),
         "retain_time": "1h30m0s",

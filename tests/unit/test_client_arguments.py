@@ -410,6 +410,7 @@ def test_settings_make_the_way_to_the_server_and_back() -> None:
         on_missing="drop",
         backlog_quota_entries=100,
         delivery_limit=-1,
+        replicate_durables=True,
     )
     assert values.named() == set(TopicSettings.__dataclass_fields__), "none is left out here"
     assert (values.backlog_quota_age, values.durable_idle_ttl) == ("1m30s", "168h0m0s")

@@ -67,6 +67,7 @@ _settings = st.builds(
     dead_letter=st.sampled_from(["", "dlq"]),
     dead_letter_by_key=st.booleans(),
     on_missing=st.sampled_from(OnMissing),
+    replicate_durables=st.booleans(),
 )
 
 

@@ -287,6 +287,7 @@ SETTINGS = TopicSettings(
     dead_letter="dead",
     dead_letter_by_key=True,
     on_missing=OnMissing.DROP,
+    replicate_durables=True,
 )
 
 
@@ -321,6 +322,7 @@ def test_settings_are_stored_under_their_names() -> None:
         "dead_letter": "dead",
         "dead_letter_by_key": True,
         "on_missing": "drop",
+        "replicate_durables": True,
     }
     assert settings_from_json(stored) == SETTINGS
 

@@ -245,6 +245,7 @@ def test_policies_for_durables_go_by_topic_and_name() -> None:
         "backlog_ttl_micros": "policy p",
         "idle_ttl_micros": "operator policy o",
         "delivery_limit": "topic",
+        "replicated": "topic",
     }
     assert resolve_durable(TopicSettings(), "quotes", "other", {}, policies) == DurableSettings()
 

@@ -35,6 +35,7 @@ _declared = st.fixed_dictionaries(
         "index": st.sampled_from([("/x",), ("/x", "/y")]),
         "backlog_action": st.sampled_from(BacklogAction),
         "publish_is_use": st.booleans(),
+        "replicate_durables": st.booleans(),
         "only_if_empty": st.booleans(),
         "auto_delete": st.booleans(),
         "dead_letter": st.just("dlq"),

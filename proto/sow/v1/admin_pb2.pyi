@@ -231,6 +231,7 @@ class TopicSettings(_message.Message):
     ON_MISSING_FIELD_NUMBER: _builtins.int
     BACKLOG_QUOTA_ENTRIES_FIELD_NUMBER: _builtins.int
     DELIVERY_LIMIT_FIELD_NUMBER: _builtins.int
+    REPLICATE_DURABLES_FIELD_NUMBER: _builtins.int
     message_type: Global___MessageType.ValueType
     """Encoding of the payloads. Changes only while the topic is empty."""
     expiration: Global___Expiration.ValueType
@@ -269,6 +270,8 @@ class TopicSettings(_message.Message):
     """Number of deliveries of an entry to consumers of a durable before it is set aside (rule J15). Unset: unlimited,
     unless a policy says otherwise. -1: unlimited.
     """
+    replicate_durables: _builtins.bool
+    """true: the durables of the topic are known at the peers, too (rule F14). Unset: false."""
     @_builtins.property
     def key(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Key paths such as `/carrier`; empty: publishers supply the key. Changes only while the topic is empty."""
@@ -349,10 +352,11 @@ class TopicSettings(_message.Message):
         on_missing: Global___OnMissing.ValueType = ...,
         backlog_quota_entries: _builtins.int | None = ...,
         delivery_limit: _builtins.int | None = ...,
+        replicate_durables: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_auto_delete", b"_auto_delete", "_backlog_quota_bytes", b"_backlog_quota_bytes", "_backlog_quota_entries", b"_backlog_quota_entries", "_dead_letter_by_key", b"_dead_letter_by_key", "_delivery_limit", b"_delivery_limit", "_journal", b"_journal", "_max_bytes", b"_max_bytes", "_max_entries", b"_max_entries", "_only_if_empty", b"_only_if_empty", "_publish_is_use", b"_publish_is_use", "_retain_bytes", b"_retain_bytes", "auto_delete", b"auto_delete", "backlog_quota_age", b"backlog_quota_age", "backlog_quota_bytes", b"backlog_quota_bytes", "backlog_quota_entries", b"backlog_quota_entries", "backlog_ttl", b"backlog_ttl", "dead_letter_by_key", b"dead_letter_by_key", "default_ttl", b"default_ttl", "delivery_limit", b"delivery_limit", "durable_idle_ttl", b"durable_idle_ttl", "idle_ttl", b"idle_ttl", "journal", b"journal", "max_age", b"max_age", "max_bytes", b"max_bytes", "max_entries", b"max_entries", "max_ttl", b"max_ttl", "min_ttl", b"min_ttl", "only_if_empty", b"only_if_empty", "publish_is_use", b"publish_is_use", "retain_bytes", b"retain_bytes", "retain_time", b"retain_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_auto_delete", b"_auto_delete", "_backlog_quota_bytes", b"_backlog_quota_bytes", "_backlog_quota_entries", b"_backlog_quota_entries", "_dead_letter_by_key", b"_dead_letter_by_key", "_delivery_limit", b"_delivery_limit", "_journal", b"_journal", "_max_bytes", b"_max_bytes", "_max_entries", b"_max_entries", "_only_if_empty", b"_only_if_empty", "_publish_is_use", b"_publish_is_use", "_replicate_durables", b"_replicate_durables", "_retain_bytes", b"_retain_bytes", "auto_delete", b"auto_delete", "backlog_quota_age", b"backlog_quota_age", "backlog_quota_bytes", b"backlog_quota_bytes", "backlog_quota_entries", b"backlog_quota_entries", "backlog_ttl", b"backlog_ttl", "dead_letter_by_key", b"dead_letter_by_key", "default_ttl", b"default_ttl", "delivery_limit", b"delivery_limit", "durable_idle_ttl", b"durable_idle_ttl", "idle_ttl", b"idle_ttl", "journal", b"journal", "max_age", b"max_age", "max_bytes", b"max_bytes", "max_entries", b"max_entries", "max_ttl", b"max_ttl", "min_ttl", b"min_ttl", "only_if_empty", b"only_if_empty", "publish_is_use", b"publish_is_use", "replicate_durables", b"replicate_durables", "retain_bytes", b"retain_bytes", "retain_time", b"retain_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_auto_delete", b"_auto_delete", "_backlog_quota_bytes", b"_backlog_quota_bytes", "_backlog_quota_entries", b"_backlog_quota_entries", "_dead_letter_by_key", b"_dead_letter_by_key", "_delivery_limit", b"_delivery_limit", "_journal", b"_journal", "_max_bytes", b"_max_bytes", "_max_entries", b"_max_entries", "_only_if_empty", b"_only_if_empty", "_publish_is_use", b"_publish_is_use", "_retain_bytes", b"_retain_bytes", "auto_delete", b"auto_delete", "backlog_action", b"backlog_action", "backlog_quota_age", b"backlog_quota_age", "backlog_quota_bytes", b"backlog_quota_bytes", "backlog_quota_entries", b"backlog_quota_entries", "backlog_ttl", b"backlog_ttl", "dead_letter", b"dead_letter", "dead_letter_by_key", b"dead_letter_by_key", "default_ttl", b"default_ttl", "delivery_limit", b"delivery_limit", "durable_idle_ttl", b"durable_idle_ttl", "expiration", b"expiration", "fix_separator", b"fix_separator", "idle_ttl", b"idle_ttl", "index", b"index", "journal", b"journal", "key", b"key", "max_age", b"max_age", "max_bytes", b"max_bytes", "max_entries", b"max_entries", "max_ttl", b"max_ttl", "message_type", b"message_type", "min_ttl", b"min_ttl", "on_missing", b"on_missing", "only_if_empty", b"only_if_empty", "publish_is_use", b"publish_is_use", "retain_bytes", b"retain_bytes", "retain_time", b"retain_time", "retain_time_unlimited", b"retain_time_unlimited"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_auto_delete", b"_auto_delete", "_backlog_quota_bytes", b"_backlog_quota_bytes", "_backlog_quota_entries", b"_backlog_quota_entries", "_dead_letter_by_key", b"_dead_letter_by_key", "_delivery_limit", b"_delivery_limit", "_journal", b"_journal", "_max_bytes", b"_max_bytes", "_max_entries", b"_max_entries", "_only_if_empty", b"_only_if_empty", "_publish_is_use", b"_publish_is_use", "_replicate_durables", b"_replicate_durables", "_retain_bytes", b"_retain_bytes", "auto_delete", b"auto_delete", "backlog_action", b"backlog_action", "backlog_quota_age", b"backlog_quota_age", "backlog_quota_bytes", b"backlog_quota_bytes", "backlog_quota_entries", b"backlog_quota_entries", "backlog_ttl", b"backlog_ttl", "dead_letter", b"dead_letter", "dead_letter_by_key", b"dead_letter_by_key", "default_ttl", b"default_ttl", "delivery_limit", b"delivery_limit", "durable_idle_ttl", b"durable_idle_ttl", "expiration", b"expiration", "fix_separator", b"fix_separator", "idle_ttl", b"idle_ttl", "index", b"index", "journal", b"journal", "key", b"key", "max_age", b"max_age", "max_bytes", b"max_bytes", "max_entries", b"max_entries", "max_ttl", b"max_ttl", "message_type", b"message_type", "min_ttl", b"min_ttl", "on_missing", b"on_missing", "only_if_empty", b"only_if_empty", "publish_is_use", b"publish_is_use", "replicate_durables", b"replicate_durables", "retain_bytes", b"retain_bytes", "retain_time", b"retain_time", "retain_time_unlimited", b"retain_time_unlimited"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__auto_delete: _TypeAlias = _typing.Literal["auto_delete"]  # noqa: Y015
     _WhichOneofArgType__auto_delete: _TypeAlias = _typing.Literal["_auto_delete", b"_auto_delete"]  # noqa: Y015
@@ -374,6 +378,8 @@ class TopicSettings(_message.Message):
     _WhichOneofArgType__only_if_empty: _TypeAlias = _typing.Literal["_only_if_empty", b"_only_if_empty"]  # noqa: Y015
     _WhichOneofReturnType__publish_is_use: _TypeAlias = _typing.Literal["publish_is_use"]  # noqa: Y015
     _WhichOneofArgType__publish_is_use: _TypeAlias = _typing.Literal["_publish_is_use", b"_publish_is_use"]  # noqa: Y015
+    _WhichOneofReturnType__replicate_durables: _TypeAlias = _typing.Literal["replicate_durables"]  # noqa: Y015
+    _WhichOneofArgType__replicate_durables: _TypeAlias = _typing.Literal["_replicate_durables", b"_replicate_durables"]  # noqa: Y015
     _WhichOneofReturnType__retain_bytes: _TypeAlias = _typing.Literal["retain_bytes"]  # noqa: Y015
     _WhichOneofArgType__retain_bytes: _TypeAlias = _typing.Literal["_retain_bytes", b"_retain_bytes"]  # noqa: Y015
     @_typing.overload
@@ -396,6 +402,8 @@ class TopicSettings(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__only_if_empty) -> _WhichOneofReturnType__only_if_empty | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__publish_is_use) -> _WhichOneofReturnType__publish_is_use | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__replicate_durables) -> _WhichOneofReturnType__replicate_durables | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__retain_bytes) -> _WhichOneofReturnType__retain_bytes | None: ...
 
@@ -1443,6 +1451,8 @@ class Durable(_message.Message):
     LAST_USE_TIME_FIELD_NUMBER: _builtins.int
     SETTINGS_FIELD_NUMBER: _builtins.int
     FIGURES_FIELD_NUMBER: _builtins.int
+    REPLICATED_FIELD_NUMBER: _builtins.int
+    CONSUMER_AT_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """The topic's name."""
     name: _builtins.str
@@ -1455,6 +1465,10 @@ class Durable(_message.Message):
     """The earliest position that it can be rewound to."""
     attached: _builtins.bool
     """true: a consumer is attached."""
+    replicated: _builtins.bool
+    """true: it is known at the peers, too (rule F14)."""
+    consumer_at: _builtins.str
+    """The instance where a consumer is attached, if that is another one, and the link with it is up. Empty: none is known."""
     @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp:
         """When it was created."""
@@ -1484,10 +1498,12 @@ class Durable(_message.Message):
         last_use_time: _timestamp_pb2.Timestamp | None = ...,
         settings: _types_pb2.DurableSettings | None = ...,
         figures: Global___DurableFigures | None = ...,
+        replicated: _builtins.bool = ...,
+        consumer_at: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "figures", b"figures", "last_use_time", b"last_use_time", "settings", b"settings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledged", b"acknowledged", "attached", b"attached", "create_time", b"create_time", "earliest", b"earliest", "figures", b"figures", "filter", b"filter", "last_use_time", b"last_use_time", "name", b"name", "settings", b"settings", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledged", b"acknowledged", "attached", b"attached", "consumer_at", b"consumer_at", "create_time", b"create_time", "earliest", b"earliest", "figures", b"figures", "filter", b"filter", "last_use_time", b"last_use_time", "name", b"name", "replicated", b"replicated", "settings", b"settings", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

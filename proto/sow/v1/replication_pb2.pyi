@@ -171,6 +171,7 @@ class ReplicateRequest(_message.Message):
     CHANGES_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
     HEARTBEAT_FIELD_NUMBER: _builtins.int
+    DURABLES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___Hello:
         """The first one."""
@@ -191,6 +192,10 @@ class ReplicateRequest(_message.Message):
     def heartbeat(self) -> Global___Heartbeat:
         """Nothing new. Sent every second."""
 
+    @_builtins.property
+    def durables(self) -> Global___Durables:
+        """The replicated durables of the sender (rule F14). Receivers of earlier releases ignore it."""
+
     def __init__(
         self,
         *,
@@ -199,12 +204,13 @@ class ReplicateRequest(_message.Message):
         changes: Global___Changes | None = ...,
         seed: Global___Seed | None = ...,
         heartbeat: Global___Heartbeat | None = ...,
+        durables: Global___Durables | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["changes", b"changes", "heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "seed", b"seed", "topics", b"topics"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["changes", b"changes", "durables", b"durables", "heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "seed", b"seed", "topics", b"topics"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["changes", b"changes", "heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "seed", b"seed", "topics", b"topics"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changes", b"changes", "durables", b"durables", "heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "seed", b"seed", "topics", b"topics"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "topics", "changes", "seed", "heartbeat"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "topics", "changes", "seed", "heartbeat", "durables"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -535,6 +541,142 @@ class Heartbeat(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Heartbeat: _TypeAlias = Heartbeat  # noqa: Y015
+
+@_typing.final
+class Durables(_message.Message):
+    """Replicated durables that the sender has not told of on this link, or that have changed since. Only of topics that the
+    receiver sends to the sender as well, without a filter.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DURABLES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def durables(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplicatedDurable]:
+        """In no particular order."""
+
+    def __init__(
+        self,
+        *,
+        durables: _abc.Iterable[Global___ReplicatedDurable] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["durables", b"durables"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Durables: _TypeAlias = Durables  # noqa: Y015
+
+@_typing.final
+class ReplicatedDurable(_message.Message):
+    """A replicated durable as the sender has it (rules F14, F15). The receiver takes over what is newer than its own."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    FILTER_FIELD_NUMBER: _builtins.int
+    DECLARED_FIELD_NUMBER: _builtins.int
+    BORN_FIELD_NUMBER: _builtins.int
+    BURIED_FIELD_NUMBER: _builtins.int
+    REMOVED_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    SWEPT_MICROS_FIELD_NUMBER: _builtins.int
+    IDLE_MICROS_FIELD_NUMBER: _builtins.int
+    CONSUMER_SINCE_FIELD_NUMBER: _builtins.int
+    FORCED_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    """Its topic."""
+    name: _builtins.str
+    """Its name, as it is stored: with its owner."""
+    filter: _builtins.str
+    """Its filter, in canonical form. Empty: all records."""
+    removed: _builtins.bool
+    """true: the sender has none of this name any more, only `buried`."""
+    sequence: _builtins.int
+    """Everything that the receiver sent up to this sequence of its journal has been acknowledged, except expiries after
+    `swept_micros`. Absent: no sequence is known, perhaps because it is too long ago.
+    """
+    swept_micros: _builtins.int
+    """Every expiry with an expire time up to here has been acknowledged."""
+    idle_micros: _builtins.int
+    """How long nobody has used it, as far as the sender knows."""
+    consumer_since: _builtins.int
+    """Not 0: a consumer is attached at the sender since then. Of two consumers the one with the lower number stays, and
+    with equal ones that of the instance whose name comes first.
+    """
+    forced: _builtins.bool
+    """true: the consumer has taken over from others by force."""
+    @_builtins.property
+    def declared(self) -> _types_pb2.DurableSettings:
+        """The settings that were declared for it."""
+
+    @_builtins.property
+    def born(self) -> Global___Stamp:
+        """When and where it was created, or became replicated. Of two durables of one name the earlier one counts."""
+
+    @_builtins.property
+    def buried(self) -> Global___Stamp:
+        """Durables of this name that were born up to then have been deleted."""
+
+    @_builtins.property
+    def generation(self) -> Global___Stamp:
+        """Its generation, which begins with each rewind. The greater one counts."""
+
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        name: _builtins.str = ...,
+        filter: _builtins.str = ...,
+        declared: _types_pb2.DurableSettings | None = ...,
+        born: Global___Stamp | None = ...,
+        buried: Global___Stamp | None = ...,
+        removed: _builtins.bool = ...,
+        generation: Global___Stamp | None = ...,
+        sequence: _builtins.int | None = ...,
+        swept_micros: _builtins.int = ...,
+        idle_micros: _builtins.int = ...,
+        consumer_since: _builtins.int = ...,
+        forced: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_sequence", b"_sequence", "born", b"born", "buried", b"buried", "declared", b"declared", "generation", b"generation", "sequence", b"sequence"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_sequence", b"_sequence", "born", b"born", "buried", b"buried", "consumer_since", b"consumer_since", "declared", b"declared", "filter", b"filter", "forced", b"forced", "generation", b"generation", "idle_micros", b"idle_micros", "name", b"name", "removed", b"removed", "sequence", b"sequence", "swept_micros", b"swept_micros", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__sequence: _TypeAlias = _typing.Literal["sequence"]  # noqa: Y015
+    _WhichOneofArgType__sequence: _TypeAlias = _typing.Literal["_sequence", b"_sequence"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__sequence) -> _WhichOneofReturnType__sequence | None: ...
+
+Global___ReplicatedDurable: _TypeAlias = ReplicatedDurable  # noqa: Y015
+
+@_typing.final
+class Stamp(_message.Message):
+    """A time, and the instance that has chosen it. Ordered by the number, then by the instance."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    INSTANCE_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """Microseconds, or more where another stamp was greater already. 0: none."""
+    instance: _builtins.str
+    """The id of the instance."""
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        instance: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["instance", b"instance", "number", b"number"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Stamp: _TypeAlias = Stamp  # noqa: Y015
 
 @_typing.final
 class ReplicateResponse(_message.Message):

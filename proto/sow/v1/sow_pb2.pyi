@@ -1366,6 +1366,7 @@ class DurableAttachment(_message.Message):
     FORCE_FIELD_NUMBER: _builtins.int
     EXPECTED_FIELD_NUMBER: _builtins.int
     SETTINGS_FIELD_NUMBER: _builtins.int
+    TOLD_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """[A-Za-z0-9_.:-]{1,200}."""
     force: _builtins.bool
@@ -1376,6 +1377,12 @@ class DurableAttachment(_message.Message):
     def settings(self) -> _types_pb2.DurableSettings:
         """Settings for its creation. Refused if the durable exists with other settings."""
 
+    @_builtins.property
+    def told(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The consumer has come from other instances (rule F17): the positions up to which it was handed changes there, such
+        as `4f9d2c01aa37.1200`. At most 8. Older servers ignore it.
+        """
+
     def __init__(
         self,
         *,
@@ -1383,10 +1390,11 @@ class DurableAttachment(_message.Message):
         force: _builtins.bool = ...,
         expected: _builtins.bool = ...,
         settings: _types_pb2.DurableSettings | None = ...,
+        told: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["settings", b"settings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["expected", b"expected", "force", b"force", "name", b"name", "settings", b"settings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["expected", b"expected", "force", b"force", "name", b"name", "settings", b"settings", "told", b"told"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1402,6 +1410,7 @@ class DurableBegin(_message.Message):
     CREATED_FIELD_NUMBER: _builtins.int
     RESET_FIELD_NUMBER: _builtins.int
     SESSION_FIELD_NUMBER: _builtins.int
+    REPLICATED_FIELD_NUMBER: _builtins.int
     bookmark: _builtins.str
     """Everything up to here is acknowledged. The changes after it follow."""
     created: _builtins.bool
@@ -1410,6 +1419,8 @@ class DurableBegin(_message.Message):
     """true: the durable existed before and was removed since, because it was idle, or deleted. Changes may be missing."""
     session: _builtins.str
     """The name of this attachment, for Acknowledge."""
+    replicated: _builtins.bool
+    """true: the durable is replicated (rule F14), so a consumer may go on at another instance."""
     def __init__(
         self,
         *,
@@ -1417,10 +1428,11 @@ class DurableBegin(_message.Message):
         created: _builtins.bool = ...,
         reset: _builtins.bool = ...,
         session: _builtins.str = ...,
+        replicated: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bookmark", b"bookmark", "created", b"created", "reset", b"reset", "session", b"session"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bookmark", b"bookmark", "created", b"created", "replicated", b"replicated", "reset", b"reset", "session", b"session"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

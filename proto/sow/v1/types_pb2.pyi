@@ -778,12 +778,15 @@ class DurableSettings(_message.Message):
     BACKLOG_TTL_FIELD_NUMBER: _builtins.int
     IDLE_TTL_FIELD_NUMBER: _builtins.int
     DELIVERY_LIMIT_FIELD_NUMBER: _builtins.int
+    REPLICATED_FIELD_NUMBER: _builtins.int
     retain_time_unlimited: _builtins.bool
     """true: as long as the topic retains them."""
     retain_bytes: _builtins.int
     """Number of bytes of acknowledged entries that can be rewound to. -1: unlimited."""
     delivery_limit: _builtins.int
     """Number of deliveries of an entry before it is set aside (rule J15). -1: unlimited."""
+    replicated: _builtins.bool
+    """true: it is known at the peers, too, so that a consumer goes on there (rule F14). It stays so."""
     @_builtins.property
     def retain_time(self) -> _duration_pb2.Duration:
         """Acknowledged entries can be rewound to for this long (rule J3)."""
@@ -805,17 +808,22 @@ class DurableSettings(_message.Message):
         backlog_ttl: _duration_pb2.Duration | None = ...,
         idle_ttl: _duration_pb2.Duration | None = ...,
         delivery_limit: _builtins.int | None = ...,
+        replicated: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_delivery_limit", b"_delivery_limit", "_retain_bytes", b"_retain_bytes", "backlog_ttl", b"backlog_ttl", "delivery_limit", b"delivery_limit", "idle_ttl", b"idle_ttl", "retain_bytes", b"retain_bytes", "retain_time", b"retain_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_delivery_limit", b"_delivery_limit", "_replicated", b"_replicated", "_retain_bytes", b"_retain_bytes", "backlog_ttl", b"backlog_ttl", "delivery_limit", b"delivery_limit", "idle_ttl", b"idle_ttl", "replicated", b"replicated", "retain_bytes", b"retain_bytes", "retain_time", b"retain_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_delivery_limit", b"_delivery_limit", "_retain_bytes", b"_retain_bytes", "backlog_ttl", b"backlog_ttl", "delivery_limit", b"delivery_limit", "idle_ttl", b"idle_ttl", "retain_bytes", b"retain_bytes", "retain_time", b"retain_time", "retain_time_unlimited", b"retain_time_unlimited"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_delivery_limit", b"_delivery_limit", "_replicated", b"_replicated", "_retain_bytes", b"_retain_bytes", "backlog_ttl", b"backlog_ttl", "delivery_limit", b"delivery_limit", "idle_ttl", b"idle_ttl", "replicated", b"replicated", "retain_bytes", b"retain_bytes", "retain_time", b"retain_time", "retain_time_unlimited", b"retain_time_unlimited"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__delivery_limit: _TypeAlias = _typing.Literal["delivery_limit"]  # noqa: Y015
     _WhichOneofArgType__delivery_limit: _TypeAlias = _typing.Literal["_delivery_limit", b"_delivery_limit"]  # noqa: Y015
+    _WhichOneofReturnType__replicated: _TypeAlias = _typing.Literal["replicated"]  # noqa: Y015
+    _WhichOneofArgType__replicated: _TypeAlias = _typing.Literal["_replicated", b"_replicated"]  # noqa: Y015
     _WhichOneofReturnType__retain_bytes: _TypeAlias = _typing.Literal["retain_bytes"]  # noqa: Y015
     _WhichOneofArgType__retain_bytes: _TypeAlias = _typing.Literal["_retain_bytes", b"_retain_bytes"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__delivery_limit) -> _WhichOneofReturnType__delivery_limit | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__replicated) -> _WhichOneofReturnType__replicated | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__retain_bytes) -> _WhichOneofReturnType__retain_bytes | None: ...
 

@@ -376,6 +376,7 @@ class TopicSettings(NamedTuple):
     backlog_quota_entries: int | None = None
     delivery_limit: int | None = None
     """Of its durables (rule J15)."""
+    replicate_durables: bool = False
 
     @property
     def has_quota(self) -> bool:
@@ -397,6 +398,7 @@ class DurableSettings(NamedTuple):
     backlog_ttl_micros: int | None = None
     idle_ttl_micros: int | None = None
     delivery_limit: int | None = None
+    replicated: bool = False
 
 
 class TopicStatistics(NamedTuple):

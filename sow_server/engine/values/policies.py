@@ -258,6 +258,7 @@ def durable_origins(
             "backlog_ttl_micros": topic_settings.backlog_ttl_micros,
             "idle_ttl_micros": topic_settings.durable_idle_ttl_micros,
             "delivery_limit": topic_settings.delivery_limit,
+            "replicated": topic_settings.replicate_durables,
         },
     )
     sources = [_Source("durable", own), *[_Source(policy.origin, policy.settings) for policy in users], topics]
