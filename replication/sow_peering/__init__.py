@@ -9,12 +9,15 @@ Sequences are positions in the journal of one instance and mean nothing in the j
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 __all__ = [
     "NOTHING_PURGED",
+    "NO_STAMP",
     "Checksums",
+    "DurableMark",
     "InstanceIdentity",
     "JournalPart",
     "MergeCounts",
@@ -26,6 +29,7 @@ __all__ = [
     "RecordVersion",
     "SeedPart",
     "SeedRange",
+    "Stamp",
     "TopicAnswer",
     "TopicKind",
 ]
@@ -103,6 +107,41 @@ class PublisherPart(NamedTuple):
     """All that they tell of is in the journal up to here, or in rows."""
     last_id: str
     """The id to continue after. Empty: these were the last ones."""
+
+
+class Stamp(NamedTuple):
+    """A time, and the id of the instance that has chosen it, so that no two are equal."""
+
+    number: int
+    """Microseconds, or more where another stamp was greater already."""
+    instance: str
+
+
+NO_STAMP: Final = Stamp(0, "")
+
+
+class DurableMark(NamedTuple):
+    """A replicated durable as one instance has it, for one other instance, the receiver (rules F14, F15)."""
+
+    topic: str
+    name: str
+    filter: str = ""
+    declared: Mapping[str, int | None] = MappingProxyType({})
+    """Settings that were declared, by the names of the store."""
+    born: Stamp = NO_STAMP
+    buried: Stamp = NO_STAMP
+    """Durables of this name that were born up to then have been deleted."""
+    removed: bool = False
+    """There is none of this name any more; only `buried` counts."""
+    generation: Stamp = NO_STAMP
+    sequence: int | None = None
+    """Everything that the receiver sent up to this sequence of its own journal was acknowledged, except expiries with
+    an expire time after `swept_micros`. None: no sequence is known."""
+    swept_micros: int = 0
+    idle_micros: int = 0
+    consumer_since: int = 0
+    """Not 0: a consumer is attached."""
+    forced: bool = False
 
 
 class JournalPart(NamedTuple):

@@ -106,7 +106,9 @@ class Store:
         )
         for topic in self.topics.by_id.values():
             topic.replicated = self.replicas.shared.covers(topic.name)
-        self.durables: Final = Durables(rocks, lambda: policies.current, self.replicas.peers.held, self.topics.lost)
+        self.durables: Final = Durables(
+            rocks, lambda: policies.current, self.replicas.peers.held, self.topics.lost, by=self.instance.id
+        )
         self.durable_commits: Final = DurableCommits(rocks, clock, self.commits, self.topics, self.durables)
 
         # Changes of topics and policies.

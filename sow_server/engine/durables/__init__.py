@@ -23,6 +23,7 @@ only has the fact that one is attached, so that a crash is not taken for idlenes
     drafted   durables as a commit under construction leaves them
     floors    how far a topic's floor may rise, and its rise
     editor    the changes of durables in one commit; pruning
+    merging   replicated durables: what other instances tell of them
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ from sow_server.engine.durables.model import (
     DurableFigures,
     DurableGap,
     GapReason,
+    Merged,
+    RemovedDurable,
     RewindTo,
     check_same,
     delivered,
@@ -56,6 +59,8 @@ __all__ = [
     "DurableGap",
     "Durables",
     "GapReason",
+    "Merged",
+    "RemovedDurable",
     "RewindTo",
     "check_same",
     "delivered",

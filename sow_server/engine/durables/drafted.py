@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final
 
+from sow_peering import NO_STAMP, Stamp
 from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.commit.draft import Draft
 from sow_server.engine.disk.layout import StoredStatistics, durable_key
 from sow_server.engine.disk.rocks import META
-from sow_server.engine.durables.model import Durable, DurableGap, GapReason, with_gap
+from sow_server.engine.durables.model import Durable, DurableGap, GapReason, RemovedDurable, with_gap
 from sow_server.engine.durables.registry import Durables
 from sow_server.engine.durables.rows import encode_durable, encode_removed
 from sow_server.engine.journal.reading import ChunkHeads
@@ -25,7 +26,7 @@ class DraftedDurables:
         self.heads: Final = ChunkHeads(durables.rocks)
         self.now: Final = draft.now
         self._changed: dict[tuple[int, str], Durable] = {}
-        self._removed: dict[tuple[int, str], int] = {}
+        self._removed: dict[tuple[int, str], RemovedDurable] = {}
         self._let_go: dict[int, Topic] = {}
         """Topics of which durables may hold less than before."""
         self._discarded: list[tuple[str, int]] = []
@@ -73,10 +74,12 @@ class DraftedDurables:
         """Whether this commit changes a durable."""
         return (topic.id, name) in self._changed
 
-    def was_removed(self, topic: Topic, name: str) -> bool:
-        """Whether a durable of this name was removed, and the name is still remembered."""
+    def removed(self, topic: Topic, name: str) -> RemovedDurable | None:
+        """The durable of this name that was removed, if the name is still remembered."""
         found = self.durables.of_topic(topic.id)
-        return (topic.id, name) in self._removed or (found is not None and name in found.removed)
+        if (topic.id, name) in self._removed or found is None:
+            return self._removed.get((topic.id, name))
+        return found.removed.get(name)
 
     def figures(self, topic: Topic) -> StoredStatistics:
         """The topic's figures as this commit leaves them; unlike `Draft.figures`, without a row for them."""
@@ -90,10 +93,10 @@ class DraftedDurables:
         self._changed[key] = durable
         self._removed.pop(key, None)
 
-    def remove(self, topic: Topic, name: str) -> None:
-        """Removes a durable."""
+    def remove(self, topic: Topic, name: str, *, buried: Stamp = NO_STAMP, idle: Stamp = NO_STAMP) -> None:
+        """Removes a durable; the stamps are those of `RemovedDurable`."""
         self._changed.pop((topic.id, name), None)
-        self._removed[topic.id, name] = self.now
+        self._removed[topic.id, name] = RemovedDurable(self.now, buried, idle)
         self._let_go[topic.id] = topic
 
     def moved(self, topic: Topic, durable: Durable, position: int) -> Durable:
@@ -134,8 +137,8 @@ class DraftedDurables:
     def finish(self) -> None:
         """Puts the rows into the batch."""
         puts = self.draft.batch.puts[META]
-        for (topic_id, name), when in self._removed.items():
-            puts[durable_key(topic_id, name)] = encode_removed(when)
+        for (topic_id, name), removed in self._removed.items():
+            puts[durable_key(topic_id, name)] = encode_removed(removed)
         for durable in self._changed.values():
             puts[durable_key(durable.topic_id, durable.name)] = encode_durable(durable)
         if self._changed or self._removed or self._discarded:
@@ -144,7 +147,7 @@ class DraftedDurables:
     def _committed(self) -> None:
         durables = self.durables
         durables.take_over(
-            self._changed.values(), [(topic_id, name, when) for (topic_id, name), when in self._removed.items()]
+            self._changed.values(), [(topic_id, name, gone) for (topic_id, name), gone in self._removed.items()]
         )
         for topic_id in {topic_id for topic_id, _ in self._removed} & self.topics.keys():
             durables.lost(self.topics[topic_id])

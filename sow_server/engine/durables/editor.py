@@ -7,6 +7,7 @@ from typing import Final
 
 import structlog
 
+from sow_peering import DurableMark, Stamp
 from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.commit import letters
 from sow_server.engine.commit.draft import Draft
@@ -14,12 +15,14 @@ from sow_server.engine.disk.layout import StoredStatistics
 from sow_server.engine.disk.rocks import RocksError
 from sow_server.engine.durables.drafted import DraftedDurables
 from sow_server.engine.durables.floors import TopicFloors
+from sow_server.engine.durables.merging import MarkMerge
 from sow_server.engine.durables.model import (
     AttachedDurable,
     ClearedBacklogs,
     Durable,
     DurableGap,
     GapReason,
+    Merged,
     RewindTo,
     check_same,
     delivered_again,
@@ -111,6 +114,7 @@ class DurableEditor:
         attached = found._replace(attached=True, last_use_micros=self.now, handed=handed)
         if not expected:
             attached = attached._replace(handed=0, deliveries=delivered_again(found, handed))
+        attached = self._known_elsewhere(topic, attached)
         self._drafted.put(attached)
         return AttachedDurable(attached, created=False, reset=False)
 
@@ -148,9 +152,34 @@ class DurableEditor:
             attached=True,
             declared=NOTHING if declared is None else declared,
         )
-        removed = self._drafted.was_removed(topic, name)
+        removed = self._drafted.removed(topic, name)
+        if removed is not None:
+            created = created._replace(buried=removed.buried)
+        created = self._known_elsewhere(topic, created)
         self._drafted.put(created)
-        return AttachedDurable(created, created=True, reset=removed or expected)
+        return AttachedDurable(created, created=True, reset=removed is not None or expected)
+
+    def _known_elsewhere(self, topic: Topic, durable: Durable) -> Durable:
+        """A durable as it is from now on: replicated, if its settings say so (rule F14)."""
+        if durable.replicated or not self._durables.settings(topic, durable).replicated:
+            return durable
+        return durable._replace(born=self._stamp(durable.buried))
+
+    def _stamp(self, after: Stamp) -> Stamp:
+        """A stamp of this instance, greater than another one."""
+        return Stamp(max(self.now, after.number + 1), self._durables.by)
+
+    def replicate(self, topic: Topic, name: str) -> bool:
+        """Makes a durable known at the peers, if its settings say so by now. False: they do not, or it is known."""
+        found = self.get(topic, name)
+        if found is None or (known := self._known_elsewhere(topic, found)) is found:
+            return False
+        self._drafted.put(known)
+        return True
+
+    def merge(self, topic: Topic, mark: DurableMark, position: int | None) -> Merged:
+        """Takes over what another instance tells of a durable, see `MarkMerge.merge`."""
+        return MarkMerge(self._drafted, self._floors).merge(topic, mark, position)
 
     def pin(self, topic: Topic, name: str, position: int, declared: Declared) -> tuple[Durable, bool]:
         """Keeps the entries after a position, without a consumer: creates the durable, or acknowledges that far on it,
@@ -222,6 +251,8 @@ class DurableEditor:
         gaps = tuple([gap_up_to(gap, position) for gap in found.gaps if gap.after < position])
         moved = self._drafted.moved(topic, found, position)._replace(gaps=gaps, last_use_micros=self.now)
         moved = moved._replace(handed=0, deliveries=())  # a rewind asks for them again, as often as the limit allows
+        if moved.replicated:
+            moved = moved._replace(generation=self._stamp(moved.generation))
         self._drafted.put(moved)
         return moved, figures.appended_entries - moved.entries
 
@@ -267,12 +298,16 @@ class DurableEditor:
             self._drafted.put(moved._replace(gaps=(), last_use_micros=self.now))
         return ClearedBacklogs(tuple([durable.name for durable in chosen]), entries)
 
-    def remove(self, topic: Topic, name: str) -> Durable:
-        """Removes a durable that is deleted, or was idle for too long. Raises StoreError DURABLE_NOT_FOUND."""
+    def remove(self, topic: Topic, name: str, *, idle: bool = False) -> Durable:
+        """Removes a durable that is deleted. `idle`: only here, because it was idle for too long; then peers keep a
+        replicated one (rule F16). Raises StoreError DURABLE_NOT_FOUND."""
         found = self.get(topic, name)
         if found is None:
             raise not_found(topic, name)
-        self._drafted.remove(topic, name)
+        if idle:
+            self._drafted.remove(topic, name, buried=found.buried, idle=found.born)
+        else:
+            self._drafted.remove(topic, name, buried=max(found.born, found.buried))
         return found
 
     # -- limits and settings ----------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from sow_peering import NO_STAMP, Stamp
 from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.policies import NOTHING, Declared
@@ -69,6 +70,23 @@ class Durable(NamedTuple):
     deliveries: tuple[DeliveryStep, ...] = ()
     set_aside: int = 0
     """Entries that were set aside for the delivery limit."""
+    born: Stamp = NO_STAMP
+    """When and where it was created, or became replicated (rule F14); NO_STAMP: it is not replicated."""
+    buried: Stamp = NO_STAMP
+    """Replicated durables of this name that were born up to then have been deleted."""
+    generation: Stamp = NO_STAMP
+    """Of its positions: each rewind begins another one. Positions of different generations are never compared."""
+
+    @property
+    def replicated(self) -> bool:
+        """Whether it is known at the peers, too."""
+        return self.born != NO_STAMP
+
+    @property
+    def consumed(self) -> int:
+        """Everything up to here was acknowledged by consumers: the position, unless limits of this instance have let go
+        of entries in front of it, which consumers have not been told yet."""
+        return min([self.position, *[gap.after for gap in self.gaps]])
 
     def delivered(self, sequence: int) -> int:
         """How often earlier sessions have handed over an entry that is not acknowledged."""
@@ -94,6 +112,31 @@ class DurableFigures:
     unacknowledged_entries: int
     unacknowledged_bytes: int
     oldest_micros: int | None
+
+
+class RemovedDurable(NamedTuple):
+    """The name of a durable that was removed."""
+
+    removed_micros: int
+    buried: Stamp = NO_STAMP
+    """As of a durable. Of one that was deleted, it is when that was born."""
+    idle: Stamp = NO_STAMP
+    """When it was born, if it was removed only here, because it was idle."""
+
+
+class Merged(enum.Enum):
+    """The outcome of a mark of a replicated durable of another instance."""
+
+    NOTHING = enum.auto()
+    """It tells nothing new."""
+    MOVED = enum.auto()
+    """The position has moved on."""
+    CREATED = enum.auto()
+    RESTARTED = enum.auto()
+    """It begins at another position, because it was rewound there, or created there earlier than here."""
+    REMOVED = enum.auto()
+    DIFFERS = enum.auto()
+    """Another durable has this name here: it has another filter, or is not replicated."""
 
 
 class DurableBacklog(NamedTuple):
@@ -194,13 +237,20 @@ def not_found(topic: Topic, name: str) -> StoreError:
     )
 
 
-def in_use(topic: Topic, name: str) -> StoreError:
-    """The durable has a consumer."""
+def in_use(topic: Topic, name: str, *, at: str = "") -> StoreError:
+    """The durable has a consumer. `at`: the name of the instance, where that is another one."""
+    where = f" at {at}" if at else ""
     return StoreError(
         Reason.DURABLE_IN_USE,
-        f"durable: {name} of {topic.name} has a consumer; use force to end its stream",
+        f"durable: {name} of {topic.name} has a consumer{where}; use force to end its stream",
         field="durable",
+        details={"instance": at} if at else {},
     )
+
+
+def without_gaps(gaps: Iterable[DurableGap], upto: int) -> tuple[DurableGap, ...]:
+    """The gaps that are left once everything up to a position counts as consumed."""
+    return tuple([gap if gap.after >= upto else gap._replace(after=upto, entries=0) for gap in gaps if gap.upto > upto])
 
 
 def check_same(topic: Topic, durable: Durable, filter_text: str, declared: Declared | None) -> None:

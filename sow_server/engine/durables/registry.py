@@ -12,7 +12,7 @@ from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.commit.draft import Draft
 from sow_server.engine.disk.layout import DURABLE_KEY, StoredStatistics, durable_key, read_durable_key
 from sow_server.engine.disk.rocks import META, Rocks
-from sow_server.engine.durables.model import Durable, DurableBacklog, DurableFigures, not_found
+from sow_server.engine.durables.model import Durable, DurableBacklog, DurableFigures, RemovedDurable, not_found
 from sow_server.engine.durables.rows import decode_durable
 from sow_server.engine.journal.reading import ChunkHeads
 from sow_server.engine.journal.retention import JournalBounds, Retention, first_inside
@@ -35,9 +35,12 @@ class Durables:
         policies: Callable[[], Policies] = lambda: NO_POLICIES,
         held_for_peers: HeldForPeers = lambda heads, topic, figures, now_micros: figures.last_sequence,
         lost: Callable[[Topic], None] = lambda topic: None,
+        *,
+        by: str = "",
     ) -> None:
-        """`lost`: hears of a topic that has lost a durable."""
+        """`lost`: hears of a topic that has lost a durable. `by`: the id of this instance, for stamps (rule F14)."""
         self.rocks: Final = rocks
+        self.by: Final = by
         self._policies = policies
         self.held_for_peers: Final = held_for_peers
         self._topics: dict[int, TopicDurables] = {}
@@ -60,12 +63,14 @@ class Durables:
                 topic_id, name = read_durable_key(key)
                 found = self._of(topic_id)
                 durable = decode_durable(topic_id, name, row)
-                if isinstance(durable, int):
+                if isinstance(durable, RemovedDurable):
                     found.removed[name] = durable
                 else:
                     found.rows[name] = durable
                     if durable.declared:
                         found.own[name] = None
+                    if durable.replicated:
+                        found.replicated[name] = None
         finally:
             rows.close()
         for found in self._topics.values():
@@ -120,6 +125,18 @@ class Durables:
     def topic_ids(self) -> list[int]:
         """The topics that have durables."""
         return [topic_id for topic_id, found in list(self._topics.items()) if found.rows]
+
+    def replicated(self, topic_id: int) -> tuple[list[Durable], list[tuple[str, RemovedDurable]]]:
+        """The replicated durables of a topic, and the names of those that were deleted (rule F14)."""
+        found = self._topics.get(topic_id)
+        if found is None:
+            return [], []
+        rows = [durable for name in list(found.replicated) if (durable := found.rows.get(name)) is not None]
+        return rows, [(name, removed) for name, removed in list(found.removed.items()) if removed.buried.number]
+
+    def replicated_ids(self) -> list[int]:
+        """The topics of which `replicated` may tell something."""
+        return [topic_id for topic_id, found in list(self._topics.items()) if found.replicated or found.removed]
 
     def of_topic(self, topic_id: int) -> TopicDurables | None:
         """The durables of a topic, for the writer's thread; None where there never were any."""
@@ -218,17 +235,17 @@ class Durables:
         """Forgets the names of durables that were removed long ago."""
         cut = draft.now - REMOVED_MICROS
         for topic_id, found in list(self._topics.items()):
-            for name in [name for name, when in found.removed.items() if when <= cut]:
+            for name in [name for name, removed in found.removed.items() if removed.removed_micros <= cut]:
                 draft.batch.deletes[META].append(durable_key(topic_id, name))
                 draft.on_commit.append(partial(found.removed.pop, name, None))
 
-    def take_over(self, changed: Iterable[Durable], removed: Iterable[tuple[int, str, int]]) -> None:
-        """Takes over a commit's durables after its write. `removed`: topic id, name, time of removal."""
-        for topic_id, name, when in removed:
+    def take_over(self, changed: Iterable[Durable], removed: Iterable[tuple[int, str, RemovedDurable]]) -> None:
+        """Takes over a commit's durables after its write. `removed`: with topic id and name."""
+        for topic_id, name, gone in removed:
             found = self._of(topic_id)
             if name in found.rows:
                 self._named.subtract([_prefix(name)])
-            found.remove(name, when)
+            found.remove(name, gone)
         for durable in changed:
             found = self._of(durable.topic_id)
             if durable.name not in found.rows:
@@ -244,7 +261,7 @@ class Durables:
 class TopicDurables:
     """The durables of one topic."""
 
-    __slots__ = ("oldest", "order", "own", "removed", "resolved", "rows")
+    __slots__ = ("oldest", "order", "own", "removed", "replicated", "resolved", "rows")
 
     def __init__(self) -> None:
         self.rows: dict[str, Durable] = {}
@@ -252,8 +269,9 @@ class TopicDurables:
         """The slowest first."""
         self.own: dict[str, None] = {}
         """The durables that declare settings."""
-        self.removed: dict[str, int] = {}
-        """The removal times of durables that were removed."""
+        self.replicated: dict[str, None] = {}
+        """The durables that are known at the peers, too."""
+        self.removed: dict[str, RemovedDurable] = {}
         self.resolved: _ResolvedSettings | None = None
         self.oldest: tuple[int, int] | None = None
         """A position, and the commit time of the first entry after it."""
@@ -271,19 +289,22 @@ class TopicDurables:
             self.own[durable.name] = None
         else:
             self.own.pop(durable.name, None)
+        if durable.replicated:
+            self.replicated[durable.name] = None
         if self.resolved is not None and (before is None or before.declared != durable.declared):
             self.resolved.own.pop(durable.name, None)
         self.removed.pop(durable.name, None)
 
-    def remove(self, name: str, removed_micros: int) -> None:
-        """Removes a durable, and remembers when."""
+    def remove(self, name: str, removed: RemovedDurable) -> None:
+        """Removes a durable, and remembers that."""
         before = self.rows.pop(name, None)
         if before is not None:
             del self.order[bisect_left(self.order, before.order)]
             self.own.pop(name, None)
+            self.replicated.pop(name, None)
             if self.resolved is not None:
                 self.resolved.own.pop(name, None)
-        self.removed[name] = removed_micros
+        self.removed[name] = removed
 
 
 class _ResolvedSettings(NamedTuple):

@@ -59,9 +59,9 @@ class SourceMarks:
         """Whether this instance has a source, so that there can be marks."""
         return bool(self._sources.by_name)
 
-    def sample(self, elapsed_micros: int) -> None:
-        """Takes a sample, unless there was one a moment ago."""
-        if elapsed_micros - self._sampled_at < SAMPLE_MICROS or not self.active:
+    def sample(self, elapsed_micros: int, *, at_once: bool = False) -> None:
+        """Takes a sample, unless there was one a moment ago. `at_once`: also then."""
+        if (elapsed_micros - self._sampled_at < SAMPLE_MICROS and not at_once) or not self.active:
             return
         self._sampled_at = elapsed_micros
         with self._commits.cut_lock:
@@ -83,7 +83,17 @@ class SourceMarks:
             samples.pop()
         samples.append(found)
         if len(samples) > SAMPLES_MAX:
-            del samples[: SAMPLES_MAX // 10]
+            self._thin()
+
+    def _thin(self) -> None:
+        """Drops samples of other versions, which are of no use, and every other one of the older half: a position of
+        long ago still has one before it, only further away ([2])."""
+        version = self._sources.version
+        kept = [sample for sample in self._samples if sample.version == version]
+        if len(kept) > SAMPLES_MAX:
+            half = len(kept) // 2
+            kept = [*kept[:half:2], *kept[half:]]
+        self._samples = kept
 
     def _rearming(self) -> bool:
         cursor = self._rocks.cursor(META)
