@@ -70,6 +70,7 @@ from sow_server.services.submissions import Submissions
 from sow_server.services.topic_filters import TopicFilters
 from sow_server.subscriptions.consumers import Consumers
 from sow_server.subscriptions.hub import Hub, HubOptions
+from sow_server.subscriptions.replicated import ReplicatedDurables
 from sow_server.timers import ScrubPace, Timers
 
 log = structlog.get_logger(__name__)
@@ -139,7 +140,7 @@ async def _start(config: Config, running: AsyncExitStack) -> None:
         )
     )
     parts = _Parts.on(store, clock, config, metrics)
-    links = _link(store, clock, config, readers, running)
+    links = _link(parts, config, readers, running)
     store.start(asyncio.get_running_loop().call_soon_threadsafe)
     timers = _timers(parts, readers, config, lambda: not stopped.is_set())
     metrics.watch_jobs(timers.jobs)
@@ -219,6 +220,7 @@ class _Parts:
     clock: GuardedClock
     hub: Hub
     consumers: Consumers
+    replicated: ReplicatedDurables
     positions: Positions
     admission: Admission
     idle: IdleTopics
@@ -241,20 +243,24 @@ class _Parts:
                 subscriptions_max=config.subscriptions.subscriptions_max,
             ),
         )
+        consumers = Consumers(
+            store.topics,
+            store.durables,
+            store.durable_commits,
+            store.commits,
+            store.cuts,
+            clock,
+            hub,
+            lambda text, part: TopicFilters(store.cuts, text, (), (), SCAN_RECORDS, lambda topic: part).view,
+            instance=config.server.instance,
+        )
+        marks = store.replicas.marks
         parts = cls(
             store,
             clock,
             hub,
-            Consumers(
-                store.topics,
-                store.durables,
-                store.durable_commits,
-                store.commits,
-                store.cuts,
-                clock,
-                hub,
-                lambda text, part: TopicFilters(store.cuts, text, (), (), SCAN_RECORDS, lambda topic: part).view,
-            ),
+            consumers,
+            ReplicatedDurables(consumers, store.topics, store.durables, store.commits, store.cuts, clock, marks),
             Positions(store.commits, store.replicas.marks, store.instance),
             Admission(store.topics, store.durables, store.commits, clock),
             IdleTopics(store.topics, store.durables, store.administration, clock),
@@ -430,11 +436,9 @@ def _standard_handlers(
     return (found, standard_handlers(of_reflection, reflecting, admission))
 
 
-def _link(
-    store: Store, clock: GuardedClock, config: Config, readers: Executor, running: AsyncExitStack
-) -> InstanceLinks:
+def _link(parts: _Parts, config: Config, readers: Executor, running: AsyncExitStack) -> InstanceLinks:
     try:
-        links = link(store, clock, config, readers)
+        links = link(parts.store, parts.clock, config, readers, parts.replicated)
     except LinkingError as error:
         raise StartError(str(error)) from error
     except OSError as error:

@@ -45,6 +45,7 @@ from sow_server.engine.values.model import MICROS
 from sow_server.peers import PeerStore
 from sow_server.services.guard import CallAdmission, Context, link_handlers
 from sow_server.services.replication import Links
+from sow_server.subscriptions.replicated import ReplicatedDurables
 
 log = structlog.get_logger(__name__)
 T = TypeVar("T")
@@ -102,7 +103,9 @@ class InstanceLinks(Links, Protocol):
         """Ends all links."""
 
 
-def link(store: Store, clock: GuardedClock, config: Config, readers: Executor) -> InstanceLinks:
+def link(
+    store: Store, clock: GuardedClock, config: Config, readers: Executor, durables: ReplicatedDurables
+) -> InstanceLinks:
     """The links of an instance, not yet dialled. To be made before the store starts: they follow its commits. Raises
     OSError where a credential cannot be read."""
     commanded = store.replicas.commanded
@@ -124,6 +127,7 @@ def link(store: Store, clock: GuardedClock, config: Config, readers: Executor) -
         instance=store.instance,
         name=config.server.instance,
         cluster=config.server.cluster,
+        durables=durables,
     )
     added = commanded.added()
     node = Node(peer_store, node_options(config, added), random.Random())
@@ -138,6 +142,7 @@ def link(store: Store, clock: GuardedClock, config: Config, readers: Executor) -
             tokens[one.name] = token
     links = Replication(node, readers=readers, token=replication_token(config), tokens=tokens, channel=dial)
     store.commits.follow(lambda commits, synced: node.wake())
+    durables.wake_with(node.wake)
     commands = PeerCommands(links, commanded, config, dial)
     return Linked(links, commands, message_bytes_max=config.limits.link_bytes_max)
 

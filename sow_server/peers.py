@@ -13,6 +13,7 @@ from sow.v1 import types_pb2
 from sow_peering import (
     NOTHING_PURGED,
     Checksums,
+    DurableMark,
     InstanceIdentity,
     JournalPart,
     MergeCounts,
@@ -36,6 +37,7 @@ from sow_server.engine.values.clock import GuardedClock
 from sow_server.engine.values.errors import StoreError
 from sow_server.engine.values.model import RecordMatcher
 from sow_server.query.filtering import record_filter
+from sow_server.subscriptions.replicated import ReplicatedDurables
 
 T = TypeVar("T")
 
@@ -55,8 +57,9 @@ class PeerStore:
         instance: Instance,
         name: str,
         cluster: str = "",
+        durables: ReplicatedDurables | None = None,
     ) -> None:
-        """`name`, `cluster`: of this instance."""
+        """`name`, `cluster`: of this instance. `durables`: None where there are no consumers."""
         self._replicas = replicas
         self._commits = commits
         self._topics = topics
@@ -64,6 +67,7 @@ class PeerStore:
         self._origins = origins
         self.identity: Final = InstanceIdentity(name, instance.id, instance.epoch)
         self.cluster: Final = cluster
+        self._durables = durables
         self.authoritative: Final = instance.authoritative
         # The engine has these as the ports ask for them: nothing to translate.
         self.now_micros: Final = clock.now_micros
@@ -125,6 +129,30 @@ class PeerStore:
         """Records and tombstones of some keys, and the names of origins."""
         chunk = _translated(lambda: self._replicas.reader.rows(self._topics.find(topic), keys))
         return chunk, self._origins.names
+
+    # -- durables ---------------------------------------------------------------------------------------------------
+
+    @property
+    def durables_version(self) -> int:
+        """Changes whenever peers should be told of durables at once."""
+        return 0 if self._durables is None else self._durables.version
+
+    def durables(self, peer: InstanceIdentity, topics: Collection[str]) -> list[DurableMark]:
+        """The replicated durables, as they are for a peer."""
+        return [] if self._durables is None else self._durables.told(peer, topics)
+
+    def take_durables(self, name: str, marks: Sequence[DurableMark], done: ports.Done) -> None:
+        """Takes over what a source tells of its durables."""
+        durables = self._durables
+        if durables is None:
+            done(MergeCounts())
+        else:
+            _submitted(done, lambda heard: durables.take(name, marks, heard))
+
+    def durables_left(self, name: str) -> None:
+        """Nothing is known of the consumers at a source."""
+        if self._durables is not None:
+            self._durables.left(name)
 
     # -- writing ----------------------------------------------------------------------------------------------------
 

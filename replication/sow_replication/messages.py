@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Final
 
-from sow.v1 import replication_pb2
-from sow_peering import InstanceIdentity, JournalPart, PublisherMark, SeedPart, TopicKind
+from google.protobuf.duration_pb2 import Duration
+
+from sow.v1 import replication_pb2, types_pb2
+from sow_peering import DurableMark, InstanceIdentity, JournalPart, PublisherMark, SeedPart, Stamp, TopicKind
 
 PROTOCOL: Final = 1
 """The version of the replication protocol."""
@@ -83,6 +87,94 @@ def mark_of(message: replication_pb2.PublisherMark) -> PublisherMark:
         message.used_micros,
         message.whole,
     )
+
+
+def durable_message(mark: DurableMark) -> replication_pb2.ReplicatedDurable:
+    """A replicated durable as a message."""
+    return replication_pb2.ReplicatedDurable(
+        topic=mark.topic,
+        name=mark.name,
+        filter=mark.filter,
+        declared=_declared_message(mark.declared),
+        born=_stamp_message(mark.born),
+        buried=_stamp_message(mark.buried),
+        removed=mark.removed,
+        generation=_stamp_message(mark.generation),
+        sequence=mark.sequence,
+        swept_micros=mark.swept_micros,
+        idle_micros=mark.idle_micros,
+        consumer_since=mark.consumer_since,
+        forced=mark.forced,
+    )
+
+
+def durable_of(message: replication_pb2.ReplicatedDurable) -> DurableMark:
+    """The replicated durable in a message."""
+    return DurableMark(
+        message.topic,
+        message.name,
+        message.filter,
+        MappingProxyType(_declared_of(message.declared)),
+        _stamp_of(message.born),
+        _stamp_of(message.buried),
+        message.removed,
+        _stamp_of(message.generation),
+        message.sequence if message.HasField("sequence") else None,
+        message.swept_micros,
+        message.idle_micros,
+        message.consumer_since,
+        message.forced,
+    )
+
+
+def _stamp_message(stamp: Stamp) -> replication_pb2.Stamp:
+    return replication_pb2.Stamp(number=stamp.number, instance=stamp.instance)
+
+
+def _stamp_of(message: replication_pb2.Stamp) -> Stamp:
+    return Stamp(message.number, message.instance)
+
+
+def _declared_message(declared: Mapping[str, int | None]) -> types_pb2.DurableSettings:
+    message = types_pb2.DurableSettings()
+    for name, value in declared.items():
+        if name == "retain_time_micros" and value is None:
+            message.retain_time_unlimited = True
+        elif name in _DURATIONS and value is not None:
+            _DURATIONS[name](message).FromMicroseconds(value)
+            _DURATIONS[name](message).SetInParent()  # a zero duration is a value
+        elif name == "replicated":
+            message.replicated = bool(value)
+        elif name == "retain_bytes":
+            message.retain_bytes = _UNLIMITED if value is None else value
+        elif name == "delivery_limit":
+            message.delivery_limit = _UNLIMITED if value is None else value
+    return message
+
+
+def _declared_of(message: types_pb2.DurableSettings) -> dict[str, int | None]:
+    declared: dict[str, int | None] = {}
+    present = {descriptor.name for descriptor, _ in message.ListFields()}
+    for name, duration in _DURATIONS.items():
+        if name.removesuffix("_micros") in present:
+            declared[name] = duration(message).ToMicroseconds()
+    if message.retain_time_unlimited:
+        declared["retain_time_micros"] = None
+    if message.HasField("retain_bytes"):
+        declared["retain_bytes"] = None if message.retain_bytes == _UNLIMITED else message.retain_bytes
+    if message.HasField("delivery_limit"):
+        declared["delivery_limit"] = None if message.delivery_limit == _UNLIMITED else message.delivery_limit
+    if message.HasField("replicated"):
+        declared["replicated"] = message.replicated
+    return declared
+
+
+_UNLIMITED: Final = -1
+_DURATIONS: Final[Mapping[str, Callable[[types_pb2.DurableSettings], Duration]]] = {
+    "retain_time_micros": lambda message: message.retain_time,
+    "backlog_ttl_micros": lambda message: message.backlog_ttl,
+    "idle_ttl_micros": lambda message: message.idle_ttl,
+}
 
 
 def seed_message(topic: str, after_key: bytes, part: SeedPart) -> replication_pb2.ReplicateRequest:

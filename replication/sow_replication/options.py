@@ -59,8 +59,11 @@ class NodeOptions:
     silence_micros: int = 10 * SECOND
     """A link is closed after this time of silence."""
     cursor_sequences_max: int = 10_000
-    cursor_micros: int = 3 * SECOND
-    """Where changes are not for the link, the cursor is stored after so many sequences, or after this time."""
+    cursor_micros: int = SECOND
+    """Where changes are not for the link, the cursor is stored after so many sequences, or after this time. A peer is
+    told positions of durables only up to it (rule F14)."""
+    farewell_micros: int = SECOND
+    """How long a stop waits for the last messages of its links to arrive."""
     backoff_min_micros: int = SECOND // 10
     backoff_max_micros: int = 5 * SECOND
     backoff_operator_micros: int = 30 * SECOND

@@ -22,6 +22,7 @@ from typing import Protocol, TypeAlias
 from sow.v1 import types_pb2
 from sow_peering import (
     Checksums,
+    DurableMark,
     InstanceIdentity,
     JournalPart,
     MergeCounts,
@@ -240,6 +241,28 @@ class Receiving(Protocol):
         well. Refused as in `apply`."""
 
 
+class SendingDurables(Protocol):
+    """Replicated durables for the sender of a link (rules F14, F15)."""
+
+    @property
+    def durables_version(self) -> int:
+        """Changes whenever a consumer has come or gone, or a durable begins anew. Quick."""
+
+    def durables(self, peer: InstanceIdentity, topics: Collection[str]) -> list[DurableMark]:
+        """The replicated durables of those of these topics that the peer sends whole, as they are for this peer. To be
+        called about once a second."""
+
+
+class ReceivingDurables(Protocol):
+    """Replicated durables for the receiver of a link."""
+
+    def take_durables(self, name: str, marks: Sequence[DurableMark], done: Done) -> None:
+        """Takes over what a sender tells of its durables. A mark that cannot be taken is left out, and logged."""
+
+    def durables_left(self, name: str) -> None:
+        """The link with a sender begins, or has ended: nothing is known of its consumers."""
+
+
 class Tombstones(Protocol):
     """The store for purging tombstones (rule R4)."""
 
@@ -272,5 +295,5 @@ class Comparing(Protocol):
         """Merges rows of a peer by version. Like local changes, they are sent to every peer."""
 
 
-class Store(Sending, Receiving, Tombstones, Comparing, Clock, Protocol):
+class Store(Sending, Receiving, SendingDurables, ReceivingDurables, Tombstones, Comparing, Clock, Protocol):
     """All of these together."""

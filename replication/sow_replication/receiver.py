@@ -36,7 +36,7 @@ from sow_peering import (
     TopicKind,
 )
 from sow_replication.greeting import Begin, Continue, Decision, pending
-from sow_replication.messages import identity_of, instance_of, kind_of, mark_of
+from sow_replication.messages import durable_of, identity_of, instance_of, kind_of, mark_of
 from sow_replication.options import NodeOptions
 from sow_replication.ports import ANY_CALLER, PeerCaller, Refused, Store
 from sow_replication.sender import TopicState
@@ -137,6 +137,8 @@ class Receiver:
             self._seed(request.seed)
         elif kind == "heartbeat":
             self._heartbeat(request.heartbeat)
+        elif kind == "durables":
+            self._take_durables(request.durables)
 
     def _breach(self, message: str) -> None:
         self.fail(Refused(types_pb2.ERROR_REASON_PROTOCOL_MISMATCH, message))
@@ -185,6 +187,8 @@ class Receiver:
         answers = self._answers()
         self._told = {answer.topic: answer for answer in answers}
         self.streaming = True
+        assert self.identity is not None, "the sender has said Hello"
+        self._store.durables_left(self.identity.name)
         self._out.append(
             replication_pb2.ReplicateResponse(
                 welcome=replication_pb2.Welcome(
@@ -352,6 +356,21 @@ class Receiver:
         self._acknowledge = True
         self.wake()
 
+    def _take_durables(self, durables: replication_pb2.Durables) -> None:
+        """Takes over what the sender tells of its durables."""
+        assert self.identity is not None, "the sender has said Hello"
+        marks = [durable_of(one) for one in durables.durables if self.caller.permits(one.topic)]
+        size = durables.ByteSize()
+        self._bytes += size
+
+        def done(result: MergeCounts | Refused) -> None:
+            self._bytes -= size
+            if isinstance(result, Refused):
+                self.fail(result)  # the next link tells of all of them
+            self.wake()
+
+        self._store.take_durables(self.identity.name, marks, done)
+
     def _tell_of(self, probe: int, head: int, now_micros: int) -> None:
         self.head = max(self.head, head)
         self.skew.saw(now_micros - self._heard_at)
@@ -404,6 +423,8 @@ class Receiver:
         """Ends the link."""
         if self.failure is None:
             self.failure = why
+            if self.streaming and self.identity is not None:
+                self._store.durables_left(self.identity.name)
             self._out.clear()
             self._home.ended(self)
             self.wake()

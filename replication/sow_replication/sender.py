@@ -29,6 +29,7 @@ A topic of the link:
          all earlier messages then has everything that this instance had (rule R4).
     [7]  Publishers are sent once all topics are seeded, and again after each seed: as of a sequence, and behind all
          changes up to it (rule F11).
+    [8]  Replicated durables are told of topics that are seeded, see `durables`.
 
 The driver runs the result of `next_read` on a reader thread and hands the outcome to `took`, sends the messages of
 `next_message`, and gets a `wake` whenever either may have something new.
@@ -44,6 +45,7 @@ from typing import Final, NamedTuple
 
 from sow.v1 import replication_pb2, types_pb2
 from sow_peering import InstanceIdentity, JournalPart, PublisherPart, SeedPart, TopicKind
+from sow_replication.durables import DurableTeller
 from sow_replication.messages import PROTOCOL, identity_of, instance_of, mark_message, topic_of
 from sow_replication.options import NodeOptions, PeerOptions
 from sow_replication.ports import Refused, Store
@@ -167,6 +169,7 @@ class Sender:
         self._probe = 0
         """The last probe of the receiver."""
         self._echo = _Echo(0, 0)
+        self._durables = DurableTeller(store)
         self._missed_mark: int | None = None
         """The sequence that the peer has to acknowledge before `missed` is cleared."""
         self.skew: Final = Skew()
@@ -409,6 +412,8 @@ class Sender:
         if self.failure is not None:
             return None
         now = self._store.now_micros()
+        if self.identity is not None and self._durables.hurries:
+            self.tell_durables()
         if self._control:
             self._sent_at = now
             return self._control.popleft()
@@ -606,8 +611,15 @@ class Sender:
             self._watch_topics()
             self._watch_missed()
             self._tell()
+            self.tell_durables()
         self.wake()
         return None
+
+    def tell_durables(self) -> None:
+        """Tells of the durables that have changed ([8]); also the last thing on a link that ends in order."""
+        if self.identity is not None and self.failure is None:
+            seeded = {name for name, topic in self._topics.items() if topic.state is TopicState.SEEDED}
+            self._control.extend(self._durables.messages(self.identity, seeded, self._store.now_micros()))
 
     def _watch_topics(self) -> None:
         self._watched_head = self._store.head()

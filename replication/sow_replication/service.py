@@ -77,6 +77,8 @@ class Replication:
         self._dialling: dict[str, asyncio.Task[None]] = {}
         """By the name of the peer."""
         self._stopped = asyncio.Event()
+        self._leaving = False
+        """Whether links end once they have nothing to send."""
         self.servicer: Final = Servicer(node, readers, token, self._stopped)
 
     async def start(self) -> None:
@@ -95,13 +97,28 @@ class Replication:
         self.servicer.stop()
 
     async def stop(self) -> None:
-        """Ends all links."""
+        """Ends all links. Peers hear before of the last acknowledgements of durables, if they take them soon."""
         self._stopped.set()
+        await self._leave()
         tasks = [*self._dialling.values(), *([] if self._ticking is None else [self._ticking])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self.servicer.stop()
+
+    async def _leave(self) -> None:
+        self._leaving = True
+        leaving = [
+            self._dialling[out.peer.name]
+            for out in self.node.outgoing.values()
+            if out.sender is not None and out.sender.streaming and out.peer.name in self._dialling
+        ]
+        for out in self.node.outgoing.values():
+            if out.sender is not None:
+                out.sender.tell_durables()
+                out.sender.wake()
+        if leaving:
+            await asyncio.wait(leaving, timeout=self.node.options.farewell_micros / SECOND)
 
     async def add(self, peer: PeerOptions, token: str) -> None:
         """Sends to another instance from now on (node [6]). `token`: to present to it; empty: the common one."""
@@ -200,7 +217,7 @@ class Replication:
 
     async def _keep(self, out: Outgoing) -> None:
         """Dials a peer, again and again."""
-        while True:
+        while not self._leaving:
             wait = (out.next_at_micros - self.node.store.now_micros()) / SECOND
             if wait > 0:
                 # The store's clock may stand still or be slewed, so it is read again now and then.
@@ -248,6 +265,9 @@ class Replication:
                 if message is not None:
                     if not await _written(call, sealed(message, next(numbers))):
                         await asyncio.wait([hearing])  # it gets the reason
+                elif read is None and self._leaving:
+                    await call.done_writing()
+                    await asyncio.wait([hearing])  # the peer ends the link once it has taken everything
                 elif read is None:
                     await wakened.wait()
         finally:

@@ -285,6 +285,7 @@ class AdminService:
     def _durable(self, topic: Topic, durable: Durable, name: str) -> admin_pb2.Durable:
         """`name`: as the caller calls it."""
         settings = self._durables.settings(topic, durable)
+        elsewhere = self._consumers.holders.elsewhere((topic.id, durable.name))
         return admin_pb2.Durable(
             topic=topic.name,
             name=name,
@@ -294,6 +295,8 @@ class AdminService:
             create_time=convert.timestamp(durable.create_time_micros),
             last_use_time=convert.timestamp(durable.last_use_micros),
             settings=convert.durable_settings_message(settings._asdict()),
+            replicated=durable.replicated,
+            consumer_at="" if elsewhere is None else elsewhere.instance,
         )
 
     async def DeleteDurable(

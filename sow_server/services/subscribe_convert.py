@@ -11,6 +11,7 @@ from collections.abc import Callable
 from sow.v1 import sow_pb2
 from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.disk.layout import HeaderColumns
+from sow_server.engine.values.bookmarks import HELD_MAX, parse
 from sow_server.filters.restriction import Restriction
 from sow_server.query.scan import RecordBatch
 from sow_server.services import convert
@@ -92,7 +93,15 @@ def attachment(message: sow_pb2.SubscribeRequest) -> Attachment | None:
         if given:
             raise convert.invalid("durable", f"cannot be combined with {field}")
     declared = convert.durable_settings(durable.settings, "durable.settings") if durable.HasField("settings") else None
-    return Attachment(durable.name, force=durable.force, expected=durable.expected, declared=declared or None)
+    if len(durable.told) > HELD_MAX:
+        raise convert.invalid("durable.told", f"has more than {HELD_MAX} positions")
+    return Attachment(
+        durable.name,
+        force=durable.force,
+        expected=durable.expected,
+        declared=declared or None,
+        told=tuple([parse(text, "durable.told").at for text in durable.told]),
+    )
 
 
 def _held(message: sow_pb2.SubscribeRequest, reading: StoreReading) -> Callable[[Snapshot, str], Snapshot] | None:
@@ -156,11 +165,12 @@ def response(frame: Frame, reading: StoreReading, *, figures: bool = True) -> by
             message.progress.covers = covers
             message.progress.behind = behind
             message.progress.sources = sources
-        case DurableBegin(sequence, created, reset, session):
+        case DurableBegin(sequence, created, reset, session, replicated):
             message.durable_begin.bookmark = reading.instance.bookmark(sequence)
             message.durable_begin.created = created
             message.durable_begin.reset = reset
             message.durable_begin.session = session
+            message.durable_begin.replicated = replicated
         case GapNotice(reason, after, upto, entries):
             message.gap.reason = sow_pb2.GapReason.ValueType(reason.value)
             message.gap.after_bookmark = reading.instance.bookmark(after)

@@ -27,6 +27,7 @@ from sow_server.engine.durables import (
     delivered,
     not_found,
 )
+from sow_server.engine.values.bookmarks import Position
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.policies import Declared
 from sow_server.subscriptions.durable_entries import FirstEntries
@@ -47,13 +48,16 @@ class Attachment:
     force: bool = False
     expected: bool = False
     declared: Declared | None = None
+    told: tuple[Position, ...] = ()
+    """Up to where its consumer was handed changes at other instances (rule F17)."""
 
 
 class SubscriptionSource(Protocol):
     """The part of the hub that consumers use."""
 
-    def subscribe(self, request: Request, *, after: int | None = None) -> Subscription:
-        """A new subscription. `after`: a position to start at, instead of the start of the request."""
+    def subscribe(self, request: Request, *, after: int | None = None, held: tuple[Position, ...] = ()) -> Subscription:
+        """A new subscription. `after`: a position to start at, instead of the start of the request. `held`: what its
+        subscriber was told at other instances."""
 
     def start(self, request: Request, topics: list[Topic], *, several: bool) -> tuple[int | None, dict[int, int]]:
         """The position after which a request starts, None for now, and the floors below which it misses nothing."""
@@ -110,6 +114,7 @@ class Consumer:
         self.topic: Final = topic
         self.name: Final = attachment.name
         self._expected = attachment.expected
+        self._told_elsewhere = attachment.told
         self.session: Final = uuid.uuid4().hex
         self.wake: Callable[[], None] = lambda: None
         """Set by the driver of the machine."""
@@ -150,7 +155,7 @@ class Consumer:
         self._attached = None
         self._deliveries = durable.deliveries
         self.sent = self.handed = durable.position
-        self._frames.append(DurableBegin(durable.position, attached.created, attached.reset, self.session))
+        self._frames.append(_begin_frame(attached, self.session))
         gaps = sorted(durable.gaps, key=lambda gap: gap.reason is GapReason.CONFLATED)
         self._go_on(durable.position, gaps)
 
@@ -168,7 +173,7 @@ class Consumer:
             self._inner = source.subscribe(replace(self.request, sow=True, start=FROM_NOW))
         else:
             self.told = max([self.told, *[gap.upto for gap in gaps]])
-            self._inner = source.subscribe(self.request, after=position)
+            self._inner = source.subscribe(self.request, after=position, held=self._told_elsewhere)
             self._greeting = True
         self._inner.wake = self._wake
 
@@ -334,6 +339,11 @@ class Consumer:
     def ended(self) -> EndedConsumer:
         """What is to be kept once it is closed: a consumer with its subscription takes 10 KB."""
         return EndedConsumer(self.session, self.sent, self.handed, self.told, self._snapshot)
+
+
+def _begin_frame(attached: AttachedDurable, session: str) -> DurableBegin:
+    durable = attached.durable
+    return DurableBegin(durable.position, attached.created, attached.reset, session, durable.replicated)
 
 
 def _after(gap: DurableGap, position: int) -> DurableGap:

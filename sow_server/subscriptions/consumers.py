@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from typing import Final
 
@@ -25,6 +25,7 @@ from sow_server.engine.durables import (
     Durable,
     DurableEditor,
     GapReason,
+    Merged,
     RewindTo,
     check_same,
     in_use,
@@ -40,12 +41,11 @@ from sow_server.filters.restriction import UNRESTRICTED, Restriction
 from sow_server.subscriptions.consumer import Attachment, Consumer, EndedConsumer, SubscriptionSource
 from sow_server.subscriptions.durable_changes import DurableChanges
 from sow_server.subscriptions.durable_entries import Browse, DurableEntries, FirstEntries, FloorScan, ViewOf
+from sow_server.subscriptions.holders import Holders, Key
 from sow_server.subscriptions.request import Request, StartKind
 
 log = structlog.get_logger(__name__)
 
-Key = tuple[int, str]
-"""A topic's id and a durable's name."""
 STEP_MICROS: Final = MICROS // 20
 """How long a durable rests after a deadline was acted on, so that deadlines which come due meanwhile share a commit."""
 RETRY_MICROS: Final = MICROS
@@ -65,7 +65,12 @@ class Consumers:
         clock: GuardedClock,
         source: SubscriptionSource,
         view_of: ViewOf,
+        *,
+        instance: str = "",
     ) -> None:
+        """`instance`: the name of this one."""
+        self.holders: Final = Holders(instance)
+        """The consumers of replicated durables, here and elsewhere (rule F15)."""
         self.source: Final = source
         """Makes the inner subscriptions, which count among those of the server."""
         self._topics = topics
@@ -110,6 +115,7 @@ class Consumers:
         present = self._consumers.get(key)
         if present is not None and not attachment.force:
             raise in_use(topic, attachment.name)
+        self._check_elsewhere(topic, attachment.name, force=attachment.force)
         known = self._durables.get(topic.id, attachment.name)
         if known is not None:
             check_same(topic, known, text, attachment.declared)
@@ -130,6 +136,7 @@ class Consumers:
             )
         consumer = Consumer(self, request, topic, attachment, self._closed)
         self._consumers[key] = self._sessions[key] = consumer
+        self.holders.attach(key, self._clock.now_micros(), force=attachment.force)
 
         def attach(durables: DurableEditor) -> AttachedDurable:
             if self._topics.by_id.get(topic.id) is not topic:
@@ -160,6 +167,7 @@ class Consumers:
                 return
             self._watch(topic)
             self._look_at(topic, result.durable)
+            self.holders.changed()
             done(consumer)
 
         try:
@@ -174,6 +182,7 @@ class Consumers:
         key = consumer.topic.id, consumer.name
         if self._consumers.get(key) is consumer:
             del self._consumers[key]
+            self.holders.detach(key)
             if present is not None:
                 self._changes.submit_quietly(_detach(consumer.topic, consumer.name, present.handed), _ignore)
         if self._sessions.get(key) is consumer:
@@ -185,7 +194,14 @@ class Consumers:
             self._sessions[key] = consumer.ended()
         if self._consumers.get(key) is consumer:
             del self._consumers[key]
+            self.holders.detach(key)
             self._changes.submit_quietly(_detach(consumer.topic, consumer.name, consumer.handed), _ignore)
+
+    def _check_elsewhere(self, topic: Topic, name: str, *, force: bool) -> None:
+        """Raises StoreError DURABLE_IN_USE if another instance has the consumer of a durable (rule F15)."""
+        elsewhere = self.holders.elsewhere((topic.id, name))
+        if elsewhere is not None and not force:
+            raise in_use(topic, name, at=elsewhere.instance)
 
     def row(self, consumer: Consumer) -> Durable | None:
         """The current row of a consumer's durable."""
@@ -303,6 +319,7 @@ class Consumers:
         DURABLE_DIFFERS, NO_JOURNAL, BOOKMARK_TOO_OLD, INVALID_ARGUMENT."""
         if (topic.id, name) in self._consumers:
             raise in_use(topic, name)
+        self._check_elsewhere(topic, name, force=False)
         declared = {"idle_ttl_micros": idle_ttl_micros}
 
         def pin(durables: DurableEditor) -> tuple[Durable, bool]:
@@ -337,6 +354,7 @@ class Consumers:
         def rewound(result: tuple[Durable, int] | StoreError) -> None:
             if not isinstance(result, StoreError):
                 self._look_at(topic, result[0])  # the entries ahead of it may be due already (rule J4)
+                self.holders.changed()
             done(result)
 
         self._changes.submit(lambda durables: durables.rewind(topic, name, to), rewound)
@@ -345,7 +363,12 @@ class Consumers:
         """Deletes a durable. Raises StoreError at once, or `done` hears it: DURABLE_NOT_FOUND, DURABLE_IN_USE."""
         self._durables.find(topic, name)
         self._free(topic, name, "deleted", force=force)
-        self._changes.submit(lambda durables: durables.remove(topic, name), done)
+
+        def deleted(result: Durable | StoreError) -> None:
+            self.holders.changed()
+            done(result)
+
+        self._changes.submit(lambda durables: durables.remove(topic, name), deleted)
 
     def clear(self, topic: Topic, name: str, done: Callable[[ClearedBacklogs | StoreError], None]) -> None:
         """Acknowledges everything; for all durables of the topic if `name` is empty (rule J13). Consumers are detached
@@ -360,6 +383,7 @@ class Consumers:
     def _free(self, topic: Topic, name: str, what: str, *, force: bool) -> None:
         """Detaches the consumer, if there is one. Raises StoreError DURABLE_IN_USE."""
         key = topic.id, name
+        self._check_elsewhere(topic, name, force=force)
         consumer = self._consumers.get(key)
         if consumer is not None:
             if not force:
@@ -368,8 +392,53 @@ class Consumers:
                 StoreError(Reason.DURABLE_DETACHED, f"durable: {name} of {topic.name} has been {what}", field="durable")
             )
             self._consumers.pop(key)
+            self.holders.detach(key)
             self._changes.submit(_detach(topic, name, consumer.handed), _ignore)
         self._sessions.pop(key, None)
+
+    # -- replicated durables: as `ConsumersHere` --------------------------------------------------------------------
+
+    def check_new(self, topic: Topic, filter_text: str) -> None:
+        self.entries.check_filter(topic, filter_text)
+
+    def end_here(self, topic: Topic, name: str, error: StoreError, *, for_good: bool) -> None:
+        key = topic.id, name
+        consumer = self._consumers.pop(key, None)
+        if consumer is not None:
+            consumer.end(error)
+            self.holders.detach(key)
+            self._changes.submit_quietly(_detach(topic, name, consumer.handed), _ignore)
+        if for_good:
+            self._sessions.pop(key, None)
+
+    def merge(
+        self, run: Callable[[DurableEditor], list[Merged]], done: Callable[[list[Merged] | StoreError], None]
+    ) -> None:
+        self._changes.submit(run, done)
+
+    def look_at(self, topic: Topic, name: str) -> None:
+        found = self._durables.get(topic.id, name)
+        if found is not None:
+            self._watch(topic)
+            self._look_at(topic, found)
+        self._tell(topic, [name])
+
+    def used_elsewhere(self, keys: Collection[Key]) -> None:
+        for topic_id, name in keys:
+            topic, found = self._topics.by_id.get(topic_id), self._durables.get(topic_id, name)
+            if topic is None or found is None or self._durables.settings(topic, found).idle_ttl_micros is None:
+                continue
+            self._changes.submit_quietly(_use(topic, name), _ignore)
+
+    def _replicate(self, topic: Topic, durable: Durable) -> None:
+        """Makes a durable known at the peers whose settings say so by now."""
+        if durable.replicated or not self._durables.settings(topic, durable).replicated:
+            return
+
+        def replicated(_: object) -> None:
+            self.holders.changed()
+
+        self._changes.submit_quietly(lambda durables: durables.replicate(topic, durable.name), replicated)
 
     # -- upkeep -----------------------------------------------------------------------------------------------------
 
@@ -387,6 +456,7 @@ class Consumers:
                 self._watch(topic)
                 for durable in durables.of(topic):
                     self._look_at(topic, durable)
+                    self._replicate(topic, durable)
         if self._dropped != durables.dropped:
             self._dropped = durables.dropped
             for key in [key for key in self._sessions if key[0] not in topics]:
@@ -436,7 +506,9 @@ class Consumers:
         due: list[int] = []
         if settings.idle_ttl_micros is not None:
             idle_since = now if key in self._consumers else durable.last_use_micros
-            due.append(idle_since + settings.idle_ttl_micros)
+            # A use elsewhere is stored now and then: the link with that instance may end, and so may this process.
+            elsewhere = self.holders.elsewhere(key) is not None
+            due.append(idle_since + (settings.idle_ttl_micros // 2 if elsewhere else settings.idle_ttl_micros))
         if settings.backlog_ttl_micros is not None:
             oldest = self._durables.oldest(topic, durable.position)
             due.append((now if oldest is None else oldest) + settings.backlog_ttl_micros)
@@ -465,7 +537,11 @@ class Consumers:
                 self._forget(key)
 
         try:
-            if idle is not None and key not in self._consumers and durable.last_use_micros + idle <= now:
+            if idle is not None and self.holders.elsewhere(key) is not None:
+                if durable.last_use_micros + idle // 2 <= now:
+                    self._changes.submit(_use(topic, durable.name), again)
+                    return
+            elif idle is not None and key not in self._consumers and durable.last_use_micros + idle <= now:
                 self._changes.submit(lambda durables: _remove_idle(durables, topic, durable.name, idle), again)
                 return
             if ttl is not None:
@@ -516,6 +592,10 @@ def _detach(topic: Topic, name: str, handed: int = 0) -> Callable[[DurableEditor
     return lambda durables: durables.detach(topic, name, handed)
 
 
+def _use(topic: Topic, name: str) -> Callable[[DurableEditor], None]:
+    return lambda durables: durables.use(topic, name)
+
+
 def _relieve(topic: Topic) -> Callable[[DurableEditor], list[str]]:
     return lambda durables: durables.relieve(topic)
 
@@ -525,7 +605,7 @@ def _remove_idle(durables: DurableEditor, topic: Topic, name: str, idle_ttl_micr
     found = durables.get(topic, name)
     if found is not None and not found.attached and found.last_use_micros + idle_ttl_micros <= durables.now:
         log.info("durable_idle", topic=topic.name, durable=name)
-        durables.remove(topic, name)
+        durables.remove(topic, name, idle=True)
 
 
 def _ignore(_: object) -> None:

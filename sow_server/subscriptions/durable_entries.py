@@ -17,7 +17,7 @@ from sow_server.engine.durables import Durable, DurableFigures
 from sow_server.engine.durables.registry import Durables
 from sow_server.engine.reading import Cuts
 from sow_server.engine.values.clock import GuardedClock
-from sow_server.engine.values.errors import StoreError
+from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.filters.restriction import UNRESTRICTED, Restriction
 from sow_server.subscriptions.frames import ChangeFrame
 from sow_server.subscriptions.matching import VersionMatcher
@@ -197,6 +197,15 @@ class DurableEntries:
             unacknowledged_entries=unacknowledged[0],
             unacknowledged_bytes=unacknowledged[1],
         )
+
+    def check_filter(self, topic: Topic, text: str) -> None:
+        """Raises StoreError if a durable of a topic cannot have this filter."""
+        view = self._view_of(text, UNRESTRICTED)(topic)
+        canonical = "" if view.filter is None else view.filter.asked
+        if canonical != text:
+            raise StoreError(
+                Reason.INVALID_ARGUMENT, f"filter: {text[:200]!r} is not in canonical form", field="filter"
+            )
 
     def replay(self, topic: Topic, text: str, restriction: Restriction = UNRESTRICTED) -> Replay:
         """Reads every entry of a topic that matches a filter, whatever else its consumers ask for."""

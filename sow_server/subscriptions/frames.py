@@ -366,6 +366,7 @@ class DurableBegin:
     created: bool
     reset: bool
     session: str
+    replicated: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,9 +74,9 @@ class Hub:
         for topic in self._topics(request, self._matches(request)):
             request.view(topic)
 
-    def subscribe(self, request: Request, *, after: int | None = None) -> Subscription:
+    def subscribe(self, request: Request, *, after: int | None = None, held: tuple[Position, ...] = ()) -> Subscription:
         """A new subscription; `request` has passed `request.check`. `after`: a position to start at, instead of the
-        start of the request. Raises StoreError."""
+        start of the request; `held`: what its subscriber was told at other instances. Raises StoreError."""
         if self._stopping:
             raise StoreError(Reason.STOPPING, "the server is stopping")
         if len(self._subscriptions) >= self._options.subscriptions_max:
@@ -93,10 +93,14 @@ class Hub:
             request.view(found)
         marking: Marking | None = None
         if after is None:
-            # A consumer of a durable has no marks: its position is kept here.
             position, accepted, marking = self._begin(request, topics, matches, several=topic is None)
         else:
+            # A consumer of a durable needs no marks, because its position is kept here; unless it has come from
+            # elsewhere (rule F17).
             position, accepted = after, {}
+            held = tuple([at for at in held if at.epoch != self._instance.epoch])
+            if held and all(_sees_all(request, one) for one in topics):
+                marking = Marking(self._marks, lambda: topics, held=held)
         subscription = Subscription(
             request,
             self._commits,

@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 from sow.v1 import types_pb2
 from sow_peering import (
     Checksums,
+    DurableMark,
     InstanceIdentity,
     JournalPart,
     MergeCounts,
@@ -306,6 +307,21 @@ class ModelStore(LocalStore):
                 del topic.rows[key]
                 gone += 1
         return MergeCounts(gone)
+
+    # -- durables: the model has none -------------------------------------------------------------------------------
+
+    @property
+    def durables_version(self) -> int:
+        return 0
+
+    def durables(self, peer: InstanceIdentity, topics: Collection[str]) -> list[DurableMark]:
+        return []
+
+    def take_durables(self, name: str, marks: Sequence[DurableMark], done: Done) -> None:
+        done(MergeCounts())
+
+    def durables_left(self, name: str) -> None:
+        """There are no consumers."""
 
     # -- commands ---------------------------------------------------------------------------------------------------
 

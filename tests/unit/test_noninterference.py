@@ -52,6 +52,7 @@ SETTINGS_OF_DURABLES: Final = {
     "retain_bytes": 9999,
     "backlog_ttl": {"seconds": 90},
     "idle_ttl": {"seconds": 900},
+    "replicated": True,
 }
 EXISTS: Final = {"only_if_present": True}
 POSITION: Final = {"publisher_id": "p", "publisher_epoch": 1, "first_sequence": 1}
@@ -296,6 +297,7 @@ REQUESTS: Final[dict[str, list[Request]]] = {
         orders(durable={"name": "d", "force": True}, earliest=True),
         orders(durable={"name": "e", "settings": SETTINGS_OF_DURABLES}, filter="/price > 100", earliest=True),
         orders(durable={"name": "d", "expected": True}, filter="/other = 1"),
+        orders(durable={"name": "d", "expected": True, "told": ["0123456789ab.7"]}, oof=True),
         orders(durable={"name": "f", "settings": {"retain_time_unlimited": True}}),
         plain(topic="elsewhere", sow=True),
     ],

@@ -1,0 +1,263 @@
+"""Replicated durables between the consumers of this instance and its links (rules F14 to F16).
+
+    [1]  A peer is told a position of its own journal: everything that it sent up to there has been acknowledged here.
+         The marks of the acknowledged position say so (rule F6); where there are none, no position is told.
+    [2]  A position that a peer tells is taken only up to the last commit here at or before the time up to which it has
+         acknowledged expiries (rule F7).
+    [3]  Where a durable begins anew or is deleted elsewhere, its consumer here is ended first, so that no late
+         acknowledgement counts for the new one.
+
+On the event loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Final, Protocol
+
+import structlog
+
+from sow_peering import DurableMark, InstanceIdentity, MergeCounts
+from sow_server.engine.catalog.topics import Topic, Topics
+from sow_server.engine.commit.commits import Commits
+from sow_server.engine.durables import Durable, DurableEditor, Merged
+from sow_server.engine.durables.registry import Durables
+from sow_server.engine.reading import Cuts
+from sow_server.engine.replicas.marks import SourceMarks
+from sow_server.engine.values.clock import GuardedClock, boot_micros
+from sow_server.engine.values.errors import Reason, StoreError
+from sow_server.engine.values.policies import check_durable_settings
+from sow_server.subscriptions.holders import Holder, Holders
+
+log = structlog.get_logger(__name__)
+
+TakenDurables = Callable[[MergeCounts | StoreError], None]
+WARNED_MAX: Final = 1000
+"""Durables of which a mark that was left out is remembered, so that the log tells of each once."""
+
+
+class ConsumersHere(Protocol):
+    """The part of `Consumers` that replicated durables use."""
+
+    @property
+    def holders(self) -> Holders:
+        """Where durables have their consumers."""
+
+    def check_new(self, topic: Topic, filter_text: str) -> None:
+        """Raises StoreError if a durable of a topic cannot have this filter."""
+
+    def end_here(self, topic: Topic, name: str, error: StoreError, *, for_good: bool) -> None:
+        """Ends the consumer of a durable. `for_good`: none of its acknowledgements counts any more."""
+
+    def merge(
+        self, run: Callable[[DurableEditor], list[Merged]], done: Callable[[list[Merged] | StoreError], None]
+    ) -> None:
+        """Changes durables in one commit. Raises StoreError."""
+
+    def look_at(self, topic: Topic, name: str) -> None:
+        """The deadlines of a durable may have changed, or its entries were acknowledged elsewhere."""
+
+    def used_elsewhere(self, keys: Collection[tuple[int, str]]) -> None:
+        """These durables had a consumer elsewhere until now."""
+
+
+class ReplicatedDurables:
+    """Tells peers of durables, and takes over what they tell."""
+
+    def __init__(
+        self,
+        consumers: ConsumersHere,
+        topics: Topics,
+        durables: Durables,
+        commits: Commits,
+        cuts: Cuts,
+        clock: GuardedClock,
+        marks: SourceMarks,
+        *,
+        elapsed: Callable[[], int] = boot_micros,
+    ) -> None:
+        self._consumers = consumers
+        self._holders = consumers.holders
+        self._topics = topics
+        self._durables = durables
+        self._commits = commits
+        self._cuts = cuts
+        self._clock = clock
+        self._marks = marks
+        self._elapsed = elapsed
+        self._warned: dict[tuple[str, int, str], None] = {}
+        self._sampled = 0
+        """The version at the last sample."""
+
+    def wake_with(self, wake: Callable[[], None]) -> None:
+        """`wake` is called whenever peers should be told at once."""
+        self._holders.wake = wake
+
+    # -- telling ----------------------------------------------------------------------------------------------------
+
+    @property
+    def version(self) -> int:
+        """Changes whenever peers should be told at once."""
+        return self._holders.version
+
+    def told(self, peer: InstanceIdentity, names: Collection[str]) -> list[DurableMark]:
+        """The replicated durables of topics, as they are for a peer."""
+        # Also without durables: a new one needs a sample of before it. At once where a consumer has gone: the position
+        # where it has ended is the one at which the next one begins.
+        self._marks.sample(self._elapsed(), at_once=self._sampled != self.version)
+        self._sampled = self.version
+        found = [self._topics.by_id.get(topic_id) for topic_id in self._durables.replicated_ids()]
+        topics = [topic for topic in found if topic is not None and topic.name in names]
+        return [mark for topic in topics for mark in self._of_topic(peer, topic)]
+
+    def _of_topic(self, peer: InstanceIdentity, topic: Topic) -> Iterator[DurableMark]:
+        durables, removed = self._durables.replicated(topic.id)
+        version = self._marks.version
+        if not (durables or removed) or peer.name not in self._marks.whole([topic]):
+            return
+        for durable in durables:
+            yield self._mark(topic, durable, peer, version)
+        for gone, row in removed:
+            yield DurableMark(topic.name, gone, buried=row.buried, removed=True)
+
+    def _mark(self, topic: Topic, durable: Durable, peer: InstanceIdentity, version: int) -> DurableMark:
+        key = topic.id, durable.name
+        holder = self._holders.here(key)
+        found = self._marks.at(durable.consumed, (peer.name,), version)
+        sequence, swept = None, 0
+        for epoch, reached in () if found is None else found.sources:
+            if found is not None and epoch == peer.epoch:  # another one is that of data which the peer has lost
+                sequence, swept = reached, found.swept_micros
+        in_use = holder is not None or self._holders.elsewhere(key) is not None
+        idle = 0 if in_use else max(0, self._clock.now_micros() - durable.last_use_micros)
+        return DurableMark(
+            topic.name,
+            durable.name,
+            durable.filter,
+            durable.declared,  # type: ignore[arg-type]  # its values are numbers, flags and None
+            durable.born,
+            durable.buried,
+            generation=durable.generation,
+            sequence=sequence,
+            swept_micros=swept,
+            idle_micros=idle,
+            consumer_since=0 if holder is None else holder.since_micros,
+            forced=holder is not None and holder.forced,
+        )
+
+    # -- taking over ------------------------------------------------------------------------------------------------
+
+    def take(self, peer: str, marks: Sequence[DurableMark], done: TakenDurables) -> None:
+        """Takes over what a peer tells. Raises StoreError, or `done` hears it."""
+        taken: list[tuple[Topic, DurableMark, int | None]] = []
+        swept: dict[int, int] = {}
+        for mark in marks:
+            topic = self._topics.by_name.get(mark.topic)
+            if topic is None or topic.reserved or not topic.settings.journal or not self._is_sound(peer, topic, mark):
+                continue
+            self._hear(peer, topic, mark)
+            taken.append((topic, mark, self._position(mark, swept)))
+
+        def merge(durables: DurableEditor) -> list[Merged]:
+            return [
+                durables.merge(topic, mark, position) if self._topics.by_id.get(topic.id) is topic else Merged.NOTHING
+                for topic, mark, position in taken
+            ]
+
+        def merged(result: list[Merged] | StoreError) -> None:
+            if isinstance(result, StoreError):
+                done(result)
+                return
+            for (topic, mark, _), outcome in zip(taken, result, strict=True):
+                self._tell_outcome(peer, topic, mark, outcome)
+            done(MergeCounts())
+
+        if taken:
+            self._consumers.merge(merge, merged)
+        else:
+            done(MergeCounts())
+
+    def left(self, peer: str) -> None:
+        """Nothing is known of the consumers at a peer."""
+        self._consumers.used_elsewhere(self._holders.left(peer))
+
+    def _is_sound(self, peer: str, topic: Topic, mark: DurableMark) -> bool:
+        known = self._durables.get(topic.id, mark.name)
+        if mark.removed or (known is not None and known.filter == mark.filter):
+            return True
+        try:
+            check_durable_settings(mark.declared)
+            self._consumers.check_new(topic, mark.filter)
+        except StoreError as error:
+            self._warn(peer, topic, mark.name, error.message)
+            return False
+        return True
+
+    def _hear(self, peer: str, topic: Topic, mark: DurableMark) -> None:
+        """Ends the consumer here where the durable begins anew, or another consumer counts."""
+        key = topic.id, mark.name
+        known = self._durables.get(*key)
+        if known is None or not known.replicated:
+            if known is None:
+                self._holders.heard(key, _holder(peer, mark), peer)
+            return
+        stays = self._holders.heard(key, _holder(peer, mark), peer)
+        if stays is not None and stays.forced:
+            where = f"was taken over by a consumer at {peer}"
+            self._end(topic, mark.name, Reason.DURABLE_TAKEN_OVER, where, for_good=True)
+        elif stays is not None:
+            where = f"has a consumer at {peer}, which came first"
+            self._end(topic, mark.name, Reason.DURABLE_IN_USE, where, for_good=False)
+        if mark.buried >= known.born:
+            self._end(topic, mark.name, Reason.DURABLE_DETACHED, f"has been deleted at {peer}", for_good=True)
+        elif not mark.removed and _restarts(known, mark):
+            self._end(topic, mark.name, Reason.DURABLE_DETACHED, f"has been rewound at {peer}", for_good=True)
+
+    def _end(self, topic: Topic, name: str, reason: Reason, what: str, *, for_good: bool) -> None:
+        error = StoreError(reason, f"durable: {name} of {topic.name} {what}", field="durable")
+        self._consumers.end_here(topic, name, error, for_good=for_good)
+
+    def _position(self, mark: DurableMark, swept: dict[int, int]) -> int | None:
+        """The position here up to which everything was acknowledged ([2]); None: it is not known. `swept`: the commits
+        that were looked up before, by their times."""
+        if mark.sequence is None:
+            return None
+        last = self._commits.last_sequence
+        if mark.swept_micros not in swept:
+            cut = self._cuts.journal()
+            try:
+                swept[mark.swept_micros] = cut.last_upto(mark.swept_micros, last)
+            finally:
+                cut.close()
+        return min(mark.sequence, swept[mark.swept_micros], last)
+
+    def _tell_outcome(self, peer: str, topic: Topic, mark: DurableMark, outcome: Merged) -> None:
+        name = mark.name
+        if outcome is Merged.NOTHING:
+            return
+        if outcome is Merged.DIFFERS:
+            self._warn(peer, topic, name, "here, a durable of this name has another filter, or is not replicated")
+            return
+        if outcome is not Merged.MOVED:
+            log.info("durable_of_peer_taken", topic=topic.name, durable=name, peer=peer, outcome=outcome.name.lower())
+            self._holders.changed()  # others hear of it from here
+        self._consumers.look_at(topic, name)
+
+    def _warn(self, peer: str, topic: Topic, name: str, cause: str) -> None:
+        key = peer, topic.id, name
+        if key not in self._warned:
+            if len(self._warned) >= WARNED_MAX:
+                del self._warned[next(iter(self._warned))]
+            self._warned[key] = None
+            log.warning("durable_of_peer_left_out", peer=peer, topic=topic.name, durable=name, cause=cause)
+
+
+def _holder(peer: str, mark: DurableMark) -> Holder | None:
+    return Holder(mark.consumer_since, peer, mark.forced) if mark.consumer_since else None
+
+
+def _restarts(known: Durable, mark: DurableMark) -> bool:
+    """Whether a mark takes the place of the durable here (durables.merging [2])."""
+    if known.filter != mark.filter or mark.born > known.born:
+        return False
+    return mark.born < known.born or mark.generation > known.generation

@@ -1,0 +1,158 @@
+"""Consumers of replicated durables, in the simulation of replication on the real store (rules F14 to F17).
+
+One consumer after the other, at any instance, through crashes, cut links, power cuts, expiries and rewinds: in the end
+it was handed every record that has a key of its own, and has exactly the records of the instance that it is at.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from sow_replication.options import NodeOptions, PeerOptions
+from tests.property.test_replication_simulation import edges, write
+from tests.support.examples import examples
+from tests.support.moving_consumers import ConsumedStore, MovingConsumer, make_store
+from tests.support.replica_rocks import RocksStore
+from tests.support.replica_rows import SECOND
+from tests.support.replica_world import World
+from tests.support.resumers import KINDS, Kind
+
+SEEDS = 96
+KEYS = [f"k{number}" for number in range(8)]
+CONSUMED = (Kind(), *[kind for kind in KINDS if not kind.delta and not kind.conflation])
+
+
+class Skipped(AssertionError):
+    """A consumer was not handed something."""
+
+
+def build(seed: int, folder: Path, stores: list[RocksStore], kind: type[ConsumedStore]) -> World:
+    draw = random.Random(seed)
+    world = World(seed, make_store(kind, folder, stores))
+    names = ["a", "b", "c"][: draw.choice([2, 3, 3])]
+    shape = draw.choice(["mesh", "mesh", "line both ways"])
+    links = edges(shape, names)
+    print(f"seed {seed}: {shape} of {len(names)}")
+    for name in names:
+        options = NodeOptions(
+            peers=tuple(PeerOptions(b, b) for a, b in links if a == name),
+            accept=tuple(a for a, b in links if b == name),
+            tombstone_grace_micros=10_000 * SECOND,
+            settle_micros=10 * SECOND,
+            seed_bytes_max=draw.choice([1, 200, 100_000]),
+            cursor_sequences_max=draw.choice([3, 1000]),
+        )
+        world.add(name, options, offset=draw.randint(-4 * SECOND, 4 * SECOND))
+    for instance in world.instances.values():
+        for topic in ("T", "U"):
+            instance.store.create(topic)
+        world.soon(instance)
+    world.run(4 * SECOND)
+    return world
+
+
+def disturb(world: World, draw: random.Random) -> None:
+    """Cuts, kills and power cuts."""
+    instance, other = draw.sample(list(world.instances.values()), 2)
+    a, b = instance.store.identity.name, other.store.identity.name
+    match draw.randrange(4):
+        case 0 | 1:
+            world.cut(a, b)
+            if draw.random() < 0.7:
+                world.cut(b, a)
+            after = draw.choice([1, 5, 20]) * SECOND
+            world.at(world.now + after, lambda: world.cuts.difference_update({(a, b), (b, a)}))
+        case 2 if instance.up:
+            instance.crash(power=draw.random() < 0.3)
+            world.at(world.now + draw.choice([0, 2, 25]) * SECOND, instance.boot)
+        case _:
+            for wire in world.wires:  # a connection resets
+                if wire.source is instance:
+                    wire.cut()
+
+
+def live(seed: int, folder: Path, stored: type[ConsumedStore] = ConsumedStore) -> Counter[str]:
+    """One life of some instances and of one consumer. Returns what it went through. Raises Skipped."""
+    folder.mkdir()
+    stores: list[RocksStore] = []
+    try:
+        world = build(seed, folder, stores, stored)
+        draw = random.Random(seed + 1)
+        instances = list(world.instances.values())
+        consumer = MovingConsumer(
+            world, draw.choice(CONSUMED), draw.choice(instances), random.Random(f"{seed}.consumer")
+        )
+        unique: set[str] = set()
+        rate = draw.choice([0.02, 0.05])
+        until = world.now + draw.choice([15, 30, 60]) * SECOND
+        while world.now < until:
+            world.run(draw.randint(1, 400_000))
+            write(world, draw, keys=KEYS)
+            instance = draw.choice(instances)
+            if instance.up and draw.random() < 0.6:
+                unique.add(f"u{len(unique)}")
+                instance.store.publish("T", f"u{len(unique) - 1}", f"p{draw.randrange(4)}")
+                world.soon(instance)
+            if draw.random() < rate:
+                disturb(world, draw)
+            if draw.random() < 0.5:
+                consumer.pump()
+            if draw.random() < 0.05:
+                consumer.leave()
+            if draw.random() < 0.01:
+                consumer.rewind()
+        settle(world, consumer)
+        if not consumer.counts["gaps"] and (found := consumer.trouble(unique)):
+            raise Skipped(found)
+        return consumer.counts
+    finally:
+        for store in stores:
+            store.close()
+
+
+def settle(world: World, consumer: MovingConsumer) -> None:
+    """Heals everything, and waits until it is quiet and the consumer has acknowledged everything."""
+    world.heal()
+    for instance in world.instances.values():
+        if not instance.up:
+            instance.boot()
+        for topic in ("T", "U"):
+            instance.store.create(topic)  # its creation may have died with the process
+        world.soon(instance)
+    quiet = 0
+    for _ in range(200):
+        world.run(SECOND)
+        consumer.pump(moves=False)
+        quiet = quiet + 1 if world.lag() == 0 and not consumer.idle else 0
+        if quiet == 12:
+            break
+    else:
+        raise AssertionError("it is never quiet")
+    for instance in world.instances.values():
+        instance.store.sweep()
+        instance.store.step()
+    consumer.pump(moves=False)
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_consumers_are_handed_everything(tmp_path: Path, seed: int, part: int) -> None:
+    total: Counter[str] = Counter()
+    for number in range(examples(SEEDS // 4)):
+        own = (seed + 500_000 + part * 1000 + number) % 2**32
+        try:
+            total += live(own, tmp_path / str(number))
+        except AssertionError as error:
+            raise type(error)(f"seed {own}: {error}") from error
+    print(total)
+    assert total["moved"] > 0
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("part", range(100))
+def test_ten_thousand_lives_of_consumers(tmp_path: Path, seed: int, part: int) -> None:
+    for number in range(100):
+        live((seed + 600_000 + part * 1000 + number) % 2**32, tmp_path / str(number))

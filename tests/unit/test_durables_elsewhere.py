@@ -1,0 +1,385 @@
+"""Replicated durables between instances, on real stores and links under one clock (rules F14 to F17)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from sow_replication.options import NodeOptions, PeerOptions
+from sow_server.engine.durables import Durable, RewindTo
+from sow_server.engine.replicas import marks
+from sow_server.engine.values.bookmarks import Position
+from sow_server.engine.values.errors import Reason, StoreError
+from sow_server.subscriptions.consumer import Attachment, Consumer
+from sow_server.subscriptions.frames import ChangeFrame, Frame, GapNotice
+from sow_server.subscriptions.request import FROM_NOW, Start, StartKind
+from sow_server.subscriptions.subscription import Read, Send
+from tests.property.test_replication_simulation import edges
+from tests.support.moving_consumers import ConsumedStore, consumed, make_store
+from tests.support.replica_rocks import RocksStore
+from tests.support.replica_rows import SECOND
+from tests.support.replica_world import Instance, World
+from tests.support.subscribers import request
+
+EARLIEST = Start(StartKind.EARLIEST)
+SOON = 300_000
+"""Enough for a message that is not delayed until the next second."""
+LATE = 31
+"""Seconds until both ends of a broken connection have noticed it: in the simulation some notice by the silence."""
+
+
+class Linked:
+    """Instances whose links are up."""
+
+    def __init__(
+        self, folder: Path, names: str, links: Sequence[tuple[str, str]], offsets: Sequence[int] = (0, 0, 0)
+    ) -> None:
+        self.stores: list[RocksStore] = []
+        self.world = World(1, make_store(ConsumedStore, folder, self.stores))
+        for name, offset in zip(names, offsets, strict=False):
+            options = NodeOptions(
+                peers=tuple(PeerOptions(b, b) for a, b in links if a == name),
+                accept=tuple(a for a, b in links if b == name),
+                tombstone_grace_micros=10_000 * SECOND,
+            )
+            self.world.add(name, options, offset=offset)
+        for instance in self.world.instances.values():
+            instance.store.create("T")
+            self.world.soon(instance)
+        self.run(5)
+
+    def __getitem__(self, name: str) -> Instance:
+        return self.world.instances[name]
+
+    def run(self, seconds: float) -> None:
+        self.world.run(int(seconds * SECOND))
+
+    def put(self, name: str, *keys: str, ttl_micros: int | None = None) -> None:
+        for key in keys:
+            self[name].store.publish("T", key, "p1", ttl_micros)
+            self.world.soon(self[name])
+            self.run(0.1)
+
+    def attach(self, name: str, **options: object) -> Following:
+        """A consumer at an instance. Raises StoreError."""
+        store, answers = consumed(self[name]), list[Consumer | StoreError]()
+        oof, start = bool(options.pop("oof", False)), options.pop("start", FROM_NOW)
+        assert isinstance(start, Start)
+        asked = request(store._rig.store, topic="T", oof=oof, start=start)
+        declared = {"replicated": True}
+        store.consumers.attach(asked, Attachment("d", declared=declared, **options), answers.append)  # type: ignore[arg-type]  # the tests name fields
+        self.world.soon(self[name])
+        self.run(0.1)
+        (answer,) = answers
+        if isinstance(answer, StoreError):
+            raise answer
+        return Following(self, name, answer)
+
+    def row(self, name: str) -> Durable:
+        found = consumed(self[name]).row
+        assert found is not None, f"none at {name}"
+        return found
+
+    def lag(self, name: str) -> int:
+        """Entries of the topic after the position of the durable."""
+        topic = consumed(self[name])._rig.store.topics.by_name["T"]
+        return topic.statistics.appended_entries - self.row(name).entries
+
+
+class Following:
+    """A consumer, and what it was handed."""
+
+    def __init__(self, linked: Linked, name: str, consumer: Consumer) -> None:
+        self.linked = linked
+        self.name = name
+        self.consumer = consumer
+        self.frames: list[Frame] = []
+        self.error: StoreError | None = None
+
+    def pump(self) -> list[str]:
+        """Takes what there is; returns the keys of all changes so far, removals with a minus."""
+        while self.error is None:
+            try:
+                step = self.consumer.step()
+            except StoreError as error:
+                self.error = error
+                self.consumer.close()
+                break
+            if isinstance(step, Send):
+                self.frames.append(step.frame)
+            elif isinstance(step, Read):
+                self.consumer.took(step.run())
+            else:
+                break
+        rows = [row for frame in self.frames if isinstance(frame, ChangeFrame) for row in frame.rows]
+        return [("" if row.op == 1 else "-") + row.key.decode() for row in rows]
+
+    def acknowledge(self, position: int | None = None) -> None:
+        self.pump()
+        consumer, store = self.consumer, consumed(self.linked[self.name])
+        upto = consumer.sent if position is None else position
+        store.consumers.acknowledge(consumer.topic, "d", consumer.session, upto, lambda result: None)
+        self.linked.world.soon(self.linked[self.name])
+        self.linked.run(0.1)
+
+    def close(self) -> None:
+        self.consumer.close()
+        self.linked.world.soon(self.linked[self.name])
+        self.linked.run(0.1)
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[Linked]:
+    linked = Linked(tmp_path, "ab", edges("mesh", ["a", "b"]))
+    yield linked
+    for store in linked.stores:
+        store.close()
+
+
+def test_an_acknowledged_position_is_known_at_the_peer_and_the_consumer_goes_on_there(pair: Linked) -> None:
+    """F14, F17: what was acknowledged does not come again, and nothing else is missing."""
+    pair.put("a", "1", "2")
+    pair.put("b", "3")
+    consumer = pair.attach("a", start=EARLIEST)
+    pair.run(2)
+    assert consumer.pump() == ["1", "2", "3"]
+    consumer.acknowledge()
+    pair.run(2)
+    assert pair.lag("b") == 0
+    assert pair.row("b").consumed == pair.row("b").position
+    pair.put("a", "4")
+    pair.put("b", "5")
+    pair["a"].crash()
+    pair.run(LATE)
+    assert pair.attach("b", expected=True).pump() == ["4", "5"]
+
+
+def test_entries_that_were_not_acknowledged_come_again(pair: Linked) -> None:
+    """F14."""
+    pair.put("a", "1", "2")
+    consumer = pair.attach("a", start=EARLIEST)
+    first = next(frame for frame in iter_changes(consumer) if frame.rows)
+    consumer.acknowledge(first.rows[0].sequence)
+    pair.run(2)
+    consumer.close()
+    pair.run(1)
+    assert pair.attach("b").pump()[-1] == "2"
+
+
+def iter_changes(consumer: Following) -> list[ChangeFrame]:
+    consumer.pump()
+    return [frame for frame in consumer.frames if isinstance(frame, ChangeFrame)]
+
+
+def test_an_expiry_is_not_skipped_where_the_clock_is_ahead(tmp_path: Path) -> None:
+    """F14: b expires a record before a does, and a has acknowledged everything of b's up to there."""
+    linked = Linked(tmp_path, "ab", edges("mesh", ["a", "b"]), offsets=(0, 4 * SECOND))
+    linked.put("a", "held", ttl_micros=6 * SECOND)
+    consumer = linked.attach("a", start=EARLIEST, oof=True)
+    linked.run(3)
+    linked.put("b", "later")  # after the expiry at b
+    linked.run(1.5)
+    assert consumer.pump() == ["held", "later"], "it is not over at a"
+    consumer.acknowledge()
+    linked.run(1.2)
+    linked["a"].crash()
+    linked.run(LATE)
+    assert "-held" in linked.attach("b", oof=True, expected=True).pump()
+    for store in linked.stores:
+        store.close()
+
+
+def test_a_consumer_is_refused_while_a_peer_has_one_and_accepted_as_soon_as_it_has_gone(pair: Linked) -> None:
+    """F15."""
+    consumer = pair.attach("a")
+    pair.world.run(SOON)
+    with pytest.raises(StoreError, match="has a consumer at a") as refused:
+        pair.attach("b")
+    assert (refused.value.reason, refused.value.details) == (Reason.DURABLE_IN_USE, {"instance": "a"})
+    consumer.close()
+    pair.world.run(SOON)
+    pair.attach("b")
+    pair.world.run(SOON)
+    with pytest.raises(StoreError, match="has a consumer at b"):
+        pair.attach("a")
+
+
+def test_a_consumer_of_a_killed_instance_is_forgotten_with_its_link(pair: Linked) -> None:
+    """F15."""
+    pair.attach("a")
+    pair.world.run(SOON)
+    pair["a"].crash()
+    pair.run(LATE)
+    pair.attach("b")
+
+
+def test_cut_off_both_may_consume_and_then_the_first_one_stays(pair: Linked) -> None:
+    """F15: the other one may wait, and go on once the first has gone."""
+    first = pair.attach("a", start=EARLIEST)
+    pair.run(1)
+    pair.world.cut("a", "b")
+    pair.world.cut("b", "a")
+    pair.run(LATE)
+    second = pair.attach("b", expected=True)
+    pair.put("b", "1")
+    assert second.pump() == ["1"]
+    pair.world.heal()
+    pair.run(10)
+    second.pump()
+    assert second.error is not None
+    assert second.error.reason is Reason.DURABLE_IN_USE
+    first.pump()
+    assert first.error is None
+
+
+def test_a_consumer_takes_over_by_force_from_another_instance(pair: Linked) -> None:
+    """F15."""
+    first = pair.attach("a", start=EARLIEST)
+    pair.world.run(SOON)
+    second = pair.attach("b", force=True)
+    pair.world.run(SOON)
+    first.pump()
+    assert first.error is not None
+    assert first.error.reason is Reason.DURABLE_TAKEN_OVER
+    second.pump()
+    assert second.error is None
+
+
+def test_a_rewind_counts_at_all_instances(pair: Linked) -> None:
+    """F14: it is refused while the consumer is elsewhere, unless by force, which ends that consumer."""
+    pair.put("a", "1", "2")
+    consumer = pair.attach("a", start=EARLIEST)
+    pair.run(1)
+    consumer.acknowledge()
+    pair.run(4)
+    assert pair.lag("b") == 0
+    b, answers = consumed(pair["b"]), list[object]()
+    topic = b._rig.store.topics.by_name["T"]
+    with pytest.raises(StoreError, match="has a consumer at a"):
+        b.consumers.rewind(topic, "d", RewindTo(), answers.append, force=False)
+    b.consumers.rewind(topic, "d", RewindTo(), answers.append, force=True)
+    pair.world.soon(pair["b"])
+    pair.run(1)
+    assert not isinstance(answers[0], StoreError)
+    consumer.pump()
+    assert consumer.error is not None
+    assert consumer.error.reason is Reason.DURABLE_DETACHED
+    assert pair.row("a").generation == pair.row("b").generation
+    assert pair.attach("a").pump() == ["1", "2"]
+
+
+def test_a_deletion_counts_at_all_instances(pair: Linked) -> None:
+    """F16."""
+    consumer = pair.attach("a", start=EARLIEST)
+    pair.run(1)
+    b, answers = consumed(pair["b"]), list[object]()
+    b.consumers.delete(b._rig.store.topics.by_name["T"], "d", answers.append, force=True)
+    pair.world.soon(pair["b"])
+    pair.run(2)
+    consumer.pump()
+    assert consumer.error is not None
+    assert consumer.error.reason is Reason.DURABLE_DETACHED
+    assert consumed(pair["a"]).row is consumed(pair["b"]).row is None
+    pair.run(5)
+    assert consumed(pair["a"]).row is consumed(pair["b"]).row is None
+
+
+def test_positions_are_handed_on_along_a_line(tmp_path: Path) -> None:
+    """F14: each instance tells its neighbours."""
+    linked = Linked(tmp_path, "abc", edges("line both ways", ["a", "b", "c"]))
+    linked.put("a", "1")
+    linked.put("c", "2")
+    consumer = linked.attach("a", start=EARLIEST)
+    linked.run(2)
+    assert sorted(consumer.pump()) == ["1", "2"]
+    consumer.acknowledge()
+    linked.run(6)
+    assert linked.lag("c") == 0
+    for store in linked.stores:
+        store.close()
+
+
+def test_an_instance_that_does_not_send_here_hears_nothing(tmp_path: Path) -> None:
+    """F14: it would keep its journal for a durable that never moves on."""
+    linked = Linked(tmp_path, "ab", edges("line", ["a", "b"]))
+    linked.put("a", "1")
+    linked.attach("a", start=EARLIEST).acknowledge()
+    linked.run(4)
+    assert consumed(linked["b"]).row is None
+    for store in linked.stores:
+        store.close()
+
+
+def test_a_position_that_is_older_than_all_samples_starts_the_peer_earlier(
+    pair: Linked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F14: the marks live in memory. After a restart there are none for the positions before it."""
+    pair.put("a", "1", "2", "3")
+    consumer = pair.attach("a", start=EARLIEST)
+    pair.run(2)
+    (frame, *_) = iter_changes(consumer)
+    consumer.close()
+    pair["a"].crash()
+    pair.world.heal()
+    pair.put("a", "4")
+    again = pair.attach("a", expected=True)
+    again.acknowledge(frame.rows[0].sequence)
+    pair.run(4)
+    assert pair.row("b").position <= pair.row("b").position
+    assert pair.lag("b") >= pair.lag("a")
+    again.close()
+    pair.run(1)
+    assert pair.attach("b").pump()[-4:][-3:] == ["2", "3", "4"]
+
+
+def test_old_samples_are_thinned_and_not_dropped(pair: Linked, monkeypatch: pytest.MonkeyPatch) -> None:
+    """F14: a consumer that is far behind still has marks, only of further before."""
+    monkeypatch.setattr(marks, "SAMPLES_MAX", 16)
+    consumer = pair.attach("a", start=EARLIEST)
+    for number in range(40):
+        pair.put("b", f"{number}")
+        pair.run(0.9)
+    source_marks = consumed(pair["a"])._rig.store.replicas.marks
+    assert len(source_marks._samples) <= 16
+    rows = [row for frame in iter_changes(consumer) for row in frame.rows]
+    consumer.acknowledge(rows[20].sequence)
+    pair.run(2)
+    assert 19 <= pair.lag("b") < 40, "not the very place, and not the beginning"
+
+
+def test_a_consumer_that_was_handed_a_record_elsewhere_hears_that_it_left(pair: Linked) -> None:
+    """F17: here it never was."""
+    consumer = pair.attach("a", start=EARLIEST, oof=True)
+    pair.run(1)
+    pair.world.cut("a", "b")
+    pair.put("a", "1")
+    assert consumer.pump() == ["1"]
+    told = consumer.consumer.sent
+    epoch = consumed(pair["a"]).epoch
+    pair["a"].crash()
+    pair.run(LATE)
+    there = pair.attach("b", oof=True, expected=True, told=(Position(epoch, told),))
+    pair["b"].store.publish("T", "1", "p1")
+    pair["b"].store.delete("T", "1")
+    pair.world.soon(pair["b"])
+    pair.run(0.2)
+    assert there.pump()[-1] == "-1"
+
+
+def test_a_gap_is_told_by_the_instance_that_has_it(pair: Linked) -> None:
+    """F14, J5: it is no acknowledgement, so the other instance still hands the entries over."""
+    pair.put("a", "1", "2", "3")
+    pair.attach("a", start=EARLIEST).close()
+    pair.run(2)
+    pair["b"].store.prune(pair["b"].store.head())
+    pair.world.soon(pair["b"])
+    pair.run(3)
+    assert pair.attach("a").pump() == ["1", "2", "3"]
+    pair.run(1)
+    gaps = [frame for frame in pair.attach("b", force=True).frames if isinstance(frame, GapNotice)]
+    assert gaps == []
+    there = pair.attach("b", force=True)
+    there.pump()
+    assert [type(frame) for frame in there.frames][:2][-1] is GapNotice
