@@ -22,6 +22,8 @@ _NAMES: Final = (
     "acknowledged",
     "earliest",
     "attached",
+    "replicated",
+    "consumer_at",
     "create_time",
     "last_use_time",
     "retain_time",
@@ -211,6 +213,8 @@ def _facts(one: Durable) -> list[Fact]:
         Fact("acknowledged", one.acknowledged, display.safe(one.acknowledged), column="acked up to"),
         Fact("earliest", one.earliest or None, display.safe(one.earliest), in_lists=False),
         Fact("attached", one.attached, "yes" if one.attached else "no"),
+        Fact("replicated", one.replicated, "yes" if one.replicated else "no", in_lists=False),
+        Fact("consumer_at", one.consumer_at or None, display.safe(one.consumer_at) or display.NOT_SET, in_lists=False),
         moment("create_time", one.create_time, label="created", in_lists=False),
         moment("last_use_time", one.last_use_time, label="last use", in_lists=False),
     ]

@@ -21,7 +21,16 @@ from sow_cli import arguments, display, live
 from sow_cli.messages import MARKS, MessageWriter, TopicForms, message_writer
 from sow_cli.output import Output, note, output_option
 from sow_cli.session import Session
-from sow_client import Cancelled, Change, Client, DurableSubscription, Gap, SowError, Subscription
+from sow_client import (
+    Cancelled,
+    Change,
+    Client,
+    DurableSettingsArguments,
+    DurableSubscription,
+    Gap,
+    SowError,
+    Subscription,
+)
 
 _LOOK_MILLISECONDS: Final = 1_000
 
@@ -62,6 +71,7 @@ _LOOK_MILLISECONDS: Final = 1_000
     default=None,
     help="With --durable: acknowledge each change once it is written, so that it does not come again.  [default: ack]",
 )
+@click.option("--replicated", is_flag=True, help="With --durable: create it so that peers know it, too.")
 @output_option
 @click.pass_obj
 def subscribe(
@@ -81,6 +91,7 @@ def subscribe(
     durable: str | None,
     force: bool,
     ack: bool | None,
+    replicated: bool,
     output: Output,
 ) -> None:
     """Follow the changes of the records of TOPIC that match FILTER, until Ctrl-C.
@@ -98,7 +109,9 @@ def subscribe(
       sow subscribe orders --durable billing | process
     """
     _check(sow=sow, oof=oof, delta=delta, changes=changes, start=start, conflation=conflation)
-    _check_durable(durable, force, ack, sow=sow, delta=delta, conflation=conflation, pattern=pattern)
+    _check_durable(
+        durable, force, ack, replicated=replicated, sow=sow, delta=delta, conflation=conflation, pattern=pattern
+    )
     chosen = click.get_current_context().get_parameter_source("output") is not ParameterSource.DEFAULT
     # A table of the state needs the removed records, too; plain journal entries (--changes) do not show a state.
     as_live_table = sow and sys.stdout.isatty() and not chosen and not changes
@@ -108,6 +121,7 @@ def subscribe(
             forms.of(topic)
         if durable is not None:
             gaps = _Gaps(topic)
+            of_durable: DurableSettingsArguments = {"replicated": True} if replicated else {}
             consumer = client.durable(
                 topic,
                 durable,
@@ -118,6 +132,7 @@ def subscribe(
                 changes=changes,
                 on_interruption=_tell,
                 on_gap=gaps.tell,
+                **of_durable,
             )
             writer = message_writer(output, forms, several_topics=False, colour=_is_colourful())
             written = _consume(consumer, gaps, writer, limit=limit, lasting=lasting, acknowledges=ack is not False)
@@ -228,14 +243,15 @@ def _check_durable(
     force: bool,
     ack: bool | None,
     *,
+    replicated: bool,
     sow: bool,
     delta: bool,
     conflation: str | None,
     pattern: bool,
 ) -> None:
     if durable is None:
-        if force or ack is not None:
-            raise click.UsageError("--force, --ack and --no-ack are for --durable")
+        if force or ack is not None or replicated:
+            raise click.UsageError("--force, --ack, --no-ack and --replicated are for --durable")
         return
     for name, is_given in (
         ("--sow", sow),

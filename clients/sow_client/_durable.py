@@ -12,6 +12,9 @@
     [5]  Changes that the current attachment has not received are not acknowledged yet: the server would refuse that.
          After a broken connection they are the changes that come again. A consumer that leaves before then gets them
          again next time.
+    [6]  The consumer of a replicated durable goes on at another instance, which has positions of its own. There,
+         acknowledgements of changes that another instance has handed out have no effect: those changes come again
+         (rule F17).
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ from typing import Final, Protocol
 from sow.v1 import sow_pb2
 from sow_client import _statuses
 from sow_client._change_frames import prefix_of
+from sow_client._lines import Home
 from sow_client._records import Change, invalid
 from sow_client._reports import Gap, GapReason
 from sow_client._subscription import (
@@ -49,6 +53,11 @@ INTERRUPTED_SECONDS_MAX: Final = 1.0
 """The same for a consumer that ends with an error or with Ctrl-C."""
 
 _ACK_RETRIED: Final = PASSING_REASONS | {"WRITE_STALLED", "DEADLINE_EXCEEDED"}
+_ACK_RETRIED_ELSEWHERE: Final = frozenset({"NOT_SERVING", "STORE_FAILED", "DISK_FULL", "BOOKMARK_OTHER_EPOCH"})
+"""The same where the durable is replicated: the client moves, or has moved and is about to attach, and the changes come
+again there ([6])."""
+TOLD_MAX: Final = 8
+"""Instances whose positions a consumer that has moved tells; the server's limit."""
 _OF_ATTACHMENTS: Final = frozenset({"DURABLE_TAKEN_OVER", "DURABLE_DETACHED"})
 _GAP_REASONS: Final[Mapping[int, GapReason]] = {
     sow_pb2.GAP_REASON_DISCARDED: "discarded",
@@ -83,6 +92,9 @@ class Acknowledgements:
         self._retry_for = retry_for
         self._session = ""
         self._prefix = ""
+        self._left: set[str] = set()  # prefixes of attachments at other instances ([6])
+        self.moves = False
+        """The durable is replicated."""
         self._wanted = 0  # above `confirmed`: there is something to send
         self._received = 0  # in the current attachment ([5])
         self._detached: SowError | None = None  # the attachment has ended: wait for the next one
@@ -96,7 +108,10 @@ class Acknowledgements:
         """The consumer is attached. `anew`: acknowledgements from before no longer apply ([1])."""
         at = sequence_of(begin.bookmark)
         self._session = begin.session
+        self.moves = begin.replicated
+        self._left.add(self._prefix)
         self._prefix = prefix_of(begin.bookmark)
+        self._left -= {self._prefix, ""}
         self._received = at
         self._detached = None
         if anew:
@@ -112,6 +127,8 @@ class Acknowledgements:
         """Marks everything up to this bookmark for acknowledgement; True if that is new. Raises a failure ([4])."""
         self.raise_failure()
         sequence = sequence_of(bookmark)
+        if prefix_of(bookmark.partition(";")[0]) in self._left:
+            return False  # [6]
         if not bookmark.startswith(self._prefix):
             raise invalid("bookmark", f"{bookmark!r} is of another journal", reason="BOOKMARK_OTHER_EPOCH")
         if sequence <= self._wanted or sequence <= self.confirmed:
@@ -155,7 +172,11 @@ class Acknowledgements:
             self._backoff.reset()
             self._resting = False
             return
-        again = error.reason in _ACK_RETRIED
+        if prefix_of(request.bookmark) in self._left:
+            self._backoff.reset()
+            self._resting = False
+            return  # [6]
+        again = error.reason in _ACK_RETRIED or (self.moves and error.reason in _ACK_RETRIED_ELSEWHERE)
         delay = self._backoff.delay(error, now=now, jitter=jitter, limit=self._retry_for) if again else None
         if delay is None:
             self._backoff.reset()
@@ -205,14 +226,18 @@ class DurableCore(SubscriptionCore):
         connect_timeout: float,
         on_interruption: Callable[[SowError | None], object] | None = None,
         on_gap: Callable[[Gap], object] | None = None,
+        home: Home | None = None,
     ) -> None:
-        """`on_gap` gets each gap in its place: after everything before it was handed out, and before the rest."""
+        """`on_gap` gets each gap in its place: after everything before it was handed out, and before the rest. `home`
+        hears whether the durable is replicated."""
         super().__init__(request, retry_for=retry_for, connect_timeout=connect_timeout, on_interruption=on_interruption)
         self.created = False
         self.reset = False
         self.gap: Gap | None = None
         self._acknowledgements = acknowledgements
         self._on_gap = on_gap
+        self._home = home
+        self._told: dict[str, int] = {}  # by the prefix of other instances: what was handed out there ([6])
         self._conflated = False  # a snapshot follows
 
     def feed(self, response: sow_pb2.SubscribeResponse) -> None:
@@ -243,6 +268,18 @@ class DurableCore(SubscriptionCore):
         if self.stood:
             request.durable.force = False  # [2]
             request.durable.expected = True
+            request.durable.told.extend(self._told_elsewhere())
+
+    def _told_elsewhere(self) -> list[str]:
+        """The positions up to which changes were handed out at instances; the one in use leaves out its own."""
+        bookmark = self.bookmark
+        if self._home is None or not self._home.moves or bookmark is None:
+            return []
+        self._told.pop(self._prefix, None)
+        self._told[self._prefix] = sequence_of(bookmark)
+        while len(self._told) > TOLD_MAX:
+            del self._told[next(iter(self._told))]
+        return [f"{prefix}{sequence}" for prefix, sequence in self._told.items()]
 
     def _begin(self, begin: sow_pb2.DurableBegin) -> None:
         at = sequence_of(begin.bookmark)
@@ -257,6 +294,8 @@ class DurableCore(SubscriptionCore):
                 and at >= acknowledgements.confirmed
             )
             acknowledgements.attached(begin, anew=not goes_on)
+        if self._home is not None:
+            self._home.moves = begin.replicated
         before, has_stood = self._position, self.stood
         self.created = self.created or (begin.created and not has_stood)
         self._prefix = prefix_of(begin.bookmark)
@@ -285,6 +324,8 @@ class DurableCore(SubscriptionCore):
 
     def _feed_progress(self, bookmark: str, *, covers: bool = True) -> None:
         super()._feed_progress(bookmark, covers=covers)
+        if covers:
+            self._told.clear()
         if sequence_of(bookmark) < self._repeated:
             self._after = ""  # it lies before changes that were handed out before the connection broke
 

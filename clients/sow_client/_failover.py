@@ -63,14 +63,16 @@ CALLS: Final[dict[str, Row]] = {
     ),
     "/sow.v1.SowService/Get": Row(Elsewhere.AGAIN, "with `touch`: only if it was certainly not applied"),
     "/sow.v1.SowService/Query": Row(Elsewhere.AGAIN, "until its first batch has come; each page is a call of its own"),
-    "/sow.v1.SowService/Subscribe": Row(Elsewhere.AGAIN, "from its bookmark; the consumer of a durable: never"),
+    "/sow.v1.SowService/Subscribe": Row(
+        Elsewhere.AGAIN, "from its bookmark; the consumer of a durable that is not replicated: never"
+    ),
     "/sow.v1.SowService/SowDelete": _IF_NOT_SENT,
     "/sow.v1.SowService/Touch": _IF_NOT_SENT,
     "/sow.v1.SowService/GetPublisher": _NEVER,
     "/sow.v1.SowService/OpenPublisher": Row(
         Elsewhere.IF_NOT_SENT, "its epoch holds everywhere, its unit is at one instance"
     ),
-    "/sow.v1.SowService/Acknowledge": _NEVER,
+    "/sow.v1.SowService/Acknowledge": Row(Elsewhere.NEVER, "at the instance where the consumer is"),
     "/sow.v1.SowService/Rewind": _NEVER,
     "/sow.v1.SowService/BrowseDurable": _NEVER,
     "/sow.v1.AdminService/CreateTopic": _IF_NOT_SENT,

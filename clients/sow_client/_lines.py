@@ -76,14 +76,23 @@ class Line(Generic[_Channel]):
 
 
 class Home:
-    """Something that is at one instance only, such as an export: its calls go there, also after a move."""
+    """Something that is at one instance at a time, such as an export: its calls go there, also after a move."""
 
-    __slots__ = ("line", "what")
+    __slots__ = ("__weakref__", "call", "line", "moves", "what")
 
     def __init__(self, what: str, line: Line[Any] | None = None) -> None:
         """`what` names it in errors. `line`: None until its first call."""
         self.what = what
         self.line = line
+        self.moves = False
+        """It goes on elsewhere after all: it is a replicated durable (rule F17)."""
+        self.call: Cancellable | None = None
+        """The call of its consumer."""
+
+    def cancel(self) -> None:
+        """A move of the client takes it along, if it moves."""
+        if self.moves and self.call is not None:
+            self.call.cancel()
 
 
 class Homes:

@@ -176,6 +176,10 @@ class Durable:
     """The settings in force."""
     figures: DurableFigures | None
     """None in lists, unless requested."""
+    replicated: bool = False
+    """True: it is known at the peers, too (rule F14)."""
+    consumer_at: str = ""
+    """The instance where a consumer is attached, if that is another one, and the link with it is up."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -136,6 +136,8 @@ def durable(response: admin_pb2.Durable) -> Durable:
         last_use_time=_lifetimes.moment(response.last_use_time),
         settings=durable_settings_of(response.settings),
         figures=_figures(response.figures) if response.HasField("figures") else None,
+        replicated=response.replicated,
+        consumer_at=response.consumer_at,
     )
 
 

@@ -22,7 +22,8 @@ _BY_HAND: Final = {
     "Query": (("", ("elsewhere", _BEGUN, _BEGUN, "elsewhere")),),
     "Subscribe": (
         ("", ("resumes", "resumes", "resumes", "resumes")),
-        (", consumer of a durable", ("keeps", "keeps", "keeps", "keeps")),
+        (", consumer of a replicated durable", ("resumes", "resumes", "resumes", "resumes")),
+        (", consumer of another durable", ("keeps", "keeps", "keeps", "keeps")),
     ),
     "PublishStream": (
         ("", ("elsewhere", "elsewhere", "elsewhere", "elsewhere")),

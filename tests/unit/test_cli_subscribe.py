@@ -446,7 +446,9 @@ def test_a_durable_subscription_acknowledges_printed_changes(client: FakeClient)
     }
     run(client, "orders", "--durable", "billing", "--force", "--changes", "--count", "1")
     asked = client.arguments_of("durable")
-    assert (asked["force"], asked["changes"]) == (True, True)
+    assert (asked["force"], asked["changes"], "replicated" in asked) == (True, True, False)
+    run(client, "orders", "--durable", "billing", "--replicated", "--count", "1")
+    assert client.arguments_of("durable")["replicated"]
 
 
 def test_without_acknowledgements_all_comes_again(client: FakeClient) -> None:

@@ -277,6 +277,8 @@ DURABLE = admin_pb2.Durable(
     create_time=timestamp_pb2.Timestamp(seconds=1),
     last_use_time=timestamp_pb2.Timestamp(seconds=2),
     settings=types_pb2.DurableSettings(retain_bytes=0),
+    replicated=True,
+    consumer_at="ldn",
 )
 
 
@@ -290,6 +292,7 @@ def test_durables(server: Server) -> None:
         assert (durable.acknowledged, durable.earliest, durable.attached) == ("e.4", "e.1", True)
         assert (durable.create_time.second, durable.last_use_time.second) == (1, 2)
         assert (durable.settings, durable.figures) == (DurableSettings(retain_bytes=0), None)
+        assert (durable.replicated, durable.consumer_at) == (True, "ldn")
 
 
 def test_describe_durable(server: Server) -> None:

@@ -1,4 +1,4 @@
-"""Consumers of durable subscriptions: the pure core (_durable [1] to [5])."""
+"""Consumers of durable subscriptions: the pure core (_durable [1] to [6])."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from sow_client import (
     Unavailable,
 )
 from sow_client._durable import LINGER_SECONDS, Acknowledgements, DurableCore, sequence_of
+from sow_client._lines import Home
 from tests.support.kept_durable import NAME, Kept
 from tests.support.subscriptions import TOPIC, Journal, put, refusal
 from tests.unit.test_client_subscription_core import CUT, drained, fed, history, told
@@ -37,6 +38,7 @@ class Consumer:
             retry_for=retry_for,
             connect_timeout=5.0,
             on_gap=lambda gap: self.gaps.append((len(self.changes), gap)),
+            home=Home("the consumer"),
         )
 
     def feed(self, *frames: sow_pb2.SubscribeResponse) -> None:
@@ -392,3 +394,107 @@ def test_a_bookmark_of_another_journal_is_not_acknowledged() -> None:
     with pytest.raises(InvalidArgument) as caught:
         attached().add("e1.5")
     assert caught.value.reason == "BOOKMARK_OTHER_EPOCH"
+
+
+# ---- at another instance (_durable [6]) ----
+
+
+def begun(bookmark: str, session: str, *, replicated: bool = True) -> sow_pb2.SubscribeResponse:
+    begin = sow_pb2.DurableBegin(bookmark=bookmark, session=session, replicated=replicated)
+    return sow_pb2.SubscribeResponse(durable_begin=begin)
+
+
+def progress(bookmark: str, *, covers: bool = True) -> sow_pb2.SubscribeResponse:
+    return sow_pb2.SubscribeResponse(progress=sow_pb2.Progress(bookmark=bookmark, covers=covers))
+
+
+def moved() -> Consumer:
+    """A consumer that was handed everything up to aa.7, has acknowledged aa.5, and goes on at bb.30."""
+    consumer = Consumer()
+    consumer.core.request(now=0.0)
+    consumer.feed(begun("aa.0", "s1"), progress("aa.7"))
+    consumer.acknowledgements.add("aa.5")
+    consumer.acknowledgements.done(consumer.acknowledgements.take(0.0))
+    consumer.core.ended(CUT, now=0.0, jitter=0.5)
+    assert list(consumer.core.request(now=0.0).durable.told) == ["aa.7"]
+    consumer.feed(begun("bb.30", "s2"))
+    return consumer
+
+
+def test_an_acknowledgement_of_another_instance_never_acknowledges_anything_here() -> None:
+    """F17."""
+    consumer = moved()
+    consumer.feed(progress("bb.40"))
+    acknowledgements = consumer.acknowledgements
+    assert not acknowledgements.add("aa.7"), "7 is below 30, and aa.35 would be above"
+    assert not acknowledgements.add("aa.35")
+    assert acknowledgements.is_settled
+    acknowledgements.raise_held()
+    assert acknowledgements.add("bb.31")
+    assert acknowledgements.take(0.0).bookmark == "bb.31"
+    with pytest.raises(InvalidArgument) as caught:
+        acknowledgements.add("cc.1")
+    assert caught.value.reason == "BOOKMARK_OTHER_EPOCH"
+
+
+def test_an_acknowledgement_that_was_under_way_to_the_lost_instance_is_no_failure() -> None:
+    """F17: whatever became of it, the changes come again."""
+    consumer = Consumer()
+    consumer.core.request(now=0.0)
+    consumer.feed(begun("aa.0", "s1"), progress("aa.7"))
+    acknowledgements = consumer.acknowledgements
+    acknowledgements.add("aa.7")
+    request = acknowledgements.take(0.0)
+    consumer.core.ended(CUT, now=0.0, jitter=0.5)
+    consumer.core.request(now=0.0)
+    consumer.feed(begun("bb.30", "s2"), progress("bb.40"))
+    acknowledgements.failed(request, refusal("BOOKMARK_OTHER_EPOCH"), now=0.0, jitter=0.5)
+    acknowledgements.raise_failure()
+    assert acknowledgements.is_settled
+    assert acknowledgements.add("bb.33")
+    assert acknowledgements.take(0.0).bookmark == "bb.33"
+
+
+@pytest.mark.parametrize("reason", ["STORE_FAILED", "DISK_FULL", "BOOKMARK_OTHER_EPOCH"])
+@pytest.mark.parametrize("replicated", [False, True])
+def test_an_instance_that_takes_no_acknowledgements_fails_acknowledgements_only_where_there_is_no_other_one(
+    reason: str, replicated: bool
+) -> None:
+    """F17. Story: an acknowledgement that was made while the client moved came to the next instance before its consumer
+    was attached there, and its refusal ended the consumer."""
+    consumer = Consumer()
+    consumer.core.request(now=0.0)
+    consumer.feed(begun("aa.0", "s1", replicated=replicated), progress("aa.7"))
+    acknowledgements = consumer.acknowledgements
+    acknowledgements.add("aa.7")
+    acknowledgements.failed(acknowledgements.take(0.0), refusal(reason), now=0.0, jitter=0.5)
+    assert acknowledgements.has_failed is not replicated
+
+
+def test_a_consumer_tells_what_it_was_handed_elsewhere_until_the_server_has_it() -> None:
+    """F17."""
+    consumer = moved()
+    consumer.feed(progress("bb.40", covers=False))
+    consumer.core.ended(CUT, now=0.0, jitter=0.5)
+    assert list(consumer.core.request(now=0.0).durable.told) == ["aa.7", "bb.40"]
+    consumer.feed(begun("bb.35", "s3"), progress("bb.41", covers=True))
+    consumer.core.ended(CUT, now=0.0, jitter=0.5)
+    assert list(consumer.core.request(now=0.0).durable.told) == ["bb.41"]
+
+
+def test_a_durable_that_is_not_replicated_tells_nothing() -> None:
+    consumer = Consumer()
+    consumer.core.request(now=0.0)
+    consumer.feed(begun("aa.0", "s1", replicated=False), progress("aa.7"))
+    consumer.core.ended(CUT, now=0.0, jitter=0.5)
+    assert not consumer.core.request(now=0.0).durable.told
+
+
+def test_a_consumer_that_comes_back_to_an_instance_acknowledges_there_again() -> None:
+    consumer = moved()
+    consumer.core.ended(CUT, now=0.0, jitter=0.5)
+    consumer.core.request(now=0.0)
+    consumer.feed(begun("aa.5", "s3"), progress("aa.9"))
+    assert consumer.acknowledgements.add("aa.8")
+    assert not consumer.acknowledgements.add("bb.99")
+    assert consumer.acknowledgements.take(0.0).bookmark == "aa.8"

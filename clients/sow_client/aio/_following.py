@@ -190,7 +190,8 @@ class AsyncFollowing(AsyncCalls):
         It is created if it does not exist, at now or at `start`: a bookmark, a datetime or EARLIEST. Acknowledge each
         change when it is processed. Unacknowledged changes come again to the next consumer, so nothing is lost. It has
         one consumer at a time: a second one gets FailedPrecondition (DURABLE_IN_USE), or takes over with `force`.
-        Another `filter`, or other settings, under the same name are refused (DURABLE_DIFFERS).
+        Another `filter`, or other settings, under the same name are refused (DURABLE_DIFFERS). With `replicated=True`
+        peers know it, too: the consumer of a client with several addresses goes on at another instance (rule F17).
 
         `retain_time`, `retain_bytes`, `backlog_ttl`, `idle_ttl`: see `DurableSettings`. `on_gap` gets each gap of
         changes that could not be handed over, in its place among the changes. After a gap "conflated" the matching
@@ -219,6 +220,7 @@ class AsyncFollowing(AsyncCalls):
             connect_timeout=self._connect_timeout,
             on_interruption=on_interruption,
             on_gap=on_gap,
+            home=home,
         )
         return aio_opened(
             AsyncDurableSubscription(
@@ -291,13 +293,18 @@ class AsyncFollowing(AsyncCalls):
     async def _open_subscription(
         self, home: Home | None, request: sow_pb2.SubscribeRequest, *, connect_seconds: float | None = None
     ) -> AioSubscribeCall:
-        """`home`: of the consumer of a durable, which keeps to one instance; None: a move takes the subscription
-        along."""
+        """`home`: of the consumer of a durable, which keeps to one instance unless the durable is replicated; None: a
+        move takes the subscription along."""
+        if home is not None and home.moves:
+            home.line = None
         line = await self._transport.await_ready(connect_seconds, home)
         with _transport.unless_closed():
             call = _lines.at(line, self._sow.Subscribe)(request)
         if home is None:
             self._transport.follows(line, call)
+        else:
+            home.call = call
+            self._transport.follows(line, home)
         return call
 
     async def _acknowledge(self, home: Home, request: sow_pb2.AcknowledgeRequest) -> sow_pb2.AcknowledgeResponse:
