@@ -14,6 +14,7 @@ from sow_peering import (
     NOTHING_PURGED,
     Checksums,
     DurableMark,
+    DurablesPart,
     InstanceIdentity,
     JournalPart,
     MergeCounts,
@@ -137,9 +138,13 @@ class PeerStore:
         """Changes whenever peers should be told of durables at once."""
         return 0 if self._durables is None else self._durables.version
 
-    def durables(self, peer: InstanceIdentity, topics: Collection[str]) -> list[DurableMark]:
-        """The replicated durables, as they are for a peer."""
-        return [] if self._durables is None else self._durables.told(peer, topics)
+    def durables(
+        self, peer: InstanceIdentity, topics: Collection[str], *, after: int, also: Collection[tuple[str, str]]
+    ) -> DurablesPart:
+        """The replicated durables that have changed, as they are for a peer."""
+        if self._durables is None:
+            return DurablesPart((), 0)
+        return self._durables.told(peer, topics, after=after, also=also)
 
     def take_durables(self, name: str, marks: Sequence[DurableMark], done: ports.Done) -> None:
         """Takes over what a source tells of its durables."""

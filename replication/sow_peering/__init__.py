@@ -18,6 +18,7 @@ __all__ = [
     "NO_STAMP",
     "Checksums",
     "DurableMark",
+    "DurablesPart",
     "InstanceIdentity",
     "JournalPart",
     "MergeCounts",
@@ -142,6 +143,14 @@ class DurableMark(NamedTuple):
     consumer_since: int = 0
     """Not 0: a consumer is attached."""
     forced: bool = False
+
+
+class DurablesPart(NamedTuple):
+    """Replicated durables that have changed."""
+
+    marks: Sequence[DurableMark]
+    upto: int
+    """The number of the last change that they have."""
 
 
 class JournalPart(NamedTuple):

@@ -37,7 +37,13 @@ class DurableTeller:
     def __init__(self, store: SendingDurables) -> None:
         self._store = store
         self._told: dict[tuple[str, str], _Told] = {}
+        self._lively: dict[tuple[str, str], None] = {}
+        """Durables that have changed a moment ago, see [3]."""
         self._version = -1
+        self._upto = -1
+        """The last change that was looked at."""
+        self._looked_for: tuple[frozenset[str], int] | None = None
+        """The topics, and their version, at the last look."""
 
     @property
     def hurries(self) -> bool:
@@ -49,22 +55,33 @@ class DurableTeller:
     ) -> Iterator[replication_pb2.ReplicateRequest]:
         """The messages for the differences. `topics`: those that the peer has from this instance."""
         self._version = self._store.durables_version
-        present = self._store.durables(peer, topics)
-        changed = iter([mark for mark in present if self._is_news(mark, now_micros)])
-        self._told = {key: told for key in map(_key, present) if (told := self._told.get(key)) is not None}
+        look_for = frozenset(topics), self._store.topics_version
+        if look_for != self._looked_for:
+            self._looked_for, self._upto = look_for, -1
+        is_whole = self._upto < 0
+        marks, self._upto = self._store.durables(peer, look_for[0], after=self._upto, also=tuple(self._lively))
+        changed = iter([mark for mark in marks if self._is_news(mark, now_micros)])
+        if is_whole:
+            self._told = {key: told for key in map(_key, marks) if (told := self._told.get(key)) is not None}
+            self._lively = {key: None for key in self._lively if key in self._told}
         while part := list(islice(changed, DURABLES_MAX)):
             yield replication_pb2.ReplicateRequest(
                 durables=replication_pb2.Durables(durables=map(durable_message, part))
             )
 
     def _is_news(self, mark: DurableMark, now_micros: int) -> bool:
-        told = self._told.get(_key(mark))
+        key = _key(mark)
+        told = self._told.get(key)
         if told is None or _without_times(told.mark) != _without_times(mark):
-            self._told[_key(mark)] = _Told(mark, now_micros)
+            self._told[key] = _Told(mark, now_micros)
+            self._lively[key] = None
             return True
-        if mark.swept_micros == told.mark.swept_micros or now_micros - told.changed_at > QUIET_MICROS:
+        if now_micros - told.changed_at > QUIET_MICROS:
+            self._lively.pop(key, None)
             return False
-        self._told[_key(mark)] = told._replace(mark=mark)
+        if mark.swept_micros == told.mark.swept_micros:
+            return False
+        self._told[key] = told._replace(mark=mark)
         return True
 
 

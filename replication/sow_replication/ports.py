@@ -23,6 +23,7 @@ from sow.v1 import types_pb2
 from sow_peering import (
     Checksums,
     DurableMark,
+    DurablesPart,
     InstanceIdentity,
     JournalPart,
     MergeCounts,
@@ -248,9 +249,16 @@ class SendingDurables(Protocol):
     def durables_version(self) -> int:
         """Changes whenever a consumer has come or gone, or a durable begins anew. Quick."""
 
-    def durables(self, peer: InstanceIdentity, topics: Collection[str]) -> list[DurableMark]:
-        """The replicated durables of those of these topics that the peer sends whole, as they are for this peer. To be
-        called about once a second."""
+    @property
+    def topics_version(self) -> int:
+        """As of `Sending`. When it has changed, other durables may be for a peer."""
+
+    def durables(
+        self, peer: InstanceIdentity, topics: Collection[str], *, after: int, also: Collection[tuple[str, str]]
+    ) -> DurablesPart:
+        """The replicated durables that have changed since the change `after` (-1: all), and those in `also`, by topic
+        and name: of those of these topics that the peer sends whole, as they are for this peer. To be called about once
+        a second. Costs in proportion to what it returns."""
 
 
 class ReceivingDurables(Protocol):

@@ -12,12 +12,12 @@ On the event loop.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Final, Protocol
 
 import structlog
 
-from sow_peering import DurableMark, InstanceIdentity, MergeCounts
+from sow_peering import DurableMark, DurablesPart, InstanceIdentity, MergeCounts
 from sow_server.engine.catalog.topics import Topic, Topics
 from sow_server.engine.commit.commits import Commits
 from sow_server.engine.durables import Durable, DurableEditor, Merged
@@ -100,25 +100,38 @@ class ReplicatedDurables:
         """Changes whenever peers should be told at once."""
         return self._holders.version
 
-    def told(self, peer: InstanceIdentity, names: Collection[str]) -> list[DurableMark]:
-        """The replicated durables of topics, as they are for a peer."""
+    def told(
+        self, peer: InstanceIdentity, names: Collection[str], *, after: int, also: Collection[tuple[str, str]]
+    ) -> DurablesPart:
+        """The replicated durables of topics that have changed, as they are for a peer (`SendingDurables.durables`)."""
         # Also without durables: a new one needs a sample of before it. At once where a consumer has gone: the position
         # where it has ended is the one at which the next one begins.
         self._marks.sample(self._elapsed(), at_once=self._sampled != self.version)
         self._sampled = self.version
-        found = [self._topics.by_id.get(topic_id) for topic_id in self._durables.replicated_ids()]
-        topics = [topic for topic in found if topic is not None and topic.name in names]
-        return [mark for topic in topics for mark in self._of_topic(peer, topic)]
-
-    def _of_topic(self, peer: InstanceIdentity, topic: Topic) -> Iterator[DurableMark]:
-        durables, removed = self._durables.replicated(topic.id)
+        with self._commits.cut_lock:
+            upto, changed = self._durables.changes, self._durables.changed_after(after)
+        by_name, by_id = self._topics.by_name, self._topics.by_id
+        keys = dict.fromkeys(changed)
+        keys.update(dict.fromkeys([(by_name[topic].id, name) for topic, name in also if topic in by_name]))
+        is_for: dict[int, bool] = {}
         version = self._marks.version
-        if not (durables or removed) or peer.name not in self._marks.whole([topic]):
-            return
-        for durable in durables:
-            yield self._mark(topic, durable, peer, version)
-        for gone, row in removed:
-            yield DurableMark(topic.name, gone, buried=row.buried, removed=True)
+        marks: list[DurableMark] = []
+        for topic_id, name in keys:
+            topic = by_id.get(topic_id)
+            if topic is None:
+                continue
+            if topic_id not in is_for:
+                is_for[topic_id] = topic.name in names and peer.name in self._marks.whole([topic])
+            durable = self._durables.get(topic_id, name)
+            if not is_for[topic_id]:
+                continue
+            if durable is None:
+                buried = self._durables.buried(topic_id, name)
+                if buried is not None:
+                    marks.append(DurableMark(topic.name, name, buried=buried, removed=True))
+            elif durable.replicated:
+                marks.append(self._mark(topic, durable, peer, version))
+        return DurablesPart(marks, upto)
 
     def _mark(self, topic: Topic, durable: Durable, peer: InstanceIdentity, version: int) -> DurableMark:
         key = topic.id, durable.name

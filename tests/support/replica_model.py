@@ -8,6 +8,7 @@ from sow.v1 import types_pb2
 from sow_peering import (
     Checksums,
     DurableMark,
+    DurablesPart,
     InstanceIdentity,
     JournalPart,
     MergeCounts,
@@ -314,8 +315,10 @@ class ModelStore(LocalStore):
     def durables_version(self) -> int:
         return 0
 
-    def durables(self, peer: InstanceIdentity, topics: Collection[str]) -> list[DurableMark]:
-        return []
+    def durables(
+        self, peer: InstanceIdentity, topics: Collection[str], *, after: int, also: Collection[tuple[str, str]]
+    ) -> DurablesPart:
+        return DurablesPart((), 0)
 
     def take_durables(self, name: str, marks: Sequence[DurableMark], done: Done) -> None:
         done(MergeCounts())

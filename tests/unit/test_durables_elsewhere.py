@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from sow_peering import DurableMark, Stamp
 from sow_replication.options import NodeOptions, PeerOptions
 from sow_server.engine.durables import Durable, RewindTo
 from sow_server.engine.replicas import marks
@@ -285,6 +286,27 @@ def test_a_deletion_counts_at_all_instances(pair: Linked) -> None:
     assert consumed(pair["a"]).row is consumed(pair["b"]).row is None
     pair.run(5)
     assert consumed(pair["a"]).row is consumed(pair["b"]).row is None
+
+
+@pytest.mark.parametrize(
+    "mark",
+    [
+        DurableMark("T", "x", "/p = ", born=Stamp(1, "x")),
+        DurableMark("T", "x", "/p='a'", born=Stamp(1, "x")),
+        DurableMark("T", "x", declared={"retain_bytes": -5}, born=Stamp(1, "x")),
+        DurableMark("none", "x", born=Stamp(1, "x")),
+    ],
+)
+def test_a_durable_that_nobody_could_have_made_is_left_out_and_the_others_are_taken(
+    pair: Linked, mark: DurableMark
+) -> None:
+    b, answers = consumed(pair["b"]), list[object]()
+    b.replicated.take("a", [mark, mark._replace(name="good", filter="", declared={}, topic="T")], answers.append)
+    pair.world.soon(pair["b"])
+    pair.run(0.1)
+    assert not isinstance(answers[0], StoreError)
+    found = b._rig.store.durables.of(b._rig.store.topics.by_name["T"])
+    assert [durable.name for durable in found] == ["good"]
 
 
 def test_positions_are_handed_on_along_a_line(tmp_path: Path) -> None:

@@ -118,6 +118,13 @@ def test_a_durable_of_another_instance_is_created_with_its_settings(rig: Rig) ->
     assert found.last_use_micros == rig.clock.now_micros() - 5
 
 
+def test_a_durable_keeps_its_owner_and_a_name_that_nobody_could_have_given_is_left_out(rig: Rig) -> None:
+    """A7, F14: at each instance it belongs to the identity of that name."""
+    assert merge(rig, DurableMark("orders", "desk/d", born=Stamp(7, "x"))) is Merged.CREATED
+    assert rig.store.durables.count_owned("desk") == 1
+    assert merge(rig, DurableMark("orders", "a b", born=Stamp(7, "x"))) is Merged.NOTHING
+
+
 def test_entries_that_are_gone_here_are_told_by_a_gap(rig: Rig, subscribers: Subscribers) -> None:
     """F14, J5."""
     rig.alter_topic("orders", max_entries=2)
@@ -177,8 +184,7 @@ def test_a_deletion_travels_and_the_deleted_one_does_not_come_back(
 ) -> None:
     """F16."""
     delete(subscribers)
-    (gone,) = rig.store.durables.replicated(rig.topic("orders").id)[1]
-    assert gone == ("d", RemovedDurable(rig.clock.now_micros(), consumed.born))
+    assert rig.store.durables.buried(rig.topic("orders").id, "d") == consumed.born
     assert merge(rig, mark_of(consumed), consumed.position) is Merged.NOTHING
     assert rig.store.durables.get(rig.topic("orders").id, "d") is None
     rig.time.tick(SECOND)
@@ -206,7 +212,7 @@ def test_an_idle_one_is_removed_here_only_and_comes_back_once_it_is_used(
     rig.time.tick(2 * MINUTE)
     subscribers.upkeep()
     assert rig.store.durables.get(rig.topic("orders").id, "d") is None
-    assert rig.store.durables.replicated(rig.topic("orders").id) == ([], [])
+    assert rig.store.durables.buried(rig.topic("orders").id, "d") is None
     rig.time.tick(SECOND)
     assert merge(rig, mark_of(consumed, idle_micros=2 * MINUTE)) is Merged.NOTHING
     assert merge(rig, mark_of(consumed, idle_micros=0)) is Merged.CREATED

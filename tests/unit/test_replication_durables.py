@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import random
+from collections.abc import Callable, Collection, Sequence
 from itertools import count
 from types import MappingProxyType
 
 import pytest
 
-from sow.v1 import replication_pb2
-from sow_peering import DurableMark, InstanceIdentity, Stamp
+from sow.v1 import replication_pb2, types_pb2
+from sow_peering import DurableMark, DurablesPart, InstanceIdentity, MergeCounts, Stamp
 from sow_replication.durables import DURABLES_MAX, QUIET_MICROS, DurableTeller
-from sow_replication.messages import durable_message, durable_of
-from sow_replication.options import SECOND
+from sow_replication.messages import PROTOCOL, durable_message, durable_of
+from sow_replication.node import Node
+from sow_replication.options import SECOND, NodeOptions
+from sow_replication.ports import Done, PeerCaller, Refused
+from sow_replication.receiver import Receiver
+from tests.support.replica_model import ModelStore
 
 PEER = InstanceIdentity("b", "id", "epoch")
 MARK = DurableMark("orders", "d", born=Stamp(1, "x"), sequence=5, swept_micros=10)
@@ -31,11 +36,26 @@ class Kept:
 
     def __init__(self, *marks: DurableMark) -> None:
         self.marks = list(marks)
-        self.durables_version = 0
+        self.changed = list(range(1, len(marks) + 1))
+        """The number of the last change of each."""
+        self.durables_version = self.topics_version = 0
+        self.read = 0
 
-    def durables(self, peer: InstanceIdentity, topics: Collection[str]) -> list[DurableMark]:
+    def change(self, index: int, mark: DurableMark) -> None:
+        self.marks[index] = mark
+        self.changed[index] = max(self.changed) + 1
+
+    def durables(
+        self, peer: InstanceIdentity, topics: Collection[str], *, after: int, also: Collection[tuple[str, str]]
+    ) -> DurablesPart:
         assert peer == PEER
-        return [mark for mark in self.marks if mark.topic in topics]
+        found = [
+            mark
+            for mark, changed in zip(self.marks, self.changed, strict=True)
+            if mark.topic in topics and (changed > after or (mark.topic, mark.name) in also)
+        ]
+        self.read += len(found)
+        return DurablesPart(found, max(self.changed, default=0))
 
 
 def told(teller: DurableTeller, now: int = 0, topics: Collection[str] = ("orders",)) -> list[DurableMark]:
@@ -48,7 +68,8 @@ def test_all_are_told_once_and_then_the_differences() -> None:
     teller = DurableTeller(kept)
     assert told(teller) == [MARK, other]
     assert told(teller) == []
-    kept.marks[1] = moved = other._replace(sequence=6)
+    moved = other._replace(sequence=6)
+    kept.change(1, moved)
     assert told(teller) == [moved]
     assert told(DurableTeller(kept)) == [MARK, moved], "another link begins anew"
 
@@ -76,6 +97,28 @@ def test_idleness_alone_is_not_told() -> None:
     told(teller)
     kept.marks[0] = MARK._replace(idle_micros=SECOND)
     assert told(teller, SECOND) == []
+
+
+def test_those_that_have_not_changed_for_a_while_are_not_looked_at() -> None:
+    """There may be very many."""
+    kept = Kept(*[MARK._replace(name=f"{number}") for number in range(50)])
+    teller = DurableTeller(kept)
+    told(teller)
+    told(teller, QUIET_MICROS + 1)
+    kept.read = 0
+    kept.change(3, MARK._replace(name="3", sequence=9))
+    assert len(told(teller, QUIET_MICROS + 2)) == kept.read == 1
+
+
+def test_all_are_looked_at_when_the_topics_have_changed() -> None:
+    """A topic may be whole by now that was not."""
+    kept = Kept(MARK)
+    teller = DurableTeller(kept)
+    told(teller)
+    told(teller, QUIET_MICROS + 1)
+    kept.read, kept.topics_version = 0, 1
+    assert told(teller, QUIET_MICROS + 2) == []
+    assert kept.read == 1
 
 
 def test_it_hurries_when_a_consumer_has_come_or_gone() -> None:
@@ -127,3 +170,58 @@ def test_a_mark_is_the_same_on_the_other_side(mark: DurableMark) -> None:
     assert durable_of(message)._replace(declared=dict(durable_of(message).declared)) == mark._replace(
         declared=dict(mark.declared)
     )
+
+
+# -- the receiver's side ----------------------------------------------------------------------------------------------
+
+
+class Taking(ModelStore):
+    """A store that keeps what it is told of durables."""
+
+    def __init__(self) -> None:
+        super().__init__("b", lambda: SECOND)
+        self.heard: list[str] = []
+        self.refusal: Refused | None = None
+
+    def take_durables(self, name: str, marks: Sequence[DurableMark], done: Done) -> None:
+        self.heard += [f"{name} tells of {mark.topic}" for mark in marks]
+        done(self.refusal or MergeCounts())
+
+    def durables_left(self, name: str) -> None:
+        self.heard.append(f"{name} left")
+
+
+def received(store: Taking, *, permits: Callable[[str], bool] = lambda topic: True) -> Receiver:
+    """A link from a, which has told of durables of two topics."""
+    node = Node(store, NodeOptions(accept=("a",)), random.Random(1))
+    receiver = node.accept(PeerCaller("a", permits))
+    hello = replication_pb2.Hello(
+        protocol=PROTOCOL, instance=replication_pb2.Instance(name="a", id="i", epoch="e"), topics_pattern=".*"
+    )
+    receiver.received(replication_pb2.ReplicateRequest(hello=hello))
+    store.step()
+    marks = [durable_message(MARK._replace(topic=topic)) for topic in ("orders", "secret")]
+    durables = replication_pb2.Durables(durables=marks)
+    receiver.received(replication_pb2.ReplicateRequest(durables=durables))
+    return receiver
+
+
+def test_a_peer_tells_only_of_topics_that_it_may_send() -> None:
+    """R11, F14: else it could acknowledge, rewind and delete what is not its business."""
+    store = Taking()
+    received(store, permits=lambda topic: topic == "orders")
+    assert store.heard == ["a left", "a tells of orders"]
+
+
+def test_the_consumers_of_a_peer_are_forgotten_at_the_end_of_its_link() -> None:
+    """F15."""
+    store = Taking()
+    receiver = received(store)
+    receiver.fail(Refused(types_pb2.ERROR_REASON_UNSPECIFIED, "cut"))
+    assert store.heard == ["a left", "a tells of orders", "a tells of secret", "a left"]
+
+
+def test_a_store_that_takes_nothing_ends_the_link_so_that_all_is_told_again() -> None:
+    store = Taking()
+    store.refusal = Refused(types_pb2.ERROR_REASON_OVERLOADED, "full")
+    assert received(store).failure is store.refusal

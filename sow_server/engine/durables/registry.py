@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Final, NamedTuple
 
+from sow_peering import Stamp
 from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.commit.draft import Draft
 from sow_server.engine.disk.layout import DURABLE_KEY, StoredStatistics, durable_key, read_durable_key
@@ -52,6 +53,10 @@ class Durables:
         self.lost: Final = lost
         self.dropped = 0
         """How many topics that had durables have been deleted."""
+        self.changes = 0
+        """The number of the last change of a replicated durable."""
+        self._changes: dict[tuple[int, str], int] = {}
+        """By topic id and name of a replicated durable: the number of its last change, in rising order."""
         self.discarded: Final[dict[str, int]] = {}
         """Entries let go since the start, by the limit or action that let them go."""
         self._load()
@@ -65,12 +70,14 @@ class Durables:
                 durable = decode_durable(topic_id, name, row)
                 if isinstance(durable, RemovedDurable):
                     found.removed[name] = durable
+                    if durable.buried.number:
+                        self._note_change(topic_id, name)
                 else:
                     found.rows[name] = durable
                     if durable.declared:
                         found.own[name] = None
                     if durable.replicated:
-                        found.replicated[name] = None
+                        self._note_change(topic_id, name)
         finally:
             rows.close()
         for found in self._topics.values():
@@ -126,17 +133,26 @@ class Durables:
         """The topics that have durables."""
         return [topic_id for topic_id, found in list(self._topics.items()) if found.rows]
 
-    def replicated(self, topic_id: int) -> tuple[list[Durable], list[tuple[str, RemovedDurable]]]:
-        """The replicated durables of a topic, and the names of those that were deleted (rule F14)."""
-        found = self._topics.get(topic_id)
-        if found is None:
-            return [], []
-        rows = [durable for name in list(found.replicated) if (durable := found.rows.get(name)) is not None]
-        return rows, [(name, removed) for name, removed in list(found.removed.items()) if removed.buried.number]
+    def changed_after(self, number: int) -> list[tuple[int, str]]:
+        """The replicated durables, and the names of deleted ones, that have changed since a change: topic ids and names
+        (rule F14). Under the cut lock; costs in proportion to their number."""
+        found: list[tuple[int, str]] = []
+        for key, changed in reversed(self._changes.items()):
+            if changed <= number:
+                break
+            found.append(key)
+        return found
 
-    def replicated_ids(self) -> list[int]:
-        """The topics of which `replicated` may tell something."""
-        return [topic_id for topic_id, found in list(self._topics.items()) if found.replicated or found.removed]
+    def buried(self, topic_id: int, name: str) -> Stamp | None:
+        """When the deleted durable of a name was born; None: none of it was deleted."""
+        found = self._topics.get(topic_id)
+        removed = None if found is None else found.removed.get(name)
+        return None if removed is None or not removed.buried.number else removed.buried
+
+    def _note_change(self, topic_id: int, name: str) -> None:
+        self._changes.pop((topic_id, name), None)  # the last change stands at the end
+        self.changes += 1
+        self._changes[topic_id, name] = self.changes
 
     def of_topic(self, topic_id: int) -> TopicDurables | None:
         """The durables of a topic, for the writer's thread; None where there never were any."""
@@ -227,6 +243,7 @@ class Durables:
                 self.dropped += 1
                 self._named.subtract(map(_prefix, gone.rows))
             self.freed.pop(topic.id, None)
+            self._changes = {key: number for key, number in self._changes.items() if key[0] != topic.id}
             self.retention.forget(topic.id)
 
         draft.on_commit.append(apply)
@@ -238,6 +255,7 @@ class Durables:
             for name in [name for name, removed in found.removed.items() if removed.removed_micros <= cut]:
                 draft.batch.deletes[META].append(durable_key(topic_id, name))
                 draft.on_commit.append(partial(found.removed.pop, name, None))
+                draft.on_commit.append(partial(self._changes.pop, (topic_id, name), None))
 
     def take_over(self, changed: Iterable[Durable], removed: Iterable[tuple[int, str, RemovedDurable]]) -> None:
         """Takes over a commit's durables after its write. `removed`: with topic id and name."""
@@ -246,11 +264,15 @@ class Durables:
             if name in found.rows:
                 self._named.subtract([_prefix(name)])
             found.remove(name, gone)
+            if gone.buried.number or (topic_id, name) in self._changes:
+                self._note_change(topic_id, name)
         for durable in changed:
             found = self._of(durable.topic_id)
             if durable.name not in found.rows:
                 self._named.update([_prefix(durable.name)])
             found.put(durable)
+            if durable.replicated:
+                self._note_change(durable.topic_id, durable.name)
 
     def count_discarded(self, reason: str, entries: int) -> None:
         """Counts entries that were let go."""
@@ -261,7 +283,7 @@ class Durables:
 class TopicDurables:
     """The durables of one topic."""
 
-    __slots__ = ("oldest", "order", "own", "removed", "replicated", "resolved", "rows")
+    __slots__ = ("oldest", "order", "own", "removed", "resolved", "rows")
 
     def __init__(self) -> None:
         self.rows: dict[str, Durable] = {}
@@ -269,8 +291,6 @@ class TopicDurables:
         """The slowest first."""
         self.own: dict[str, None] = {}
         """The durables that declare settings."""
-        self.replicated: dict[str, None] = {}
-        """The durables that are known at the peers, too."""
         self.removed: dict[str, RemovedDurable] = {}
         self.resolved: _ResolvedSettings | None = None
         self.oldest: tuple[int, int] | None = None
@@ -289,8 +309,6 @@ class TopicDurables:
             self.own[durable.name] = None
         else:
             self.own.pop(durable.name, None)
-        if durable.replicated:
-            self.replicated[durable.name] = None
         if self.resolved is not None and (before is None or before.declared != durable.declared):
             self.resolved.own.pop(durable.name, None)
         self.removed.pop(durable.name, None)
@@ -301,7 +319,6 @@ class TopicDurables:
         if before is not None:
             del self.order[bisect_left(self.order, before.order)]
             self.own.pop(name, None)
-            self.replicated.pop(name, None)
             if self.resolved is not None:
                 self.resolved.own.pop(name, None)
         self.removed[name] = removed
