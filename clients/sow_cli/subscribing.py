@@ -116,9 +116,7 @@ def subscribe(
     # A table of the state needs the removed records, too; plain journal entries (--changes) do not show a state.
     as_live_table = sow and sys.stdout.isatty() and not chosen and not changes
     with session.client() as client:
-        forms = TopicForms(client)
-        if not pattern:
-            forms.of(topic)
+        forms = _forms(client, topic, pattern=pattern)
         if durable is not None:
             gaps = _Gaps(topic)
             of_durable: DurableSettingsArguments = {"replicated": True} if replicated else {}
@@ -134,10 +132,7 @@ def subscribe(
                 on_gap=gaps.tell,
                 **of_durable,
             )
-            writer = message_writer(output, forms, several_topics=False, colour=_is_colourful())
-            written = _consume(consumer, gaps, writer, limit=limit, lasting=lasting, acknowledges=ack is not False)
-            if output.is_table:
-                _sum_up(written, consumer)
+            _show_consumed(consumer, gaps, output, forms, limit=limit, lasting=lasting, acknowledges=ack is not False)
             return
         subscription = _open(
             client,
@@ -157,6 +152,31 @@ def subscribe(
                 live.show(messages, forms, several_topics=pattern)
                 return
             written = _write(messages, message_writer(output, forms, several_topics=pattern, colour=_is_colourful()))
+    if output.is_table:
+        _sum_up(written, subscription)
+
+
+def _forms(client: Client, topic: str, *, pattern: bool) -> TopicForms:
+    """The forms of topics. A topic that does not exist is refused at once, unless a pattern stands for it."""
+    forms = TopicForms(client)
+    if not pattern:
+        forms.of(topic)
+    return forms
+
+
+def _show_consumed(
+    subscription: DurableSubscription,
+    gaps: _Gaps,
+    output: Output,
+    forms: TopicForms,
+    *,
+    limit: int | None,
+    lasting: str | None,
+    acknowledges: bool,
+) -> None:
+    """Shows the changes of a durable subscription, and their number under a table."""
+    writer = message_writer(output, forms, several_topics=False, colour=_is_colourful())
+    written = _consume(subscription, gaps, writer, limit=limit, lasting=lasting, acknowledges=acknowledges)
     if output.is_table:
         _sum_up(written, subscription)
 

@@ -29,7 +29,7 @@ A topic of the link:
          all earlier messages then has everything that this instance had (rule R4).
     [7]  Publishers are sent once all topics are seeded, and again after each seed: as of a sequence, and behind all
          changes up to it (rule F11).
-    [8]  Replicated durables are told of topics that are seeded, see `durables`.
+    [8]  Replicated durables are told of topics that are seeded, see `durable_marks`.
 
 The driver runs the result of `next_read` on a reader thread and hands the outcome to `took`, sends the messages of
 `next_message`, and gets a `wake` whenever either may have something new.
@@ -45,7 +45,7 @@ from typing import Final, NamedTuple
 
 from sow.v1 import replication_pb2, types_pb2
 from sow_peering import InstanceIdentity, JournalPart, PublisherPart, SeedPart, TopicKind
-from sow_replication.durables import DurableTeller
+from sow_replication.durable_marks import DurableTeller
 from sow_replication.messages import PROTOCOL, identity_of, instance_of, mark_message, topic_of
 from sow_replication.options import NodeOptions, PeerOptions
 from sow_replication.ports import Refused, Store

@@ -106,9 +106,7 @@ class Store:
         )
         for topic in self.topics.by_id.values():
             topic.replicated = self.replicas.shared.covers(topic.name)
-        self.durables: Final = Durables(
-            rocks, lambda: policies.current, self.replicas.peers.held, self.topics.lost, by=self.instance.id
-        )
+        self.durables: Final = _make_durables(opened, policies, self.replicas, self.topics)
         self.durable_commits: Final = DurableCommits(rocks, clock, self.commits, self.topics, self.durables)
 
         # Changes of topics and policies.
@@ -235,6 +233,10 @@ def _load_topics(rocks: Rocks, now_micros: int) -> Topics:
         topic.last_use_micros = now_micros  # its use before the start is unknown (rule T1)
         topics.add(topic)
     return topics
+
+
+def _make_durables(opened: Opened, policies: PoliciesInForce, replicas: Replicas, topics: Topics) -> Durables:
+    return Durables(opened.rocks, lambda: policies.current, replicas.peers.held, topics.lost, by=opened.instance.id)
 
 
 def _make_writer(

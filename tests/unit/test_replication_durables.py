@@ -1,4 +1,4 @@
-"""Replicated durables on a link: what is told, and when (sow_replication.durables [1] to [3]); their messages."""
+"""Replicated durables on a link: what is told, and when (durable_marks [1] to [3]); their messages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from sow.v1 import replication_pb2, types_pb2
 from sow_peering import DurableMark, DurablesPart, InstanceIdentity, MergeCounts, Stamp
-from sow_replication.durables import DURABLES_MAX, QUIET_MICROS, DurableTeller
+from sow_replication.durable_marks import DURABLES_MAX, QUIET_MICROS, DurableTeller
 from sow_replication.messages import PROTOCOL, durable_message, durable_of
 from sow_replication.node import Node
 from sow_replication.options import SECOND, NodeOptions
