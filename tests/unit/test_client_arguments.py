@@ -420,8 +420,8 @@ def test_settings_make_the_way_to_the_server_and_back() -> None:
     assert _admin.topic(admin_pb2.Topic(name="orders", settings=message)).settings == values
     for expiration in ("disabled", "enabled", "reject"):
         for retain in ("unlimited", None):
-            other = TopicSettings(expiration=expiration, retain_time=retain)
-            sent = topic_message(other, {"expiration", "retain_time"})
+            other = TopicSettings(expiration=expiration, retain_time=retain, replicate_durables=False)
+            sent = topic_message(other, {"expiration", "retain_time", "replicate_durables"})
             assert _admin.topic(admin_pb2.Topic(settings=sent)).settings == other
 
 
@@ -614,9 +614,8 @@ def test_a_wrong_address_is_refused(server: str) -> None:
 
 
 def test_tls_files_that_cannot_be_read_are_named() -> None:
-    with pytest.raises(InvalidArgument) as caught:
+    with pytest.raises(InvalidArgument, match=r"/nowhere/ca\.pem"):
         Tls(ca="/nowhere/ca.pem").credentials()
-    assert "/nowhere/ca.pem" in caught.value.message
     with pytest.raises(InvalidArgument):
         Tls(certificate="only.pem").credentials()
 
@@ -626,9 +625,9 @@ def test_tls_files_that_cannot_be_read_are_named() -> None:
 
 def test_settings_are_taken_in_every_sensible_form() -> None:
     settings = TopicSettings(
-        retain_bytes="1GiB", max_bytes="1.5MiB", backlog_quota_bytes="unlimited", max_entries=UNLIMITED,
-        delivery_limit="unlimited", max_age=timedelta(minutes=10), idle_ttl="10m", backlog_ttl=600, min_ttl=0.5,
-        key=["/id"], index=("/a",),
+        retain_bytes="1GiB", max_bytes="1.5MiB", backlog_quota_bytes="unlimited", max_entries=UNLIMITED, min_ttl=0.5,
+        delivery_limit="unlimited", max_age=timedelta(minutes=10), idle_ttl="10m", backlog_ttl=600, key=["/id"],
+        index=("/a",),
     )  # fmt: skip
     assert (settings.retain_bytes, settings.max_bytes, settings.backlog_quota_bytes) == (2**30, 3 * 2**19, -1)
     assert (settings.max_entries, settings.delivery_limit) == (-1, -1)
