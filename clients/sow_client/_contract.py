@@ -46,6 +46,7 @@ _SETTINGS: Final = (
     "publish_is_use",
     "only_if_empty",
     "auto_delete",
+    "replicate_durables",
     "dead_letter",
     "dead_letter_by_key",
     "on_missing",

@@ -81,6 +81,7 @@ def test_the_page_has_the_headings_that_other_pages_link_to() -> None:
         "Live views",
         "Publishers",
         "Durables",
+        "How long a move takes",
         "Not promised",
     ]
 
