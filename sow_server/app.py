@@ -36,6 +36,7 @@ from sow_server import __version__, malloc
 from sow_server.access_control import AccessControl, AccessControlError
 from sow_server.config import Config, ListenerConfig, MetricsConfig, clock_options, store_options
 from sow_server.engine.catalog.topics import Topic, Topics
+from sow_server.engine.commit.pace import CallsUnderWay
 from sow_server.engine.store import Store
 from sow_server.engine.values import policies
 from sow_server.engine.values.clock import GuardedClock
@@ -151,7 +152,7 @@ async def _start(config: Config, running: AsyncExitStack) -> None:
     processes = _reader_processes(store, clock, config, metrics, running)
     own = _services(parts, links, loading, readers, processes, config, access, healthy)
 
-    admission_of = _admissions(config, access, metrics)
+    admission_of = _admissions(config, access, metrics, store.commits.calls)
 
     def register(server: grpc.aio.Server, listener: ListenerConfig) -> None:
         admission = admission_of(listener)
@@ -335,7 +336,9 @@ def _reader_processes(
     return processes
 
 
-def _admissions(config: Config, access: AccessControl, metrics: Metrics) -> Callable[[ListenerConfig], CallAdmission]:
+def _admissions(
+    config: Config, access: AccessControl, metrics: Metrics, publishes: CallsUnderWay
+) -> Callable[[ListenerConfig], CallAdmission]:
     """Makes the admission of each listener. The bytes in flight are those of all listeners together."""
     in_flight = InFlight(config.limits.in_flight_bytes_max)
 
@@ -346,6 +349,7 @@ def _admissions(config: Config, access: AccessControl, metrics: Metrics) -> Call
             in_flight,
             calls_max=listener.max_concurrent_rpcs or config.server.max_concurrent_rpcs,
             message_bytes_max=config.limits.message_bytes_max,
+            publishes=publishes,
         )
 
     return admission

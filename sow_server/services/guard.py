@@ -28,6 +28,7 @@ from sow_server.access.authorizer import Listener, Session
 from sow_server.access.caller import Call
 from sow_server.access.credentials import Asked, Shown
 from sow_server.access.needs import Need, Scope, need_of
+from sow_server.engine.commit.pace import CallsUnderWay
 from sow_server.engine.disk.rocks import Damaged, RocksError
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.services.capacity import Arrivals, InFlight, Places, no_room, unread
@@ -65,6 +66,8 @@ _UNREADABLE: Final = Unreadable()
 _NO_ROOM: Final = Unreadable()
 """Stands for a request that was not parsed, because there is no room for its bytes."""
 _TOO_LARGE: Final = Unreadable()
+_SINGLE_PUBLISHES: Final = frozenset({"/sow.v1.SowService/Publish", "/sow.v1.SowService/Touch"})
+"""Methods whose callers wait for a commit of their own. The requests of a stream are queued before they are awaited."""
 _KINDS: Final = {False: grpc.stream_unary_rpc_method_handler, True: grpc.stream_stream_rpc_method_handler}
 """By whether the server answers with a stream."""
 
@@ -87,9 +90,11 @@ class CallAdmission:
         *,
         calls_max: int,
         message_bytes_max: int,
+        publishes: CallsUnderWay,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        """`calls_max`: calls at a time. `message_bytes_max`: of one request; links may send larger ones."""
+        """`calls_max`: calls at a time. `message_bytes_max`: of one request; links may send larger ones.
+        `publishes`: counts the calls that publish single requests."""
         self._authorizer = listener.authorizer
         self._prover = listener.prover
         # The kind that the listener asks for, and no other: reading one costs as much as the rest of the check.
@@ -98,6 +103,7 @@ class CallAdmission:
         self._in_flight = in_flight
         self._places = Places(calls_max)
         self._message_bytes_max = message_bytes_max
+        self._publishes = publishes
         self._sleep = sleep
         self._arrivals = Arrivals(REQUEST_SECONDS)
         self._open_arrivals = Arrivals(OPEN_REQUEST_SECONDS)
@@ -167,6 +173,8 @@ class CallAdmission:
         except StoreError as error:
             authorizer.finished(call, session, CODES[error.reason].name)
             raise
+        if method in _SINGLE_PUBLISHES:
+            self._publishes.begin()
         return call, session
 
     async def request(self, need: Need, context: Context) -> Received:
@@ -196,6 +204,8 @@ class CallAdmission:
         """A call that is not counted has ended."""
         if admitted is not None:
             call, session = admitted
+            if call.method in _SINGLE_PUBLISHES:
+                self._publishes.end()
             self._places.leave(call.need, call.address)
             self._authorizer.finished(call, session, code)
 

@@ -13,6 +13,7 @@ from sow_server.access.credentials import Anonymous, Tokens
 from sow_server.access.failures import PER_MINUTE, TOLD_MAX, WAIT_SECONDS
 from sow_server.access.limits import DESCRIPTIONS_MORE
 from sow_server.access.needs import NEEDS, Action
+from sow_server.engine.commit.pace import CallsUnderWay
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.services.capacity import InFlight
 from sow_server.services.guard import CallAdmission, Context
@@ -169,6 +170,7 @@ def test_failed_attempts_wait_and_a_good_caller_at_the_same_address_does_not(gua
         InFlight(10**9),
         calls_max=100,
         message_bytes_max=10**6,
+        publishes=CallsUnderWay(),
         sleep=sleep,
     )
 

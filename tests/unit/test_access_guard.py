@@ -19,6 +19,7 @@ from sow_server.access.authorizer import Listener
 from sow_server.access.caller import Call
 from sow_server.access.credentials import Tokens
 from sow_server.access.failures import PER_MINUTE, WAIT_SECONDS
+from sow_server.engine.commit.pace import CallsUnderWay
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.services.capacity import InFlight
 from sow_server.services.guard import CallAdmission, handlers, link_handlers
@@ -88,7 +89,7 @@ class Served:
         self.guarded = Guarded(access_of(folder, FILE))
         self.rpcs = Rpcs()
         self.in_flight = InFlight(bytes_max)
-
+        self.publishes = CallsUnderWay()
         self.waited: list[float] = []
 
         async def sleep(seconds: float) -> None:
@@ -100,6 +101,7 @@ class Served:
             self.in_flight,
             calls_max=100,
             message_bytes_max=10**6,
+            publishes=self.publishes,
             sleep=sleep,
         )
 
@@ -118,6 +120,7 @@ class Served:
 
     def check_all_given_back(self) -> None:
         assert self.in_flight.bytes == 0
+        assert not self.publishes
         assert list(self.guarded.authorizer.sessions()) == []
         for name in self.guarded.authorizer.identities:
             usage = self.guarded.authorizer.usage_of(self.guarded.authorizer.identities[name])
@@ -173,6 +176,30 @@ def test_a_call_that_answers_once_gives_all_back(
         assert asyncio.run(get(served, handler, token, data)) == reason
         served.check_all_given_back()
     assert len(served.rpcs.codes) == 5
+
+
+@pytest.mark.parametrize(("name", "counted"), [("Publish", True), ("Touch", True), ("Get", False)])
+def test_a_call_that_publishes_is_counted_from_its_admission_to_its_answer(
+    tmp_path: Path, name: str, counted: bool
+) -> None:
+    """L14: the sweep gives way to it, also while its request is on its way."""
+    served = Served(tmp_path)
+    seen: list[bool] = []
+
+    async def handler(request: object, call: Call) -> object:
+        seen.append(bool(served.publishes))
+        raise StoreError(Reason.TOPIC_NOT_FOUND, "there is none")
+
+    def arrived() -> object:
+        seen.append(bool(served.publishes))
+        return method.request_deserializer(b"")
+
+    method = served.method(name, handler)
+    for token in ("desk", "guess"):
+        with pytest.raises(Aborted):
+            asyncio.run(method.stream_unary(None, FakeContext(token, arrived)))
+        assert not served.publishes
+    assert seen == [counted, counted]
 
 
 def test_a_call_that_is_cancelled_gives_all_back(tmp_path: Path) -> None:

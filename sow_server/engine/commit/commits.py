@@ -16,6 +16,7 @@ from typing import TypeVar
 from sow_server.engine.catalog.topics import Topic, Topics
 from sow_server.engine.commit.draft import Draft
 from sow_server.engine.commit.observers import Follow
+from sow_server.engine.commit.pace import CallsUnderWay
 from sow_server.engine.commit.publishers import PublisherCache
 from sow_server.engine.commit.queue import QueuedStep
 from sow_server.engine.commit.requests import Job
@@ -93,6 +94,16 @@ class Commits:
         """Begins the next epoch of a publisher, unless `unit` (0: none) is finished; `done` hears of it once it is on
         disk (rule P6). `token`: a random number that tells this epoch from an equal one of another instance."""
         self.run(OpenPublisher(self._writer.publishers, publisher_id, unit, token), done)
+
+    @property
+    def calls(self) -> CallsUnderWay:
+        """The calls that publish single requests: the sweep gives way to them (rule L14)."""
+        return self._writer.calls
+
+    @property
+    def busy(self) -> bool:
+        """Whether somebody has published a short time ago. From any thread."""
+        return self._writer.busy()
 
     # -- the committed state -----------------------------------------------------------------------------------
 

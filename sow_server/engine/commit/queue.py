@@ -24,7 +24,7 @@ class WriteQueue:
     def __init__(self, *, requests_max: int, bytes_max: int) -> None:
         self._requests_max = requests_max
         self._bytes_max = bytes_max
-        self._queue: SimpleQueue[Item] = SimpleQueue()
+        self._queue: SimpleQueue[Item | None] = SimpleQueue()
         self._admission = threading.Lock()
         self._requests = 0
         self._bytes = 0
@@ -63,11 +63,16 @@ class WriteQueue:
         backlog is empty."""
         try:
             item = self._queue.get(timeout=wait_micros / MICROS) if wait_micros else self._queue.get_nowait()
-            self.backlog.append(item)
             while True:
-                self.backlog.append(self._queue.get_nowait())
+                if item is not None:
+                    self.backlog.append(item)
+                item = self._queue.get_nowait()
         except Empty:
             return bool(self.backlog)
+
+    def wake(self) -> None:
+        """Ends a wait of `take`. From any thread."""
+        self._queue.put(None)
 
     def settle(self, item: Job | QueuedStep) -> None:
         """An item has its answer: it no longer counts."""

@@ -134,6 +134,11 @@ class Job:
         return isinstance(self.request, Touch) and self.request.below_micros is not None
 
     @property
+    def is_part(self) -> bool:
+        """Whether it is a part of a longer change, by filter or of a whole topic."""
+        return isinstance(self.request, Delete | Restamp) and self.request.topic_id is not None
+
+    @property
     def left(self) -> int:
         """Records not yet decided."""
         return len(self.keys) - self.position

@@ -31,6 +31,7 @@ from sow_server.engine.commit.failures import as_store_error, broken_stream
 from sow_server.engine.commit.mutations import fetch_heads, fetch_values, merged_fits, stage_job
 from sow_server.engine.commit.observers import Committed, Follow, Observer
 from sow_server.engine.commit.options import WriterOptions
+from sow_server.engine.commit.pace import CallsUnderWay, SweepPace
 from sow_server.engine.commit.publishers import PublisherCache
 from sow_server.engine.commit.queue import Item, QueuedStep, Stop, WriteQueue
 from sow_server.engine.commit.reclaim import Removals
@@ -53,11 +54,6 @@ from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import MICROS, NEVER, Delete, Durability, Outcome, Publish, Refusal
 
 log = structlog.get_logger(__name__)
-
-SWEEP_ENTRIES_MIN: Final = 20
-"""A commit of the sweep has room for at least this many entries, however slow the disk: fewer would be mostly
-overhead."""
-
 
 Deliver = Callable[[Callable[[], None]], object]
 """Runs a callable on the thread that owns the answers, such as `loop.call_soon_threadsafe`."""
@@ -101,14 +97,16 @@ class Writer:
         self.publishers: Final = PublisherCache(lambda name: rocks.get(META, publisher_key(name)))
         self._deliver: Deliver = lambda answers: answers()
         self.queue: Final = WriteQueue(requests_max=options.queue_requests_max, bytes_max=options.queue_bytes_max)
+        self.calls: Final = CallsUnderWay()
+        self.calls.wake = self.queue.wake
+        self._pace: Final = SweepPace(options, self.calls)
+        self.busy: Final[Callable[[], bool]] = lambda: self._pace.busy(clock.now_micros())
+        """Whether somebody has published a short time ago. From any thread."""
         self._answers: list[Callable[[], None]] = []
         self._followers: list[Follow] = []
         self._to_follow: list[Committed] = []
         self._synced_sequence = reserved.sequence
         self._unsynced_since: int | None = None
-        self._last_publish = 0
-        self._next_sweep = 0
-        self._busy_entries = SWEEP_ENTRIES_MIN
         self._thread: threading.Thread | None = None
         self.expired_total = 0
         self.letters_total: Final[dict[str, int]] = dict.fromkeys(Fate, 0)
@@ -210,7 +208,8 @@ class Writer:
         wait = MICROS
         if self.queue.failure is None:
             if not self._clock.paused:
-                wait = min(wait, max(self.sweep.next_due, self._next_sweep) - now)
+                due = max(self.sweep.next_due, self._pace.next_micros)
+                wait = min(wait, (due if due > now else self._pace.not_before()) - now)
             if self._unsynced_since is not None:
                 wait = min(wait, self._unsynced_since + self._options.buffered_sync_micros - now)
         return max(0, wait)
@@ -368,7 +367,8 @@ class Writer:
                     job.topic.last_use_micros = draft.now
             if job.left == 0:
                 self._answer(job, job.outcome)
-        self._last_publish = draft.now
+        if not all(job.is_part for job, _ in parts):
+            self._pace.published(draft.now)
         self._observer.committed(records, time.perf_counter() - started)
 
     def _abort(self, job: Job, aborted: AtomicAborted) -> None:
@@ -451,33 +451,15 @@ class Writer:
         if self.queue.failure is not None or self.sweep.next_due == NEVER or self._clock.paused:
             return
         now = self._clock.now_micros()
-        if self.sweep.next_due > now or self._next_sweep > now:
+        if self.sweep.next_due > now or self._pace.not_before() > now:
             return
-        if after_answers and self._options.sweep_busy_pause_micros:
+        if after_answers and not self.calls and self._options.sweep_busy_pause_micros:
             # The event loop sends them. It would have to wait for the GIL, if the sweep had it already.
             time.sleep(self._options.sweep_busy_pause_micros / MICROS)
             now = self._clock.now_micros()
-        busy = now - self._last_publish < self._options.busy_window_micros
-        limit = self._busy_entries if busy else self._options.sweep_entries_max
+        limit = self._pace.entries_max(now)
         visited = self._sweep_once(limit)
-        if visited:
-            # Publishers wait while a commit of the sweep runs, so its time is bounded. The number of entries that fit
-            # into it depends on the machine and on the records.
-            took = max(1, self._clock.now_micros() - now)
-            fitting = visited * self._options.sweep_busy_micros // took
-            # A factor of two at most: a commit that took long because others had the processor tells little about the
-            # next one.
-            fitting = min(max(fitting, self._busy_entries // 2), 2 * self._busy_entries)
-            self._busy_entries = min(max(SWEEP_ENTRIES_MIN, fitting), self._options.sweep_entries_max)
-        if visited < limit:
-            # It has reached the end. A pause lets a steady trickle of expiries share commits; without it each would
-            # cost a commit.
-            pause = self._options.sweep_pause_micros
-        else:
-            # Between commits of a long sweep the event loop gets a turn: it has answers to send, and requests to read
-            # that the next commit would otherwise miss.
-            pause = self._options.sweep_busy_pause_micros if busy else 0
-        self._next_sweep = self._clock.now_micros() + pause
+        self._pace.swept(visited, limit, now, self._clock.now_micros())
 
     def _sweep_once(self, entries_max: int) -> int:
         draft = self._new_draft()
