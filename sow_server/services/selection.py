@@ -6,7 +6,7 @@ The writer decides: it changes a record only if it still matches then.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import Executor
 from typing import Final, NamedTuple
 
@@ -24,6 +24,8 @@ CHECK_ROWS: Final = 500
 """Rows that one step of a check decodes: some milliseconds."""
 CHANGE_RECORDS: Final = 1000
 """Records that one commit of a change by filter takes; up to this many it is atomic (rule D2)."""
+BUSY_RECORDS: Final = 250
+"""The same of the later commits of a delete, while somebody publishes, who has to wait for them."""
 
 
 class Selected(NamedTuple):
@@ -34,11 +36,17 @@ class Selected(NamedTuple):
 
 
 async def selected(
-    cuts: Cuts, readers: Executor, granted: Granted, text: str, *, unreadable: bool = False
+    cuts: Cuts,
+    readers: Executor,
+    granted: Granted,
+    text: str,
+    *,
+    unreadable: bool = False,
+    busy: Callable[[], bool] = lambda: False,
 ) -> AsyncGenerator[Selected, None]:
     """The records that match the filter `text` now, of those that are granted, `CHANGE_RECORDS` at a time; the last
     batch may have fewer. "" only where rows are granted. `unreadable`: also records whose key does not fit into a
-    message (rule R13).
+    message (rule R13). While `busy`, all but the first batch are of `BUSY_RECORDS`.
 
     One cut and one `now` for all of them, also for NOW_MICROS() in `matches`. Close it, as it holds the cut. Raises
     StoreError.
@@ -53,13 +61,15 @@ async def selected(
     try:
         matches = _unless_unchanged(given.at(scan.cut.now_micros).matches, scan.cut.sequence)
         found: list[bytes] = []
+        size = CHANGE_RECORDS
         reading = loop.run_in_executor(readers, scan.step)
         while (batch := await asyncio.shield(reading)) is not None:
             reading = loop.run_in_executor(readers, scan.step)  # while the caller changes these
             found += batch.keys
-            while len(found) >= CHANGE_RECORDS:
-                yield Selected(found[:CHANGE_RECORDS], matches)
-                del found[:CHANGE_RECORDS]
+            while len(found) >= size:
+                yield Selected(found[:size], matches)
+                del found[:size]
+                size = BUSY_RECORDS if busy() else CHANGE_RECORDS
         if found:
             yield Selected(found, matches)
     finally:

@@ -35,7 +35,7 @@ from sow_server.services.ownership import OwnedDurables
 from sow_server.services.positions import Positions
 from sow_server.services.queries import Queries
 from sow_server.services.reading import StoreReading
-from sow_server.services.selection import CHANGE_RECORDS, count, count_selected, selected
+from sow_server.services.selection import BUSY_RECORDS, CHANGE_RECORDS, count, count_selected, selected
 from sow_server.services.submissions import Submissions, settle
 from sow_server.services.writing import only_versions, permit_delete, permit_publish, permit_touch
 from sow_server.subscriptions.consumer import Attachment, Consumer
@@ -490,7 +490,9 @@ class SowService:
             return
         self._changes.check(topic.name, durability)
         progress = sow_pb2.SowDeleteResponse()
-        found = selected(self._reading.cuts, self._readers, granted, text, unreadable=True)
+        found = selected(
+            self._reading.cuts, self._readers, granted, text, unreadable=True, busy=lambda: self._commits.busy
+        )
         async with aclosing(found) as batches:
             async for keys, matches in batches:
                 submitted = await self._changes.submit_patiently(
@@ -523,23 +525,22 @@ class SowService:
         scan = Scan(self._reading.cuts, Query(topic, batch_size=CHANGE_RECORDS, keys_only=True, unreadable=True))
         progress = sow_pb2.SowDeleteResponse()
         reading: asyncio.Future[RecordBatch | None] | None = None
+        size = CHANGE_RECORDS
         try:
             reading = loop.run_in_executor(self._readers, scan.next_batch)
             while (batch := await asyncio.shield(reading)) is not None:
                 reading = loop.run_in_executor(self._readers, scan.next_batch)  # while these are deleted
-                submitted = await self._changes.submit_patiently(
-                    Delete(
-                        topic.name,
-                        keys=batch.keys,
-                        durability=_here(durability),
-                        topic_id=topic.id,
+                for first in range(0, len(batch.keys), size):
+                    keys = batch.keys[first : first + size]
+                    submitted = await self._changes.submit_patiently(
+                        Delete(topic.name, keys, durability=_here(durability), topic_id=topic.id)
                     )
-                )
-                outcome = await submitted
-                progress.matched += len(batch.keys)
-                progress.deleted += outcome.applied
-                progress.last_sequence = outcome.last_sequence or progress.last_sequence
-                yield progress
+                    outcome = await submitted
+                    progress.matched += len(keys)
+                    progress.deleted += outcome.applied
+                    progress.last_sequence = outcome.last_sequence or progress.last_sequence
+                    yield progress
+                size = BUSY_RECORDS if self._commits.busy else CHANGE_RECORDS
             await self._replicated(topic, durability, progress)
             progress.done = True
             yield progress

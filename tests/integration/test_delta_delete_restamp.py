@@ -23,6 +23,8 @@ CONFIG: Final = """
 instance = "nyc-1"
 [limits]
 payload_bytes_max = "1KiB"
+[sweep]
+busy_window = "1m"
 [topics.strict]
 key = ["/id"]
 expiration = "reject"
@@ -258,15 +260,19 @@ def test_a_delete_takes_every_filter(stubs: Stubs, topic: str, text: str, left: 
 
 
 def test_a_thousand_scattered_records_go_in_one_commit_and_more_in_batches(stubs: Stubs, topic: str) -> None:
-    """D2. One commit has consecutive sequences, and nothing else happens on this server."""
+    """D2. One commit has consecutive sequences, and nothing else happens on this server. Somebody has published within
+    `busy_window`, so the batches behind the first are small."""
     fill(stubs, topic, 20_000)
     before = stubs.admin.GetStatus(admin_pb2.GetStatusRequest(), timeout=TIMEOUT).last_sequence
     progress, done = delete(stubs, topic, "/n % 20 = 7")
     assert (progress.deleted, done.deleted, done.last_sequence) == (1000, 1000, before + 1000)
     responses = delete(stubs, topic, "/n < 3000")
-    assert [response.deleted for response in responses] == [1000, 2000, 2850, 2850]
-    assert [response.done for response in responses] == [False, False, False, True]
+    assert [response.deleted for response in responses] == [*range(1000, 2751, 250), 2850, 2850]
+    assert [response.done for response in responses] == [False] * 9 + [True]
     assert len(stored(stubs, topic)) == 16_150
+    request = sow_pb2.SowDeleteRequest(topic=topic, all=True)
+    deleted = [response.deleted for response in stubs.sow.SowDelete(request, timeout=TIMEOUT)]
+    assert deleted == [*range(1000, 16_001, 250), 16_150, 16_150]
 
 
 def test_records_that_change_while_a_delete_runs_are_kept(stubs: Stubs, topic: str, seed: int) -> None:

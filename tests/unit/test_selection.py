@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from sow_server.access.caller import Granted
 from sow_server.engine.values.model import Delete, Durability, Publish
 from sow_server.filters.restriction import UNRESTRICTED
-from sow_server.services.selection import CHANGE_RECORDS, selected
+from sow_server.services.selection import BUSY_RECORDS, CHANGE_RECORDS, selected
 from tests.support.stores import Rig
 
 T = TypeVar("T")
@@ -54,4 +54,25 @@ def test_the_next_records_are_read_while_the_caller_changes_the_last_ones(tmp_pa
     # The filter is compiled first; then each batch comes with the step behind it under way.
     assert given == [3, 4, 5]
     assert not rig.live("orders")
+    rig.close()
+
+
+def test_beside_publishers_all_but_the_first_batch_are_small(tmp_path: Path) -> None:
+    """D2, L14: a publish waits for the commit of a batch. Up to 1,000 records go in one commit even so."""
+    rig = Rig(tmp_path)
+    rig.create_topic("orders")
+    keys = [f"{number:05}" for number in range(RECORDS)]
+    rig.run(Publish("orders", [b"x"] * RECORDS, keys, durability=Durability.BUFFERED))
+    sizes: list[int] = []
+
+    async def change(readers: ThreadPoolExecutor) -> None:
+        granted = Granted(rig.topic("orders"), UNRESTRICTED)
+        found = selected(rig.store.cuts, readers, granted, "@key != 'x'", busy=lambda: len(sizes) < 4)
+        async with aclosing(found) as batches:
+            async for batch, _ in batches:
+                sizes.append(len(batch))
+
+    with ThreadPoolExecutor(1) as readers:
+        asyncio.run(change(readers))
+    assert sizes == [CHANGE_RECORDS, BUSY_RECORDS, BUSY_RECORDS, BUSY_RECORDS, 750]
     rig.close()
