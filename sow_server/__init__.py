@@ -1,8 +1,5 @@
 """The server of sow: a durable state-of-the-world store behind gRPC."""
 
-from importlib.metadata import PackageNotFoundError, version
+from sow.version import __version__
 
-try:
-    __version__ = version("sow")
-except PackageNotFoundError:  # run from a source tree that is not installed
-    __version__ = "0+unknown"
+__all__ = ["__version__"]

@@ -1,7 +1,7 @@
 """`sow-server`: arguments become a `Config`, and `app.run` does the rest.
 
-Exit codes: 0 after an orderly stop; 2 for wrong usage and for every error at start-up, with one message on standard
-error and no traceback.
+Exit codes: 0 after an orderly stop; 1 if `--check-ready` finds a server that is not ready; 2 for wrong usage and for
+every error at start-up, with one message on standard error and no traceback.
 """
 
 from __future__ import annotations
@@ -11,10 +11,15 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sow_server import __version__
 
+if TYPE_CHECKING:
+    from sow_server.config import Config
+
 EXIT_OK = 0
+EXIT_NOT_READY = 1
 EXIT_TROUBLE = 2
 PRIVATE_UMASK = 0o077
 """Files and directories that this process makes, RocksDB's included, are for its own user alone (rule X5)."""
@@ -31,7 +36,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         # The base installation is the client's; the server's libraries come with the extra.
         return _trouble(
-            f"the Python package {error.name!r} is missing; install the server with: pip install 'sow[server]'"
+            f"the Python package {error.name!r} is missing; install the server with: pip install 'sow[server]', "
+            "or in a checkout: pip install '.[server]'"
         )
     except KeyboardInterrupt:
         return 130  # during start-up: as shells report SIGINT
@@ -59,6 +65,8 @@ def _run(given: argparse.Namespace) -> int:
     if given.print_config:
         sys.stdout.write(config.render(settings))
         return EXIT_OK
+    if given.check_ready:
+        return _check_ready(settings)
     if given.check_config:
         from sow_server.access_control import AccessControlError, check
 
@@ -82,6 +90,16 @@ def _run(given: argparse.Namespace) -> int:
         return app.run(settings)
     except (OpenError, app.StartError) as error:
         return _trouble(str(error))
+
+
+def _check_ready(settings: Config) -> int:
+    from sow_server.ready import why_not_ready
+
+    if not settings.metrics.listen:
+        return _trouble("--check-ready asks the metrics endpoint, and [metrics] listen is not set")
+    reason = why_not_ready(settings.metrics)
+    sys.stdout.write(f"not ready: {reason}\n" if reason else "ready\n")
+    return EXIT_NOT_READY if reason else EXIT_OK
 
 
 def _trouble(message: str) -> int:
@@ -129,6 +147,11 @@ def _parser() -> argparse.ArgumentParser:
     action.add_argument("--check-config", action="store_true", help="check the configuration, then exit")
     action.add_argument(
         "--print-config", action="store_true", help="print the effective configuration as TOML, then exit"
+    )
+    action.add_argument(
+        "--check-ready",
+        action="store_true",
+        help="ask the running server of this configuration, at [metrics] listen, whether it is ready; exit code 1: no",
     )
     action.add_argument("--version", action="version", version=f"sow-server {__version__}")
     return parser

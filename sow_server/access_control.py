@@ -82,7 +82,9 @@ def jwt_prover(config: Config) -> tuple[Prover, Callable[[], None]]:
     try:
         from sow_server.access import jwt
     except ImportError as error:
-        raise AccessControlError("auth = \"jwt\" needs the Python package PyJWT: pip install 'sow[jwt]'") from error
+        raise AccessControlError(
+            "auth = \"jwt\" needs the Python package PyJWT: pip install 'sow[jwt]', or in a checkout: '.[jwt]'"
+        ) from error
     assert config.jwt is not None, "the relations of the configuration demand it"
     try:
         prover = jwt.Jwts(config.jwt)

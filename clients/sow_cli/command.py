@@ -6,7 +6,6 @@ A subcommand gets a `Session` through `click.pass_obj`. It opens the session's c
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import get_args
 
@@ -29,18 +28,16 @@ from sow_cli.exits import RootGroup
 from sow_cli.session import DEFAULT_SERVER, Connect, Session, connect
 from sow_client import FailoverPublish, Prefer, Tls
 
-
-def _version() -> str:
-    try:
-        return version("sow")
-    except PackageNotFoundError:  # run from a checkout that is not installed
-        return "0+unknown"
-
-
 _EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
-@click.group(cls=RootGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.group(
+    cls=RootGroup,
+    # For --version, which needs the options of the connection and no subcommand.
+    invoke_without_command=True,
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
 @click.option(
     "--server",
     "address",
@@ -108,7 +105,12 @@ _EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     metavar="NAME",
     help="Name to expect in the server's certificate; turns TLS on.",
 )
-@click.version_option(_version(), message="%(prog)s %(version)s")
+@click.option(
+    "--version",
+    "shows_version",
+    is_flag=True,
+    help="Show the version of this command, and of the server if it is reachable.",
+)
 @click.pass_context
 def sow(
     ctx: click.Context,
@@ -121,6 +123,7 @@ def sow(
     tls_key: Path | None,
     tls_server_name: str | None,
     token_file: Path | None,
+    shows_version: bool,
 ) -> None:
     """Publish, read and delete records of a SOW server: the last value of every key, with lifetimes.
 
@@ -136,6 +139,11 @@ def sow(
         tls = Tls(ca=tls_ca, certificate=tls_cert, key=tls_key, server_name=tls_server_name)
     replacement: Connect | None = ctx.obj
     ctx.obj = Session(address, tls, replacement or connect, token_file, prefer, failover_publish)
+    if shows_version:
+        server.show_versions(ctx.obj)
+        ctx.exit()
+    if ctx.invoked_subcommand is None:
+        ctx.fail("Missing command.")
 
 
 for _command in (

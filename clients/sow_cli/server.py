@@ -2,12 +2,31 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Final
+
 import click
 
+from sow.version import __version__
 from sow_cli import display
 from sow_cli.output import Fact, Output, moment, output_option, progress
 from sow_cli.session import Session
-from sow_client import Status
+from sow_client import SowError, Status
+
+VERSION_SECONDS_MAX: Final = 0.5
+"""`sow --version` waits this long for a connection: the version of the command is the main thing."""
+
+
+def show_versions(session: Session) -> None:
+    """Writes the version of this command, then that of the server if it answers."""
+    click.echo(f"sow {__version__}")
+    try:
+        with replace(session, waits=VERSION_SECONDS_MAX).client() as client:
+            found = client.describe_instance()
+    except SowError as error:
+        click.echo(f"sow: no version from {display.safe(session.server)} ({error.reason})", err=True)
+        return
+    click.echo(f"server {display.safe(found.server_version)} ({display.safe(found.shown)})")
 
 
 @click.command()

@@ -28,10 +28,14 @@ class Session:
     token_file: Path | None = None
     prefer: Prefer = "first"
     failover_publish: FailoverPublish = "again"
+    waits: float | None = None
+    """How many seconds to wait for a server, if not as usual."""
 
     @property
     def connect_seconds(self) -> float | None:
         """How long to wait for a server. Of several, none is waited for if all refuse (rule F1)."""
+        if self.waits is not None:
+            return self.waits
         return None if "," in self.server else CONNECT_SECONDS_MAX
 
     @property

@@ -13,6 +13,7 @@
 Names that are not in `__all__` are private, whatever module they are in.
 """
 
+from sow.version import __version__
 from sow_client._access import AccessDecision, CallerSession, Identity
 from sow_client._addresses import Prefer
 from sow_client._aio_publisher import AsyncPublisher
@@ -211,4 +212,5 @@ __all__ = [
     "UnsoundRow",
     "Verified",
     "View",
+    "__version__",
 ]

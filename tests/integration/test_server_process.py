@@ -34,7 +34,8 @@ def test_without_the_servers_libraries_the_message_names_the_remedy(package: str
     done = _run("--check-config", before=f"sys.modules[{package!r}] = None")
     assert done.returncode == 2
     assert done.stderr == (
-        f"sow-server: the Python package {package!r} is missing; install the server with: pip install 'sow[server]'\n"
+        f"sow-server: the Python package {package!r} is missing; install the server with: pip install 'sow[server]', "
+        "or in a checkout: pip install '.[server]'\n"
     )
 
 

@@ -9,9 +9,12 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from sow.version import __version__
 from sow_cli.command import sow
+from sow_cli.session import Session
 from sow_client import (
     DeadlineExceeded,
+    Instance,
     InternalError,
     PermissionDenied,
     ResourceExhausted,
@@ -57,6 +60,47 @@ def test_the_list_of_commands_tells_each_one_in_full() -> None:
     result = CliRunner().invoke(sow, ["--help"])
 
     assert "..." not in result.stdout.partition("Commands:")[2]
+
+
+class _Answering(FakeClient):
+    """A server that says who it is."""
+
+    def describe_instance(self) -> Instance:
+        if self.fails_with is not None:
+            raise self.fails_with
+        return Instance("127.0.0.1:7450", "nyc-1", "0d4c", "7b2e", "", True, "0.3.0")
+
+
+def test_version_tells_that_of_the_server_too() -> None:
+    seen = []
+
+    def connect(session: Session) -> FakeClient:
+        seen.append(session)
+        return _Answering()
+
+    result = CliRunner().invoke(sow, ["--version", "--server", "127.0.0.1:7450"], obj=connect)
+
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.stdout == f"sow {__version__}\nserver 0.3.0 (nyc-1 at 127.0.0.1:7450)\n"
+    assert seen[0].server == "127.0.0.1:7450", "also where --server stands behind"
+    assert (seen[0].connect_seconds or 9) < 1, "the version of the command is the main thing"
+
+
+def test_version_without_a_server_is_that_of_the_command() -> None:
+    client = _Answering()
+    client.fails_with = Unavailable("nobody listens", reason="UNREACHABLE")
+
+    result = run(client, "--version")
+
+    assert (result.exit_code, result.stdout) == (0, f"sow {__version__}\n")
+    assert result.stderr == "sow: no version from 127.0.0.1:7450 (UNREACHABLE)\n"
+
+
+def test_no_subcommand_is_wrong_usage() -> None:
+    result = run(FakeClient(), "--server", "127.0.0.1:7450")
+
+    assert result.exit_code == 2
+    assert "Missing command." in result.stderr
 
 
 def test_help_needs_no_server() -> None:

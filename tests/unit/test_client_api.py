@@ -40,7 +40,7 @@ PUBLIC = {
     "RecordBatch", "Refusal", "Repaired", "ReplicationStatus", "ReplicationUnavailable", "ResourceExhausted",
     "RestampMode", "Restamped", "ResyncRequired", "Rewound", "SowError", "Status", "Subscription", "Tls", "Topic",
     "TopicChecked", "TopicSettings", "TopicSettingsArguments", "TopicStatistics", "Unavailable", "UnsoundRow",
-    "Verified", "View",
+    "Verified", "View", "__version__",
 }  # fmt: skip
 
 

@@ -14,8 +14,13 @@ import structlog
 
 from sow_server import __main__ as program
 from sow_server import __version__, app, config, logs
-from sow_server.config import Config, LogConfig
+from sow_server.config import Config, LogConfig, MetricsConfig
 from sow_server.engine.values.errors import OpenError
+from sow_server.metrics import Metrics
+from sow_server.metrics_pages import Readiness
+from sow_server.metrics_server import serve_metrics
+from tests.support.certificates import Authority
+from tests.support.server import free_port
 
 
 @pytest.fixture(autouse=True)
@@ -137,6 +142,36 @@ def test_a_server_starts_with_the_printed_configuration(
     assert program.main(["--config", str(file)]) == 0
     assert started[0].journal.prune_interval_micros == 90_000_000
     assert started[0].server.data_dir == tmp_path / "d"
+
+
+def test_check_ready_asks_the_running_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also over TLS, as a name in the certificate means nothing on the machine itself."""
+    readiness = Readiness()
+    issued = Authority(tmp_path, "ca").issue("elsewhere")
+    port = free_port()
+    file = tmp_path / "sow.toml"
+    file.write_text(f'[metrics]\nlisten = "0.0.0.0:{port}"\ncertificate = "elsewhere.pem"\nkey = "elsewhere.key"\n')
+    command = ["--config", str(file), "--check-ready"]
+
+    assert program.main(command) == 1
+    assert capsys.readouterr().out.startswith(f"not ready: no answer from 0.0.0.0:{port} (")
+
+    settings = MetricsConfig(listen=f"127.0.0.1:{port}", certificate=issued.certificate, key=issued.key)
+    server = serve_metrics(settings, Metrics(), readiness)
+    assert server is not None
+    try:
+        assert program.main(command) == 1
+        assert capsys.readouterr().out == "not ready: starting\n"
+        readiness.ready()
+        assert program.main(command) == 0
+        assert capsys.readouterr().out == "ready\n"
+    finally:
+        server.close()
+
+
+def test_check_ready_needs_the_metrics_endpoint(capsys: pytest.CaptureFixture[str]) -> None:
+    assert program.main(["--check-ready"]) == 2
+    assert "[metrics] listen is not set" in capsys.readouterr().err
 
 
 def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,6 +10,10 @@ from pathlib import Path
 
 import pytest
 
+import sow_client
+import sow_server
+from sow.version import __version__
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -39,7 +43,7 @@ def test_the_contract_and_its_stubs_are_inside(names: list[str]) -> None:
     expected |= {
         f"sow/v1/{name}_pb2{ending}" for name in ("types", "sow", "admin", "replication") for ending in (".py", ".pyi")
     }
-    expected |= {"sow/durations.py"}
+    expected |= {"sow/durations.py", "sow/version.py"}
     assert expected <= set(names)
 
 
@@ -52,6 +56,11 @@ def test_nothing_of_the_workshop_is_inside(names: list[str]) -> None:
     assert [
         name for name in names if re.search(r"(^|/)(tests?|benchmarks|examples|generate\.py|__pycache__)(/|$)", name)
     ] == []
+
+
+def test_the_version_is_the_one_that_the_packages_tell(names: list[str]) -> None:
+    assert f"sow-{__version__}.dist-info/METADATA" in names
+    assert sow_client.__version__ == sow_server.__version__ == __version__
 
 
 def test_both_commands_are_declared(names: list[str]) -> None:
