@@ -1,7 +1,7 @@
 # Every target sets up what it needs of .venv by itself, a line for each step; `make clean` takes it away again.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 # A variable, as the commas would separate arguments of `call`.
-EVERYTHING = '.[server,spark,dev]'
+EVERYTHING = '.[server,spark,dev,otel]'
 PIP = .venv/bin/python -m pip install --quiet --disable-pip-version-check
 # $(call step,WHAT,COMMAND): says what is done before it is done, and how long it took.
 step = @printf '%s … ' "$(1)"; began=$$(date +%s); $(2) || exit 1; echo "$$(($$(date +%s) - began)) s"
@@ -40,7 +40,7 @@ test-versions:
 		venv=build/python$$version; \
 		echo "python$$version: setting up $$venv, then the tests"; \
 		test -x $$venv/bin/python || $$python -m venv $$venv || exit 1; \
-		$$venv/bin/python -m pip install --quiet --disable-pip-version-check -e '.[server,spark,dev]' || exit 1; \
+		$$venv/bin/python -m pip install --quiet --disable-pip-version-check -e '.[server,spark,dev,otel]' || exit 1; \
 		$$venv/bin/python -m pytest -q -n $(PYTEST_WORKERS) --dist loadfile -m "not long" tests/unit tests/property || exit 1; \
 	done
 

@@ -21,7 +21,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import grpc
 import structlog
@@ -73,6 +73,9 @@ from sow_server.subscriptions.consumers import Consumers
 from sow_server.subscriptions.hub import Hub, HubOptions
 from sow_server.subscriptions.replicated import ReplicatedDurables
 from sow_server.timers import ScrubPace, Timers
+
+if TYPE_CHECKING:
+    from sow_server.tracing import Tracing
 
 log = structlog.get_logger(__name__)
 
@@ -128,6 +131,7 @@ async def _start(config: Config, running: AsyncExitStack) -> None:
     running.callback(stopped.set)
     running.callback(metrics.release)
     declare_topics(store, config.topics)
+    tracing = _tracing(config, store, running)
     metrics.watch(
         StoreFigures(
             clock,
@@ -141,7 +145,7 @@ async def _start(config: Config, running: AsyncExitStack) -> None:
         )
     )
     parts = _Parts.on(store, clock, config, metrics)
-    links = _link(parts, config, readers, running)
+    links = _link(parts, config, readers, running, tracing)
     store.start(asyncio.get_running_loop().call_soon_threadsafe)
     timers = _timers(parts, readers, config, lambda: not stopped.is_set())
     metrics.watch_jobs(timers.jobs)
@@ -150,9 +154,9 @@ async def _start(config: Config, running: AsyncExitStack) -> None:
     healthy = HealthService()
     access = _access(config, store, metrics, readers, links, running)
     processes = _reader_processes(store, clock, config, metrics, running)
-    own = _services(parts, links, loading, readers, processes, config, access, healthy)
+    own = _services(parts, links, loading, readers, processes, config, access, healthy, tracing=tracing)
 
-    admission_of = _admissions(config, access, metrics, store.commits.calls)
+    admission_of = _admissions(config, access, metrics, store.commits.calls, tracing)
 
     def register(server: grpc.aio.Server, listener: ListenerConfig) -> None:
         admission = admission_of(listener)
@@ -183,9 +187,7 @@ async def _start(config: Config, running: AsyncExitStack) -> None:
     running.callback(stopped.set)  # first of all: a scrub or compaction gives way
 
     _tune_gc()
-    for topic in list(store.topics.by_id.values()):
-        for warning in policies.warnings(topic.settings):
-            log.warning("settings_questionable", topic=topic.name, warning=warning)
+    _warn_of_settings(store.topics)
     log.info(
         "ready",
         address=addresses[0],
@@ -195,6 +197,12 @@ async def _start(config: Config, running: AsyncExitStack) -> None:
     )
     if not store.upkeep.verified_at_start:
         readers.submit(store.upkeep.scrub, ScrubPace(stopped))
+
+
+def _warn_of_settings(topics: Topics) -> None:
+    for topic in list(topics.by_id.values()):
+        for warning in policies.warnings(topic.settings):
+            log.warning("settings_questionable", topic=topic.name, warning=warning)
 
 
 def _open_store(config: Config, metrics: Metrics, running: AsyncExitStack) -> tuple[GuardedClock, Store]:
@@ -336,8 +344,31 @@ def _reader_processes(
     return processes
 
 
+def _tracing(config: Config, store: Store, running: AsyncExitStack) -> Tracing | None:
+    if not config.tracing.endpoint:
+        return None
+    try:
+        from sow_server.tracing import Tracing, exporting  # only here: it needs an extra
+    except ModuleNotFoundError as error:
+        raise StartError(
+            f"[tracing] endpoint: the Python package {error.name!r} is missing; install it with: pip install "
+            "'sow[otel]', or in a checkout: pip install '.[otel]'"
+        ) from error
+    tracing = Tracing(
+        config.tracing,
+        exporting(config.tracing),
+        instance=config.server.instance,
+        version=__version__,
+        last_sequence=store.commits.last_sequence,
+        later=asyncio.get_running_loop().call_later,
+    )
+    store.commits.follow(tracing.committed)
+    running.push_async_callback(asyncio.to_thread, tracing.close)
+    return tracing
+
+
 def _admissions(
-    config: Config, access: AccessControl, metrics: Metrics, publishes: CallsUnderWay
+    config: Config, access: AccessControl, metrics: Metrics, publishes: CallsUnderWay, tracing: Tracing | None
 ) -> Callable[[ListenerConfig], CallAdmission]:
     """Makes the admission of each listener. The bytes in flight are those of all listeners together."""
     in_flight = InFlight(config.limits.in_flight_bytes_max)
@@ -350,6 +381,7 @@ def _admissions(
             calls_max=listener.max_concurrent_rpcs or config.server.max_concurrent_rpcs,
             message_bytes_max=config.limits.message_bytes_max,
             publishes=publishes,
+            traces=tracing,
         )
 
     return admission
@@ -364,6 +396,8 @@ def _services(
     config: Config,
     access: AccessControl,
     healthy: HealthService,
+    *,
+    tracing: Tracing | None,
 ) -> tuple[tuple[ServiceDescriptor, object], ...]:
     """This project's own services, without those of the links."""
     store, hub, consumers = parts.store, parts.hub, parts.consumers
@@ -382,6 +416,7 @@ def _services(
         durability=config.server.durability,
         dynamic_topics=config.server.dynamic_topics,
         owned=owned,
+        deliveries=tracing,
     )
     admin = AdminService(
         reading,
@@ -440,9 +475,11 @@ def _standard_handlers(
     return (found, standard_handlers(of_reflection, reflecting, admission))
 
 
-def _link(parts: _Parts, config: Config, readers: Executor, running: AsyncExitStack) -> InstanceLinks:
+def _link(
+    parts: _Parts, config: Config, readers: Executor, running: AsyncExitStack, tracing: Tracing | None
+) -> InstanceLinks:
     try:
-        links = link(parts.store, parts.clock, config, readers, parts.replicated)
+        links = link(parts.store, parts.clock, config, readers, parts.replicated, tracing)
     except LinkingError as error:
         raise StartError(str(error)) from error
     except OSError as error:

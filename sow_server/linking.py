@@ -42,7 +42,7 @@ from sow_server.engine.store import Store
 from sow_server.engine.values.clock import GuardedClock
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import MICROS
-from sow_server.peers import PeerStore
+from sow_server.peers import LinkTraces, PeerStore
 from sow_server.services.guard import CallAdmission, Context, link_handlers
 from sow_server.services.replication import Links
 from sow_server.subscriptions.replicated import ReplicatedDurables
@@ -104,7 +104,12 @@ class InstanceLinks(Links, Protocol):
 
 
 def link(
-    store: Store, clock: GuardedClock, config: Config, readers: Executor, durables: ReplicatedDurables
+    store: Store,
+    clock: GuardedClock,
+    config: Config,
+    readers: Executor,
+    durables: ReplicatedDurables,
+    traces: LinkTraces | None = None,
 ) -> InstanceLinks:
     """The links of an instance, not yet dialled. To be made before the store starts: they follow its commits. Raises
     OSError where a credential cannot be read."""
@@ -128,6 +133,7 @@ def link(
         name=config.server.instance,
         cluster=config.server.cluster,
         durables=durables,
+        traces=traces,
     )
     added = commanded.added()
     node = Node(peer_store, node_options(config, added), random.Random())

@@ -7,7 +7,7 @@ errors of the engine become `Refused`. Every other method is the engine's own.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Final, TypeVar
+from typing import Final, Protocol, TypeVar
 
 from sow.v1 import types_pb2
 from sow_peering import (
@@ -43,6 +43,16 @@ from sow_server.subscriptions.replicated import ReplicatedDurables
 T = TypeVar("T")
 
 
+class LinkTraces(Protocol):
+    """Traces of commits, which travel beside their changes."""
+
+    def between(self, after: int, upto: int) -> tuple[str, ...]:
+        """The traces of the commits in a range of the journal. From any thread."""
+
+    def applying(self, source: str, upto: int, traces: Sequence[str]) -> Callable[[MergeCounts | None], None] | None:
+        """Changes of a source with these traces are being applied; the result hears the outcome, None for a refusal."""
+
+
 class PeerStore:
     """`sow_replication.ports.Store` on the engine's store."""
 
@@ -59,8 +69,10 @@ class PeerStore:
         name: str,
         cluster: str = "",
         durables: ReplicatedDurables | None = None,
+        traces: LinkTraces | None = None,
     ) -> None:
         """`name`, `cluster`: of this instance. `durables`: None where there are no consumers."""
+        self._traces = traces
         self._replicas = replicas
         self._commits = commits
         self._topics = topics
@@ -98,9 +110,12 @@ class PeerStore:
     ) -> JournalPart:
         """Reads changes for a peer."""
         select = _select(filter_text)
-        return _translated(
+        part = _translated(
             lambda: self._replicas.reader.read(peer, after, topics=topics, select=select, bytes_max=bytes_max)
         )
+        if self._traces is not None and part.chunks:
+            return part._replace(traces=self._traces.between(after, part.upto))
+        return part
 
     def seed(self, topic: str, after_key: bytes, *, filter_text: str, bytes_max: int) -> SeedPart:
         """Reads rows of a topic for a peer."""
@@ -197,9 +212,12 @@ class PeerStore:
         chunks: Sequence[Packed],
         origins: Sequence[str],
         publishers: Sequence[PublisherMark] = (),
+        traces: Sequence[str] = (),
         done: ports.Done,
     ) -> None:
         """Applies changes of a source."""
+        if self._traces is not None and traces:
+            done = _observed(done, self._traces.applying(name, upto, traces))
         _submitted(
             done,
             lambda heard: self._replicas.changes.apply(
@@ -258,6 +276,18 @@ def _translated(call: Callable[[], T]) -> T:
         raise refusal(error) from error
     except RocksError as error:
         raise ports.Refused(types_pb2.ERROR_REASON_STORE_FAILED, f"reading failed: {error}") from error
+
+
+def _observed(done: ports.Done, ended: Callable[[MergeCounts | None], None] | None) -> ports.Done:
+    """Tells the trace of changes of their end, too."""
+    if ended is None:
+        return done
+
+    def heard(result: MergeCounts | ports.Refused) -> None:
+        ended(None if isinstance(result, ports.Refused) else result)
+        done(result)
+
+    return heard
 
 
 def _submitted(done: ports.Done, submit: Callable[[ReplicaDone], None]) -> None:

@@ -24,9 +24,9 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 FOLDER: Final = ROOT / "requirements"
 FILES: Final[Mapping[str, tuple[str, ...]]] = {
     "base": (),
-    "server": ("server", "jwt"),
+    "server": ("server", "jwt", "otel"),
     "spark": ("spark",),
-    "dev": ("server", "spark", "dev"),
+    "dev": ("server", "spark", "dev", "otel"),
 }
 """The extras in each file."""
 BUILD: Final = "build"

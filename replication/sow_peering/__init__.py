@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 __all__ = [
     "NOTHING_PURGED",
     "NO_STAMP",
+    "TRACES_MAX",
     "Checksums",
     "DurableMark",
     "DurablesPart",
@@ -34,6 +35,10 @@ __all__ = [
     "TopicAnswer",
     "TopicKind",
 ]
+
+
+TRACES_MAX: Final = 32
+"""The most traces that travel beside changes."""
 
 
 class InstanceIdentity(NamedTuple):
@@ -172,6 +177,8 @@ class JournalPart(NamedTuple):
     must not be sent to it."""
     publishers: Sequence[PublisherMark] = ()
     """The publishers of the changes."""
+    traces: Sequence[str] = ()
+    """The traces of their commits, at most `TRACES_MAX`, each as the header `traceparent` of W3C."""
 
 
 class SeedPart(NamedTuple):

@@ -56,6 +56,7 @@ def changes_message(part: JournalPart) -> replication_pb2.ReplicateRequest:
     changes.crc32 = crc
     changes.commit_time_micros = part.last_commit_micros
     changes.publishers.extend(map(mark_message, part.publishers))
+    changes.traces.extend(part.traces)
     return message
 
 

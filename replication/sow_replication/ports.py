@@ -221,10 +221,12 @@ class Receiving(Protocol):
         chunks: Sequence[Packed],
         origins: Sequence[str],
         publishers: Sequence[PublisherMark] = (),
+        traces: Sequence[str] = (),
         done: Done,
     ) -> None:
         """Applies changes by version, and moves the sender's cursor to `upto`. Topics that this instance refuses are
         skipped and have to be seeded later; then, or if a single change is refused, `publishers` count for nothing.
+        `traces`: as in `JournalPart`; they are for observers, and have no effect on the changes.
         `done` may get Refused, and then nothing was applied: CLOCK_SKEW,
         BATCH_DAMAGED (also when `after` lies beyond the cursor, [3]), RESEED_PENDING ([4]), or an error of the
         store."""

@@ -26,6 +26,7 @@ from typing import Final, Protocol
 
 from sow.v1 import replication_pb2, types_pb2
 from sow_peering import (
+    TRACES_MAX,
     InstanceIdentity,
     MergeCounts,
     Packed,
@@ -259,7 +260,8 @@ class Receiver:
             self._acknowledge = True
             self.wake()
         else:
-            self._apply(changes.after, changes.upto, chunks, list(changes.origins), size, marks)
+            traces = list(changes.traces[:TRACES_MAX])
+            self._apply(changes.after, changes.upto, chunks, list(changes.origins), size, marks, traces)
         return None
 
     def _damaged(self) -> None:
@@ -273,6 +275,7 @@ class Receiver:
         origins: list[str],
         size: int,
         marks: Sequence[PublisherMark] = (),
+        traces: Sequence[str] = (),
     ) -> None:
         assert self.identity is not None, "the sender has said Hello"
         self._received = upto
@@ -288,7 +291,14 @@ class Receiver:
                 self._advanced(result)
 
         self._store.apply(
-            self.identity.name, after=after, upto=upto, chunks=chunks, origins=origins, publishers=marks, done=done
+            self.identity.name,
+            after=after,
+            upto=upto,
+            chunks=chunks,
+            origins=origins,
+            publishers=marks,
+            traces=traces,
+            done=done,
         )
 
     def _seed(self, seed: replication_pb2.Seed) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final, NamedTuple, Protocol
 
@@ -34,6 +34,16 @@ class Reports(Protocol):
         """Something was refused. `topic` is "" for an action on the server."""
 
 
+class CallTrace(Protocol):
+    """The trace of one call."""
+
+    def answered(self, sequence: int) -> None:
+        """A change of the call has this sequence; 0: it has changed nothing."""
+
+    def ended(self, code: str, notes: Mapping[str, Value]) -> None:
+        """The call has ended with the gRPC status of this name."""
+
+
 class Call:
     """One call of an RPC: its caller, and what that caller may do."""
 
@@ -54,6 +64,7 @@ class Call:
         "owner",
         "peer",
         "seconds_left",
+        "trace",
     )
 
     def __init__(
@@ -88,6 +99,8 @@ class Call:
         """Facts for the audit log, such as counts."""
         self.ended: StoreError | None = None
         """The reason for which the server has ended the call."""
+        self.trace: CallTrace | None = None
+        """None: the call is not traced."""
         self._topics = topics
         self._permissions = permissions
         self._reports = reports

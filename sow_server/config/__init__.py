@@ -42,6 +42,7 @@ from sow_server.config.sections import (
     SubscriptionsConfig,
     SweepConfig,
     TlsConfig,
+    TracingConfig,
     host_name,
     knobs,
 )
@@ -69,6 +70,7 @@ __all__ = [
     "SubscriptionsConfig",
     "SweepConfig",
     "TlsConfig",
+    "TracingConfig",
     "check_accepted",
     "clock_options",
     "host_name",

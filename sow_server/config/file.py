@@ -50,6 +50,7 @@ from sow_server.config.sections import (
     SweepConfig,
     TlsConfig,
     TopicForm,
+    TracingConfig,
     knobs,
     knobs_of,
 )
@@ -184,6 +185,7 @@ class TableReader:
             listener_tables=listeners,
             access=dataclasses.replace(access, audit=self._folder / access.audit),
             jwt=None if jwt_table is None else self.section(JwtConfig, "access.jwt", jwt_table),
+            tracing=self.section(TracingConfig, "tracing", self._table("tracing", tables)),
             log=self.section(LogConfig, "log", self._table("log", tables)),
             defaults=self._defaults(tables),
             topics=MappingProxyType(

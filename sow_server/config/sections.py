@@ -357,6 +357,16 @@ class JwtConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class TracingConfig:
+    """[tracing]: spans for a collector of OpenTelemetry. Without `endpoint` there are none."""
+
+    endpoint: str = _knob(
+        "", Text(r"(?:https?://[^\s/]{1,500})?", 'the address of a collector such as "http://127.0.0.1:4317", or empty')
+    )
+    sample_every: int = _count(0, 0, 1_000_000_000)
+
+
+@dataclass(frozen=True, slots=True)
 class LogConfig:
     """[log]: the level and format of the log on standard error."""
 
@@ -386,6 +396,7 @@ class Config:
     """[[server.listeners]], in the order of the file; instead of them `listeners` is to be used."""
     access: AccessConfig = AccessConfig()
     jwt: JwtConfig | None = None
+    tracing: TracingConfig = TracingConfig()
     log: LogConfig = LogConfig()
     defaults: Declared = field(default_factory=lambda: NOTHING)
     """[defaults]: settings for topics where neither the topic nor a policy declares them (rule T2)."""
@@ -485,6 +496,7 @@ SECTIONS: Final[tuple[tuple[str, type], ...]] = (
     ("metrics", MetricsConfig),
     ("access", AccessConfig),
     ("access.jwt", JwtConfig),
+    ("tracing", TracingConfig),
     ("log", LogConfig),
     ("defaults", DefaultsForm),
     ("topics.NAME", TopicForm),

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack, aclosing
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
@@ -25,7 +25,7 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
 from sow_server.access.authorizer import Listener, Session
-from sow_server.access.caller import Call
+from sow_server.access.caller import Call, CallTrace
 from sow_server.access.credentials import Asked, Shown
 from sow_server.access.needs import Need, Scope, need_of
 from sow_server.engine.commit.pace import CallsUnderWay
@@ -55,6 +55,13 @@ class RpcObserver(Protocol):
 
     def rpc_finished(self, method: str, code: str, seconds: float) -> None:
         """A call of `method` ended with the gRPC status `code` (a name such as OK) after `seconds`."""
+
+
+class CallTraces(Protocol):
+    """Begins the traces of calls."""
+
+    def began(self, path: str, need: Need, metadata: Iterable[tuple[str, str | bytes]]) -> CallTrace | None:
+        """The trace of a call that was admitted; None: it has none."""
 
 
 class Unreadable:
@@ -91,6 +98,7 @@ class CallAdmission:
         calls_max: int,
         message_bytes_max: int,
         publishes: CallsUnderWay,
+        traces: CallTraces | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         """`calls_max`: calls at a time. `message_bytes_max`: of one request; links may send larger ones.
@@ -100,6 +108,7 @@ class CallAdmission:
         # The kind that the listener asks for, and no other: reading one costs as much as the rest of the check.
         self._shown = _SHOWN[listener.prover.asks if listener.authorizer.enforces else Asked.NOTHING]
         self._rpcs = rpcs
+        self._traces = traces
         self._in_flight = in_flight
         self._places = Places(calls_max)
         self._message_bytes_max = message_bytes_max
@@ -191,6 +200,11 @@ class CallAdmission:
         assert isinstance(received, Received), "a reader made it"
         return received
 
+    def traces(self, path: str, call: Call, context: Context) -> None:
+        """Begins the trace of an admitted call, if it has one."""
+        if self._traces is not None:
+            call.trace = self._traces.began(path, call.need, context.invocation_metadata() or ())
+
     def held(self, call: Call) -> Held:
         """The memory of an admitted call."""
         return Held(self._in_flight, call.address)
@@ -206,6 +220,8 @@ class CallAdmission:
             call, session = admitted
             if call.method in _SINGLE_PUBLISHES:
                 self._publishes.end()
+            if call.trace is not None:
+                call.trace.ended(code, call.notes)
             self._places.leave(call.need, call.address)
             self._authorizer.finished(call, session, code)
 
@@ -358,6 +374,7 @@ def _unary(path: str, need: Need, handler: Handler, admission: CallAdmission) ->
         try:
             admitted = await admission.admit(path, need, context)
             call = admitted[0]
+            admission.traces(path, call, context)
             held = admission.held(call)
             received = await admission.request(need, context)
             request, size = held.take(received), received.size
@@ -399,6 +416,7 @@ def _streaming(path: str, need: Need, handler: Handler, admission: CallAdmission
         try:
             admitted = await admission.admit(path, need, context)
             call = admitted[0]
+            admission.traces(path, call, context)
             call.runs(_this_task())
             held = admission.held(call)
             async with AsyncExitStack() as holding:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
-from typing import Final, TypeVar
+from typing import Final, Protocol, TypeVar
 
 import structlog
 
 from sow.v1 import sow_pb2, types_pb2
-from sow_server.access.caller import Call, Granted
+from sow_server.access.caller import Call, CallTrace, Granted
 from sow_server.access.needs import Action
 from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.commit.commits import Commits
@@ -40,6 +40,7 @@ from sow_server.services.submissions import Submissions, settle
 from sow_server.services.writing import only_versions, permit_delete, permit_publish, permit_touch
 from sow_server.subscriptions.consumer import Attachment, Consumer
 from sow_server.subscriptions.consumers import Consumers
+from sow_server.subscriptions.frames import ChangeFrame, Frame
 from sow_server.subscriptions.hub import Hub
 from sow_server.subscriptions.request import Request
 from sow_server.subscriptions.stream import stream
@@ -80,6 +81,15 @@ def _check_lifetime(topic: Topic, lifetime: Lifetime, now_micros: int) -> None:
         raise StoreError(error.reason, error.message, field="touch") from None
 
 
+class Deliveries(Protocol):
+    """Traces of messages to subscribers."""
+
+    def delivering(
+        self, topic: str, after: int, upto: int, changes: int, call: CallTrace | None
+    ) -> Callable[[], None] | None:
+        """A message with changes of this range is being sent; the result hears its end. None: it is not traced."""
+
+
 class SowService:
     """Validates, calls the store, translates; owns nothing."""
 
@@ -97,6 +107,7 @@ class SowService:
         durability: Durability,
         dynamic_topics: bool,
         owned: OwnedDurables,
+        deliveries: Deliveries | None = None,
     ) -> None:
         """`dynamic_topics`: a publish creates a topic that does not exist."""
         self._reading = reading
@@ -110,6 +121,7 @@ class SowService:
         self._owned = owned
         self._queries = queries
         self._positions = positions
+        self._deliveries = deliveries
 
     # -- publishing -------------------------------------------------------------------------------------------------
 
@@ -118,6 +130,8 @@ class SowService:
         permit_publish(call, publish, dynamic=self._dynamic_topics)
         outcome = await (await self._changes.admitted(publish, call.seconds_left()))
         call.notes.update(topic=publish.topic, records=outcome.applied, sequence=outcome.last_sequence)
+        if call.trace is not None:
+            call.trace.answered(outcome.last_sequence)
         return sow_pb2.PublishResponse(
             results=convert.results(outcome),
             durability=types_pb2.Durability.ValueType(outcome.durability.value),
@@ -135,6 +149,8 @@ class SowService:
             while (future := await under_way.get()) is not None:
                 outcome = await future
                 room.release()
+                if call.trace is not None:
+                    call.trace.answered(outcome.last_sequence)
                 yield convert.stream_response(outcome, self._reading.instance.epoch)
             await reading  # raises the error that ended the reading
         finally:
@@ -169,6 +185,8 @@ class SowService:
         touch = convert.touch(request, self._durability)
         permit_touch(call, touch)
         outcome = await (await self._changes.admitted(touch, call.seconds_left()))
+        if call.trace is not None:
+            call.trace.answered(outcome.last_sequence)
         return sow_pb2.TouchResponse(
             results=convert.results(outcome),
             durability=types_pb2.Durability.ValueType(outcome.durability.value),
@@ -333,7 +351,16 @@ class SowService:
                 frames = stream(await self._attach(call, asked, attachment), self._readers)
             async with aclosing(frames):
                 async for frame in frames:
+                    delivered = self._delivering(frame, call)
                     yield subscribe_convert.response(frame, self._reading, figures=figures)
+                    if delivered is not None:
+                        delivered()
+
+    def _delivering(self, frame: Frame, call: Call) -> Callable[[], None] | None:
+        """Begins the trace of a message; the result ends it."""
+        if self._deliveries is None or not isinstance(frame, ChangeFrame):
+            return None
+        return self._deliveries.delivering(frame.topic, frame.after, frame.bookmark, len(frame.rows), call.trace)
 
     async def _attach(self, call: Call, asked: Request, attachment: Attachment) -> Consumer:
         with self._owned.making(call, asked.topic, attachment.name, "durable.name") as name:
@@ -453,6 +480,8 @@ class SowService:
         async with aclosing(responses):
             async for response in responses:
                 call.notes.update(topic=topic.name, records=response.deleted, sequence=response.last_sequence)
+                if call.trace is not None:
+                    call.trace.answered(response.last_sequence)
                 yield response
 
     async def _delete_some(

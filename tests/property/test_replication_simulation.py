@@ -452,6 +452,7 @@ class CursorOutsideTheBatch(ModelStore):
         chunks: Sequence[Packed],
         origins: Sequence[str],
         publishers: Sequence[PublisherMark] = (),
+        traces: Sequence[str] = (),
         done: Done,
     ) -> None:
         super().apply(name, after=after, upto=upto, chunks=chunks, origins=origins, done=done)

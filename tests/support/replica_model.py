@@ -174,6 +174,7 @@ class ModelStore(LocalStore):
         chunks: Sequence[Packed],
         origins: Sequence[str],
         publishers: Sequence[PublisherMark] = (),
+        traces: Sequence[str] = (),
         done: Done,
     ) -> None:
         self._submit_for(lambda: self._apply(name, after, upto, chunks, origins), done)

@@ -315,6 +315,7 @@ class Counting(ModelStore):
         chunks: Sequence[Packed],
         origins: Sequence[str],
         publishers: Sequence[PublisherMark] = (),
+        traces: Sequence[str] = (),
         done: Done,
     ) -> None:
         self.applied += 1

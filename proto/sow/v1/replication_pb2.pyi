@@ -314,6 +314,7 @@ class Changes(_message.Message):
     PROBE_FIELD_NUMBER: _builtins.int
     COMMIT_TIME_MICROS_FIELD_NUMBER: _builtins.int
     PUBLISHERS_FIELD_NUMBER: _builtins.int
+    TRACES_FIELD_NUMBER: _builtins.int
     after: _builtins.int
     """The sender's sequence before them: the receiver's cursor, or below it."""
     upto: _builtins.int
@@ -340,6 +341,12 @@ class Changes(_message.Message):
     def publishers(self) -> _containers.RepeatedCompositeFieldContainer[Global___PublisherMark]:
         """The publishers of the changes (rule F11). If the receiver leaves out any of the changes, it leaves out all of these."""
 
+    @_builtins.property
+    def traces(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The traces of the sender's commits among them that are traced, each as in the header `traceparent` of W3C Trace
+        Context. The receiver takes up to 32. They decide nothing about the changes.
+        """
+
     def __init__(
         self,
         *,
@@ -353,10 +360,11 @@ class Changes(_message.Message):
         probe: _builtins.int = ...,
         commit_time_micros: _builtins.int = ...,
         publishers: _abc.Iterable[Global___PublisherMark] | None = ...,
+        traces: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "chunks", b"chunks", "commit_time_micros", b"commit_time_micros", "crc32", b"crc32", "head_sequence", b"head_sequence", "now_micros", b"now_micros", "origins", b"origins", "probe", b"probe", "publishers", b"publishers", "upto", b"upto"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "chunks", b"chunks", "commit_time_micros", b"commit_time_micros", "crc32", b"crc32", "head_sequence", b"head_sequence", "now_micros", b"now_micros", "origins", b"origins", "probe", b"probe", "publishers", b"publishers", "traces", b"traces", "upto", b"upto"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

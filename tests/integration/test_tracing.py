@@ -1,0 +1,131 @@
+"""Traces of real servers (rule X8), as a collector receives them: from a publish to a subscriber of another one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final
+
+import grpc
+import pytest
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+
+from sow.v1 import sow_pb2, sow_pb2_grpc
+from tests.support.server import ServerProcess, free_port, until
+
+TRACE: Final = "0af7651916cd43dd8448eb211c80319c"
+PARENT: Final = "b7ad6b7169203331"
+CONFIG: Final = """\
+[server]
+instance = "{name}"
+[tracing]
+endpoint = "http://{collector}"
+[replication]
+token = "agreed"
+{links}
+[topics.orders]
+key = ["/id"]
+"""
+WAIT_SECONDS: Final = 60.0
+
+
+class Collector(trace_service_pb2_grpc.TraceServiceServicer):
+    """Takes spans as a collector of OpenTelemetry does."""
+
+    def __init__(self) -> None:
+        self._spans: list[tuple[str, Span]] = []
+        self._server = grpc.server(ThreadPoolExecutor(2))
+        trace_service_pb2_grpc.add_TraceServiceServicer_to_server(self, self._server)  # type: ignore[no-untyped-call]  # generated
+        self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+        self._server.start()
+
+    def Export(  # noqa: N802  # the name of the RPC
+        self, request: trace_service_pb2.ExportTraceServiceRequest, context: grpc.ServicerContext
+    ) -> trace_service_pb2.ExportTraceServiceResponse:
+        for one in request.resource_spans:
+            instance = {entry.key: entry.value.string_value for entry in one.resource.attributes}
+            for scope in one.scope_spans:
+                self._spans += [(instance["service.instance.id"], span) for span in scope.spans]
+        return trace_service_pb2.ExportTraceServiceResponse()
+
+    def span(self, instance: str, name: str) -> Span:
+        (found,) = [span for at, span in self._spans if (at, span.name) == (instance, name)]
+        return found
+
+    def close(self) -> None:
+        self._server.stop(None)
+
+
+@pytest.fixture
+def collector() -> Iterator[Collector]:
+    made = Collector()
+    yield made
+    made.close()
+
+
+def test_a_trace_leads_from_a_publish_to_a_subscriber_of_another_instance(tmp_path: Path, collector: Collector) -> None:
+    ports = {"a": free_port(), "b": free_port()}
+    links = {
+        "a": f'[[replication.peers]]\nname = "b"\naddress = "127.0.0.1:{ports["b"]}"\nmode = "sync"\n',
+        "b": 'accept = ["a"]\n',
+    }
+    servers = {
+        name: ServerProcess(
+            tmp_path / name,
+            CONFIG.format(name=name, collector=collector.address, links=links[name]),
+            port=ports[name],
+        )
+        for name in ("b", "a")
+    }
+    try:
+        with servers["b"].client() as at_b, at_b.subscribe("orders") as subscription:
+            with servers["a"].client() as at_a:
+                until(lambda: _streams(at_a.replication_status().outgoing[0].state), WAIT_SECONDS, "the link")
+            _publish(servers["a"].address, ("traceparent", f"00-{TRACE}-{PARENT}-01"))
+            assert next(iter(subscription)).key == "1"
+        for server in servers.values():
+            assert server.terminate() == 0, "which sends the spans"
+            assert not server.faults()
+    finally:
+        for server in servers.values():
+            server.kill9()
+
+    publish = collector.span("a", "sow.v1.SowService/Publish")
+    commit = collector.span("a", "commit")
+    apply = collector.span("b", "apply")
+    commit_there = collector.span("b", "commit")
+    deliver = collector.span("b", "deliver")
+    assert (publish.trace_id.hex(), publish.parent_span_id.hex()) == (TRACE, PARENT)
+    assert _links(publish) == {commit.span_id}
+    assert _links(commit) == {publish.span_id}
+    assert _links(apply) == {commit.span_id}
+    assert _links(commit_there) == {apply.span_id}
+    assert _links(deliver) == {commit_there.span_id}
+    text = str([publish, commit, apply, commit_there, deliver])
+    assert "secret-payload" not in text, "X8, tracing [3]"
+
+
+def _streams(state: str) -> bool:
+    return state == "streaming"
+
+
+def _publish(address: str, *metadata: tuple[str, str]) -> None:
+    with grpc.insecure_channel(address) as channel:
+        request = sow_pb2.PublishRequest(topic="orders")
+        request.records.add(payload=b'{"id": 1, "note": "secret-payload"}')
+        sow_pb2_grpc.SowServiceStub(channel).Publish(request, metadata=metadata, timeout=30)
+
+
+def _links(span: Span) -> set[bytes]:
+    return {link.span_id for link in span.links}
+
+
+def test_a_collector_that_is_not_there_changes_nothing(tmp_path: Path) -> None:
+    config = CONFIG.format(name="a", collector=f"127.0.0.1:{free_port()}", links="")
+    with ServerProcess(tmp_path, config) as server, server.client() as client:
+        _publish(server.address, ("traceparent", f"00-{TRACE}-{PARENT}-01"))
+        assert client.get("orders", "1") is not None
+        assert server.terminate() == 0
+        assert not server.faults()
