@@ -102,7 +102,7 @@ clean:
 # What the demo and a server need: some 25 packages, 100 MB on disk.
 .venv/.server: pyproject.toml proto/sow/version.py
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or later is needed: make PYTHON=/path/to/python" >&2; exit 1; }
-	$(call step,creating .venv with $(PYTHON) (5 s),test -x .venv/bin/python || $(PYTHON) -m venv .venv)
+	$(call step,creating .venv with $(PYTHON) (5 to 15 s),test -x .venv/bin/python || $(PYTHON) -m venv .venv)
 	$(call step,installing the server and its libraries (100 MB; 10 to 30 s),$(PIP) -e '.[server]')
 	@touch $@
 
