@@ -19,7 +19,7 @@ import statistics
 import threading
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, suppress
 from itertools import cycle
 from math import ceil
@@ -32,6 +32,7 @@ from sow_client import (
     Change,
     Client,
     DurabilityName,
+    Gap,
     Instance,
     LiveView,
     Record,
@@ -394,6 +395,8 @@ class Follower(Subscriber):
         """What it was told at one instance after the other; with the epoch of each."""
         self.mark = 0
         """The last mark that it was told."""
+        self.anew = False
+        """The next change begins a stay, whatever its epoch."""
         super().__init__(kind, order, loop)
 
     def open(self) -> Subscription:
@@ -404,8 +407,9 @@ class Follower(Subscriber):
         assert record is not None, "a change is about a record"
         assert change.bookmark is not None, "no atomic request was made"
         epoch, _ = position_of(change.bookmark)
-        if not self.stays or self.stays[-1][0] != epoch:
+        if self.anew or not self.stays or self.stays[-1][0] != epoch:
             self.stays.append((epoch, []))
+            self.anew = False
         if record.key == MARK:
             self.mark = json.loads(record.payload)["n"]
         if (row := told(change)) is not None:
@@ -444,6 +448,40 @@ class ByHand(Follower):
                     self.bookmark = subscription.bookmark or self.bookmark
 
 
+class Consumer(Follower):
+    """The consumer of a replicated durable. When it has moved, some changes come again."""
+
+    def __init__(self, kind: str, order: Mapping[str, str], name: str) -> None:
+        self._name = name
+        self._acknowledge: Callable[[Change], object]
+        super().__init__(kind, order)
+
+    def open(self) -> Subscription:
+        durable = self.client.durable(
+            TOPIC,
+            self._name,
+            changes=True,
+            replicated=True,
+            progress="500ms",
+            on_interruption=self.interrupted,
+            on_gap=self._gap,
+        )
+        self._acknowledge = durable.acknowledge
+        return durable
+
+    def interrupted(self, error: SowError | None) -> None:
+        super().interrupted(error)
+        self.anew = True
+
+    def _gap(self, gap: Gap) -> None:
+        raise AssertionError(f"the durable {self._name} has a gap: {gap}")
+
+    def take(self, change: Change) -> None:
+        super().take(change)
+        if change.record is None or json.loads(change.record.payload)["n"] % 3:
+            self._acknowledge(change)
+
+
 def position_of(bookmark: str) -> tuple[str, int]:
     """Its epoch and its sequence there."""
     epoch, _, sequence = bookmark.partition(";")[0].rpartition(".")
@@ -454,7 +492,7 @@ def position_of(bookmark: str) -> tuple[str, int]:
 
 
 class Clients:
-    """A publisher, other writers, and ten subscribers; each with an order of the addresses of its own."""
+    """A publisher, other writers, ten subscribers, and two durables; each with an order of the addresses of its own."""
 
     def __init__(self, addresses: Mapping[str, str], seed: int) -> None:
         draw = random.Random(f"clients {seed}")
@@ -478,6 +516,7 @@ class Clients:
             self.followers: list[Follower] = [Follower("change reader", order()) for _ in range(2)]
             self.followers.append(Follower("change reader, asyncio", order(), loop))
             self.followers.append(ByHand("bookmark kept by the program", order()))
+            self.followers += [Consumer("durable", order(), name) for name in ("first", "second")]
             self.subscribers: list[Viewer | Subscriber] = [*self.viewers, *self.keepers, *self.followers]
             self.publisher = Streamer("publisher, REPLICATED", order(), "p", "replicated")
             self.timekeeper = Writer("single publishes, FSYNC", order(), "f", "fsync")
