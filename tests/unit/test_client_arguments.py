@@ -138,30 +138,6 @@ def test_requests_at_the_same_time_never_share_a_publisher_id() -> None:
     assert (third.publisher_id, third.first_sequence) == (first.publisher_id, 4)
 
 
-@pytest.mark.parametrize("last", [None, "OVERLOADED", "STREAM_BROKEN"])
-def test_sequences_that_may_not_have_been_decided_leave_no_gap(last: str | None) -> None:
-    """F11. Behind the gap of one refused or broken call no retry of the client was a duplicate elsewhere any more."""
-    sequencer = _writes.Sequencer()
-    position = sequencer.take()
-    publisher_id, epoch, token = position.publisher_id, position.publisher_epoch, position.publisher_token
-    response = None
-    if last is not None:
-        refusal = types_pb2.Refusal(reason=types_pb2.ErrorReason.Value(f"ERROR_REASON_{last}"))
-        response = sow_pb2.PublishResponse(results=[sow_pb2.PublishResult(), sow_pb2.PublishResult(refusal=refusal)])
-    sequencer.give_back(position, response)
-    following = sequencer.take()
-    assert (following.publisher_id, following.publisher_epoch, following.first_sequence) == (publisher_id, epoch + 1, 1)
-    assert following.publisher_token not in (0, token)
-
-
-def test_sequences_that_were_refused_for_good_are_decided() -> None:
-    sequencer = _writes.Sequencer()
-    position = sequencer.take()
-    refusal = types_pb2.Refusal(reason=types_pb2.ERROR_REASON_CONDITION_FAILED)
-    sequencer.give_back(position, sow_pb2.PublishResponse(results=[sow_pb2.PublishResult(refusal=refusal)]))
-    assert (position.publisher_epoch, position.first_sequence) == (1, 2)
-
-
 def test_many_documents_are_cut_into_requests_and_atomic_ones_are_not() -> None:
     documents = [b"x"] * (_reads.RECORDS_PER_REQUEST_MAX + 1)
     batches = list(_writes.publish_batches(documents, None, atomic=False))

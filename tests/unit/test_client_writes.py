@@ -17,6 +17,7 @@ from sow_client import (
     NotFound,
     Refusal,
     Unavailable,
+    _writes,
 )
 from tests.support.called_server import (
     PUBLISHED,
@@ -121,6 +122,34 @@ def test_publishes_of_one_client_follow_each_other_under_one_id(server: Server) 
     first, second = (request.publisher for request in requests)
     assert first.publisher_id == second.publisher_id
     assert (first.first_sequence, second.first_sequence) == (1, 2)
+
+
+@pytest.mark.parametrize("last", [None, "OVERLOADED", "STREAM_BROKEN"])
+def test_sequences_that_may_not_have_been_decided_leave_no_gap(last: str | None) -> None:
+    """F11. Behind the gap of one refused or broken call no retry of the client was a duplicate elsewhere any more."""
+    sequencer = _writes.Sequencer()
+    position = sequencer.take()
+    publisher_id, epoch, token, response = (
+        position.publisher_id,
+        position.publisher_epoch,
+        position.publisher_token,
+        None,
+    )
+    if last is not None:
+        refusal = types_pb2.Refusal(reason=types_pb2.ErrorReason.Value(f"ERROR_REASON_{last}"))
+        response = sow_pb2.PublishResponse(results=[sow_pb2.PublishResult(), sow_pb2.PublishResult(refusal=refusal)])
+    sequencer.give_back(position, response)
+    following = sequencer.take()
+    assert (following.publisher_id, following.publisher_epoch, following.first_sequence) == (publisher_id, epoch + 1, 1)
+    assert following.publisher_token not in (0, token)
+
+
+def test_sequences_that_were_refused_for_good_are_decided() -> None:
+    sequencer = _writes.Sequencer()
+    position = sequencer.take()
+    refused = sow_pb2.PublishResult(refusal=types_pb2.Refusal(reason=types_pb2.ERROR_REASON_CONDITION_FAILED))
+    sequencer.give_back(position, sow_pb2.PublishResponse(results=[refused]))
+    assert (position.publisher_epoch, position.first_sequence) == (1, 2)
 
 
 def test_publish_many_returns_the_outcome_of_each_record(server: Server) -> None:
