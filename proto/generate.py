@@ -1,10 +1,13 @@
 """Regenerates the stubs of `sow.v1` beside their .proto files, with the generators of this interpreter's environment.
 
-    python proto/generate.py             write *_pb2.py, *_pb2.pyi, *_pb2_grpc.py, *_pb2_grpc.pyi
+    python proto/generate.py             write *_pb2.py, *_pb2.pyi, *_pb2_grpc.py, *_pb2_grpc.pyi, descriptors.binpb
     python proto/generate.py --check     write nothing; exit 1 and name the files that differ
     python proto/generate.py --release   write proto/release/sow_v1.binpb, the contract that later versions must keep
 
 The bytes depend on the generators' versions. Therefore pyproject.toml pins grpcio-tools and mypy-protobuf exactly.
+
+`descriptors.binpb` is the contract for other languages (docs/languages.md): the files of sow.v1 with their comments,
+and those that they import.
 """
 
 from __future__ import annotations
@@ -21,9 +24,10 @@ from pathlib import Path
 from google.protobuf.descriptor_pb2 import FileDescriptorSet
 from grpc_tools import protoc
 
+PACKAGE = "sow.v1"
 PROTO_ROOT = Path(__file__).resolve().parent
 RELEASE_DESCRIPTORS = PROTO_ROOT / "release" / "sow_v1.binpb"
-_GENERATED = ("*_pb2.py", "*_pb2.pyi", "*_pb2_grpc.py", "*_pb2_grpc.pyi")
+_GENERATED = ("*_pb2.py", "*_pb2.pyi", "*_pb2_grpc.py", "*_pb2_grpc.pyi", "descriptors.binpb")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -51,7 +55,7 @@ def main(arguments: Sequence[str]) -> int:
         return 1 if differing else 0
     for name in differing:
         _write(PROTO_ROOT / name, fresh.get(name))
-    print(f"{len(fresh)} stubs, {len(differing)} changed")
+    print(f"{len(fresh)} files, {len(differing)} changed")
     return 0
 
 
@@ -62,6 +66,17 @@ def descriptors(*, with_comments: bool = False) -> FileDescriptorSet:
         comments = ["--include_source_info"] if with_comments else []
         _protoc([f"--descriptor_set_out={target}", "--include_imports", *comments])
         return FileDescriptorSet.FromString(target.read_bytes())
+
+
+def published_descriptors() -> FileDescriptorSet:
+    """The contract as other languages get it: each file behind those that it imports."""
+    result = descriptors(with_comments=True)
+    for file in result.file:
+        places = [place for place in file.source_code_info.location if place.leading_comments]
+        file.ClearField("source_code_info")
+        if file.package == PACKAGE:  # the comments of the imported files are not ours
+            file.source_code_info.location.extend(places)
+    return result
 
 
 def _generate(target: Path) -> None:
@@ -76,6 +91,8 @@ def _generate(target: Path) -> None:
             f"--mypy_grpc_out={target}",
         ]
     )
+    published = target / "sow" / "v1" / "descriptors.binpb"
+    published.write_bytes(published_descriptors().SerializeToString(deterministic=True))
 
 
 def _protoc(options: Sequence[str]) -> None:

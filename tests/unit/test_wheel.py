@@ -43,7 +43,7 @@ def test_the_contract_and_its_stubs_are_inside(names: list[str]) -> None:
     expected |= {
         f"sow/v1/{name}_pb2{ending}" for name in ("types", "sow", "admin", "replication") for ending in (".py", ".pyi")
     }
-    expected |= {"sow/durations.py", "sow/version.py"}
+    expected |= {"sow/durations.py", "sow/version.py", "sow/v1/descriptors.binpb"}
     assert expected <= set(names)
 
 
