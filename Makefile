@@ -13,7 +13,7 @@ PYTEST = .venv/bin/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile
 # Tests start hundreds of servers and commands; where a container asks for no bytecode, each of them would compile us anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo demo-cluster test test-long test-fast test-versions test-robustness mutants coverage check bench serve dist \
+.PHONY: demo demo-cluster test test-long test-fast test-versions test-robustness test-ts mutants coverage check bench serve dist \
 	requirements proto client clean
 
 demo: .venv/.server .venv/.flights
@@ -49,6 +49,16 @@ ROUNDS ?= 500
 WORKERS ?= 1
 test-robustness: .venv/.installed
 	.venv/bin/python -m tests.robustness --rounds $(ROUNDS) --workers $(WORKERS) $(if $(SEED),--seed $(SEED))
+
+# The TypeScript client against real servers. Where Node 20 or npm's packages are not to be had, it says so, and passes.
+test-ts: .venv/.installed
+	@cd clients/typescript && if ! node -e 'process.exit(+process.versions.node.split(".")[0] < 20)' 2>/dev/null; then \
+		echo "make test-ts: skipped, as there is no Node 20 or later"; \
+	elif ! test node_modules/.package-lock.json -nt package-lock.json && ! npm ci --silent; then \
+		echo "make test-ts: skipped, as npm cannot install its packages"; \
+	else \
+		npm test --silent && rm -rf dist && npm run --silent build; \
+	fi
 
 # Lines and branches that the default tests run, in this process and in the servers that they start.
 coverage: .venv/.installed .venv/.flights

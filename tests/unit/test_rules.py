@@ -16,6 +16,7 @@ def test_a_rule_that_is_cited_is_stated() -> None:
     for folder, pattern in (
         ("sow_server", "*.py"),
         ("clients", "*.py"),
+        ("clients/typescript/src", "*.ts"),
         ("proto/sow", "*.py"),
         ("proto/sow", "*.proto"),
         ("docs", "*.md"),

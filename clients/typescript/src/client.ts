@@ -1,0 +1,368 @@
+/** The client: what a program calls. `requests` makes the requests, `Transport` the calls. */
+
+import { randomBytes } from "node:crypto";
+import {
+  create,
+  type DescMessage,
+  type DescMethodUnary,
+  type MessageInitShape,
+  type MessageShape,
+} from "@bufbuild/protobuf";
+import { DEFAULT_SERVER, fromEnvironment, type Tls, type Token } from "./channel.js";
+import { type Document, encode, type Key, recordKey, recordKeys } from "./documents.js";
+import { cut, invalid, malformed, type Refusal } from "./errors.js";
+import { type PublishRequest, type PublishResponse, QueryRequestSchema, SowService } from "./gen/sow/v1/sow_pb.js";
+import { type PublisherPosition, PublisherPositionSchema } from "./gen/sow/v1/types_pb.js";
+import { PublishCore, Publisher } from "./publisher.js";
+import { QueryResult } from "./query.js";
+import { type Deleted, type JsonObject, onlyOutcome, outcomes, type Published, recordOf, type StoredRecord } from "./records.js";
+import {
+  type DeleteOptions,
+  deleteRequest,
+  type DeltaOptions,
+  fitting,
+  projection,
+  type PublisherOptions,
+  type PublishManyOptions,
+  type PublishOptions,
+  publishRequest,
+  type QueryOptions,
+  queryRequest,
+  type ReadOptions,
+  RECORDS_PER_REQUEST_MAX,
+  streamDefaults,
+  type SubscribeOptions,
+  subscribeRequest,
+  type Topics,
+  type TouchOptions,
+  touchRequest,
+} from "./requests.js";
+import type { Instance } from "./search.js";
+import { RETRY_FOR_MS, Subscription } from "./subscription.js";
+import { type OnFailover, RECONNECT_MS, Transport } from "./transport.js";
+
+export interface ClientOptions {
+  /** TLS to the server, with `{}` for the authorities that Node trusts; without it: plain text. */
+  readonly tls?: Tls;
+  /** Shown with each call. It never goes to another machine in plain text. */
+  readonly token?: Token;
+  /** Bounds each call that has one answer. 30 s. */
+  readonly timeoutMs?: number;
+  /** Bounds the wait for a connection. 5 s. */
+  readonly connectTimeoutMs?: number;
+  /** With several addresses: called once for each move. Reads may be older from then on (rule F3). */
+  readonly onFailover?: OnFailover;
+}
+
+/** A client of one server, or of several instances that replicate to each other. Close it: an open one keeps Node running. */
+export class Client {
+  readonly #transport: Transport;
+  readonly #connectTimeoutMs: number;
+  readonly #positions = new PositionPool();
+
+  /**
+   * `server` is HOST or HOST:PORT, or a list of instances: "a:7450,b:7450" or an array. The client uses one of them at a
+   * time, the first that serves, and goes on at the next when that is lost (rule F1).
+   */
+  constructor(server: string | readonly string[] = DEFAULT_SERVER, options: ClientOptions = {}) {
+    const { tls, token, timeoutMs = 30_000, connectTimeoutMs = 5_000, onFailover } = options;
+    this.#connectTimeoutMs = connectTimeoutMs;
+    this.#transport = new Transport({ server, tls, token, timeoutMs, connectTimeoutMs, onFailover });
+  }
+
+  /**
+   * A client as the environment says: SOW_SERVER, SOW_TOKEN_FILE, SOW_TLS_CA, SOW_TLS_CERT, SOW_TLS_KEY,
+   * SOW_TLS_SERVER_NAME, as for the command `sow`.
+   */
+  static fromEnvironment(options: Omit<ClientOptions, "tls" | "token"> = {}): Client {
+    const { server, ...credentials } = fromEnvironment(process.env);
+    return new Client(server, { ...credentials, ...options });
+  }
+
+  /** The instance in use; undefined before the first call, and where the client has one address. */
+  get instance(): Instance | undefined {
+    return this.#transport.instance;
+  }
+
+  /** Closes the connections; calls in progress end. */
+  close(): void {
+    this.#transport.close();
+  }
+
+  // ---- writing ----
+
+  /** Publishes one record (rule P1). Throws the error of a refusal, such as InvalidArgument or ConditionFailed. */
+  async publish(topic: string, data: Document, options: PublishOptions = {}): Promise<Published> {
+    return onlyOutcome(await this.#publish(single(topic, data, options)));
+  }
+
+  /** Merges fields into the live record of a key; without one it is a publish (rule P2). */
+  async deltaPublish(topic: string, data: Document, { unset, ...options }: DeltaOptions = {}): Promise<Published> {
+    const request = single(topic, data, options);
+    request.delta = true;
+    request.unsetPaths = [...(unset ?? [])];
+    return onlyOutcome(await this.#publish(request));
+  }
+
+  /**
+   * Publishes documents in order and returns the outcome of each (rule P4). Many documents take several requests, unless
+   * they are atomic. For a long stream a `publisher` is several times faster.
+   */
+  async publishMany(
+    topic: string,
+    documents: Iterable<Document>,
+    { keys, atomic = false, ...options }: PublishManyOptions = {},
+  ): Promise<(Published | Refusal)[]> {
+    const payloads = Array.from(documents, (document) => encode(document));
+    if (keys !== undefined && keys.length !== payloads.length) {
+      throw invalid("keys", `there are ${keys.length} for ${payloads.length} documents`);
+    }
+    const results: (Published | Refusal)[] = [];
+    while (results.length < payloads.length) {
+      const firstIndex = results.length;
+      const last = results.at(-1);
+      if (last?.refused && PASSING_REASONS.has(last.reason)) {
+        results.push({ refused: true, index: firstIndex, ...NOT_SENT });
+        continue;
+      }
+      const count = atomic ? payloads.length : fitting(payloads, firstIndex);
+      const end = firstIndex + count;
+      const request = publishRequest(topic, payloads.slice(firstIndex, end), options, keys?.slice(firstIndex, end));
+      request.atomic = atomic;
+      results.push(...outcomes(await this.#publish(request), count, { firstIndex, atomic }));
+    }
+    return results;
+  }
+
+  /** A buffered, pipelined, ordered stream of publishes. */
+  publisher(topic: string, options: PublisherOptions = {}): Publisher {
+    const { batchRecords = 1_000, maxInFlight = 16, lingerMs = 20, retryForMs = 30_000 } = options;
+    const { publisherId, onAck, onRefusal } = options;
+    const connectTimeoutMs = this.#connectTimeoutMs;
+    const core = new PublishCore(
+      streamDefaults(topic, options),
+      { batchRecords, maxInFlight, retryForMs, connectTimeoutMs, elsewhere: this.#transport.isOfMany },
+      publisherId ?? `publisher-${randomBytes(8).toString("hex")}`,
+      { publisherEpoch: 1n, publisherToken: randomToken() },
+    );
+    const nextEpoch = async () => {
+      const { openPublisher } = SowService.method;
+      const { publisherEpoch, publisherToken } = await this.#transport.unary(
+        openPublisher,
+        { publisherId: publisherId! },
+        "unsent",
+      );
+      return { publisherEpoch, publisherToken };
+    };
+    return new Publisher(
+      core,
+      () => this.#transport.duplex(SowService.method.publishStream, "the answers to the publisher", RECONNECT_MS),
+      { lingerMs, nextEpoch: publisherId === undefined ? undefined : nextEpoch, onAck, onRefusal },
+    );
+  }
+
+  /** Gives a live record a new lifetime (rule P8); without one given, the one that the topic has for "absent". */
+  async touch(topic: string, key: Key, options: TouchOptions = {}): Promise<Published> {
+    return onlyOutcome(
+      await this.#transport.unary(SowService.method.touch, touchRequest(topic, key, options), "unsent"),
+    );
+  }
+
+  /** Removes the lifetime of a live record (rule P8). */
+  async persist(topic: string, key: Key): Promise<Published> {
+    return await this.touch(topic, key, { ttl: "never" });
+  }
+
+  /**
+   * Deletes records by keys, by filter, by document, or all (rules D1, D2). When its connection breaks, it throws: it may
+   * have deleted a part.
+   */
+  async delete(topic: string, options: DeleteOptions): Promise<Deleted> {
+    const what = "the progress of the delete";
+    const frames = await this.#transport.stream(SowService.method.sowDelete, deleteRequest(topic, options), what);
+    try {
+      for (;;) {
+        const { done, value } = await frames.next();
+        if (done) {
+          throw cut(what);
+        }
+        if (value.done) {
+          const { matched, deleted, lastSequence } = value;
+          return { matched, deleted, lastSequence };
+        }
+      }
+    } finally {
+      frames.cancel();
+    }
+  }
+
+  // ---- reading ----
+
+  /** The live record of a key; null when there is none. */
+  async get<T = JsonObject>(topic: string, key: Key, options: ReadOptions = {}): Promise<StoredRecord<T> | null> {
+    const [record] = await this.getMany<T>(topic, [recordKey(key)], options);
+    return record ?? null;
+  }
+
+  /** The live records of keys, in their order; keys without one are left out. */
+  async getMany<T = JsonObject>(topic: string, keys: Iterable<Key>, options: ReadOptions = {}): Promise<StoredRecord<T>[]> {
+    const every = recordKeys(keys);
+    const select = projection(options);
+    const { minPosition = "" } = options;
+    const found: StoredRecord<T>[] = [];
+    for (let first = 0; first < every.length; first += RECORDS_PER_REQUEST_MAX) {
+      const chunk = every.slice(first, first + RECORDS_PER_REQUEST_MAX);
+      const request = { topic, keys: chunk, minPosition, ...(select === undefined ? {} : { select }) };
+      const { records } = await this.#transport.unary(SowService.method.get, request, "again");
+      found.push(...records.map((record) => recordOf<T>(record)));
+    }
+    return found;
+  }
+
+  /** The live records of a topic that match `filter`, from one instant (rules Q1, Q2). */
+  query<T = JsonObject>(topic: string, filter = "", options: QueryOptions = {}): QueryResult<T> {
+    const request = queryRequest(topic, filter, options);
+    return new QueryResult<T>(topic, () => this.#transport.stream(SowService.method.query, request, QUERY));
+  }
+
+  /** The number of live records of a topic, or of those that match `filter`. */
+  async count(topic: string, filter = "", { minPosition = "" }: Pick<ReadOptions, "minPosition"> = {}): Promise<bigint> {
+    const request = create(QueryRequestSchema, { topic, filter, countOnly: true, minPosition });
+    const result = new QueryResult(topic, () => this.#transport.stream(SowService.method.query, request, QUERY));
+    if ((await result.all()).length > 0) {
+      throw malformed("records, where only their number was asked for");
+    }
+    return result.footer!.matched;
+  }
+
+  // ---- following ----
+
+  /** The changes of a topic, or of several, from now or from `start` on (rules S1 to S7). Resolves once it is established. */
+  async subscribe<T = JsonObject>(topics: Topics, options: SubscribeOptions = {}): Promise<Subscription<T>> {
+    return await this.#subscribe<T>(topics, options, false);
+  }
+
+  /** First the records that match, then every change after them, without a gap or a repeat. */
+  async sowAndSubscribe<T = JsonObject>(
+    topics: Topics,
+    options: Omit<SubscribeOptions, "start"> = {},
+  ): Promise<Subscription<T>> {
+    return await this.#subscribe<T>(topics, options, true);
+  }
+
+  async #subscribe<T>(topics: Topics, options: SubscribeOptions, sow: boolean): Promise<Subscription<T>> {
+    const { retryForMs = RETRY_FOR_MS, onInterruption } = options;
+    const transport = this.#transport;
+    const subscription = new Subscription<T>(
+      subscribeRequest(topics, options, sow),
+      (request, withinMs) =>
+        transport.stream(SowService.method.subscribe, request, "the subscription", undefined, withinMs),
+      { retryForMs, connectTimeoutMs: this.#connectTimeoutMs, onInterruption, elsewhere: transport.isOfMany },
+    );
+    return await subscription.opened();
+  }
+
+  // ---- everything else ----
+
+  /**
+   * Makes any call of the contract that has one answer, with the types of `sow-client/contract`:
+   *
+   *     await client.call(AdminService.method.createTopic, { name: "orders", settings: { key: ["/id"] } });
+   *
+   * It is made again if it changes nothing, or, with one address, if it was certainly not sent.
+   */
+  async call<I extends DescMessage, O extends DescMessage>(
+    method: DescMethodUnary<I, O>,
+    request: MessageInitShape<I>,
+  ): Promise<MessageShape<O>> {
+    const repeats = this.#transport.isOfMany ? "never" : "unsent"; // at another instance it may mean something else
+    return await this.#transport.unary(method, request, READS.has(method.name) ? "again" : repeats);
+  }
+
+  async #publish(request: PublishRequest): Promise<PublishResponse> {
+    const position = this.#positions.take();
+    request.publisher = position;
+    // Another instance does not know whether the condition held when the lost one decided.
+    const isConditional = request.records.some((record) => record.condition !== undefined);
+    const repeats = isConditional && this.#transport.isOfMany ? "unsent" : "again";
+    try {
+      return await this.#transport.unary(SowService.method.publish, request, repeats);
+    } finally {
+      this.#positions.giveBack(position, request.records.length);
+    }
+  }
+}
+
+const QUERY = "the answer to the query";
+
+/** Calls that change nothing. */
+const READS: ReadonlySet<string> = new Set([
+  "CheckAccess",
+  "DescribeDurable",
+  "DescribeTopic",
+  "Get",
+  "GetPolicy",
+  "GetReplicationStatus",
+  "GetStatus",
+  "ListDurables",
+  "ListLoads",
+  "ListPolicies",
+  "ListSessions",
+  "ListTopics",
+  "WhoAmI",
+]);
+
+/** Reasons that may pass: the refused record and all after it in the request were not applied (rule P6). */
+const PASSING_REASONS: ReadonlySet<string> = new Set([
+  "OVERLOADED",
+  "WRITE_STALLED",
+  "DISK_FULL",
+  "STORE_FAILED",
+  "STOPPING",
+  "STREAM_BROKEN",
+  "BACKLOG_QUOTA_EXCEEDED",
+]);
+const NOT_SENT = {
+  reason: "STREAM_BROKEN",
+  message: "an earlier record was refused for a passing reason; this one was not sent",
+  currentVersion: 0n,
+};
+
+function single(topic: string, data: Document, { key, ...options }: PublishOptions): PublishRequest {
+  return publishRequest(topic, [encode(data)], options, key === undefined ? undefined : [key]);
+}
+
+/** A token for an epoch that no instance has given (rule F11). */
+function randomToken(): bigint {
+  return (randomBytes(8).readBigUInt64BE() >> 2n) + 1n;
+}
+
+/**
+ * Gives each request of single publishes the position that makes its retry safe (rule P6).
+ *
+ * The server regards a sequence at or below its highest one as a retry. Two requests under way must not share a publisher
+ * id: the slower one would be dropped as a duplicate. So each request borrows an id.
+ */
+class PositionPool {
+  readonly #name = `client-${randomBytes(8).toString("hex")}`;
+  readonly #idle: PublisherPosition[] = [];
+  #made = 0;
+
+  take(): PublisherPosition {
+    return (
+      this.#idle.pop() ??
+      create(PublisherPositionSchema, {
+        publisherId: `${this.#name}-${++this.#made}`,
+        publisherEpoch: 1n,
+        publisherToken: randomToken(),
+        firstSequence: 1n,
+      })
+    );
+  }
+
+  /** The call with this many records has ended, well or not; its sequences are not used again. */
+  giveBack(position: PublisherPosition, records: number): void {
+    position.firstSequence += BigInt(records);
+    this.#idle.push(position);
+  }
+}

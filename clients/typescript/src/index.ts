@@ -1,0 +1,45 @@
+/** A client of sow, a state-of-the-world store. See README.md. */
+
+export type { Tls, Token } from "./channel.js";
+export { Client, type ClientOptions } from "./client.js";
+export { type Document, type Key, type KeyField, recordKey } from "./documents.js";
+export { dateOf, type Duration, type Moment, type Ttl } from "./durations.js";
+export {
+  Aborted,
+  AlreadyExists,
+  Cancelled,
+  ConditionFailed,
+  DataLoss,
+  DeadlineExceeded,
+  FailedPrecondition,
+  InternalError,
+  InvalidArgument,
+  NotFound,
+  PermissionDenied,
+  PublishFailed,
+  type Refusal,
+  ReplicationUnavailable,
+  ResourceExhausted,
+  ResyncRequired,
+  SowError,
+  Unavailable,
+} from "./errors.js";
+export type { JsonValue } from "./json.js";
+export type { Ack, Publisher } from "./publisher.js";
+export type { QueryFooter, QueryHeader, QueryResult } from "./query.js";
+export type { Change, Deleted, DurabilityName, JsonObject, Published, StoredRecord } from "./records.js";
+export type {
+  DeleteOptions,
+  DeltaOptions,
+  PublisherOptions,
+  PublishManyOptions,
+  PublishOptions,
+  QueryOptions,
+  ReadOptions,
+  SubscribeOptions,
+  Topics,
+  TouchOptions,
+} from "./requests.js";
+export type { Instance } from "./search.js";
+export type { OnInterruption, Subscription } from "./subscription.js";
+export type { OnFailover } from "./transport.js";

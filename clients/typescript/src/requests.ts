@@ -1,0 +1,368 @@
+/** Options of the client's methods, and the requests that they make. No I/O. */
+
+import { create } from "@bufbuild/protobuf";
+import { type Document, encode, type Key, recordKey, recordKeys } from "./documents.js";
+import { type Duration, lifetimeMessage, micros, type Moment, momentMicros, type Ttl } from "./durations.js";
+import { invalid, type Refusal } from "./errors.js";
+import {
+  KeyListSchema,
+  type Projection,
+  ProjectionSchema,
+  type PublishRequest,
+  PublishRequestSchema,
+  type PublishStreamRequest,
+  PublishStreamRequestSchema,
+  type QueryRequest,
+  QueryRequestSchema,
+  type SowDeleteRequest,
+  SowDeleteRequestSchema,
+  type SubscribeRequest,
+  SubscribeRequestSchema,
+  TouchOnly,
+  type TouchRequest,
+  TouchRequestSchema,
+} from "./gen/sow/v1/sow_pb.js";
+import { type Condition, ConditionSchema, type Lifetime, TtlMode } from "./gen/sow/v1/types_pb.js";
+import type { Ack } from "./publisher.js";
+import { type DurabilityName, durabilityValue } from "./records.js";
+import type { OnInterruption } from "./subscription.js";
+
+/** The most records, or keys, in one request (rule K8). */
+export const RECORDS_PER_REQUEST_MAX = 10_000;
+const CHUNK_BYTES = 8 * 1024 * 1024; // `publishMany` begins a new request at this many bytes
+
+export interface LifetimeOptions {
+  /** The lifetime (rule L2). */
+  readonly ttl?: Ttl;
+  /** Or the moment at which it ends. */
+  readonly expireAt?: Moment;
+  /** A live record keeps its own expire time (rule L6). */
+  readonly keepTtl?: boolean;
+  /** A live record gets the later of both expire times. */
+  readonly extendTtl?: boolean;
+  /** When the server acknowledges (rule P5); by default as the server is configured. */
+  readonly durability?: DurabilityName;
+}
+
+/** At most one condition (rule P3). */
+export interface ConditionOptions {
+  readonly onlyIfAbsent?: boolean;
+  readonly onlyIfPresent?: boolean;
+  readonly onlyIfVersion?: bigint | undefined;
+}
+
+export interface PublishOptions extends LifetimeOptions, ConditionOptions {
+  /** For topics without key fields (rule K3). */
+  readonly key?: Key;
+}
+
+export interface DeltaOptions extends PublishOptions {
+  /** Fields to remove, as paths such as "/a/b". */
+  readonly unset?: readonly string[];
+}
+
+export interface PublishManyOptions extends LifetimeOptions, Omit<ConditionOptions, "onlyIfVersion"> {
+  /** One key for each document, for topics without key fields. */
+  readonly keys?: readonly Key[];
+  /** All records are applied in one commit, or none (at most 1,000). */
+  readonly atomic?: boolean;
+}
+
+export interface PublisherOptions extends LifetimeOptions {
+  /** Records of a request at most, 1 to 10,000. 1,000. */
+  readonly batchRecords?: number;
+  /** Requests under way at most. 16. */
+  readonly maxInFlight?: number;
+  /** How long a record waits for others. 20 ms. */
+  readonly lingerMs?: number;
+  /** How long it tries to go on after a break. 30 s. */
+  readonly retryForMs?: number;
+  /** Fences every older publisher of this id (rule P6). */
+  readonly publisherId?: string;
+  /** Merges each record, as `deltaPublish` does. */
+  readonly delta?: boolean;
+  /** With `delta`: fields to remove from each record. */
+  readonly unset?: readonly string[];
+  readonly onAck?: (ack: Ack) => void;
+  readonly onRefusal?: (refusal: Refusal) => void;
+}
+
+/** The payload fields to return, as paths: one of the two. */
+export interface ProjectionOptions {
+  readonly select?: readonly string[];
+  readonly exclude?: readonly string[];
+}
+
+export interface ReadOptions extends ProjectionOptions {
+  /** A bookmark: the answer shows at least everything up to it, also if another instance gave it (rule F10). */
+  readonly minPosition?: string;
+}
+
+export interface QueryOptions extends ReadOptions {
+  /** Such as "/price DESC, /symbol"; by default the order of keys. */
+  readonly orderBy?: string;
+  /** Only these. */
+  readonly keys?: Iterable<Key>;
+  /** Payloads are omitted. */
+  readonly keysOnly?: boolean;
+  /** Records per batch, 1 to 10,000. 1,000. */
+  readonly batchSize?: number;
+  readonly skipN?: bigint | number;
+  readonly topN?: bigint | number;
+  /** With `pageToken`: one page in key order, stable under concurrent change (rule Q4). */
+  readonly pageSize?: number;
+  /** `footer.nextPageToken` of the page before, with otherwise the same options. */
+  readonly pageToken?: string;
+}
+
+export interface SubscribeOptions extends ProjectionOptions {
+  /** Only records that match. */
+  readonly filter?: string;
+  /** A message says when a record goes out of focus: deleted, expired, or no longer matching (rule S2). */
+  readonly oof?: boolean;
+  /** Of a record that stays in focus only the changed fields (rule S3). */
+  readonly delta?: boolean;
+  /** With `delta`: also updates that change no field. */
+  readonly emptyDeltas?: boolean;
+  /** Puts, deletes and expiries as in the journal. */
+  readonly changes?: boolean;
+  /** A bookmark, "earliest", or a time; by default now. Not with a snapshot. */
+  readonly start?: string | Moment;
+  /** The newest value of each key, at most once per interval. */
+  readonly conflation?: Duration;
+  /** Progress comes when nothing was sent for this long. 5 s. */
+  readonly progress?: Duration;
+  /** Records per frame at most. 1,000. */
+  readonly batchSize?: number;
+  /** How long it tries to repair a broken connection. 5 minutes. */
+  readonly retryForMs?: number;
+  readonly onInterruption?: OnInterruption;
+}
+
+export interface TouchOptions {
+  readonly ttl?: Ttl;
+  readonly expireAt?: Moment;
+  readonly onlyIfVersion?: bigint;
+  /** The records to touch, by their present expire time (rule L19). */
+  readonly only?: "later" | "earlier" | "without" | "with";
+  readonly durability?: DurabilityName;
+}
+
+/** Exactly one of the first four selects the records (rule D1). */
+export interface DeleteOptions {
+  readonly keys?: Iterable<Key>;
+  /** With `keys`: a version for each; the record is deleted only if it still has it. */
+  readonly onlyIfVersions?: readonly bigint[];
+  readonly filter?: string;
+  /** The document whose key is derived as for a publish. */
+  readonly data?: Document;
+  readonly all?: true;
+  /** Matches are counted, and no record is deleted. */
+  readonly dryRun?: boolean;
+  readonly durability?: DurabilityName;
+}
+
+/** A topic, or all topics whose whole name matches. */
+export type Topics = string | { readonly pattern: string };
+
+/** The request for documents of one request, without its position. */
+export function publishRequest(
+  topic: string,
+  payloads: readonly Uint8Array[],
+  options: LifetimeOptions & ConditionOptions,
+  keys: readonly Key[] | undefined,
+): PublishRequest {
+  const condition = conditionOf(options);
+  const records = payloads.map((payload, index) => ({
+    payload,
+    ...present({ key: keys === undefined ? undefined : recordKey(keys[index]!, "key"), condition }),
+  }));
+  return create(PublishRequestSchema, { topic, records, ...writing(options) });
+}
+
+/** How many of the payloads, from one on, go into one request. */
+export function fitting(payloads: readonly Uint8Array[], first: number): number {
+  let count = 0;
+  let bytes = 0;
+  for (let index = first; index < payloads.length && count < RECORDS_PER_REQUEST_MAX; index++) {
+    bytes += payloads[index]!.length;
+    if (count > 0 && bytes > CHUNK_BYTES) {
+      break;
+    }
+    count += 1;
+  }
+  return count;
+}
+
+/** The fields that all requests of a publisher share. */
+export function streamDefaults(topic: string, options: PublisherOptions): PublishStreamRequest {
+  const { delta = false, unset } = options;
+  if (unset !== undefined && !delta) {
+    throw invalid("unset", "is for deltas: a plain publish replaces the whole record");
+  }
+  return create(PublishStreamRequestSchema, { topic, ...writing(options), delta, unsetPaths: [...(unset ?? [])] });
+}
+
+/** A change of a lifetime without a payload (rules P8, L19). */
+export function touchRequest(topic: string, key: Key, options: TouchOptions): TouchRequest {
+  const { ttl, expireAt, only, durability, onlyIfVersion } = options;
+  return create(TouchRequestSchema, {
+    topic,
+    keys: [recordKey(key)],
+    ...present({ lifetime: lifetimeMessage(ttl, expireAt), condition: conditionOf({ onlyIfVersion }) }),
+    only: only === undefined ? TouchOnly.UNSPECIFIED : TOUCH_ONLY[only],
+    durability: durabilityValue(durability),
+  });
+}
+
+const TOUCH_ONLY = {
+  later: TouchOnly.LATER,
+  earlier: TouchOnly.EARLIER,
+  without: TouchOnly.WITHOUT,
+  with: TouchOnly.WITH,
+} as const;
+
+/** A delete: exactly one of keys, filter, data and all selects the records (rule D1). */
+export function deleteRequest(topic: string, options: DeleteOptions): SowDeleteRequest {
+  return create(SowDeleteRequestSchema, {
+    topic,
+    selection: selectionOf(options),
+    dryRun: options.dryRun ?? false,
+    durability: durabilityValue(options.durability),
+  });
+}
+
+function selectionOf(options: DeleteOptions): SowDeleteRequest["selection"] {
+  const { keys, onlyIfVersions, filter, data, all } = options;
+  if ([keys, filter, data, all].filter((each) => each !== undefined).length !== 1) {
+    throw invalid("keys", "give exactly one of keys, filter, data and all");
+  }
+  if (onlyIfVersions !== undefined && keys === undefined) {
+    throw invalid("onlyIfVersions", "is for deletes by keys");
+  }
+  if (keys !== undefined) {
+    const versions = [...(onlyIfVersions ?? [])];
+    return { case: "byKeys", value: create(KeyListSchema, { keys: recordKeys(keys), versions }) };
+  }
+  if (filter !== undefined) {
+    if (filter.trim() === "") {
+      throw invalid("filter", 'is empty; for every record write "true"', "FILTER_INVALID"); // it would match all
+    }
+    return { case: "byFilter", value: filter };
+  }
+  return data === undefined ? { case: "all", value: true } : { case: "byPayload", value: encode(data) };
+}
+
+/** The payload fields to return; undefined: the whole payload. */
+export function projection({ select, exclude }: ProjectionOptions): Projection | undefined {
+  if (select !== undefined && exclude !== undefined) {
+    throw invalid("exclude", "give select or exclude, not both");
+  }
+  if (select === undefined && exclude === undefined) {
+    return undefined;
+  }
+  return create(ProjectionSchema, { include: [...(select ?? [])], exclude: [...(exclude ?? [])] });
+}
+
+/** A query (rule Q2). An empty list of keys is refused: on the wire it would ask for every record. */
+export function queryRequest(topic: string, filter: string, options: QueryOptions): QueryRequest {
+  const keys = options.keys === undefined ? [] : recordKeys(options.keys);
+  if (options.keys !== undefined && keys.length === 0) {
+    throw invalid("keys", "is empty; leave it out to ask for every record");
+  }
+  const { orderBy = "", keysOnly = false, pageToken = "", minPosition = "" } = options;
+  return create(QueryRequestSchema, {
+    topic,
+    filter,
+    keys,
+    ...present({ select: projection(options) }),
+    orderBy,
+    keysOnly,
+    batchSize: count(options.batchSize, "batchSize"),
+    pageSize: count(options.pageSize, "pageSize"),
+    pageToken,
+    skipN: BigInt(count(options.skipN, "skipN")),
+    topN: BigInt(count(options.topN, "topN", 1)),
+    minPosition,
+  });
+}
+
+/** A subscription. The server checks which options exclude each other. */
+export function subscribeRequest(topics: Topics, options: SubscribeOptions, sow: boolean): SubscribeRequest {
+  const { filter = "", oof = false, delta = false, emptyDeltas = false, changes = false, start } = options;
+  return create(SubscribeRequestSchema, {
+    ...(typeof topics === "string" ? { topic: topics } : { topicPattern: topics.pattern }),
+    filter,
+    sow,
+    oof,
+    delta,
+    emptyDeltas,
+    changes,
+    start: startOf(start),
+    conflationMicros: options.conflation === undefined ? 0n : micros(options.conflation, "conflation"),
+    progressMicros: options.progress === undefined ? 0n : micros(options.progress, "progress"),
+    batchSize: count(options.batchSize, "batchSize"),
+    ...present({ select: projection(options) }),
+  });
+}
+
+function startOf(start: SubscribeOptions["start"]): SubscribeRequest["start"] {
+  if (start === undefined) {
+    return { case: undefined };
+  }
+  if (start === "earliest") {
+    return { case: "earliest", value: true }; // no bookmark looks like it
+  }
+  return typeof start === "string"
+    ? { case: "bookmark", value: start }
+    : { case: "startTimeMicros", value: momentMicros(start, "start") };
+}
+
+function conditionOf({ onlyIfAbsent, onlyIfPresent, onlyIfVersion }: ConditionOptions): Condition | undefined {
+  if ([onlyIfAbsent, onlyIfPresent, onlyIfVersion !== undefined].filter(Boolean).length > 1) {
+    throw invalid("onlyIfVersion", "give at most one of onlyIfAbsent, onlyIfPresent and onlyIfVersion");
+  }
+  if (onlyIfAbsent) {
+    return create(ConditionSchema, { condition: { case: "onlyIfAbsent", value: true } });
+  }
+  if (onlyIfPresent) {
+    return create(ConditionSchema, { condition: { case: "onlyIfPresent", value: true } });
+  }
+  return onlyIfVersion === undefined
+    ? undefined
+    : create(ConditionSchema, { condition: { case: "onlyIfVersion", value: onlyIfVersion } });
+}
+
+/** The fields of a write. */
+function writing(options: LifetimeOptions): {
+  lifetime?: Lifetime;
+  ttlMode: TtlMode;
+  durability: ReturnType<typeof durabilityValue>;
+} {
+  const { ttl, expireAt, keepTtl, extendTtl, durability } = options;
+  if (keepTtl && extendTtl) {
+    throw invalid("extendTtl", "give keepTtl or extendTtl, not both");
+  }
+  return {
+    ...present({ lifetime: lifetimeMessage(ttl, expireAt) }),
+    ttlMode: extendTtl ? TtlMode.EXTEND : keepTtl ? TtlMode.KEEP : TtlMode.UNSPECIFIED,
+    durability: durabilityValue(durability),
+  };
+}
+
+function count<N extends number | bigint>(value: N | undefined, field: string, least = 0): N | 0 {
+  if (value === undefined) {
+    return 0;
+  }
+  if (value < least || (typeof value === "number" && !Number.isSafeInteger(value))) {
+    throw invalid(field, `${value} is no whole number from ${least} on`);
+  }
+  return value;
+}
+
+/** The fields that are not undefined: an unset field of a message is one that is not there. */
+function present<Fields extends object>(fields: Fields): { [Name in keyof Fields]?: NonNullable<Fields[Name]> } {
+  return Object.fromEntries(Object.entries(fields).filter(([, value]) => value !== undefined)) as ReturnType<
+    typeof present<Fields>
+  >;
+}

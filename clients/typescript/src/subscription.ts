@@ -1,0 +1,416 @@
+/**
+ * Following topics: every change once and in order, however often the connection breaks (rules S1 to S7).
+ *
+ * `SubscriptionCore` is the whole machine, without I/O and without a clock. `Subscription` carries frames to it, and makes
+ * the calls that it asks for.
+ *
+ *   [1]  A change is handed out once. A repeated call continues after the position reached. A position inside an atomic
+ *        request makes the server send that whole request again; its changes that were handed out before are dropped.
+ *   [2]  The position never passes a change that was not handed out. A frame's own bookmark counts once the whole frame
+ *        was taken, and Progress once everything before it was.
+ *   [3]  A snapshot that cannot continue begins anew. One "resync" tells the program to forget the records so far; there
+ *        is none if nothing was handed out. A subscription without a snapshot throws ResyncRequired instead.
+ *   [4]  A subscription that is closed, or has thrown why it ended, has no further changes.
+ */
+
+import { create } from "@bufbuild/protobuf";
+import { changesOf, marksOf, prefixOf } from "./changes.js";
+import { closed, cut, errorLike, malformed, SowError } from "./errors.js";
+import {
+  type ChangeBatch,
+  type SubscribeRequest,
+  SubscribeRequestSchema,
+  type SubscribeResponse,
+} from "./gen/sow/v1/sow_pb.js";
+import { type Change, type JsonObject, recordsOf } from "./records.js";
+import { Backoff, CUT_REASONS, streamError } from "./statuses.js";
+import { type Frames, RECONNECT_MS } from "./transport.js";
+
+/** The time that a subscription tries to connect again: enough for the restart of a server with much data. */
+export const RETRY_FOR_MS = 300_000;
+
+const PASSING_REASONS: ReadonlySet<string> = new Set([...CUT_REASONS, "STOPPING", "OVERLOADED", "ACCESS_CHANGED"]);
+const RESYNC_REASONS: ReadonlySet<string> = new Set([
+  "RESYNC_REQUIRED",
+  "BOOKMARK_TOO_OLD",
+  "BOOKMARK_OTHER_EPOCH",
+  "BOOKMARK_IN_FUTURE",
+]);
+/** Losses of an instance: with several addresses the subscription goes on at another one. */
+const LOSS_REASONS: ReadonlySet<string> = new Set(["STORE_FAILED", "DISK_FULL"]);
+
+/** Gets the error when an established subscription is interrupted, and null once it is established again. */
+export type OnInterruption = (error: SowError | null) => void;
+
+export interface CoreOptions {
+  /** How long it tries to repair a broken connection, and how long the first one may take. */
+  readonly retryForMs: number;
+  readonly connectTimeoutMs: number;
+  readonly onInterruption: OnInterruption | undefined;
+}
+
+/** Owns the position, the current frame, and the decision to call again. */
+export class SubscriptionCore<T = JsonObject> {
+  /** The server has confirmed the subscription once. */
+  stood = false;
+  readonly #request: SubscribeRequest;
+  readonly #options: CoreOptions;
+  readonly #backoff = new Backoff();
+  #standing = false; // the server has confirmed the current call
+  #interrupted = false; // `onInterruption` was told so
+  #snapshot: boolean; // a snapshot is wanted, or not complete
+  #shown = false; // something was handed out that a resync would have to take back
+  #position: string; // everything up to here was handed out; "": no position yet
+  #marks: string; // these end every bookmark until others come
+  #prefix: string; // epoch and dot: of these, bookmarks of single changes are made
+  #covers = false;
+  #sequence = 0n; // of the last change of the current frame
+  #repeated = 0n; // changes up to this sequence are repeated ([1]); 0: none
+  #changes: readonly Change<T>[] = []; // of the current frame
+  #taken = 0; // of these
+  #after = ""; // the position once all of them were handed out; "": unchanged
+
+  constructor(request: SubscribeRequest, options: CoreOptions) {
+    const start = request.start.case === "bookmark" ? request.start.value : "";
+    this.#request = request;
+    this.#options = options;
+    this.#snapshot = request.sow;
+    this.#position = start;
+    this.#marks = marksOf(start);
+    this.#prefix = prefixOf(start);
+  }
+
+  // ---- changes ----
+
+  /** The next change of the current frame; undefined: another frame is needed. */
+  take(): Change<T> | undefined {
+    return this.#taken < this.#changes.length ? this.#changes[this.#taken++] : undefined;
+  }
+
+  /** The position after the last change that was handed out; null while there is none to continue from. */
+  get bookmark(): string | null {
+    if (this.#taken === this.#changes.length) {
+      return this.#after || this.#position || null;
+    }
+    return this.#changes[this.#taken - 1]?.bookmark ?? (this.#position || null);
+  }
+
+  /** Whether the server has everything that was handed out (rule F9). */
+  get covers(): boolean {
+    return this.#covers || !this.#marks.includes(";h=");
+  }
+
+  // ---- frames ----
+
+  /** Takes in the next frame of the current call. All changes before it must have been taken. */
+  feed({ frame }: SubscribeResponse): void {
+    this.#settle();
+    if (frame.case === "changes" && this.#standing && !this.#snapshot) {
+      this.#feedChanges(frame.value);
+    } else if (frame.case === "progress" && !this.#snapshot) {
+      this.#feedProgress(frame.value.bookmark, frame.value.covers);
+    } else if (frame.case === "snapshotBegin" && this.#snapshot && !this.#standing) {
+      this.#beginSnapshot(frame.value.bookmark);
+    } else if (frame.case === "snapshot" && this.#snapshot && this.#standing) {
+      const { topic, records } = frame.value;
+      const changes = records === undefined ? [] : recordsOf<T>(topic, records).map((record): Change<T> => {
+        return { op: "sow", reason: null, topic, bookmark: null, key: record.key, record };
+      });
+      this.#show(changes);
+    } else if (frame.case === "snapshotEnd" && this.#snapshot && this.#standing) {
+      this.#endSnapshot(frame.value.bookmark);
+    } else if (frame.case !== undefined) {
+      throw malformed(`${frame.case} in the wrong place`);
+    } // else a kind of frame that a newer server sends
+  }
+
+  /** The whole current frame was handed out: its end is the position now ([2]). */
+  #settle(): void {
+    if (this.#taken < this.#changes.length) {
+      throw new Error("a frame is asked for when the one before has been handed out");
+    }
+    this.#position = this.#after || this.#position;
+    this.#after = "";
+    this.#show([]);
+  }
+
+  #show(changes: readonly Change<T>[]): void {
+    this.#changes = changes;
+    this.#taken = 0;
+    this.#shown ||= changes.length > 0;
+  }
+
+  #stand(): void {
+    if (!this.stood) {
+      this.#backoff.reset();
+    }
+    this.#standing = this.stood = true;
+    if (this.#interrupted) {
+      this.#interrupted = false;
+      this.#options.onInterruption?.(null);
+    }
+  }
+
+  #feedProgress(bookmark: string, covers: boolean): void {
+    if (this.#standing) {
+      this.#backoff.reset(); // it has stood a while; the first one may come from a call that breaks right after it
+    }
+    this.#stand();
+    const prefix = prefixOf(bookmark);
+    if (prefix !== this.#prefix) {
+      this.#sequence = this.#repeated = 0n; // another instance has sequences of its own (rule F7)
+    }
+    this.#after = bookmark;
+    this.#prefix = prefix;
+    this.#marks = marksOf(bookmark);
+    this.#covers = covers;
+  }
+
+  #beginSnapshot(bookmark: string): void {
+    this.#stand();
+    const resync: Change<T>[] = this.#shown
+      ? [{ op: "resync", reason: null, topic: this.#request.topic, bookmark: null }]
+      : [];
+    this.#position = this.#marks = "";
+    this.#prefix = prefixOf(bookmark);
+    this.#sequence = this.#repeated = 0n;
+    this.#show(resync);
+    this.#shown = false;
+  }
+
+  #endSnapshot(bookmark: string): void {
+    this.#backoff.reset();
+    this.#show([{ op: "snapshot_end", reason: null, topic: this.#request.topic, bookmark }]);
+    this.#after = bookmark;
+    this.#marks = marksOf(bookmark);
+    this.#snapshot = false;
+  }
+
+  #feedChanges(batch: ChangeBatch): void {
+    if (!batch.more && batch.bookmark === "") {
+      throw malformed("changes without a bookmark");
+    }
+    const sequences = batch.records?.sequence ?? [];
+    const last = sequences.at(-1);
+    if (last !== undefined && last <= this.#repeated) {
+      return; // all of its changes were handed out before the call broke
+    }
+    let changes = changesOf<T>(batch, this.#prefix, this.#marks);
+    if (this.#repeated !== 0n) {
+      changes = changes.filter((_, index) => sequences[index]! > this.#repeated);
+    }
+    if (changes.length > 0) {
+      this.#backoff.reset();
+      this.#sequence = last!;
+    }
+    this.#show(changes);
+    if (!batch.more) {
+      this.#after = batch.bookmark + this.#marks;
+      if (sequences.length > 0) {
+        this.#repeated = 0n;
+      }
+    }
+  }
+
+  // ---- calls ----
+
+  /** The request of the next call: everything after the position. `nowMs` as for `ended`. */
+  request(nowMs: number): SubscribeRequest {
+    this.#settle();
+    if (!this.stood) {
+      this.#backoff.begin(nowMs); // the wait for a first connection counts
+    }
+    this.#standing = false;
+    const { $typeName, $unknown, ...fields } = this.#request;
+    if (this.#snapshot || this.#position === "") {
+      return create(SubscribeRequestSchema, fields);
+    }
+    this.#repeated = this.#sequence;
+    return create(SubscribeRequestSchema, { ...fields, sow: false, start: { case: "bookmark", value: this.#position } });
+  }
+
+  /**
+   * Milliseconds to wait before the next call, after one that ended with `error`; throws if no call is to follow. `nowMs`
+   * is a monotonic clock, `jitter` a random number in [0, 1). `elsewhere`: there are other instances to go on at.
+   */
+  ended(error: SowError, { nowMs, jitter, elsewhere = false }: { nowMs: number; jitter: number; elsewhere?: boolean }): number {
+    const { reason } = error;
+    // After a change of permissions, rows that it holds may be hidden: only a new snapshot tells which.
+    if (this.#request.sow && (RESYNC_REASONS.has(reason) || reason === "ACCESS_CHANGED")) {
+      this.#snapshot = true;
+    } else if (!(PASSING_REASONS.has(reason) || (elsewhere && LOSS_REASONS.has(reason)) || this.#leavesMarks(reason))) {
+      throw this.#failure(error);
+    }
+    const { retryForMs, connectTimeoutMs, onInterruption } = this.#options;
+    const limitMs = this.stood ? retryForMs : Math.min(connectTimeoutMs, retryForMs);
+    const delay = this.#backoff.delay(error, { nowMs, jitter, limitMs });
+    if (delay === undefined) {
+      throw this.#failure(error);
+    }
+    if (this.stood && !this.#interrupted) {
+      this.#interrupted = true;
+      onInterruption?.(error);
+    }
+    return delay;
+  }
+
+  /** True when the call can be made again without the marks of its bookmark: an older server knows none (rule F6). */
+  #leavesMarks(reason: string): boolean {
+    const plain = this.#position.split(";", 1)[0]!;
+    if (reason !== "BOOKMARK_MALFORMED" || plain === this.#position || this.#position.includes(";h=")) {
+      return false;
+    }
+    this.#position = plain;
+    return true;
+  }
+
+  /** The error as the program gets it: with the position reached. */
+  #failure(error: SowError): SowError {
+    const { bookmark } = this;
+    return bookmark === null ? error : errorLike(error, error.text, { bookmark });
+  }
+}
+
+/** Makes the call of a subscription; `withinMs` bounds the wait for a connection. */
+export type OpenSubscription = (request: SubscribeRequest, withinMs: number) => Promise<Frames<SubscribeResponse>>;
+
+/**
+ * The changes of a topic as they come: an async iterator without an end, used by one reader at a time.
+ *
+ * When the connection breaks or the server restarts, it calls again and continues at its position: each change comes once,
+ * and none is missing. Leaving a `for await` loop closes it, and so does `close` from anywhere; the iteration ends then.
+ */
+export class Subscription<T = JsonObject> implements AsyncIterableIterator<Change<T>, undefined> {
+  readonly #core: SubscriptionCore<T>;
+  readonly #open: OpenSubscription;
+  readonly #options: CoreOptions & { readonly elsewhere: boolean };
+  #call: Frames<SubscribeResponse> | undefined;
+  #closed = false;
+  #wake: (() => void) | undefined; // ends the wait for the next attempt
+
+  /** Made by `Client.subscribe` and `Client.sowAndSubscribe`. */
+  constructor(request: SubscribeRequest, open: OpenSubscription, options: CoreOptions & { readonly elsewhere: boolean }) {
+    this.#core = new SubscriptionCore<T>(request, options);
+    this.#open = open;
+    this.#options = options;
+  }
+
+  /** Resolves once the subscription is established: no change from now on is missed. The client has called it already. */
+  async opened(): Promise<this> {
+    while (!this.#core.stood) {
+      if (this.#closed) {
+        throw closed("subscription");
+      }
+      await this.#advance();
+    }
+    return this;
+  }
+
+  /**
+   * Where another subscription may start to go on after the last change handed out, or after the quiet time since then;
+   * null while there is no such place: before the first frame and inside a snapshot.
+   */
+  get bookmark(): string | null {
+    return this.#core.bookmark;
+  }
+
+  /**
+   * false: the subscription has come from another instance, and this one may lack changes that were handed out there
+   * (rule F9).
+   */
+  get covers(): boolean {
+    return this.#core.covers;
+  }
+
+  /** Ends the call; a reader that waits for the next change finds the iteration ended. */
+  close(): void {
+    this.#closed = true;
+    this.#drop();
+    this.#wake?.();
+  }
+
+  [Symbol.asyncIterator](): this {
+    return this;
+  }
+
+  async next(): Promise<IteratorResult<Change<T>, undefined>> {
+    while (!this.#closed) {
+      const change = this.#core.take();
+      if (change !== undefined) {
+        return { done: false, value: change };
+      }
+      await this.#advance();
+    }
+    return { done: true, value: undefined };
+  }
+
+  /** The end of a loop. */
+  async return(): Promise<IteratorResult<Change<T>, undefined>> {
+    this.close();
+    return { done: true, value: undefined };
+  }
+
+  /** Takes in the next frame, or prepares for the next call. */
+  async #advance(): Promise<void> {
+    try {
+      const call = (this.#call ??= await this.#begin());
+      const { done, value } = await call.next();
+      if (done) {
+        throw cut("the subscription");
+      }
+      if (!this.#closed) {
+        this.#core.feed(value);
+      }
+    } catch (error) {
+      this.#drop();
+      if (this.#closed) {
+        return;
+      }
+      await this.#rest(this.#delayAfter(streamError(error, "the subscription")));
+    }
+  }
+
+  #delayAfter(error: SowError): number {
+    try {
+      const { elsewhere } = this.#options;
+      return this.#core.ended(error, { nowMs: performance.now(), jitter: Math.random(), elsewhere });
+    } catch (failure) {
+      this.#closed = true;
+      throw failure;
+    }
+  }
+
+  async #begin(): Promise<Frames<SubscribeResponse>> {
+    const withinMs = this.#core.stood ? RECONNECT_MS : this.#options.connectTimeoutMs;
+    const call = await this.#open(this.#core.request(performance.now()), withinMs);
+    const end = (): void => call.cancel();
+    call.line.followers.add(end);
+    const cancel = (): void => {
+      call.line.followers.delete(end);
+      call.cancel();
+    };
+    if (this.#closed) {
+      cancel(); // `close` came before the call was known
+    }
+    return { ...call, cancel };
+  }
+
+  #drop(): void {
+    this.#call?.cancel();
+    this.#call = undefined;
+  }
+
+  async #rest(ms: number): Promise<void> {
+    if (ms <= 0 || this.#closed) {
+      return;
+    }
+    await new Promise<void>((resolve) => {
+      const timer = setTimeout(resolve, ms);
+      this.#wake = () => {
+        clearTimeout(timer);
+        resolve();
+      };
+    });
+    this.#wake = undefined;
+  }
+}

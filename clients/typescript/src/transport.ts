@@ -1,0 +1,468 @@
+/**
+ * A client's way to its server, or to one of several: the channels, the calls, and the moves (rules F1 to F3).
+ *
+ *   [1]  A call to a server that is not there fails as Unavailable (UNREACHABLE) after `connectTimeoutMs`, not after the
+ *        call's own deadline.
+ *   [2]  A client with several addresses uses an instance that said that it serves, and keeps a call open there that
+ *        tells when that ends. One search runs at a time; all who wait use its result.
+ *   [3]  `onFailover` is called once for each move.
+ *   [4]  A call is made again only where a repetition changes nothing, or where it certainly was not applied.
+ */
+
+import { setTimeout as pause } from "node:timers/promises";
+import { Client as Stub, connectivityState } from "@grpc/grpc-js";
+import {
+  create,
+  type DescMessage,
+  type DescMethodBiDiStreaming,
+  type DescMethodServerStreaming,
+  type DescMethodUnary,
+  fromBinary,
+  type MessageInitShape,
+  type MessageShape,
+  toBinary,
+} from "@bufbuild/protobuf";
+import { addressesOf, Bearer, channelCredentials, channelOptions, type Tls, type Token } from "./channel.js";
+import { closed, errorOfReason, invalid, SowError, Unavailable } from "./errors.js";
+import { AdminService } from "./gen/sow/v1/admin_pb.js";
+import { type Instance, LOSSES, noServer, search } from "./search.js";
+import { Backoff, callError, CUT_REASONS, errorOfStatus, MESSAGE_BYTES_MAX, neverSent, streamError } from "./statuses.js";
+
+/** Whether a call that has failed is made again ([4]): because a repetition changes nothing; if it was not sent; never. */
+export type Repeats = "again" | "unsent" | "never";
+
+/** Gets the instance that was left, the one now in use, and the reason, such as "UNREACHABLE". */
+export type OnFailover = (left: Instance, used: Instance, reason: string) => void;
+
+/** Publishers and subscriptions repeat their attempts, so each attempt waits only this long for a connection. */
+export const RECONNECT_MS = 500;
+const LOOK_AGAIN_MS = 1_000;
+const ATTEMPTS_MAX = 5;
+const PROBE_MS = 200;
+
+/** The channel to one address, and what is known of the instance there. */
+export class Line {
+  readonly address: string;
+  readonly stub: Stub;
+  instance: Instance | undefined;
+  /** Ends the call that tells when the instance no longer serves. */
+  endWatch: (() => void) | undefined;
+  /** The subscriptions here; each is ended by its function, and then begins again. */
+  readonly followers = new Set<() => void>();
+
+  constructor(address: string, stub: Stub) {
+    this.address = address;
+    this.stub = stub;
+  }
+}
+
+/** A stream of answers. */
+export interface Frames<Answer> {
+  readonly line: Line;
+  next(): Promise<IteratorResult<Answer, undefined>>;
+  cancel(): void;
+}
+
+/** A stream in both directions. */
+export interface Duplex<Request, Answer> extends Frames<Answer> {
+  /** Resolves once another request may be written. Never rejects: the answers tell why a stream has ended. */
+  write(request: Request): Promise<void>;
+  end(): void;
+}
+
+export interface TransportOptions {
+  readonly server: string | readonly string[];
+  readonly tls: Tls | undefined;
+  readonly token: Token | undefined;
+  readonly timeoutMs: number;
+  readonly connectTimeoutMs: number;
+  readonly onFailover: OnFailover | undefined;
+}
+
+/** Owns the lines of a client. */
+export class Transport {
+  readonly #options: TransportOptions;
+  readonly #bearer: Bearer;
+  readonly #lines: ReadonlyMap<string, Line>;
+  readonly #closing = new AbortController();
+  #current: Line | undefined;
+  #last: Line | undefined;
+  #lost = "";
+  #cluster = "";
+  #searching: Promise<Line> | undefined;
+  #lookAgainAt = 0;
+
+  /** Throws InvalidArgument. */
+  constructor(options: TransportOptions) {
+    this.#options = options;
+    const servers = addressesOf(options.server);
+    this.#bearer = new Bearer(options.token, servers, options.tls);
+    const credentials = channelCredentials(options.tls);
+    const line = (server: string): Line =>
+      new Line(server, new Stub(server, credentials, channelOptions(server, options.tls, servers.length > 1)));
+    this.#lines = new Map(servers.map((server) => [server, line(server)]));
+    this.#current = servers.length === 1 ? this.#lines.get(servers[0]!) : undefined;
+  }
+
+  get isClosed(): boolean {
+    return this.#closing.signal.aborted;
+  }
+
+  /** The client has several addresses. */
+  get isOfMany(): boolean {
+    return this.#lines.size > 1;
+  }
+
+  /** The instance in use; undefined before the first call, and where the client has one address. */
+  get instance(): Instance | undefined {
+    return this.isOfMany ? this.#current?.instance : undefined;
+  }
+
+  /** Closes the channels; calls in progress end. */
+  close(): void {
+    this.#closing.abort();
+    for (const line of this.#lines.values()) {
+      line.endWatch?.();
+      line.followers.forEach((end) => end());
+      line.stub.close();
+    }
+  }
+
+  /** The line for a call, once the call can be made ([1]). */
+  async line(withinMs = this.#options.connectTimeoutMs): Promise<Line> {
+    this.#check();
+    const limitMs = Math.min(withinMs, this.#options.connectTimeoutMs);
+    const line = this.#current;
+    if (!this.isOfMany) {
+      await this.#connected(line!, limitMs);
+      return line!;
+    }
+    if (line !== undefined && (line.instance!.serving || performance.now() < this.#lookAgainAt)) {
+      return line;
+    }
+    return await this.#found(limitMs);
+  }
+
+  /** Makes a call with one answer. */
+  async unary<I extends DescMessage, O extends DescMessage>(
+    method: DescMethodUnary<I, O>,
+    init: MessageInitShape<I>,
+    repeats: Repeats,
+  ): Promise<MessageShape<O>> {
+    const bytes = encoded(method.input, create(method.input, init));
+    const backoff = new Backoff();
+    backoff.begin(performance.now());
+    for (let attempt = 1; ; attempt++) {
+      const line = await this.line();
+      try {
+        return fromBinary(method.output, await this.#ask(line, method, bytes));
+      } catch (error) {
+        const translated = this.isClosed ? closed("client") : callError(error);
+        this.doubt(line, translated);
+        const delayMs = backoff.delay(translated, {
+          nowMs: performance.now(),
+          jitter: Math.random(),
+          limitMs: this.#options.timeoutMs,
+        });
+        if (attempt === ATTEMPTS_MAX || delayMs === undefined || !this.#mayRepeat(error, translated, repeats)) {
+          throw translated;
+        }
+        await this.#sleep(delayMs);
+      }
+    }
+  }
+
+  /** Begins a call that is answered by a stream; it has no deadline. `what` names the answers in errors. */
+  async stream<I extends DescMessage, O extends DescMessage>(
+    method: DescMethodServerStreaming<I, O>,
+    request: MessageShape<I>,
+    what: string,
+    line?: Line,
+    withinMs?: number,
+  ): Promise<Frames<MessageShape<O>>> {
+    const bytes = encoded(method.input, request);
+    const metadata = await this.#bearer.metadata();
+    const chosen = line ?? (await this.line(withinMs));
+    this.#check();
+    const call = chosen.stub.makeServerStreamRequest(pathOf(method), asIs, asIs, bytes, metadata);
+    return { line: chosen, ...this.#answers(chosen, call, method.output, what) };
+  }
+
+  /** Begins a stream in both directions. */
+  async duplex<I extends DescMessage, O extends DescMessage>(
+    method: DescMethodBiDiStreaming<I, O>,
+    what: string,
+    withinMs: number,
+  ): Promise<Duplex<MessageShape<I>, MessageShape<O>>> {
+    const metadata = await this.#bearer.metadata();
+    const line = await this.line(withinMs);
+    this.#check();
+    const call = line.stub.makeBidiStreamRequest(pathOf(method), asIs, asIs, metadata);
+    const over = new Promise<void>((resolve) => {
+      for (const event of ["error", "end", "close"]) {
+        call.once(event, () => resolve());
+      }
+    });
+    return {
+      line,
+      ...this.#answers(line, call, method.output, what),
+      write: async (request) => {
+        if (!call.write(toBinary(method.input, request))) {
+          await Promise.race([over, new Promise<void>((resolve) => call.once("drain", () => resolve()))]);
+        }
+      },
+      end: () => call.end(),
+    };
+  }
+
+  /** A call has failed: if its instance may be lost, the next call looks for one. */
+  doubt(line: Line, error: SowError): void {
+    if (this.isOfMany && this.#current === line && LOSSES.has(error.reason)) {
+      this.#current = undefined;
+      this.#lost = error.reason;
+    }
+  }
+
+  #check(): void {
+    if (this.isClosed) {
+      throw closed("client");
+    }
+  }
+
+  #mayRepeat(error: unknown, translated: SowError, repeats: Repeats): boolean {
+    if (this.isClosed || repeats === "never") {
+      return false;
+    }
+    const { reason } = translated;
+    if (neverSent(error) || (reason === "STOPPING" && this.isOfMany)) {
+      return true; // nothing of it was applied
+    }
+    return repeats === "again" && (AGAIN_REASONS.has(reason) || (this.isOfMany && LOSSES.has(reason)));
+  }
+
+  async #ask(line: Line, method: DescMethodUnary, bytes: Uint8Array, withinMs = this.#options.timeoutMs): Promise<Uint8Array> {
+    const metadata = await this.#bearer.metadata();
+    return await new Promise((resolve, reject) => {
+      const options = { deadline: Date.now() + withinMs };
+      line.stub.makeUnaryRequest(pathOf(method), asIs, asIs, bytes, metadata, options, (error, answer) =>
+        error === null ? resolve(answer!) : reject(error),
+      );
+    });
+  }
+
+  #answers<O extends DescMessage>(
+    line: Line,
+    call: AsyncIterable<Buffer> & { cancel(): void; on(event: "error", ignore: () => void): unknown },
+    output: O,
+    what: string,
+  ): Pick<Frames<MessageShape<O>>, "next" | "cancel"> {
+    call.on("error", () => undefined); // the iterator throws it; an error after its end is nobody's
+    const answers = call[Symbol.asyncIterator]();
+    const next = async (): Promise<IteratorResult<MessageShape<O>, undefined>> => {
+      try {
+        const result = await answers.next();
+        return result.done ? { done: true, value: undefined } : { done: false, value: fromBinary(output, result.value) };
+      } catch (error) {
+        call.cancel();
+        const translated = this.isClosed ? closed("client") : streamError(error, what);
+        this.doubt(line, translated);
+        throw translated;
+      }
+    };
+    return { next, cancel: () => call.cancel() };
+  }
+
+  async #connected(line: Line, limitMs: number): Promise<void> {
+    if (line.stub.getChannel().getConnectivityState(true) === connectivityState.READY) {
+      return;
+    }
+    await new Promise<void>((resolve, reject) => {
+      line.stub.waitForReady(Date.now() + limitMs, (error) => (error ? reject(error) : resolve()));
+    }).catch(async (error: unknown) => {
+      throw this.isClosed ? closed("client") : await this.#unreachable(line, limitMs, error);
+    });
+  }
+
+  /** gRPC tells why there is no connection only to a call. */
+  async #unreachable(line: Line, limitMs: number, cause: unknown): Promise<SowError> {
+    const told = await this.#ask(line, AdminService.method.getStatus, new Uint8Array(0), PROBE_MS).catch((error: unknown) => error);
+    const why = causeIn(errorOfStatus(told).text);
+    return new Unavailable(`cannot connect to ${line.address} within ${limitMs / 1_000} s: ${why}`, {
+      reason: "UNREACHABLE",
+      cause,
+    });
+  }
+
+  async #sleep(ms: number): Promise<void> {
+    await pause(ms, undefined, { signal: this.#closing.signal }).catch(() => {
+      throw closed("client");
+    });
+  }
+
+  // ---- several addresses ----
+
+  /** The result of the search under way, or of a new one. A search that others began may end sooner than this call gives up. */
+  async #found(limitMs: number): Promise<Line> {
+    const giveUp = performance.now() + limitMs;
+    for (;;) {
+      const isOwn = this.#searching === undefined;
+      this.#searching ??= this.#find(giveUp - performance.now()).finally(() => {
+        this.#searching = undefined;
+      });
+      try {
+        return await this.#searching;
+      } catch (error) {
+        const { reason } = errorOfStatus(error);
+        if (isOwn || reason !== "UNREACHABLE" || performance.now() >= giveUp) {
+          throw this.isClosed ? closed("client") : error;
+        }
+      }
+    }
+  }
+
+  async #find(limitMs: number): Promise<Line> {
+    const last = this.#last;
+    const others = [...this.#lines.keys()].filter((address) => address !== last?.address);
+    const found = await search({
+      addresses: last === undefined ? others : [last.address, ...others],
+      limitMs,
+      cluster: this.#cluster,
+      clock: { now: () => performance.now(), sleep: (ms) => this.#sleep(ms) },
+      ask: (address, withinMs) => this.#describe(this.#lines.get(address)!, withinMs),
+    });
+    return this.#use(this.#lines.get(found.address)!, found);
+  }
+
+  async #describe(line: Line, withinMs: number): Promise<Instance | SowError> {
+    const { address } = line;
+    const request = create(AdminService.method.describeInstance.input);
+    const frames = await this.stream(AdminService.method.describeInstance, request, "the description", line);
+    let silent = false;
+    const patience = setTimeout(() => {
+      silent = true;
+      frames.cancel();
+    }, withinMs);
+    try {
+      const { done, value } = await frames.next();
+      if (done) {
+        return noServer(address);
+      }
+      const { name, id, journalEpoch, cluster, serving, serverVersion } = value;
+      return { address, name, id, journalEpoch, cluster, serving, serverVersion };
+    } catch (error) {
+      const translated = errorOfStatus(error);
+      if (["UNIMPLEMENTED", "NOT_FOUND"].includes(translated.reason)) {
+        return noServer(address);
+      }
+      if (CUT_REASONS.has(translated.reason)) {
+        const why = silent ? `no answer within ${withinMs} ms` : causeIn(translated.text);
+        return new Unavailable(`${address}: ${why}`, { reason: "UNREACHABLE", cause: error });
+      }
+      if (LOSSES.has(translated.reason)) {
+        return errorOfReason(`${address}: ${translated.text}`, { reason: translated.reason, cause: error });
+      }
+      throw translated; // the instance refuses this caller, or has too many
+    } finally {
+      clearTimeout(patience);
+      frames.cancel();
+    }
+  }
+
+  #use(line: Line, instance: Instance): Line {
+    const left = this.#last;
+    line.instance = instance;
+    this.#cluster ||= instance.cluster;
+    this.#current = this.#last = line;
+    this.#lookAgainAt = performance.now() + LOOK_AGAIN_MS;
+    if (line.endWatch === undefined) {
+      void this.#watch(line);
+    }
+    if (left !== undefined && left !== line) {
+      left.endWatch?.();
+      left.followers.forEach((end) => end());
+      this.#options.onFailover?.(left.instance!, instance, this.#lost);
+    }
+    return line;
+  }
+
+  /** Waits until the instance of a line no longer serves. */
+  async #watch(line: Line): Promise<void> {
+    const ended = new AbortController();
+    let frames: Frames<unknown> | undefined;
+    const end = (): void => {
+      ended.abort();
+      frames?.cancel();
+      if (line.endWatch === end) {
+        line.endWatch = undefined;
+      }
+    };
+    line.endWatch = end;
+    while (!ended.signal.aborted) {
+      const reason = await this.#awaitLoss(line, (begun) => {
+        frames = begun;
+      });
+      if (ended.signal.aborted) {
+        return;
+      }
+      if (reason === undefined) {
+        await pause(LOOK_AGAIN_MS, undefined, { signal: ended.signal, ref: false }).catch(() => undefined);
+        continue; // refused for now; the next call tells more
+      }
+      end();
+      if (this.#current === line) {
+        this.#current = undefined;
+        this.#lost = reason;
+      }
+      line.followers.forEach((endCall) => endCall());
+      return;
+    }
+  }
+
+  async #awaitLoss(line: Line, begun: (frames: Frames<unknown>) => void): Promise<string | undefined> {
+    const method = AdminService.method.describeInstance;
+    try {
+      const frames = await this.stream(method, create(method.input, { watch: true }), "the watch", line);
+      begun(frames);
+      for (;;) {
+        const { done, value } = await frames.next();
+        if (done) {
+          return "STOPPING";
+        }
+        if (!value.serving && line.instance?.serving) {
+          frames.cancel();
+          return "NOT_SERVING";
+        }
+      }
+    } catch (error) {
+      const { reason } = errorOfStatus(error);
+      return CUT_REASONS.has(reason) ? "UNREACHABLE" : LOSSES.has(reason) ? reason : undefined;
+    }
+  }
+}
+
+/** A call with such an error may be made again, because the fault may pass. */
+const AGAIN_REASONS: ReadonlySet<string> = new Set([...CUT_REASONS, "STOPPING", "ACCESS_CHANGED"]);
+
+/** The cause in a text of gRPC. */
+function causeIn(text: string): string {
+  return /Last error: (?:Error: )?(.*?)\. Resolution note/s.exec(text)?.[1] ?? text;
+}
+
+function pathOf(method: { readonly parent: { readonly typeName: string }; readonly name: string }): string {
+  return `/${method.parent.typeName}/${method.name}`;
+}
+
+function asIs(bytes: Uint8Array): Buffer {
+  return Buffer.from(bytes.buffer, bytes.byteOffset, bytes.byteLength);
+}
+
+/** The bytes of a request. A request above the size limit is refused before it is sent: programs would retry gRPC's own
+ * RESOURCE_EXHAUSTED. */
+function encoded<Desc extends DescMessage>(schema: Desc, message: MessageShape<Desc>): Uint8Array {
+  const bytes = toBinary(schema, message);
+  if (bytes.length > MESSAGE_BYTES_MAX) {
+    const fault = `${bytes.length} bytes exceed the limit of ${MESSAGE_BYTES_MAX} bytes per message`;
+    throw invalid("request", fault, "REQUEST_TOO_LARGE");
+  }
+  return bytes;
+}
