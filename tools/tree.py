@@ -34,7 +34,7 @@ PACKAGES = (
 )
 _SINGLE_FILES = ("proto/generate.py", "clients/generate_blocking.py")
 _OTHERS = (
-    *("*.md", "docs/**/*.md", "benchmarks/*.md", "spark_connector/*.md"),
+    *("*.md", "docs/**/*.md", "benchmarks/*.md", "spark_connector/*.md", "clients/typescript/*.md"),
     *("proto/**/*.proto", "tests/mutants/*.patch", "Makefile", "pyproject.toml"),
 )
 _HEADER_CHARS = 400
