@@ -52,7 +52,7 @@ test-robustness: .venv/.installed
 
 # The TypeScript client against real servers. Where Node 20 or npm's packages are not to be had, it says so, and passes.
 test-ts: .venv/.installed
-	@cd clients/typescript && if ! node -e 'process.exit(+process.versions.node.split(".")[0] < 20)' 2>/dev/null; then \
+	@cd clients/typescript && if ! node -e 'process.exit(parseInt(process.versions.node) < 20 ? 1 : 0)' 2>/dev/null; then \
 		echo "make test-ts: skipped, as there is no Node 20 or later"; \
 	elif ! test node_modules/.package-lock.json -nt package-lock.json && ! npm ci --silent; then \
 		echo "make test-ts: skipped, as npm cannot install its packages"; \

@@ -29,7 +29,7 @@ MINUTE = 60
 def program(language: str) -> str:
     """The program of the page in a language."""
     (text,) = re.findall(rf"^```{language}\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
-    return text
+    return str(text)
 
 
 def tool(*names: str) -> str:
@@ -75,7 +75,8 @@ def test_the_java_program_compiles(tmp_path: Path) -> None:
 
 def test_the_go_program_compiles(tmp_path: Path) -> None:
     go, protoc = tool("go"), tool("protoc")
-    tool("protoc-gen-go"), tool("protoc-gen-go-grpc")
+    tool("protoc-gen-go")
+    tool("protoc-gen-go-grpc")
     (options,) = re.findall(r"^\| Go \| `(.+?)` with `M=(.+?)` \|$", PAGE, re.MULTILINE)
     outputs = options[0].replace("$M", options[1]).split()
     (tmp_path / "go.mod").write_text("module shop\n\ngo 1.21\n", encoding="utf-8")
