@@ -85,6 +85,7 @@ export class Transport {
   readonly #bearer: Bearer;
   readonly #lines: ReadonlyMap<string, Line>;
   readonly #closing = new AbortController();
+  readonly #calls = new Set<{ cancel(): void }>(); // under way; closing a channel of gRPC does not end them
   #current: Line | undefined;
   #last: Line | undefined;
   #lost = "";
@@ -121,9 +122,9 @@ export class Transport {
   /** Closes the channels; calls in progress end. */
   close(): void {
     this.#closing.abort();
+    this.#calls.forEach((call) => call.cancel());
     for (const line of this.#lines.values()) {
       line.endWatch?.();
-      line.followers.forEach((end) => end());
       line.stub.close();
     }
   }
@@ -242,21 +243,26 @@ export class Transport {
 
   async #ask(line: Line, method: DescMethodUnary, bytes: Uint8Array, withinMs = this.#options.timeoutMs): Promise<Uint8Array> {
     const metadata = await this.#bearer.metadata();
+    this.#check();
     return await new Promise((resolve, reject) => {
       const options = { deadline: Date.now() + withinMs };
-      line.stub.makeUnaryRequest(pathOf(method), asIs, asIs, bytes, metadata, options, (error, answer) =>
-        error === null ? resolve(answer!) : reject(error),
-      );
+      const call = line.stub.makeUnaryRequest(pathOf(method), asIs, asIs, bytes, metadata, options, (error, answer) => {
+        this.#calls.delete(call);
+        error === null ? resolve(answer!) : reject(error);
+      });
+      this.#calls.add(call);
     });
   }
 
   #answers<O extends DescMessage>(
     line: Line,
-    call: AsyncIterable<Buffer> & { cancel(): void; on(event: "error", ignore: () => void): unknown },
+    call: AsyncIterable<Buffer> & { cancel(): void; on(event: "error" | "status", heard: () => void): unknown },
     output: O,
     what: string,
   ): Pick<Frames<MessageShape<O>>, "next" | "cancel"> {
     call.on("error", () => undefined); // the iterator throws it; an error after its end is nobody's
+    call.on("status", () => this.#calls.delete(call)); // the last event of every call
+    this.#calls.add(call);
     const answers = call[Symbol.asyncIterator]();
     const next = async (): Promise<IteratorResult<MessageShape<O>, undefined>> => {
       try {

@@ -25,11 +25,13 @@ const refusedAs = (reason: string) => (error: unknown) => error instanceof SowEr
 
 describe("one server", { skip: NO_SERVER }, () => {
   let client: Client;
+  let address: string;
   const endings: (() => void | Promise<void>)[] = [];
 
   before(async () => {
     const server = await Server.start({ after: (end) => endings.push(end) });
-    client = new Client(server.address);
+    address = server.address;
+    client = new Client(address);
     const settings = { key: ["/id"], index: ["/price"], expiration: Expiration.ENABLED };
     await client.call(AdminService.method.createTopic, { name: "orders", settings });
     await client.call(AdminService.method.createTopic, { name: "pairs", settings: { key: ["/a", "/b"] } });
@@ -220,8 +222,17 @@ describe("one server", { skip: NO_SERVER }, () => {
   });
 
   test("a client that is closed says so", async () => {
-    const other = new Client("127.0.0.1:1");
+    const other = new Client(address);
+    const changes = await other.subscribe("pairs");
+    const publisher = other.publisher("orders");
+    await publisher.publish({ id: "closing" });
+    await publisher.flush();
+    const waiting = changes.next();
     other.close();
+    await assert.rejects(waiting, refusedAs("CLOSED"));
     await assert.rejects(other.get("orders", "1"), refusedAs("CLOSED"));
+    await assert.rejects(other.query("orders").all(), refusedAs("CLOSED"));
+    await publisher.publish({ id: "lost" });
+    await assert.rejects(publisher.close(), refusedAs("CLOSED"));
   });
 });

@@ -54,6 +54,16 @@ test("sequences have no gaps, and come again in order after a cut ([1])", () => 
   assert.deepEqual([core.applied, core.duplicates, core.unacknowledged], [3, 2, 0]);
 });
 
+test("requests that were not sent stay behind those that come again ([1])", () => {
+  const core = machine();
+  fill(core, 5);
+  core.seal();
+  core.seal();
+  assert.equal(core.nextRequest()?.publisher?.firstSequence, 1n);
+  core.rewind();
+  assert.deepEqual(sent(core), [[1n, 3], [4n, 2]]);
+});
+
 test("a request carries the publisher's position, and columns only where they tell something", () => {
   const core = machine();
   fill(core, 1, { key: "a" });
@@ -81,6 +91,11 @@ test("requests stay small enough, and a large record travels alone ([3])", () =>
   }
   assert.equal(core.hasRoom, false, "more than 16 MiB are under way");
   assert.deepEqual(sent(core).map(([, records]) => records), [1, 1, 1]);
+  core.acknowledge(response({ applied: 1 }));
+  core.acknowledge(response({ applied: 1 }));
+  assert.equal(core.hasRoom, false, "the large one still is");
+  core.acknowledge(response({ applied: 1 }));
+  assert.ok(core.hasRoom);
   assert.throws(() => fill(core, 1, { bytes: 16 * 1024 * 1024 + 1 }), (error) => error instanceof InvalidArgument && error.reason === "PAYLOAD_TOO_LARGE");
 });
 
@@ -114,6 +129,25 @@ test("a refusal for a passing reason settles the records before it, and the rest
   assert.deepEqual([core.applied, core.refused, core.unacknowledged], [1, 0, 4]);
 });
 
+test("the bytes of settled records count no longer ([3])", () => {
+  const core = machine({ maxInFlight: 100 });
+  fill(core, 2, { bytes: 2 * 1024 * 1024 });
+  core.seal();
+  fill(core, 1, { bytes: 14 * 1024 * 1024 });
+  core.seal();
+  assert.equal(core.hasRoom, false);
+  sent(core);
+  core.acknowledge(response({ applied: 1, refusals: [refusal(1, ErrorReason.OVERLOADED)] }));
+  assert.equal(core.hasRoom, false, "16 MiB are left");
+  core.rewind();
+  sent(core);
+  core.acknowledge(response({ applied: 1 }));
+  assert.ok(core.hasRoom);
+  fill(core, 1, { bytes: 2 * 1024 * 1024 - 1 });
+  core.seal();
+  assert.ok(core.hasRoom, "one byte below the bound");
+});
+
 test("a full disk ends it, unless there is another instance", () => {
   const full = new SowError("full", { reason: "DISK_FULL" });
   const core = machine();
@@ -128,6 +162,10 @@ test("the time to retry is short while the server was never reached", () => {
   fill(core, 1);
   core.retryDelay(unreachable, NOW);
   assert.throws(() => core.retryDelay(unreachable, { nowMs: 1_000, jitter: 0 }), Unavailable);
+  const broken = machine();
+  fill(broken, 1);
+  broken.retryDelay(cut("it"), NOW);
+  assert.equal(broken.retryDelay(cut("it"), { nowMs: 1_000, jitter: 0 }), 100, "a stream that was cut had reached it");
   const reached = machine();
   fill(reached, 2);
   reached.seal();

@@ -82,6 +82,11 @@ test("the error tells what each address answered, and comes within the limit", a
   assert.ok(options.clock.now() <= 1_100);
 });
 
+test("each address is asked once, however little time there is", async () => {
+  const options = { ...world({ a: [silent("a")], b: [instance("b")] }, 100), limitMs: 50 };
+  assert.equal((await search(options)).address, "b");
+});
+
 test("an instance that refuses the caller ends the search", async () => {
   const refusal = new PermissionDenied("unknown token", { reason: "UNAUTHENTICATED" });
   const options = { ...world({ a: [instance("a")] }), ask: () => Promise.reject(refusal) };

@@ -105,6 +105,20 @@ test("an atomic request that broke in its middle is told once ([1])", () => {
   assert.deepEqual(taken(core), ["put k15"]);
 });
 
+test("an atomic request that comes again in other frames is told once, too ([1])", () => {
+  const core = follower();
+  core.feed(progress("e.10;f.3"));
+  core.feed(changes(11n, 2, { more: true, atomic: true }));
+  assert.deepEqual(taken(core), ["put k11", "put k12"]);
+  assert.equal(core.bookmark, "e.10;f.3", "inside it is no place to resume at");
+  core.ended(cut("it"), NOW);
+  assert.equal(start(core), "e.10;f.3");
+  core.feed(progress("e.10;f.3"));
+  core.feed(changes(11n, 4, { atomic: true }));
+  assert.deepEqual(taken(core), ["put k13", "put k14"]);
+  assert.equal(core.bookmark, "e.14;f.3");
+});
+
 test("a snapshot comes before the changes, and is not asked for again", () => {
   const core = follower({ sow: true });
   core.feed(begin("e.5"));
@@ -133,7 +147,11 @@ test("a snapshot that cannot continue begins anew, with a resync where there is 
   assert.equal(core.request(0).sow, true);
   core.feed(begin("f.1"));
   assert.deepEqual(taken(core), ["resync"]);
-  core.feed(end("f.1"));
+  core.ended(cut("it"), NOW);
+  core.request(0);
+  core.feed(begin("f.2"));
+  assert.deepEqual(taken(core), [], "nothing has come since the resync");
+  core.feed(end("f.2"));
   assert.deepEqual(taken(core), ["snapshot_end"]);
 });
 
