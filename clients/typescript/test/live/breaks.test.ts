@@ -108,6 +108,51 @@ test("calls go on at the next instance that serves, and stay there", { skip }, a
   await assert.rejects(client.get("orders", "p2"), (error) => error instanceof SowError && /no instance of .* serves within/.test(error.message));
 });
 
+test("a subscription goes on at a peer by its bookmark, without a new snapshot", { skip, timeout: 300_000 }, async (t) => {
+  const [a, b] = await Promise.all([Server.make(t), Server.make(t)]);
+  const peer = (name: string, address: string) =>
+    `[replication]\ntoken = "agreed"\naccept = ["${name}"]\n[[replication.peers]]\nname = "${name}"\naddress = "${address}"\n`;
+  a.configure(config("a") + peer("b", b.address));
+  b.configure(config("b") + peer("a", a.address));
+  await Promise.all([a.start(), b.start()]);
+  const client = new Client([a.address, b.address]);
+  const atB = new Client(b.address);
+  t.after(() => {
+    client.close();
+    atB.close();
+  });
+  const changes = await client.subscribe<{ id: number }>("orders");
+  const seen = new Set<number>();
+  const readUpto = async (id: number): Promise<void> => {
+    while (!seen.has(id)) {
+      const { value } = await changes.next();
+      assert.ok(value?.op === "put");
+      seen.add(value.record.data.id);
+    }
+  };
+
+  let id = 0;
+  let { bookmark } = await client.publish("orders", { id });
+  await readUpto(id);
+  while (!changes.bookmark!.includes(";")) {
+    ({ bookmark } = await client.publish("orders", { id: ++id })); // until it tells the position at b, too
+    await readUpto(id);
+  }
+  const arrived = async (): Promise<boolean> =>
+    (await atB.get("orders", id, { minPosition: bookmark! }).catch((error: unknown) => {
+      assert.ok(refusedAs("BEHIND")(error), String(error));
+      return null;
+    })) !== null;
+  while (!(await arrived()));
+
+  await a.kill();
+  await client.publish("orders", { id: ++id });
+  assert.equal(client.instance?.name, "b");
+  await readUpto(id);
+  assert.equal(seen.size, id + 1, "nothing is missing");
+  changes.close();
+});
+
 test("an instance of another cluster is no place to go on", { skip }, async (t) => {
   const [a, b] = await Promise.all([Server.start(t, config("a")), Server.start(t, config("b", "test"))]);
   const client = new Client(`${a.address},${b.address}`, { connectTimeoutMs: 1_000 });

@@ -38,17 +38,28 @@ export class Server {
     this.port = port;
   }
 
-  /** A running server. The test ends it. `prepare` gets its folder before it starts. */
-  static async start(t: Ending, config = "[server]\ndynamic_topics = true\n", prepare?: (folder: string) => void): Promise<Server> {
+  /** A server that is yet to be configured and started. The test ends it. */
+  static async make(t: Ending): Promise<Server> {
     const server = new Server(mkdtempSync(join(tmpdir(), "sow-ts-")), await freePort());
     t.after(async () => {
       await server.kill();
       rmSync(server.folder, { recursive: true });
     });
-    writeFileSync(join(server.folder, "sow.toml"), config);
+    return server;
+  }
+
+  /** A running server. The test ends it. `prepare` gets its folder before it starts. */
+  static async start(t: Ending, config = "[server]\ndynamic_topics = true\n", prepare?: (folder: string) => void): Promise<Server> {
+    const server = await Server.make(t);
+    server.configure(config);
     prepare?.(server.folder);
     await server.start();
     return server;
+  }
+
+  /** Writes the configuration for the next start. */
+  configure(config: string): void {
+    writeFileSync(join(this.folder, "sow.toml"), config);
   }
 
   get address(): string {
