@@ -33,7 +33,9 @@ const CERTIFICATES = `
 from pathlib import Path
 from tests.support.certificates import Authority
 folder = Path(".")
-Authority(folder, "ca").issue("server")
+authority = Authority(folder, "ca")
+authority.issue("server")
+authority.issue("pricer")
 Authority(folder, "other")
 `;
 
@@ -75,4 +77,24 @@ test("a token over TLS is known, a wrong one is not, and rows are kept apart", {
   const unreachable = (error: unknown) => error instanceof SowError && error.reason === "UNREACHABLE";
   await assert.rejects(connect({ tls: { ca: join(server.folder, "other.pem") }, token: "desk-token" }).get("orders", 1), unreachable);
   await assert.rejects(connect({ token: "desk-token" }).get("orders", 1), unreachable, "plain text to a TLS port");
+});
+
+test("a certificate says who the client is", { skip: NO_SERVER }, async (t) => {
+  const server = await Server.start(
+    t,
+    CONFIG.replace('auth = "token"', 'auth = "certificate"').replace("[access]", 'client_ca = "ca.pem"\n[access]'),
+    (folder) => {
+      const access = ACCESS.replace(/token_sha256 = .*/, 'certificate = "CN:pricer"');
+      writeFileSync(join(folder, "auth.toml"), access, { mode: 0o600 });
+      python(CERTIFICATES, folder);
+    },
+  );
+  const [ca, certificate, key] = ["ca.pem", "pricer.pem", "pricer.key"].map((name) => join(server.folder, name));
+  const client = new Client(server.address, { tls: { ca, certificate, key } });
+  t.after(() => client.close());
+  const { identity, credential } = await client.call(AccessService.method.whoAmI, {});
+  assert.deepEqual([identity, credential], ["desk", "certificate"]);
+  const without = new Client(server.address, { tls: { ca }, connectTimeoutMs: 1_000 });
+  t.after(() => without.close());
+  await assert.rejects(without.get("orders", 1), (error) => error instanceof SowError && error.reason === "UNREACHABLE");
 });
