@@ -52,6 +52,10 @@ changes whose acknowledgement has not arrived."""
 INTERRUPTED_SECONDS_MAX: Final = 1.0
 """The same for a consumer that ends with an error or with Ctrl-C."""
 
+IN_USE_SECONDS_MAX: Final = 0.5
+"""How long a consumer that waits for another one rests between two attempts. After a kill, that other one is most often
+this consumer itself, until the instance notices that the link with the lost one is down."""
+
 _ACK_RETRIED: Final = PASSING_REASONS | {"WRITE_STALLED", "DEADLINE_EXCEEDED"}
 _ACK_RETRIED_ELSEWHERE: Final = frozenset({"NOT_SERVING", "STORE_FAILED", "DISK_FULL", "BOOKMARK_OTHER_EPOCH"})
 """The same where the durable is replicated: the client moves, or has moved and is about to attach, and the changes come
@@ -262,6 +266,10 @@ class DurableCore(SubscriptionCore):
 
     def _passes(self, error: SowError) -> bool:
         return super()._passes(error) or (self.stood and error.reason == "DURABLE_IN_USE")  # [2]
+
+    def ended(self, error: SowError, *, now: float, jitter: float) -> float:
+        delay = super().ended(error, now=now, jitter=jitter)
+        return min(delay, IN_USE_SECONDS_MAX) if error.reason == "DURABLE_IN_USE" else delay
 
     def _go_on(self, request: sow_pb2.SubscribeRequest) -> None:
         self._snapshot = self._conflated = False  # the server repeats a snapshot that was cut short, with its gap

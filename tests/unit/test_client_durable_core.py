@@ -176,6 +176,15 @@ def test_a_durable_in_use_refuses_new_consumers_and_returning_ones_wait() -> Non
         consumer.core.ended(in_use, now=110.0, jitter=0.5)
 
 
+def test_waiting_for_another_consumer_is_asking_twice_a_second() -> None:
+    """So a consumer whose instance was killed begins soon after its former link is known to be down."""
+    consumer = Consumer(retry_for=60.0)
+    consumer.follow(Kept(history(1)))
+    delays = [consumer.core.ended(refusal("DURABLE_IN_USE"), now=100.0 + number, jitter=1.0) for number in range(10)]
+    assert delays == [0.1, 0.2, 0.4, *[0.5] * 7]
+    assert consumer.core.ended(refusal("STOPPING"), now=111.0, jitter=1.0) == 2.0, "others are asked less often"
+
+
 @pytest.mark.parametrize("reason", ["DURABLE_TAKEN_OVER", "DURABLE_DETACHED"])
 def test_a_detached_consumer_gets_an_error(reason: str) -> None:
     consumer = Consumer()
