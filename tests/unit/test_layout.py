@@ -1,7 +1,7 @@
 """The byte layouts on disk, pinned: whoever changes one meets these bytes and must raise `DATA_FORMAT`,
 and for records and chunks also `FORMAT`.
 
-The golden bytes below belong to format 4. When a layout changes: raise the number, say in the CHANGELOG how old
+The golden bytes below belong to format 5. When a layout changes: raise the number, say in the CHANGELOG how old
 data gets there, and only then write the new bytes here.
 """
 
@@ -231,6 +231,8 @@ def test_keys_of_the_journal_and_of_commits() -> None:
         "91" "99" "a170" "01" "02" "03" "07" "9101" "9104" "00" "00"
     )  # fmt: skip
     assert decode_commit(key, value) == noted
+    of_format_4 = bytes.fromhex(value.hex()[: -len("9199a17001020307910191040000")] + "9198a1700102030701910400")
+    assert decode_commit(key, of_format_4) == noted, "a note of one topic"
 
 
 def test_the_figures_of_a_topic() -> None:

@@ -75,7 +75,29 @@ def decode_commit(key: bytes, value: bytes) -> Commit:
     begin = _COMMIT_HEAD.size + 4
     end = begin + _RUN.size * unpack_u32(value[_COMMIT_HEAD.size : begin])
     runs = tuple(Run(*run) for run in _RUN.iter_unpack(value[begin:end]))
-    return Commit(unpack_i64(key), last, ~commit_time, runs, _notes.decode(value[end:]))
+    return Commit(unpack_i64(key), last, ~commit_time, runs, _decode_notes(value[end:]))
+
+
+class _EarlierNote(NamedTuple):
+    """A note in data of format 4."""
+
+    publisher_id: str
+    epoch: int
+    token: int
+    first: int
+    last: int
+    topic_id: int
+    refused: tuple[int, ...] = ()
+    source: int = 0
 
 
 _notes: Final = msgspec.msgpack.Decoder(tuple[PublisherNote, ...])
+_earlier_notes: Final = msgspec.msgpack.Decoder(tuple[_EarlierNote, ...])
+
+
+def _decode_notes(packed: bytes) -> tuple[PublisherNote, ...]:
+    try:
+        return _notes.decode(packed)
+    except msgspec.ValidationError:
+        earlier = _earlier_notes.decode(packed)
+    return tuple([PublisherNote(*note[:5], (note.topic_id,), note.refused, note.source) for note in earlier])
