@@ -9,7 +9,7 @@
 
 import type { GenEnum, GenFile, GenMessage, GenService } from "@bufbuild/protobuf/codegenv2";
 import { enumDesc, fileDesc, messageDesc, serviceDesc } from "@bufbuild/protobuf/codegenv2";
-import type { ErrorReason } from "./types_pb.js";
+import type { DurableSettings, ErrorReason } from "./types_pb.js";
 import { file_sow_v1_types } from "./types_pb.js";
 import type { Message } from "@bufbuild/protobuf";
 
@@ -17,7 +17,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file sow/v1/replication.proto.
  */
 export const file_sow_v1_replication: GenFile = /*@__PURE__*/
-  fileDesc("Chhzb3cvdjEvcmVwbGljYXRpb24ucHJvdG8SBnNvdy52MSJECghJbnN0YW5jZRIMCgRuYW1lGAEgASgJEgoKAmlkGAIgASgJEg0KBWVwb2NoGAMgASgJEg8KB2NsdXN0ZXIYBCABKAkicQoPUmVwbGljYXRlZFRvcGljEgwKBG5hbWUYASABKAkSCwoDa2V5GAIgAygJEhQKDG1lc3NhZ2VfdHlwZRgDIAEoCRIRCglzZXBhcmF0b3IYBCABKAwSGgoSYWN0c19vbl9leHBpcmF0aW9uGAUgASgIIjgKBlNlYWxlZBIPCgdtZXNzYWdlGAEgASgMEg0KBWNyYzMyGAIgASgHEg4KBm51bWJlchgDIAEoDSLJAQoQUmVwbGljYXRlUmVxdWVzdBIeCgVoZWxsbxgBIAEoCzINLnNvdy52MS5IZWxsb0gAEiAKBnRvcGljcxgCIAEoCzIOLnNvdy52MS5Ub3BpY3NIABIiCgdjaGFuZ2VzGAMgASgLMg8uc293LnYxLkNoYW5nZXNIABIcCgRzZWVkGAQgASgLMgwuc293LnYxLlNlZWRIABImCgloZWFydGJlYXQYBSABKAsyES5zb3cudjEuSGVhcnRiZWF0SABCCQoHbWVzc2FnZSLhAQoFSGVsbG8SEAoIcHJvdG9jb2wYASABKA0SIgoIaW5zdGFuY2UYAiABKAsyEC5zb3cudjEuSW5zdGFuY2USFgoOdG9waWNzX3BhdHRlcm4YAyABKAkSDgoGZmlsdGVyGAQgASgJEicKBnRvcGljcxgFIAMoCzIXLnNvdy52MS5SZXBsaWNhdGVkVG9waWMSFQoNaGVhZF9zZXF1ZW5jZRgGIAEoAxISCgpub3dfbWljcm9zGAcgASgDEg8KB3dhaXRpbmcYCCABKAgSFQoNYXV0aG9yaXRhdGl2ZRgJIAEoCCIxCgZUb3BpY3MSJwoGdG9waWNzGAEgAygLMhcuc293LnYxLlJlcGxpY2F0ZWRUb3BpYyLnAQoHQ2hhbmdlcxINCgVhZnRlchgBIAEoAxIMCgR1cHRvGAIgASgDEh4KBmNodW5rcxgDIAMoCzIOLnNvdy52MS5QYWNrZWQSDwoHb3JpZ2lucxgEIAMoCRINCgVjcmMzMhgFIAEoBxIVCg1oZWFkX3NlcXVlbmNlGAYgASgDEhIKCm5vd19taWNyb3MYByABKAMSDQoFcHJvYmUYCCABKAMSGgoSY29tbWl0X3RpbWVfbWljcm9zGAkgASgDEikKCnB1Ymxpc2hlcnMYCiADKAsyFS5zb3cudjEuUHVibGlzaGVyTWFyayKlAQoNUHVibGlzaGVyTWFyaxIUCgxwdWJsaXNoZXJfaWQYASABKAkSDQoFZXBvY2gYAiABKAMSDQoFdG9rZW4YAyABKAMSDQoFZmlyc3QYBCABKAMSDAoEbGFzdBgFIAEoAxIOCgZ0b3BpY3MYBiADKAkSDwoHcmVmdXNlZBgHIAMoAxITCgt1c2VkX21pY3JvcxgIIAEoAxINCgV3aG9sZRgJIAEoCCImCgZQYWNrZWQSDQoFdG9waWMYASABKAkSDQoFY2h1bmsYAiABKAwitQEKBFNlZWQSDQoFdG9waWMYASABKAkSDQoFZmlyc3QYAiABKAgSDAoEbGFzdBgDIAEoCBIRCglhZnRlcl9rZXkYBCABKAwSEAoIdXB0b19rZXkYBSABKAwSDQoFY2h1bmsYBiABKAwSDwoHb3JpZ2lucxgHIAMoCRINCgVjcmMzMhgIIAEoBxIWCg5wdXJnZWRfdmVyc2lvbhgJIAEoAxIVCg1wdXJnZWRfb3JpZ2luGAogASgJIlMKCUhlYXJ0YmVhdBIVCg1oZWFkX3NlcXVlbmNlGAEgASgDEgwKBHVwdG8YAiABKAMSEgoKbm93X21pY3JvcxgDIAEoAxINCgVwcm9iZRgEIAEoAyKWAQoRUmVwbGljYXRlUmVzcG9uc2USIgoHd2VsY29tZRgBIAEoCzIPLnNvdy52MS5XZWxjb21lSAASLAoMYWNrbm93bGVkZ2VkGAIgASgLMhQuc293LnYxLkFja25vd2xlZGdlZEgAEiQKBXRvcGljGAMgASgLMhMuc293LnYxLlRvcGljQW5zd2VySABCCQoHbWVzc2FnZSKZAQoHV2VsY29tZRIiCghpbnN0YW5jZRgBIAEoCzIQLnNvdy52MS5JbnN0YW5jZRITCgZjdXJzb3IYAiABKANIAIgBARIjCgZ0b3BpY3MYAyADKAsyEy5zb3cudjEuVG9waWNBbnN3ZXISEQoJcmV0dXJuaW5nGAQgASgIEhIKCm5vd19taWNyb3MYBSABKANCCQoHX2N1cnNvciKIAQoLVG9waWNBbnN3ZXISDQoFdG9waWMYASABKAkSIQoFc3RhdGUYAiABKA4yEi5zb3cudjEuVG9waWNTdGF0ZRIRCglhZnRlcl9rZXkYAyABKAwSIwoGcmVhc29uGAQgASgOMhMuc293LnYxLkVycm9yUmVhc29uEg8KB21lc3NhZ2UYBSABKAkiUgoMQWNrbm93bGVkZ2VkEhAKCHNlcXVlbmNlGAEgASgDEg0KBXByb2JlGAIgASgDEhIKCm5vd19taWNyb3MYAyABKAMSDQoFc2VlZHMYBCABKAMiggEKD0NoZWNrc3VtUmVxdWVzdBIiCghpbnN0YW5jZRgBIAEoCzIQLnNvdy52MS5JbnN0YW5jZRImCgV0b3BpYxgCIAEoCzIXLnNvdy52MS5SZXBsaWNhdGVkVG9waWMSDwoHYnVja2V0cxgDIAEoDRISCgpub3dfbWljcm9zGAQgASgDIm0KEENoZWNrc3VtUmVzcG9uc2USEAoIY2hlY2tzdW0YASADKAYSDwoHcmVjb3JkcxgCIAMoDRIiCghpbnN0YW5jZRgDIAEoCzIQLnNvdy52MS5JbnN0YW5jZRISCgp1bnJlYWRhYmxlGAQgASgEIn0KE0xpc3RWZXJzaW9uc1JlcXVlc3QSDQoFdG9waWMYASABKAkSDwoHYnVja2V0cxgCIAEoDRIOCgZidWNrZXQYAyADKA0SEgoKbm93X21pY3JvcxgEIAEoAxIiCghpbnN0YW5jZRgFIAEoCzIQLnNvdy52MS5JbnN0YW5jZSJGChRMaXN0VmVyc2lvbnNSZXNwb25zZRILCgNrZXkYASADKAkSDwoHdmVyc2lvbhgCIAMoEBIQCghjaGVja3N1bRgDIAMoBiJSChBGZXRjaFJvd3NSZXF1ZXN0Eg0KBXRvcGljGAEgASgJEgsKA2tleRgCIAMoCRIiCghpbnN0YW5jZRgDIAEoCzIQLnNvdy52MS5JbnN0YW5jZSIzChFGZXRjaFJvd3NSZXNwb25zZRINCgVjaHVuaxgBIAEoDBIPCgdvcmlnaW5zGAIgAygJIo0BChBNZXJnZVJvd3NSZXF1ZXN0EiIKCGluc3RhbmNlGAEgASgLMhAuc293LnYxLkluc3RhbmNlEiYKBXRvcGljGAIgASgLMhcuc293LnYxLlJlcGxpY2F0ZWRUb3BpYxINCgVjaHVuaxgDIAEoDBIPCgdvcmlnaW5zGAQgAygJEg0KBWNyYzMyGAUgASgHIkoKEU1lcmdlUm93c1Jlc3BvbnNlEg8KB2FwcGxpZWQYASABKAMSEwoLcGFzc2VkX292ZXIYAiABKAMSDwoHcmVmdXNlZBgDIAEoAypyCgpUb3BpY1N0YXRlEhsKF1RPUElDX1NUQVRFX1VOU1BFQ0lGSUVEEAASFgoSVE9QSUNfU1RBVEVfU0VFREVEEAESFgoSVE9QSUNfU1RBVEVfV0FOVEVEEAISFwoTVE9QSUNfU1RBVEVfUkVGVVNFRBADMv0BChJSZXBsaWNhdGlvblNlcnZpY2USLwoJUmVwbGljYXRlEg4uc293LnYxLlNlYWxlZBoOLnNvdy52MS5TZWFsZWQoATABEioKCENoZWNrc3VtEg4uc293LnYxLlNlYWxlZBoOLnNvdy52MS5TZWFsZWQSMAoMTGlzdFZlcnNpb25zEg4uc293LnYxLlNlYWxlZBoOLnNvdy52MS5TZWFsZWQwARIrCglGZXRjaFJvd3MSDi5zb3cudjEuU2VhbGVkGg4uc293LnYxLlNlYWxlZBIrCglNZXJnZVJvd3MSDi5zb3cudjEuU2VhbGVkGg4uc293LnYxLlNlYWxlZGIGcHJvdG8z", [file_sow_v1_types]);
+  fileDesc("Chhzb3cvdjEvcmVwbGljYXRpb24ucHJvdG8SBnNvdy52MSJECghJbnN0YW5jZRIMCgRuYW1lGAEgASgJEgoKAmlkGAIgASgJEg0KBWVwb2NoGAMgASgJEg8KB2NsdXN0ZXIYBCABKAkicQoPUmVwbGljYXRlZFRvcGljEgwKBG5hbWUYASABKAkSCwoDa2V5GAIgAygJEhQKDG1lc3NhZ2VfdHlwZRgDIAEoCRIRCglzZXBhcmF0b3IYBCABKAwSGgoSYWN0c19vbl9leHBpcmF0aW9uGAUgASgIIjgKBlNlYWxlZBIPCgdtZXNzYWdlGAEgASgMEg0KBWNyYzMyGAIgASgHEg4KBm51bWJlchgDIAEoDSLvAQoQUmVwbGljYXRlUmVxdWVzdBIeCgVoZWxsbxgBIAEoCzINLnNvdy52MS5IZWxsb0gAEiAKBnRvcGljcxgCIAEoCzIOLnNvdy52MS5Ub3BpY3NIABIiCgdjaGFuZ2VzGAMgASgLMg8uc293LnYxLkNoYW5nZXNIABIcCgRzZWVkGAQgASgLMgwuc293LnYxLlNlZWRIABImCgloZWFydGJlYXQYBSABKAsyES5zb3cudjEuSGVhcnRiZWF0SAASJAoIZHVyYWJsZXMYBiABKAsyEC5zb3cudjEuRHVyYWJsZXNIAEIJCgdtZXNzYWdlIuEBCgVIZWxsbxIQCghwcm90b2NvbBgBIAEoDRIiCghpbnN0YW5jZRgCIAEoCzIQLnNvdy52MS5JbnN0YW5jZRIWCg50b3BpY3NfcGF0dGVybhgDIAEoCRIOCgZmaWx0ZXIYBCABKAkSJwoGdG9waWNzGAUgAygLMhcuc293LnYxLlJlcGxpY2F0ZWRUb3BpYxIVCg1oZWFkX3NlcXVlbmNlGAYgASgDEhIKCm5vd19taWNyb3MYByABKAMSDwoHd2FpdGluZxgIIAEoCBIVCg1hdXRob3JpdGF0aXZlGAkgASgIIjEKBlRvcGljcxInCgZ0b3BpY3MYASADKAsyFy5zb3cudjEuUmVwbGljYXRlZFRvcGljIvcBCgdDaGFuZ2VzEg0KBWFmdGVyGAEgASgDEgwKBHVwdG8YAiABKAMSHgoGY2h1bmtzGAMgAygLMg4uc293LnYxLlBhY2tlZBIPCgdvcmlnaW5zGAQgAygJEg0KBWNyYzMyGAUgASgHEhUKDWhlYWRfc2VxdWVuY2UYBiABKAMSEgoKbm93X21pY3JvcxgHIAEoAxINCgVwcm9iZRgIIAEoAxIaChJjb21taXRfdGltZV9taWNyb3MYCSABKAMSKQoKcHVibGlzaGVycxgKIAMoCzIVLnNvdy52MS5QdWJsaXNoZXJNYXJrEg4KBnRyYWNlcxgLIAMoCSKlAQoNUHVibGlzaGVyTWFyaxIUCgxwdWJsaXNoZXJfaWQYASABKAkSDQoFZXBvY2gYAiABKAMSDQoFdG9rZW4YAyABKAMSDQoFZmlyc3QYBCABKAMSDAoEbGFzdBgFIAEoAxIOCgZ0b3BpY3MYBiADKAkSDwoHcmVmdXNlZBgHIAMoAxITCgt1c2VkX21pY3JvcxgIIAEoAxINCgV3aG9sZRgJIAEoCCImCgZQYWNrZWQSDQoFdG9waWMYASABKAkSDQoFY2h1bmsYAiABKAwitQEKBFNlZWQSDQoFdG9waWMYASABKAkSDQoFZmlyc3QYAiABKAgSDAoEbGFzdBgDIAEoCBIRCglhZnRlcl9rZXkYBCABKAwSEAoIdXB0b19rZXkYBSABKAwSDQoFY2h1bmsYBiABKAwSDwoHb3JpZ2lucxgHIAMoCRINCgVjcmMzMhgIIAEoBxIWCg5wdXJnZWRfdmVyc2lvbhgJIAEoAxIVCg1wdXJnZWRfb3JpZ2luGAogASgJIlMKCUhlYXJ0YmVhdBIVCg1oZWFkX3NlcXVlbmNlGAEgASgDEgwKBHVwdG8YAiABKAMSEgoKbm93X21pY3JvcxgDIAEoAxINCgVwcm9iZRgEIAEoAyI3CghEdXJhYmxlcxIrCghkdXJhYmxlcxgBIAMoCzIZLnNvdy52MS5SZXBsaWNhdGVkRHVyYWJsZSLSAgoRUmVwbGljYXRlZER1cmFibGUSDQoFdG9waWMYASABKAkSDAoEbmFtZRgCIAEoCRIOCgZmaWx0ZXIYAyABKAkSKQoIZGVjbGFyZWQYBCABKAsyFy5zb3cudjEuRHVyYWJsZVNldHRpbmdzEhsKBGJvcm4YBSABKAsyDS5zb3cudjEuU3RhbXASHQoGYnVyaWVkGAYgASgLMg0uc293LnYxLlN0YW1wEg8KB3JlbW92ZWQYByABKAgSIQoKZ2VuZXJhdGlvbhgIIAEoCzINLnNvdy52MS5TdGFtcBIVCghzZXF1ZW5jZRgJIAEoA0gAiAEBEhQKDHN3ZXB0X21pY3JvcxgKIAEoAxITCgtpZGxlX21pY3JvcxgLIAEoAxIWCg5jb25zdW1lcl9zaW5jZRgMIAEoAxIOCgZmb3JjZWQYDSABKAhCCwoJX3NlcXVlbmNlIikKBVN0YW1wEg4KBm51bWJlchgBIAEoAxIQCghpbnN0YW5jZRgCIAEoCSKWAQoRUmVwbGljYXRlUmVzcG9uc2USIgoHd2VsY29tZRgBIAEoCzIPLnNvdy52MS5XZWxjb21lSAASLAoMYWNrbm93bGVkZ2VkGAIgASgLMhQuc293LnYxLkFja25vd2xlZGdlZEgAEiQKBXRvcGljGAMgASgLMhMuc293LnYxLlRvcGljQW5zd2VySABCCQoHbWVzc2FnZSKZAQoHV2VsY29tZRIiCghpbnN0YW5jZRgBIAEoCzIQLnNvdy52MS5JbnN0YW5jZRITCgZjdXJzb3IYAiABKANIAIgBARIjCgZ0b3BpY3MYAyADKAsyEy5zb3cudjEuVG9waWNBbnN3ZXISEQoJcmV0dXJuaW5nGAQgASgIEhIKCm5vd19taWNyb3MYBSABKANCCQoHX2N1cnNvciKIAQoLVG9waWNBbnN3ZXISDQoFdG9waWMYASABKAkSIQoFc3RhdGUYAiABKA4yEi5zb3cudjEuVG9waWNTdGF0ZRIRCglhZnRlcl9rZXkYAyABKAwSIwoGcmVhc29uGAQgASgOMhMuc293LnYxLkVycm9yUmVhc29uEg8KB21lc3NhZ2UYBSABKAkiUgoMQWNrbm93bGVkZ2VkEhAKCHNlcXVlbmNlGAEgASgDEg0KBXByb2JlGAIgASgDEhIKCm5vd19taWNyb3MYAyABKAMSDQoFc2VlZHMYBCABKAMiggEKD0NoZWNrc3VtUmVxdWVzdBIiCghpbnN0YW5jZRgBIAEoCzIQLnNvdy52MS5JbnN0YW5jZRImCgV0b3BpYxgCIAEoCzIXLnNvdy52MS5SZXBsaWNhdGVkVG9waWMSDwoHYnVja2V0cxgDIAEoDRISCgpub3dfbWljcm9zGAQgASgDIm0KEENoZWNrc3VtUmVzcG9uc2USEAoIY2hlY2tzdW0YASADKAYSDwoHcmVjb3JkcxgCIAMoDRIiCghpbnN0YW5jZRgDIAEoCzIQLnNvdy52MS5JbnN0YW5jZRISCgp1bnJlYWRhYmxlGAQgASgEIn0KE0xpc3RWZXJzaW9uc1JlcXVlc3QSDQoFdG9waWMYASABKAkSDwoHYnVja2V0cxgCIAEoDRIOCgZidWNrZXQYAyADKA0SEgoKbm93X21pY3JvcxgEIAEoAxIiCghpbnN0YW5jZRgFIAEoCzIQLnNvdy52MS5JbnN0YW5jZSJGChRMaXN0VmVyc2lvbnNSZXNwb25zZRILCgNrZXkYASADKAkSDwoHdmVyc2lvbhgCIAMoEBIQCghjaGVja3N1bRgDIAMoBiJSChBGZXRjaFJvd3NSZXF1ZXN0Eg0KBXRvcGljGAEgASgJEgsKA2tleRgCIAMoCRIiCghpbnN0YW5jZRgDIAEoCzIQLnNvdy52MS5JbnN0YW5jZSIzChFGZXRjaFJvd3NSZXNwb25zZRINCgVjaHVuaxgBIAEoDBIPCgdvcmlnaW5zGAIgAygJIo0BChBNZXJnZVJvd3NSZXF1ZXN0EiIKCGluc3RhbmNlGAEgASgLMhAuc293LnYxLkluc3RhbmNlEiYKBXRvcGljGAIgASgLMhcuc293LnYxLlJlcGxpY2F0ZWRUb3BpYxINCgVjaHVuaxgDIAEoDBIPCgdvcmlnaW5zGAQgAygJEg0KBWNyYzMyGAUgASgHIkoKEU1lcmdlUm93c1Jlc3BvbnNlEg8KB2FwcGxpZWQYASABKAMSEwoLcGFzc2VkX292ZXIYAiABKAMSDwoHcmVmdXNlZBgDIAEoAypyCgpUb3BpY1N0YXRlEhsKF1RPUElDX1NUQVRFX1VOU1BFQ0lGSUVEEAASFgoSVE9QSUNfU1RBVEVfU0VFREVEEAESFgoSVE9QSUNfU1RBVEVfV0FOVEVEEAISFwoTVE9QSUNfU1RBVEVfUkVGVVNFRBADMv0BChJSZXBsaWNhdGlvblNlcnZpY2USLwoJUmVwbGljYXRlEg4uc293LnYxLlNlYWxlZBoOLnNvdy52MS5TZWFsZWQoATABEioKCENoZWNrc3VtEg4uc293LnYxLlNlYWxlZBoOLnNvdy52MS5TZWFsZWQSMAoMTGlzdFZlcnNpb25zEg4uc293LnYxLlNlYWxlZBoOLnNvdy52MS5TZWFsZWQwARIrCglGZXRjaFJvd3MSDi5zb3cudjEuU2VhbGVkGg4uc293LnYxLlNlYWxlZBIrCglNZXJnZVJvd3MSDi5zb3cudjEuU2VhbGVkGg4uc293LnYxLlNlYWxlZGIGcHJvdG8z", [file_sow_v1_types]);
 
 /**
  * The identity of an instance.
@@ -197,6 +197,14 @@ export type ReplicateRequest = Message<"sow.v1.ReplicateRequest"> & {
      */
     value: Heartbeat;
     case: "heartbeat";
+  } | {
+    /**
+     * The replicated durables of the sender (rule F14). Receivers of earlier releases ignore it.
+     *
+     * @generated from field: sow.v1.Durables durables = 6;
+     */
+    value: Durables;
+    case: "durables";
   } | { case: undefined; value?: undefined };
 };
 
@@ -380,6 +388,14 @@ export type Changes = Message<"sow.v1.Changes"> & {
    * @generated from field: repeated sow.v1.PublisherMark publishers = 10;
    */
   publishers: PublisherMark[];
+
+  /**
+   * The traces of the sender's commits among them that are traced, each as in the header `traceparent` of W3C Trace
+   * Context. The receiver takes up to 32. They decide nothing about the changes.
+   *
+   * @generated from field: repeated string traces = 11;
+   */
+  traces: string[];
 };
 
 /**
@@ -622,6 +638,163 @@ export const HeartbeatSchema: GenMessage<Heartbeat> = /*@__PURE__*/
   messageDesc(file_sow_v1_replication, 10);
 
 /**
+ * Replicated durables that the sender has not told of on this link, or that have changed since. Only of topics that the
+ * receiver sends to the sender as well, without a filter.
+ *
+ * @generated from message sow.v1.Durables
+ */
+export type Durables = Message<"sow.v1.Durables"> & {
+  /**
+   * In no particular order.
+   *
+   * @generated from field: repeated sow.v1.ReplicatedDurable durables = 1;
+   */
+  durables: ReplicatedDurable[];
+};
+
+/**
+ * Describes the message sow.v1.Durables.
+ * Use `create(DurablesSchema)` to create a new message.
+ */
+export const DurablesSchema: GenMessage<Durables> = /*@__PURE__*/
+  messageDesc(file_sow_v1_replication, 11);
+
+/**
+ * A replicated durable as the sender has it (rules F14, F15). The receiver takes over what is newer than its own.
+ *
+ * @generated from message sow.v1.ReplicatedDurable
+ */
+export type ReplicatedDurable = Message<"sow.v1.ReplicatedDurable"> & {
+  /**
+   * Its topic.
+   *
+   * @generated from field: string topic = 1;
+   */
+  topic: string;
+
+  /**
+   * Its name, as it is stored: with its owner.
+   *
+   * @generated from field: string name = 2;
+   */
+  name: string;
+
+  /**
+   * Its filter, in canonical form. Empty: all records.
+   *
+   * @generated from field: string filter = 3;
+   */
+  filter: string;
+
+  /**
+   * The settings that were declared for it.
+   *
+   * @generated from field: sow.v1.DurableSettings declared = 4;
+   */
+  declared?: DurableSettings | undefined;
+
+  /**
+   * When and where it was created, or became replicated. Of two durables of one name the earlier one counts.
+   *
+   * @generated from field: sow.v1.Stamp born = 5;
+   */
+  born?: Stamp | undefined;
+
+  /**
+   * Durables of this name that were born up to then have been deleted.
+   *
+   * @generated from field: sow.v1.Stamp buried = 6;
+   */
+  buried?: Stamp | undefined;
+
+  /**
+   * true: the sender has none of this name any more, only `buried`.
+   *
+   * @generated from field: bool removed = 7;
+   */
+  removed: boolean;
+
+  /**
+   * Its generation, which begins with each rewind. The greater one counts.
+   *
+   * @generated from field: sow.v1.Stamp generation = 8;
+   */
+  generation?: Stamp | undefined;
+
+  /**
+   * Everything that the receiver sent up to this sequence of its journal has been acknowledged, except expiries after
+   * `swept_micros`. Absent: no sequence is known, perhaps because it is too long ago.
+   *
+   * @generated from field: optional int64 sequence = 9;
+   */
+  sequence?: bigint | undefined;
+
+  /**
+   * Every expiry with an expire time up to here has been acknowledged.
+   *
+   * @generated from field: int64 swept_micros = 10;
+   */
+  sweptMicros: bigint;
+
+  /**
+   * How long nobody has used it, as far as the sender knows.
+   *
+   * @generated from field: int64 idle_micros = 11;
+   */
+  idleMicros: bigint;
+
+  /**
+   * Not 0: a consumer is attached at the sender since then. Of two consumers the one with the lower number stays, and
+   * with equal ones that of the instance whose name comes first.
+   *
+   * @generated from field: int64 consumer_since = 12;
+   */
+  consumerSince: bigint;
+
+  /**
+   * true: the consumer has taken over from others by force.
+   *
+   * @generated from field: bool forced = 13;
+   */
+  forced: boolean;
+};
+
+/**
+ * Describes the message sow.v1.ReplicatedDurable.
+ * Use `create(ReplicatedDurableSchema)` to create a new message.
+ */
+export const ReplicatedDurableSchema: GenMessage<ReplicatedDurable> = /*@__PURE__*/
+  messageDesc(file_sow_v1_replication, 12);
+
+/**
+ * A time, and the instance that has chosen it. Ordered by the number, then by the instance.
+ *
+ * @generated from message sow.v1.Stamp
+ */
+export type Stamp = Message<"sow.v1.Stamp"> & {
+  /**
+   * Microseconds, or more where another stamp was greater already. 0: none.
+   *
+   * @generated from field: int64 number = 1;
+   */
+  number: bigint;
+
+  /**
+   * The id of the instance.
+   *
+   * @generated from field: string instance = 2;
+   */
+  instance: string;
+};
+
+/**
+ * Describes the message sow.v1.Stamp.
+ * Use `create(StampSchema)` to create a new message.
+ */
+export const StampSchema: GenMessage<Stamp> = /*@__PURE__*/
+  messageDesc(file_sow_v1_replication, 13);
+
+/**
  * A message of the receiver.
  *
  * @generated from message sow.v1.ReplicateResponse
@@ -662,7 +835,7 @@ export type ReplicateResponse = Message<"sow.v1.ReplicateResponse"> & {
  * Use `create(ReplicateResponseSchema)` to create a new message.
  */
 export const ReplicateResponseSchema: GenMessage<ReplicateResponse> = /*@__PURE__*/
-  messageDesc(file_sow_v1_replication, 11);
+  messageDesc(file_sow_v1_replication, 14);
 
 /**
  * The answer that accepts a link.
@@ -712,7 +885,7 @@ export type Welcome = Message<"sow.v1.Welcome"> & {
  * Use `create(WelcomeSchema)` to create a new message.
  */
 export const WelcomeSchema: GenMessage<Welcome> = /*@__PURE__*/
-  messageDesc(file_sow_v1_replication, 12);
+  messageDesc(file_sow_v1_replication, 15);
 
 /**
  * The receiver's answer for one topic.
@@ -761,7 +934,7 @@ export type TopicAnswer = Message<"sow.v1.TopicAnswer"> & {
  * Use `create(TopicAnswerSchema)` to create a new message.
  */
 export const TopicAnswerSchema: GenMessage<TopicAnswer> = /*@__PURE__*/
-  messageDesc(file_sow_v1_replication, 13);
+  messageDesc(file_sow_v1_replication, 16);
 
 /**
  * The position of the receiver. Everything up to it is on its disk.
@@ -803,7 +976,7 @@ export type Acknowledged = Message<"sow.v1.Acknowledged"> & {
  * Use `create(AcknowledgedSchema)` to create a new message.
  */
 export const AcknowledgedSchema: GenMessage<Acknowledged> = /*@__PURE__*/
-  messageDesc(file_sow_v1_replication, 14);
+  messageDesc(file_sow_v1_replication, 17);
 
 /**
  * A request for checksums.
@@ -845,7 +1018,7 @@ export type ChecksumRequest = Message<"sow.v1.ChecksumRequest"> & {
  * Use `create(ChecksumRequestSchema)` to create a new message.
  */
 export const ChecksumRequestSchema: GenMessage<ChecksumRequest> = /*@__PURE__*/
-  messageDesc(file_sow_v1_replication, 15);
+  messageDesc(file_sow_v1_replication, 18);
 
 /**
  * The checksums of a topic.
@@ -887,7 +1060,7 @@ export type ChecksumResponse = Message<"sow.v1.ChecksumResponse"> & {
  * Use `create(ChecksumResponseSchema)` to create a new message.
  */
 export const ChecksumResponseSchema: GenMessage<ChecksumResponse> = /*@__PURE__*/
-  messageDesc(file_sow_v1_replication, 16);
+  messageDesc(file_sow_v1_replication, 19);
 
 /**
  * A request for versions.
@@ -936,7 +1109,7 @@ export type ListVersionsRequest = Message<"sow.v1.ListVersionsRequest"> & {
  * Use `create(ListVersionsRequestSchema)` to create a new message.
  */
 export const ListVersionsRequestSchema: GenMessage<ListVersionsRequest> = /*@__PURE__*/
-  messageDesc(file_sow_v1_replication, 17);
+  messageDesc(file_sow_v1_replication, 20);
 
 /**
  * A part of the versions, in columns.
@@ -971,7 +1144,7 @@ export type ListVersionsResponse = Message<"sow.v1.ListVersionsResponse"> & {
  * Use `create(ListVersionsResponseSchema)` to create a new message.
  */
 export const ListVersionsResponseSchema: GenMessage<ListVersionsResponse> = /*@__PURE__*/
-  messageDesc(file_sow_v1_replication, 18);
+  messageDesc(file_sow_v1_replication, 21);
 
 /**
  * A request for records and tombstones.
@@ -1006,7 +1179,7 @@ export type FetchRowsRequest = Message<"sow.v1.FetchRowsRequest"> & {
  * Use `create(FetchRowsRequestSchema)` to create a new message.
  */
 export const FetchRowsRequestSchema: GenMessage<FetchRowsRequest> = /*@__PURE__*/
-  messageDesc(file_sow_v1_replication, 19);
+  messageDesc(file_sow_v1_replication, 22);
 
 /**
  * Records and tombstones.
@@ -1034,7 +1207,7 @@ export type FetchRowsResponse = Message<"sow.v1.FetchRowsResponse"> & {
  * Use `create(FetchRowsResponseSchema)` to create a new message.
  */
 export const FetchRowsResponseSchema: GenMessage<FetchRowsResponse> = /*@__PURE__*/
-  messageDesc(file_sow_v1_replication, 20);
+  messageDesc(file_sow_v1_replication, 23);
 
 /**
  * A request to merge records and tombstones.
@@ -1083,7 +1256,7 @@ export type MergeRowsRequest = Message<"sow.v1.MergeRowsRequest"> & {
  * Use `create(MergeRowsRequestSchema)` to create a new message.
  */
 export const MergeRowsRequestSchema: GenMessage<MergeRowsRequest> = /*@__PURE__*/
-  messageDesc(file_sow_v1_replication, 21);
+  messageDesc(file_sow_v1_replication, 24);
 
 /**
  * The outcome of the merge.
@@ -1118,7 +1291,7 @@ export type MergeRowsResponse = Message<"sow.v1.MergeRowsResponse"> & {
  * Use `create(MergeRowsResponseSchema)` to create a new message.
  */
 export const MergeRowsResponseSchema: GenMessage<MergeRowsResponse> = /*@__PURE__*/
-  messageDesc(file_sow_v1_replication, 22);
+  messageDesc(file_sow_v1_replication, 25);
 
 /**
  * The state of a topic at the receiver.
