@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -33,11 +34,30 @@ from sow_server.engine.values.model import (
 )
 from sow_server.engine.values.policies import declared_of
 from sow_server.peers import PeerStore
-from tests.support.replica_rows import Backup, Row, Written
+from tests.support.replica_rows import Backup, Make, Row, Written
 from tests.support.stores import FakeTime, Rig
 
 LATER: Final = Durability.BUFFERED
 """Local changes are synced by the simulation, after they were answered."""
+
+
+@contextmanager
+def stores_in(folder: Path) -> Iterator[Make]:
+    """Makes stores in a new folder, and closes them at the end."""
+    folder.mkdir()
+    stores: list[RocksStore] = []
+
+    def make(
+        name: str, now: Callable[[], int], peers: Sequence[str], *, written: Callable[[Written], None]
+    ) -> RocksStore:
+        stores.append(RocksStore(folder, name, now, peers, written=written))
+        return stores[-1]
+
+    try:
+        yield make
+    finally:
+        for store in stores:
+            store.close()
 
 
 class _WorldTime(FakeTime):
@@ -95,8 +115,8 @@ class RocksStore(PeerStore):
 
         self._rig.store.commits.submit(request, heard)
 
-    def _submit_heard(self, request: Publish, heard: Callable[[Outcome | StoreError], None]) -> None:
-        """As a publisher that listens to the answer."""
+    def submit_heard(self, request: Publish | Touch | Delete, heard: Callable[[Outcome | StoreError], None]) -> None:
+        """As a client that listens to the answer."""
         self._rig.store.commits.submit(request, heard)
 
     def create(self, topic: str, *, acts: bool = True, key: tuple[str, ...] = ()) -> None:

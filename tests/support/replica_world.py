@@ -220,6 +220,14 @@ class World:
             raise Storm(f"{number} events, and no end: something goes round and round")
         heapq.heappush(self._events, (time, number, action))
 
+    def fail(self, error: AssertionError) -> None:
+        """Ends the life with an error, from a place where exceptions are caught."""
+
+        def end() -> None:
+            raise error
+
+        self.at(self.now, end)
+
     def soon(self, instance: Instance) -> None:
         """Something may be to be done at an instance."""
         name = instance.store.identity.name
@@ -320,6 +328,14 @@ class World:
         for wire in list(self.wires):
             if (wire.source.store.identity.name, wire.target.store.identity.name) == (a, b):
                 wire.cut()
+
+    def notice_cuts(self) -> None:
+        """All ends hear at once that their streams are over, rather than by the silence."""
+        gone = Refused(types_pb2.ERROR_REASON_UNSPECIFIED, "the connection is gone")
+        for wire in list(self.wires):
+            if wire.broken:
+                self.end(wire.sender, wire.source, gone)
+                self.end(wire.receiver, wire.target, gone)
 
     def heal(self) -> None:
         self.cuts.clear()
