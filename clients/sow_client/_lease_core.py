@@ -2,8 +2,8 @@
 
     [1]  A lease is held by the holder's clock for no longer than by the server's. The time counts from before the
          request that renewed the keys, and allows for a server's clock that runs 5 % fast (rule L15).
-    [2]  A key is renewed and deleted only at the version that the lease itself gave it. So it never prolongs or removes
-         a record of another.
+    [2]  A key is renewed and deleted only at a version that the lease itself gave it. So it never prolongs or removes a
+         record of another. An instance that lags has an earlier one of these versions.
     [3]  All keys of a lease have one expire time, that of the server's last answer: a key that joins gets it, too.
     [4]  Renewals wait for no publish. One that takes long, for a peer that is away, gets its key into the lease only if
          the key still lives then; the next renewal, which follows at once, gives it the expire time of the others.
@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, NamedTuple
 
@@ -38,6 +39,8 @@ RETRY_PART: Final = 10
 """After a failed attempt the next one follows after this part of the lease's time, or `RETRY_SECONDS_MAX`."""
 CLOCK_FACTOR: Final = 1.05
 """See [1]."""
+PAYLOADS_MAX: Final = 8
+"""Payloads besides the present ones that are remembered of a topic, the last ones."""
 
 
 def lease_now() -> float:
@@ -55,8 +58,11 @@ class LeaseCore:
         self.seconds = self.ttl_micros / MICROS
         self.held: dict[str, dict[str, Held]] = {}
         """By topic and key."""
-        self.unknown: set[str] = set()
-        """Topics whose last renewal has an unknown outcome."""
+        self._unknown_until: dict[str, float] = {}
+        """By topic: until then its records may have versions that the lease has given and does not know. A version that
+        comes later, from another instance, has ended before."""
+        self._other_payloads: dict[str, deque[bytes]] = {}
+        """By topic: payloads that its records had before, or have if a publish of unknown outcome has arrived."""
         self._lost: LeaseLost | None = None
         self._until = float("inf")
         self._expire_micros: int | None = None
@@ -133,8 +139,24 @@ class LeaseCore:
         if self._expire_micros is None:
             self._stamped(published.expire_time_micros, joining.sent)
         self._until = min(self._until, joining.until)
-        self.held.setdefault(joining.topic, {})[published.key] = Held(published.version, payload)
+        held = self.held.setdefault(joining.topic, {})
+        if published.key in held:
+            self._remember(joining.topic, held[published.key].payload)
+            held[published.key].take(published.version)
+            held[published.key].payload = payload
+        else:
+            held[published.key] = Held(published.version, payload)
+        if not published.version:  # it had arrived, its answer was lost, and it was known elsewhere (rule F12)
+            self._doubt(joining.topic, now)
         return published.expire_time_micros == self._expire_micros
+
+    def doubtful(self, topic: str, payload: bytes, now: float) -> None:
+        """A publish has failed, and it is unknown whether the record is there, perhaps in place of one that is held."""
+        self._remember(topic, payload)
+        self._doubt(topic, now)
+
+    def _remember(self, topic: str, payload: bytes) -> None:
+        self._other_payloads.setdefault(topic, deque(maxlen=PAYLOADS_MAX)).append(payload)
 
     # ---- renewing ----
 
@@ -161,9 +183,8 @@ class LeaseCore:
         expire_micros = None
         for one in results:
             assert isinstance(one, Published), "an atomic request has no other refusals"
-            held[one.key].version = one.version
+            held[one.key].take(one.version)
             expire_micros = one.expire_time_micros
-        self.unknown.discard(topic)
         return expire_micros, None
 
     def all_renewed(self, expire_micros: int | None, sent: float) -> None:
@@ -171,24 +192,33 @@ class LeaseCore:
         self._failure = None
         self._stamped(expire_micros, sent)
 
-    def failed(self, topic: str, error: SowError) -> None:
+    def failed(self, topic: str, error: SowError, now: float) -> None:
         """An attempt to renew has failed. It may have been applied all the same."""
-        self.unknown.add(topic)
+        self._doubt(topic, now)
         self._failure = error
 
-    def recognized(self, topic: str, found: Sequence[Record]) -> bool:
-        """Takes the versions of records that were read after a renewal of unknown outcome. False if one of them is not
-        the record that the lease has published: another payload is of another."""
-        held = self.held[topic]
+    def recognized(self, topic: str, found: Sequence[Record], now: float) -> bool:
+        """Takes the versions of records that were read because they are not at the versions that the lease knows. False
+        if one of them is not a record that the lease has published: another payload is of another."""
         records = {record.key: record for record in found}
-        for key, one in held.items():
+        unknown = now < self._unknown_until.get(topic, now)
+        others = self._other_payloads.get(topic, ())
+        every = True
+        for key, one in self.held[topic].items():
             record = records.get(key)
-            if record is None or record.version < one.version or record.payload != one.payload:
-                return False
-        for key, one in held.items():
-            one.version = records[key].version
-        self.unknown.discard(topic)
-        return True
+            if (
+                record is None
+                or record.version < one.first
+                or (record.version > one.last and not unknown)
+                or (record.payload != one.payload and record.payload not in others)
+            ):
+                every = False
+            else:
+                one.take(record.version)
+        return every
+
+    def _doubt(self, topic: str, now: float) -> None:
+        self._unknown_until[topic] = now + self.seconds * CLOCK_FACTOR
 
     def _stamped(self, expire_micros: int | None, sent: float) -> None:
         self._expire_micros = expire_micros
@@ -206,13 +236,20 @@ class Joining(NamedTuple):
 
 
 class Held:
-    """A record of a lease: its version, and its payload as published."""
+    """A record of a lease: its payload as published, and its versions."""
 
-    __slots__ = ("payload", "version")
+    __slots__ = ("first", "last", "payload", "version")
 
     def __init__(self, version: int, payload: bytes) -> None:
-        self.version = version
+        self.version = self.first = self.last = version
         self.payload = payload
+
+    def take(self, version: int) -> None:
+        """Where it was written or read last, the record has this version. The first one and the greatest are kept: all
+        versions in between are the lease's."""
+        self.version = version
+        self.first = self.first or version
+        self.last = max(self.last, version)
 
 
 class Ticker:

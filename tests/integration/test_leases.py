@@ -429,13 +429,13 @@ def test_a_renewal_whose_answer_was_lost_is_recognized(world: World, meanwhile: 
         lease.publish("locks", {"by": "me"}, key="a")
         lease.publish("locks", {"by": "me"}, key="b")
         client.touch("locks", ["a", "b"], ttl="15s", atomic=True)  # as the renewal whose answer nobody has got
-        lease._core.failed("locks", SowError("cut", reason="STREAM_CUT"))
+        lease._core.failed("locks", SowError("cut", reason="STREAM_CUT"), world.holder_seconds)
         if meanwhile == "another record":
             client.publish("locks", {"by": "another"}, key="b", ttl="15s")
             assert turn(lease) is None
             return
         assert turn(lease) == 5.0
-        lease._core.failed("locks", SowError("cut", reason="STREAM_CUT"))
+        lease._core.failed("locks", SowError("cut", reason="STREAM_CUT"), world.holder_seconds)
         client.touch("locks", ["a", "b"], ttl="15s", atomic=True)
         lease.close()
         assert client.get("locks", "a") is None

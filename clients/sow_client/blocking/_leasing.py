@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from types import TracebackType
-from typing import Literal, Self
+from typing import Final, Literal, Self
 
 from sow.v1 import sow_pb2
 from sow_client import _reads, _statuses, _writes
@@ -16,7 +16,18 @@ from sow_client._records import DurabilityName, Published, Ttl
 from sow_client.blocking._administration import Administration
 from sow_client.blocking._publishing import Publishing
 from sow_client.blocking._reading import Reading
-from sow_client.errors import DeadlineExceeded, LeaseLost, NotFound, ResourceExhausted, SowError, Unavailable
+from sow_client.errors import (
+    DeadlineExceeded,
+    LeaseLost,
+    NotFound,
+    PermissionDenied,
+    ResourceExhausted,
+    SowError,
+    Unavailable,
+)
+
+_OTHER_RECORD: Final = frozenset({"CONDITION_FAILED", "RECORD_NOT_FOUND"})
+"""Refusals of a renewal because a record is not there, or not at the version that was named."""
 
 
 class Leasing(Publishing, Reading, Administration):
@@ -104,7 +115,11 @@ class Lease:
         try:
             request.lifetime.CopyFrom(joining.lifetime)
             # Without the lock: it may wait for a peer that is away, while the other records have to be renewed.
-            response = self._client._publish(request, at_most=core.seconds)
+            try:
+                response = self._client._publish(request, at_most=core.seconds)
+            except SowError:
+                core.doubtful(topic, payload, lease_now())
+                raise
             return self._join(joining, _writes.only(response), payload)
         finally:
             with self._lock:
@@ -191,7 +206,7 @@ class Lease:
             except NotFound as error:
                 core.lose(str(error))
             except SowError as error:  # it may pass: the lease is held until its time is over
-                core.failed(topic, error)
+                core.failed(topic, error, lease_now())
                 return core.wait(lease_now())
             except Exception as error:  # noqa: BLE001 - a fault of this client: nothing renews any more, so tell the holder
                 core.lose(f"renewing has failed: {error!r}", error)
@@ -202,36 +217,48 @@ class Lease:
 
     def _renew_topic(self, topic: str, expire_micros: int | None) -> int | None:
         core = self._core
-        while True:
+        while self.lost is None:
+            request = core.renewal(topic, expire_micros)
             response = self._client._call(
                 self._client._sow.Touch,
-                core.renewal(topic, expire_micros),
+                request,
                 once=True,
                 at_most=core.patience(lease_now()),
             )
             renewed, refused = core.renewed(topic, response)
             if refused is None:
                 return renewed
-            if not self._recognized(topic):
+            if refused.reason not in _OTHER_RECORD or not self._recognized(topic):
                 core.lose(f"a record of the lease in {topic!r} is another's, or gone: {refused.message}")
-                return None
+            elif core.renewal(topic, expire_micros) == request:
+                # The records were read at another instance than the one that has refused: it may go on there next time.
+                raise Unavailable(f"the lease in {topic!r}: {refused.message}", reason="BEHIND")
+        return None
 
     def _recognized(self, topic: str) -> bool:
-        """Whether a renewal of unknown outcome was applied, and nothing else: then the records are the lease's."""
+        """Whether all records are the lease's, though not at the versions that it knows: a request of unknown outcome
+        was applied, or the instance in use lags."""
         core = self._core
-        if topic not in core.unknown:
+        try:
+            response = self._client._call(
+                self._client._sow.Get,
+                _reads.get_request(topic, core.held[topic]),
+                once=True,
+                at_most=core.patience(lease_now()),
+            )
+        except PermissionDenied:
             return False
-        response = self._client._call(
-            self._client._sow.Get,
-            _reads.get_request(topic, core.held[topic]),
-            once=True,
-            at_most=core.patience(lease_now()),
-        )
-        return core.recognized(topic, _reads.records(topic, response))
+        return core.recognized(topic, _reads.records(topic, response), lease_now())
 
     def _delete(self, topic: str) -> bool:
-        """Deletes the records of the lease; False if one of them was not there at its version."""
-        self._recognized(topic)
+        """Deletes the records of the lease; False if one of them was not there at a version of the lease."""
+        deleted = self._delete_known(topic)
+        if deleted < len(self._core.held[topic]):
+            self._recognized(topic)
+            deleted += self._delete_known(topic)
+        return deleted == len(self._core.held[topic])
+
+    def _delete_known(self, topic: str) -> int:
         held = self._core.held[topic]
         done = self._client.sow_delete(topic, keys=held, only_if_versions=[one.version for one in held.values()])
-        return done.deleted == len(held)
+        return done.deleted

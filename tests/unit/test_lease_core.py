@@ -1,0 +1,93 @@
+"""Which records a lease takes for its own when they are not at the versions that it knows (rule L21)."""
+
+from __future__ import annotations
+
+import pytest
+
+from sow.v1 import sow_pb2
+from sow_client import Published, Record, SowError
+from sow_client._lease_core import LeaseCore
+from sow_client._reads import records
+
+PAYLOAD = b'{"by":1}'
+OTHER = b'{"by":2}'
+TTL = 15.0
+SENT = 100.0
+
+
+def published(version: int) -> Published:
+    return Published("k", version, expire_time_micros=1, sequence=1, ttl_ignored=False, duplicate=not version)
+
+
+def held(version: int = 10) -> LeaseCore:
+    """A lease of one record, which has been published at this version."""
+    core = LeaseCore(TTL)
+    core.joined(core.joins("t", SENT), published(version), PAYLOAD, SENT)
+    return core
+
+
+def renew(core: LeaseCore, version: int) -> None:
+    core.renewed("t", sow_pb2.TouchResponse(results=[sow_pb2.PublishResult(key="k", version=version)]))
+
+
+def found(version: int, payload: bytes = PAYLOAD) -> list[Record]:
+    response = sow_pb2.GetResponse()
+    response.records.add(topic="t", key="k", payload=payload, version=version)
+    return records("t", response)
+
+
+def names(core: LeaseCore) -> list[int]:
+    """The versions that the next renewal names."""
+    return list(core.renewal("t", None).versions)
+
+
+def test_an_instance_that_lags_has_an_earlier_version_which_is_the_leases() -> None:
+    """Story: a client went on at an instance that had not got the last renewal yet, and the lease was lost, though
+    nobody had touched its records and its time was not over."""
+    core = held(10)
+    renew(core, 20)
+    renew(core, 30)
+    assert core.recognized("t", found(20), SENT)
+    assert names(core) == [20]
+    assert core.recognized("t", found(30), SENT), "it has come meanwhile"
+    assert names(core) == [30]
+    assert not core.recognized("t", found(9), SENT), "a record from before the lease"
+    assert not core.recognized("t", [], SENT)
+    assert not core.recognized("t", found(20, OTHER), SENT)
+
+
+def test_a_later_version_is_the_leases_only_after_a_failed_renewal_and_for_the_time_of_the_lease() -> None:
+    core = held(10)
+    assert not core.recognized("t", found(20), SENT)
+    core.failed("t", SowError("cut", reason="STREAM_CUT"), SENT)
+    assert not core.recognized("t", found(20, OTHER), SENT + 1)
+    assert core.recognized("t", found(20), SENT + 1)
+    renew(core, 25)
+    assert core.recognized("t", found(40), SENT + TTL), "from an instance whose clock is ahead"
+    assert not core.recognized("t", found(50), SENT + 2 * TTL)
+
+
+def test_a_publish_of_unknown_outcome_may_have_replaced_a_record_of_the_lease() -> None:
+    """Story: a record was published once more, and the answer was lost. The next renewal took it for another's."""
+    core = held(10)
+    core.doubtful("t", OTHER, SENT)
+    assert core.recognized("t", found(20, OTHER), SENT + 1)
+    core.failed("t", SowError("cut", reason="STREAM_CUT"), SENT + 2)
+    assert core.recognized("t", found(30, OTHER), SENT + 3)
+    assert not core.recognized("t", found(40, b"{}"), SENT + 3)
+
+
+def test_a_record_that_was_published_twice_is_the_leases_at_its_earlier_version_too() -> None:
+    core = held(10)
+    core.joined(core.joins("t", SENT), published(20), OTHER, SENT)
+    assert core.recognized("t", found(10), SENT)
+    assert core.recognized("t", found(20, OTHER), SENT)
+    assert not core.recognized("t", found(15, b"{}"), SENT)
+
+
+@pytest.mark.parametrize("payload", [PAYLOAD, OTHER])
+def test_a_publish_that_was_known_elsewhere_has_no_version_and_is_recognized_by_its_payload(payload: bytes) -> None:
+    """F12. Story: the answer to the publish of a lease was lost, and its retry at another instance was a duplicate,
+    whose version is 0. The next renewal named that, and the lease was lost."""
+    core = held(0)
+    assert core.recognized("t", found(20, payload), SENT + 1) == (payload == PAYLOAD)
