@@ -13,7 +13,8 @@ PYTEST = .venv/bin/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile
 # Tests start hundreds of servers and commands; where a container asks for no bytecode, each of them would compile us anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo demo-cluster test test-long test-fast test-versions test-robustness test-ts mutants coverage check bench serve dist \
+.PHONY: demo demo-cluster test test-long test-fast test-versions test-lives test-robustness \
+	test-ts mutants coverage check bench serve dist \
 	requirements proto client clean
 
 demo: .venv/.server .venv/.flights
@@ -31,6 +32,12 @@ test-fast: .venv/.installed
 
 test-long: .venv/.installed .venv/.flights
 	SOW_HYPOTHESIS_PROFILE=nightly $(PYTEST)
+	$(MAKE) test-lives WORKERS=$(PYTEST_WORKERS)
+
+# Lives of the simulation of replication, with clients; a figure after each thousand. LIVES=1 SEED=… ONLY=… repeats one.
+LIVES ?= 100000
+test-lives: .venv/.installed
+	.venv/bin/python -m tests.lives --lives $(LIVES) --workers $(WORKERS) $(if $(SEED),--seed $(SEED)) $(if $(ONLY),--only $(ONLY))
 
 # The tests of single modules with every Python from 3.11 to 3.14 that is here, each in a virtual environment of its own.
 # CI for GitHub runs all of the default tests with each (.github/workflows/tests.yml).

@@ -11,20 +11,21 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import pytest
 
 from sow_replication.options import NodeOptions, PeerOptions
+from sow_server.engine.commit.publishers import Publisher
 from tests.property.test_replication_commands import change, link
 from tests.property.test_replication_simulation import edges
 from tests.support.examples import examples
-from tests.support.movers import Mover, divide, set_apart
+from tests.support.movers import Lost, Mover, divide, set_apart
 from tests.support.replica_rocks import stores_in
 from tests.support.replica_rows import SECOND, Backup, Make
 from tests.support.replica_world import Instance, World
 
-SEEDS = 200
+SEEDS = 272
 SECONDS: Final = 10
 TOPICS: Final = ("T", "U")
 Fault: TypeAlias = Callable[[World, random.Random], None]
@@ -74,6 +75,7 @@ def replace_topic(world: World, draw: random.Random, movers: list[Mover]) -> Non
         if instance.up:
             instance.store.step()
             movers[0].dropped.update(instance.store.records(topic))
+            world.dropped.add((instance.store.identity.name, topic))
             instance.store.drop_topic(topic)
             instance.store.step()
             world.soon(instance)
@@ -204,3 +206,29 @@ def test_a_record_that_counts_as_applied_is_there(tmp_path: Path, seed: int, fau
         total += live((seed + number) % 2**32, tmp_path / str(number), fault)
     print(total)
     assert total["known"] > 0
+
+
+# -- mistakes that the simulation has to find -----------------------------------------------------------------------
+
+FOUND_WITHIN: Final = 20
+"""Lives; each third one finds it."""
+
+
+def test_sequences_of_another_program_in_the_same_epoch_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F12. Story: this simulation judged inside of the store's answers, whose exceptions are caught and logged, so it
+    never failed."""
+    learn = Publisher.learn
+
+    def mistaken(self: Publisher, epoch: int, token: int, *told: Any) -> Publisher:
+        return learn(self, epoch, self.token if epoch == self.epoch and token > self.token else token, *told)
+
+    monkeypatch.setattr(Publisher, "learn", mistaken)
+    for number in range(FOUND_WITHIN):
+        try:
+            live(number, tmp_path / str(number))
+        except Lost as lost:
+            print(lost)
+            return
+    pytest.fail(f"not found within {FOUND_WITHIN} lives")

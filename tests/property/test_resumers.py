@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -16,12 +16,12 @@ import pytest
 from sow_replication.options import NodeOptions, PeerOptions
 from tests.property.test_replication_simulation import edges, fault, write
 from tests.support.examples import examples
-from tests.support.replica_rocks import RocksStore
-from tests.support.replica_rows import SECOND, Written
+from tests.support.replica_rocks import stores_in
+from tests.support.replica_rows import SECOND, Make
 from tests.support.replica_world import World
 from tests.support.resumers import KINDS, Kind, Resumer
 
-SEEDS = 128
+SEEDS = 272
 KEYS = [f"k{number}" for number in range(16)]
 
 
@@ -29,20 +29,13 @@ class Missed(AssertionError):
     """A resumer has not what its instance has."""
 
 
-def build(seed: int, folder: Path, stores: list[RocksStore], kinds: Sequence[Kind]) -> tuple[World, list[Resumer]]:
+def build(seed: int, make: Make, kinds: Sequence[Kind]) -> tuple[World, list[Resumer]]:
     draw = random.Random(seed)
-
-    def make(
-        name: str, now: Callable[[], int], peers: Sequence[str], *, written: Callable[[Written], None]
-    ) -> RocksStore:
-        stores.append(RocksStore(folder, name, now, peers, written=written))
-        return stores[-1]
-
     world = World(seed, make)
     names = ["a", "b", "c"][: draw.choice([2, 3, 3])]
     shape = draw.choice(["mesh", "mesh", "line both ways", "ring", "ring both ways"])
     links = edges(shape, names)
-    print(f"seed {seed}: {shape} of {len(names)}")
+    print(f"seed {seed}: {shape} of {len(names)}, subscribers")
     for name in names:
         options = NodeOptions(
             peers=tuple(PeerOptions(b, b) for a, b in links if a == name),
@@ -67,10 +60,8 @@ def build(seed: int, folder: Path, stores: list[RocksStore], kinds: Sequence[Kin
 
 def live(seed: int, folder: Path, kinds: Sequence[Kind] = KINDS) -> Counter[str]:
     """One life of some instances and their resumers. Returns how often they moved. Raises Missed."""
-    folder.mkdir()
-    stores: list[RocksStore] = []
-    try:
-        world, resumers = build(seed, folder, stores, kinds)
+    with stores_in(folder) as make:
+        world, resumers = build(seed, make, kinds)
         draw = random.Random(seed + 1)
         rate = draw.choice([0.02, 0.05])
         until = world.now + draw.choice([15, 30, 60]) * SECOND
@@ -86,9 +77,6 @@ def live(seed: int, folder: Path, kinds: Sequence[Kind] = KINDS) -> Counter[str]
                     resumer.leave()
         settle(world, resumers)
         return sum([resumer.moved for resumer in resumers], Counter())
-    finally:
-        for store in stores:
-            store.close()
 
 
 def settle(world: World, resumers: list[Resumer]) -> None:
@@ -124,10 +112,3 @@ def settle(world: World, resumers: list[Resumer]) -> None:
 def test_resumers_miss_nothing(tmp_path: Path, seed: int, part: int) -> None:
     for number in range(examples(SEEDS // 4)):
         print(live((seed + 300_000 + part * 1000 + number) % 2**32, tmp_path / str(number)))
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("part", range(100))
-def test_ten_thousand_lives_of_resumers_miss_nothing(tmp_path: Path, seed: int, part: int) -> None:
-    for number in range(100):
-        live((seed + 400_000 + part * 1000 + number) % 2**32, tmp_path / str(number))

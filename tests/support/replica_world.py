@@ -189,6 +189,8 @@ class World:
         self.lost: list[Written] = []
         """The writes lost in power cuts, in the last seconds."""
         self._lost_until = 0
+        self.dropped: set[tuple[str, str]] = set()
+        """Instances and topics that were deleted there: the acknowledgements of their seeds mean nothing any more."""
         self._make = make
         self._events: list[tuple[int, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
@@ -459,7 +461,8 @@ class World:
             kinds = {kind.name: kind for kind in wire.source.store.topics(".*")}
             assert wire.receiver.identity is not None, "it has acknowledged"
             for topic in sorted(wire.seeded & _seeded(wire.receiver) & set(kinds)):
-                if store.answer(wire.receiver.identity.name, kinds[topic]).wanted:
+                dropped = (store.identity.name, topic) in self.dropped
+                if not dropped and store.answer(wire.receiver.identity.name, kinds[topic]).wanted:
                     raise Broken(f"{store.identity.name} has acknowledged the seed of {topic}, and lacks it")
 
     def check_lost(self) -> None:

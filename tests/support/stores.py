@@ -169,9 +169,11 @@ class Rig:
 
     def _log_bytes(self) -> dict[str, int]:
         sizes: dict[str, int] = {}
-        for log in (self.path / "db").glob("*.log"):
-            with contextlib.suppress(FileNotFoundError):  # RocksDB removes those that it needs no more
-                sizes[log.name] = log.stat().st_size
+        with os.scandir(self.path / "db") as entries:  # not a glob: a simulation does this with each sync
+            for entry in entries:
+                if entry.name.endswith(".log"):
+                    with contextlib.suppress(FileNotFoundError):  # RocksDB removes those that it needs no more
+                        sizes[entry.name] = entry.stat().st_size
         return sizes
 
     def close(self) -> None:
