@@ -81,7 +81,7 @@ class AcknowledgesBeforeTheSync(RocksStore):
         self._rig.store.commits.run = partial(self._rig.store.commits.run, sync=False)  # type: ignore[method-assign]  # the mistake
 
 
-FIRST = 30
+FIRST = 36
 """Seeds in front of this one do not find it."""
 FOUND_WITHIN = 10
 
