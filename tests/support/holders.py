@@ -460,20 +460,23 @@ class _Client:
     ) -> object:
         return await self._holder.ask(lambda at: method(at, request), at_most)
 
-    async def _publish(self, request: sow_pb2.PublishRequest) -> object:
+    async def _publish(self, request: sow_pb2.PublishRequest) -> sow_pb2.PublishResponse:
         """As a client does: without a condition it is made again elsewhere (rule F2)."""
         position = self._sequencer.take()
+        response: sow_pb2.PublishResponse | None = None
         try:
             request.publisher.CopyFrom(position)
-            goes = self._holder.several and not request.records[0].HasField("condition")
             try:
-                return await self._holder.ask(lambda at: self._holder.publish(at, request))
+                answer = await self._holder.ask(lambda at: self._holder.publish(at, request))
             except Unavailable:
-                if not goes:
+                if not self._holder.several or request.records[0].HasField("condition"):
                     raise
-                return await self._holder.ask(lambda at: self._holder.publish(at, request))
+                answer = await self._holder.ask(lambda at: self._holder.publish(at, request))
+            assert isinstance(answer, sow_pb2.PublishResponse), "to a publish"
+            response = answer
+            return response
         finally:
-            self._sequencer.give_back(position, 1)
+            self._sequencer.give_back(position, response)
 
     async def sow_delete(self, topic: str, *, keys: Iterable[str], only_if_versions: Iterable[int] | None) -> object:
         named, versions = list(keys), None if only_if_versions is None else list(only_if_versions)
