@@ -48,6 +48,11 @@ class Wrong(AssertionError):
     """A promise to a holder, or about its keys, is broken."""
 
 
+class SameVersion(Exception):
+    """Two instances have given two records of a key the same version, as both continue above the version of a third
+    whose clock is ahead. A request that names the version is then about either record (rule L21)."""
+
+
 class Ended(NamedTuple):
     """A lease that nobody renews any more."""
 
@@ -338,7 +343,8 @@ class Holder:
         """Takes a record."""
         name, (record,) = self.lease_name, request.records
         outcome = commit(at, convert.publish(request, Durability.FSYNC))
-        self._note(at, request.topic, [record.key], name)
+        if not outcome.refusals:
+            self._note(at, request.topic, [record.key], name)
         return sow_pb2.PublishResponse(results=convert.results(outcome))
 
     def touch(self, at: Instance, request: sow_pb2.TouchRequest) -> sow_pb2.TouchResponse:
@@ -401,7 +407,9 @@ class Holder:
 
     def _judge_change(self, what: str, at: Instance, topic: str, before: dict[str, Row | None]) -> None:
         for key, row in before.items():
-            if owner(row) != self.lease_name:
+            if owner(row) != self.lease_name and row is not None and row.version in self._given.get((topic, key), ()):
+                self.world.fail(SameVersion())
+            elif owner(row) != self.lease_name:
                 self.world.fail(Wrong(f"{self.lease_name} has {what} {topic}/{key} at {at.store.identity.name}: {row}"))
 
     def _judge_loss(self) -> None:

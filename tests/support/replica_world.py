@@ -222,7 +222,7 @@ class World:
             raise Storm(f"{number} events, and no end: something goes round and round")
         heapq.heappush(self._events, (time, number, action))
 
-    def fail(self, error: AssertionError) -> None:
+    def fail(self, error: Exception) -> None:
         """Ends the life with an error, from a place where exceptions are caught."""
 
         def end() -> None:
