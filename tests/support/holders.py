@@ -468,18 +468,18 @@ class _Client:
     ) -> object:
         return await self._holder.ask(lambda at: method(at, request), at_most)
 
-    async def _publish(self, request: sow_pb2.PublishRequest) -> sow_pb2.PublishResponse:
+    async def _publish(self, request: sow_pb2.PublishRequest, *, at_most: float) -> sow_pb2.PublishResponse:
         """As a client does: without a condition it is made again elsewhere (rule F2)."""
         position = self._sequencer.take()
         response: sow_pb2.PublishResponse | None = None
         try:
             request.publisher.CopyFrom(position)
             try:
-                answer = await self._holder.ask(lambda at: self._holder.publish(at, request))
+                answer = await self._holder.ask(lambda at: self._holder.publish(at, request), at_most)
             except Unavailable:
                 if not self._holder.several or request.records[0].HasField("condition"):
                     raise
-                answer = await self._holder.ask(lambda at: self._holder.publish(at, request))
+                answer = await self._holder.ask(lambda at: self._holder.publish(at, request), at_most)
             assert isinstance(answer, sow_pb2.PublishResponse), "to a publish"
             response = answer
             return response
