@@ -429,7 +429,9 @@ class Holder:
             if self._whole_at is None:
                 return
             for key, row in rows_of(self._whole_at, topic, held).items():
-                if row is not None and row.version == held[key].version and row.stamp != core._expire_micros:
+                if self._owns(topic, key, row) and row is not None and row.version == held[key].version:
+                    if row.stamp == core._expire_micros:
+                        continue
                     self.world.fail(Wrong(f"{self.lease_name}: {topic}/{key} ends at {row.stamp}, others do not"))
 
     def check(self) -> None:
