@@ -14,8 +14,7 @@ PYTEST = .venv/bin/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo demo-cluster test test-long test-fast test-versions test-lives test-robustness \
-	test-ts mutants coverage check bench serve dist \
-	requirements proto client clean
+	test-ts mutants coverage check bench serve dist requirements proto client clean
 
 demo: .venv/.server .venv/.flights
 	.venv/bin/python -m examples.demo
