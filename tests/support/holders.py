@@ -141,6 +141,7 @@ class Holder:
         self.check()
         chance = self.draw.random()
         if self._lost() is not None or chance < 0.08:
+            self._places = set()
             self._run(lease.close(), self._left)
         elif chance < 0.14:
             self._stop("stopped")
@@ -204,7 +205,9 @@ class Holder:
         """The end of `close`, with or without LeaseLost."""
         lost = self._lost()
         self.counts["left" if lost is None else "left a lost one"] += 1
-        if lost is not None:
+        if (
+            lost is not None and len(self._places) < 2
+        ):  # a client that moves to and fro while it leaves may find neither
             self._judge_loss()
         self.ended[self.lease_name] = Ended(self.world.now, self._ttl_micros)
         self._lease = self._turn = None
