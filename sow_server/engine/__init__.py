@@ -23,6 +23,7 @@ from sow_server.engine.commit.commits import Commits
 from sow_server.engine.commit.observers import Committed, Observer
 from sow_server.engine.commit.options import WriterOptions
 from sow_server.engine.commit.origins import Origins
+from sow_server.engine.commit.pace import CallsUnderWay
 from sow_server.engine.commit.reclaim import RECLAIM_RECORDS
 from sow_server.engine.commit.requests import RequestLimits, payload_key
 from sow_server.engine.disk.rocks import Damaged, Failed, RocksError, RocksOptions, Stale
@@ -39,6 +40,7 @@ __all__ = [
     "RECLAIM_RECORDS",
     "Administration",
     "Beats",
+    "CallsUnderWay",
     "Commits",
     "Committed",
     "Cut",
