@@ -147,13 +147,14 @@ class LeaseCore:
         else:
             held[published.key] = Held(published.version, payload)
         if not published.version:  # it had arrived, its answer was lost, and it was known elsewhere (rule F12)
-            self._doubt(joining.topic, now)
+            self.doubt(joining.topic, now)
         return published.expire_time_micros == self._expire_micros
 
     def doubtful(self, topic: str, payload: bytes, now: float) -> None:
-        """A publish has failed, and it is unknown whether the record is there, perhaps in place of one that is held."""
+        """A publish has failed, or was given up, and it is unknown whether the record is there, perhaps in place of one
+        that is held."""
         self._remember(topic, payload)
-        self._doubt(topic, now)
+        self.doubt(topic, now)
 
     def _remember(self, topic: str, payload: bytes) -> None:
         self._other_payloads.setdefault(topic, deque(maxlen=PAYLOADS_MAX)).append(payload)
@@ -194,7 +195,7 @@ class LeaseCore:
 
     def failed(self, topic: str, error: SowError, now: float) -> None:
         """An attempt to renew has failed. It may have been applied all the same."""
-        self._doubt(topic, now)
+        self.doubt(topic, now)
         self._failure = error
 
     def recognized(self, topic: str, found: Sequence[Record], now: float) -> bool:
@@ -217,7 +218,8 @@ class LeaseCore:
                 one.take(record.version)
         return every
 
-    def _doubt(self, topic: str, now: float) -> None:
+    def doubt(self, topic: str, now: float) -> None:
+        """A request of unknown outcome may have given records of a topic other versions."""
         self._unknown_until[topic] = now + self.seconds * CLOCK_FACTOR
 
     def _stamped(self, expire_micros: int | None, sent: float) -> None:

@@ -442,6 +442,41 @@ def test_a_renewal_whose_answer_was_lost_is_recognized(world: World, meanwhile: 
         assert client.get("locks", "b") is None
 
 
+class GivenUp(BaseException):
+    """As a task that is cancelled, and as Ctrl-C."""
+
+
+@pytest.mark.parametrize("name", ["_publish", "_call"])
+def test_a_request_that_its_caller_gives_up_is_no_loss(
+    world: World, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """The server had it, and the lease took the new version of its record for that of another."""
+    with world.client() as client:
+        lease: Any = client.lease("15s")
+        lease.publish("locks", {"by": "me"}, key="a")
+        within = getattr(lease, "_target", lease)._client
+        call = getattr(within, name)
+
+        def given_up(*arguments: Any, **named: Any) -> None:
+            call(*arguments, **named)
+            raise GivenUp
+
+        async def aio_given_up(*arguments: Any, **named: Any) -> None:
+            await call(*arguments, **named)
+            raise GivenUp
+
+        def request() -> object:
+            return turn(lease) if name == "_call" else lease.publish("locks", {"by": "me still"}, key="a")
+
+        monkeypatch.setattr(within, name, given_up if isinstance(lease, Lease) else aio_given_up)
+        with pytest.raises(GivenUp):
+            request()
+        monkeypatch.setattr(within, name, call)
+        assert turn(lease) == 5.0
+        lease.close()
+        assert client.get("locks", "a") is None
+
+
 def test_a_lease_refuses_topics_on_which_it_would_not_end_or_end_early(world: World) -> None:
     with world.client() as client, client.lease("15s") as lease:
         for topic in ("short", "lasting", "closed"):

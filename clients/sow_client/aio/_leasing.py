@@ -116,10 +116,15 @@ class AsyncLease:
             # Without the lock: it may wait for a peer that is away, while the other records have to be renewed.
             try:
                 response = await self._client._publish(request, at_most=core.seconds)
-            except SowError:
+            except BaseException:  # also where the caller gives up: the request may have arrived
                 core.doubtful(topic, payload, lease_now())
                 raise
-            return await self._join(joining, _writes.only(response), payload)
+            published = _writes.only(response)
+            try:
+                return await self._join(joining, published, payload)
+            except BaseException:  # the record is there, and perhaps not among those of the lease
+                core.doubtful(topic, payload, lease_now())
+                raise
         finally:
             async with self._lock:
                 core.left(joining)
@@ -209,6 +214,9 @@ class AsyncLease:
                 return core.wait(lease_now())
             except Exception as error:  # noqa: BLE001 - a fault of this client: nothing renews any more, so tell the holder
                 core.lose(f"renewing has failed: {error!r}", error)
+            except BaseException:  # the caller of a publish gives up during the renewal that it needs
+                core.doubt(topic, lease_now())
+                raise
         if self.lost is not None:
             return None
         core.all_renewed(expire_micros, sent)
