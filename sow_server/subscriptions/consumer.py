@@ -24,6 +24,7 @@ from sow_server.engine.durables import (
     Durable,
     DurableGap,
     GapReason,
+    Life,
     delivered,
     not_found,
 )
@@ -89,13 +90,14 @@ class ConsumerOwner(Protocol):
 
 
 class EndedConsumer(NamedTuple):
-    """What is kept of a consumer, so that it can still acknowledge what it was handed."""
+    """What is kept of a consumer, so that it can still acknowledge what it was handed. As of `Consumer`."""
 
     session: str
     sent: int
     handed: int
     told: int
     snapshot_pending: bool
+    life: Life | None
 
 
 class Consumer:
@@ -124,6 +126,8 @@ class Consumer:
         """The last sequence that was handed over and needs an acknowledgement."""
         self.told = 0
         """Gaps up to here have been told, or lie behind changes that were handed over."""
+        self.life: Life | None = None
+        """Of its durable, when it attached; None: it has not, or the durable was not replicated."""
         self._owner = owner
         self._closed = closed
         self._frames: deque[Frame] = deque()
@@ -145,6 +149,7 @@ class Consumer:
 
     def begin(self, attached: AttachedDurable) -> None:
         """Starts: the durable exists, and this consumer is attached to it. Raises StoreError."""
+        self.life = attached.durable.life
         if not self._expected and self._owner.delivered_enough(self.topic, attached.durable):
             self._attached = attached
         else:
@@ -338,7 +343,7 @@ class Consumer:
 
     def ended(self) -> EndedConsumer:
         """What is to be kept once it is closed: a consumer with its subscription takes 10 KB."""
-        return EndedConsumer(self.session, self.sent, self.handed, self.told, self._snapshot)
+        return EndedConsumer(self.session, self.sent, self.handed, self.told, self._snapshot, self.life)
 
 
 def _begin_frame(attached: AttachedDurable, session: str) -> DurableBegin:

@@ -411,6 +411,10 @@ class Consumers:
         if for_good:
             self._sessions.pop(key, None)
 
+    def is_stale(self, topic: Topic, name: str) -> bool:
+        session, found = self._sessions.get((topic.id, name)), self._durables.get(topic.id, name)
+        return session is not None and session.life is not None and (found is None or session.life != found.life)
+
     def merge(
         self, run: Callable[[DurableEditor], list[Merged]], done: Callable[[list[Merged] | StoreError], None]
     ) -> None:

@@ -49,6 +49,9 @@ class ConsumersHere(Protocol):
     def end_here(self, topic: Topic, name: str, error: StoreError, *, for_good: bool) -> None:
         """Ends the consumer of a durable. `for_good`: none of its acknowledgements counts any more."""
 
+    def is_stale(self, topic: Topic, name: str) -> bool:
+        """Whether the last consumer of a durable has attached to one in whose place another one is by now."""
+
     def merge(
         self, run: Callable[[DurableEditor], list[Merged]], done: Callable[[list[Merged] | StoreError], None]
     ) -> None:
@@ -114,7 +117,6 @@ class ReplicatedDurables:
         keys = dict.fromkeys(changed)
         keys.update(dict.fromkeys([(by_name[topic].id, name) for topic, name in also if topic in by_name]))
         is_for: dict[int, bool] = {}
-        version = self._marks.version
         marks: list[DurableMark] = []
         for topic_id, name in keys:
             topic = by_id.get(topic_id)
@@ -130,13 +132,14 @@ class ReplicatedDurables:
                 if buried is not None:
                     marks.append(DurableMark(topic.name, name, buried=buried, removed=True))
             elif durable.replicated:
-                marks.append(self._mark(topic, durable, peer, version))
+                marks.append(self._mark(topic, durable, peer))
         return DurablesPart(marks, upto)
 
-    def _mark(self, topic: Topic, durable: Durable, peer: InstanceIdentity, version: int) -> DurableMark:
+    def _mark(self, topic: Topic, durable: Durable, peer: InstanceIdentity) -> DurableMark:
         key = topic.id, durable.name
         holder = self._holders.here(key)
-        found = self._marks.at(durable.consumed, (peer.name,), version)
+        # The version is that of now: a sample from before the peer began to send the topic whole has an earlier one.
+        found = self._marks.at(durable.consumed, (peer.name,), self._marks.version)
         sequence, swept = None, 0
         for epoch, reached in () if found is None else found.sources:
             if found is not None and epoch == peer.epoch:  # another one is that of data which the peer has lost
@@ -252,6 +255,9 @@ class ReplicatedDurables:
             self._warn(peer, topic, name, "here, a durable of this name has another filter, or is not replicated")
             return
         if outcome is not Merged.MOVED:
+            if self._consumers.is_stale(topic, name):  # it has attached while the mark waited for its commit
+                what = f"has been replaced by that of {peer}"
+                self._end(topic, name, Reason.DURABLE_DETACHED, what, for_good=True)
             log.info("durable_of_peer_taken", topic=topic.name, durable=name, peer=peer, outcome=outcome.name.lower())
             self._holders.changed()  # others hear of it from here
         self._consumers.look_at(topic, name)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from sow_peering import DurableMark, Stamp
 from sow_replication.options import NodeOptions, PeerOptions
+from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.durables import Durable, RewindTo
 from sow_server.engine.replicas import marks
 from sow_server.engine.values.bookmarks import Position
@@ -406,3 +407,69 @@ def test_a_gap_is_told_by_the_instance_that_has_it(pair: Linked) -> None:
     there = pair.attach("b", force=True)
     there.pump()
     assert [type(frame) for frame in there.frames][:2][-1] is GapNotice
+
+
+def test_whether_a_topic_is_whole_is_looked_up_between_two_commits(
+    pair: Linked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F6, F14: in the commit of a seed's last part, the row says that the topic is whole, and the version does not yet.
+    A sample from before the seed then counted as one from after it: rows of the seed were passed over."""
+    store = consumed(pair["a"])._rig.store
+    sources, marks_of_a, between = store.replicas.sources, store.replicas.marks, list[bool]()
+    is_whole = sources.is_whole
+
+    def looked_up(source: str, topic: Topic) -> bool:
+        between.append(store.commits.cut_lock.locked())
+        return is_whole(source, topic)
+
+    monkeypatch.setattr(sources, "is_whole", looked_up)
+    sources._seeds_version += 1
+    assert marks_of_a.whole([store.topics.by_name["T"]]) == {"b"}
+    assert between == [True]
+
+
+def test_no_position_is_told_if_the_peer_began_to_send_the_topic_whole_after_the_sample(
+    pair: Linked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F14: the writer's thread may end a seed while a peer is told. The rows of it are not acknowledged."""
+    pair.put("b", "1")
+    consumer = pair.attach("a", start=EARLIEST)
+    pair.run(1)
+    consumer.acknowledge()
+    pair.run(1)
+    a, peer = consumed(pair["a"]), pair["b"].store.identity
+    marks_of_a, sources = a._rig.store.replicas.marks, a._rig.store.replicas.sources
+    whole = marks_of_a.whole
+
+    def seeded_now(topics: Iterable[Topic]) -> frozenset[str]:
+        sources._seeds_version += 1
+        return whole(topics)
+
+    (before,), _ = a.replicated.told(peer, {"T"}, after=-1, also=())
+    monkeypatch.setattr(marks_of_a, "whole", seeded_now)
+    (during,), _ = a.replicated.told(peer, {"T"}, after=-1, also=())
+    assert before.sequence is not None
+    assert during.sequence is None
+
+
+def test_a_consumer_that_attaches_while_another_durable_takes_the_place_of_its_own_is_ended(pair: Linked) -> None:
+    """F14: it had created the durable at the end of the journal, and before its commit was answered, the earlier one of
+    a peer took its place, further back. Its next acknowledgement passed over everything in between."""
+    pair.put("b", "1", "2")
+    b, attached, taken = consumed(pair["b"]), list[Consumer | StoreError](), list[object]()
+    asked = request(b._rig.store, topic="T", start=FROM_NOW)
+    b.consumers.attach(asked, Attachment("d", declared={"replicated": True}), attached.append)
+    mark = DurableMark("T", "d", declared={"replicated": True}, born=Stamp(1, "x"))
+    b.replicated.take("a", [mark], taken.append)
+    pair.world.soon(pair["b"])
+    pair.run(0.1)
+    (consumer,) = attached
+    assert isinstance(consumer, Consumer)
+    following = Following(pair, "b", consumer)
+    pair.put("b", "3")
+    following.pump()
+    assert following.error is not None
+    assert following.error.reason is Reason.DURABLE_DETACHED
+    with pytest.raises(StoreError, match="attach again"):
+        following.acknowledge(consumer.sent)
+    assert pair.attach("b").pump() == ["1", "2", "3"]

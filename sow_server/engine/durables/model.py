@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 from sow_peering import NO_STAMP, Stamp
 from sow_server.engine.catalog.topics import Topic
@@ -45,6 +45,10 @@ class DeliveryStep(NamedTuple):
     times: int
 
 
+Life: TypeAlias = tuple[Stamp, Stamp]
+"""When a replicated durable was born, and its generation: positions are compared only within one life."""
+
+
 class Durable(NamedTuple):
     """One durable subscription, as its row says.
 
@@ -81,6 +85,11 @@ class Durable(NamedTuple):
     def replicated(self) -> bool:
         """Whether it is known at the peers, too."""
         return self.born != NO_STAMP
+
+    @property
+    def life(self) -> Life | None:
+        """None: it is not replicated."""
+        return (self.born, self.generation) if self.replicated else None
 
     @property
     def consumed(self) -> int:

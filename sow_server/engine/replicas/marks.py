@@ -3,7 +3,8 @@
 [1]  A sample is taken between two commits: its sequence, its cursors and its sweep are of one instant.
 [2]  The marks of a position come from a sample at or before it. An earlier sample promises less, never more.
 [3]  The marks of a topic have a source only if, when the sample was taken, the source sent that topic whole: without a
-     filter, completely seeded, and both ends acting on expiration alike.
+     filter, completely seeded, and both ends acting on expiration alike. Whether it does is looked up between two
+     commits: during one, its rows say so before the version does, and an earlier sample would be taken for a later one.
 
 Commits carry nothing for it: whoever needs marks takes samples, now and then.
 """
@@ -123,8 +124,9 @@ class SourceMarks:
             self._whole, self._whole_version = {}, version
         found = self._whole.get(topic.id)
         if found is None:
-            names = [name for name in list(sources.by_name) if sources.is_whole(name, topic)]
-            found = self._whole[topic.id] = frozenset([name for name in names if sources.acts_alike(name, topic)])
+            with self._commits.cut_lock:
+                names = [name for name in list(sources.by_name) if sources.is_whole(name, topic)]
+                found = self._whole[topic.id] = frozenset([name for name in names if sources.acts_alike(name, topic)])
         return found
 
     def at(self, position: int, names: Collection[str], version: int) -> Marks | None:
