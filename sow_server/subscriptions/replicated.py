@@ -199,7 +199,7 @@ class ReplicatedDurables:
 
     def _is_sound(self, peer: str, topic: Topic, mark: DurableMark) -> bool:
         known = self._durables.get(topic.id, mark.name)
-        if mark.removed or (known is not None and known.filter == mark.filter):
+        if mark.removed or (known is not None and (known.filter, known.born) == (mark.filter, mark.born)):
             return True
         try:
             check_durable_settings(mark.declared)

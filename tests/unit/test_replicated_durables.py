@@ -167,6 +167,19 @@ def test_of_two_durables_of_one_name_the_one_born_first_counts(rig: Rig, consume
     assert durable(rig).position < consumed.position
 
 
+def test_the_one_born_first_counts_with_its_settings(rig: Rig, subscribers: Subscribers, consumed: Durable) -> None:
+    """F14: each instance kept those of its own, so a consumer that moved was refused (DURABLE_DIFFERS), for good."""
+    declared = {"replicated": True, "delivery_limit": 3}
+    later = consumed.born._replace(number=consumed.born.number + 1)
+    assert merge(rig, mark_of(consumed, born=later, declared=declared)) is Merged.NOTHING
+    assert dict(durable(rig).declared) == REPLICATED
+    assert merge(rig, mark_of(consumed, generation=LATE, declared=declared)) is Merged.RESTARTED
+    assert dict(durable(rig).declared) == REPLICATED, "a rewind changes no settings"
+    assert merge(rig, mark_of(consumed, born=Stamp(1, "x"), declared=declared)) is Merged.RESTARTED
+    assert dict(durable(rig).declared) == declared
+    subscribers.attach("orders", "d", declared=declared)
+
+
 def test_another_filter_or_one_that_is_not_replicated_is_left_alone(
     rig: Rig, subscribers: Subscribers, consumed: Durable
 ) -> None:

@@ -4,7 +4,8 @@
      such position is known, it stays where it is, or begins as early as possible. So no entry is skipped; entries
      may come again.
 [2]  Positions are compared within one generation of one durable only. A greater generation, or a durable that was
-     born earlier, takes the place of the one here together with its position, also where that goes back.
+     born earlier, takes the place of the one here together with its position, also where that goes back. The latter
+     brings its settings.
 [3]  Whatever the order in which marks arrive, all instances end with the same durable and generation: the one born
      first of those that are not buried, and its greatest generation.
 """
@@ -65,6 +66,8 @@ class MarkMerge:
             restarted = found._replace(
                 born=mark.born, buried=buried, generation=mark.generation, handed=0, last_use_micros=used
             )
+            if mark.born < found.born:
+                restarted = restarted._replace(declared=MappingProxyType(dict(mark.declared)))
             drafted.put(self._placed(topic, restarted, position, self._floors.earliest(topic, found)))
             return Merged.RESTARTED
         if mark.generation == found.generation and position is not None and position > found.consumed:
