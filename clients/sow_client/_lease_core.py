@@ -15,6 +15,7 @@ rest is in `aio/_leasing.py`, from which the blocking lease is generated.
 from __future__ import annotations
 
 import asyncio
+import enum
 import threading
 import time
 from collections import deque
@@ -198,25 +199,26 @@ class LeaseCore:
         self.doubt(topic, now)
         self._failure = error
 
-    def recognized(self, topic: str, found: Sequence[Record], now: float) -> bool:
-        """Takes the versions of records that were read because they are not at the versions that the lease knows. False
-        if one of them is not a record that the lease has published: another payload is of another."""
+    def recognize(self, topic: str, found: Sequence[Record], now: float) -> Seen:
+        """Takes the versions of records that were read because they are not at the versions that the lease knows.
+        Another payload is of another."""
         records = {record.key: record for record in found}
         unknown = now < self._unknown_until.get(topic, now)
         others = self._other_payloads.get(topic, ())
-        every = True
+        seen = Seen.OWN
         for key, one in self.held[topic].items():
             record = records.get(key)
             if (
                 record is None
-                or record.version < one.first
                 or (record.version > one.last and not unknown)
                 or (record.payload != one.payload and record.payload not in others)
             ):
-                every = False
+                seen = Seen.OTHER
+            elif record.version < one.first:
+                seen = seen if seen is Seen.OTHER else Seen.BEHIND
             else:
                 one.take(record.version)
-        return every
+        return seen
 
     def doubt(self, topic: str, now: float) -> None:
         """A request of unknown outcome may have given records of a topic other versions."""
@@ -225,6 +227,18 @@ class LeaseCore:
     def _stamped(self, expire_micros: int | None, sent: float) -> None:
         self._expire_micros = expire_micros
         self._until = sent + self.seconds / CLOCK_FACTOR
+
+
+class Seen(enum.Enum):
+    """What the records are that an instance has in place of those that a lease knows."""
+
+    OWN = enum.auto()
+    """The lease's, all of them."""
+    BEHIND = enum.auto()
+    """The instance lags: one is from before those that the lease knows. It may be the lease's, from a publish that was
+    made again elsewhere because its answer was lost, or be of a former holder with the same payload."""
+    OTHER = enum.auto()
+    """One is another's, or gone."""
 
 
 class Joining(NamedTuple):

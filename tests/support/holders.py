@@ -243,7 +243,10 @@ class Holder:
             return
         assert isinstance(wait, float), "seconds"
         assert self._lease is not None, "it turns"
-        if self._lease._core._failure is None:
+        failure = self._lease._core._failure
+        if failure is not None:
+            self._excuse = str(failure)
+        else:
             self.counts["renewed"] += 1
             self._excuse = ""
             self._whole_at = self.world.instances[min(self._places)] if len(self._places) == 1 else None

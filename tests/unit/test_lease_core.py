@@ -6,7 +6,7 @@ import pytest
 
 from sow.v1 import sow_pb2
 from sow_client import Published, Record, SowError
-from sow_client._lease_core import LeaseCore
+from sow_client._lease_core import LeaseCore, Seen
 from sow_client._reads import records
 
 PAYLOAD = b'{"by":1}'
@@ -47,42 +47,43 @@ def test_an_instance_that_lags_has_an_earlier_version_which_is_the_leases() -> N
     core = held(10)
     renew(core, 20)
     renew(core, 30)
-    assert core.recognized("t", found(20), SENT)
+    assert core.recognize("t", found(20), SENT) is Seen.OWN
     assert names(core) == [20]
-    assert core.recognized("t", found(30), SENT), "it has come meanwhile"
+    assert core.recognize("t", found(30), SENT) is Seen.OWN, "it has come meanwhile"
     assert names(core) == [30]
-    assert not core.recognized("t", found(9), SENT), "a record from before the lease"
-    assert not core.recognized("t", [], SENT)
-    assert not core.recognized("t", found(20, OTHER), SENT)
+    assert core.recognize("t", found(9), SENT) is Seen.BEHIND, "a record from before those that it knows"
+    assert names(core) == [30], "which may be of a former holder, and is not renewed"
+    assert core.recognize("t", [], SENT) is Seen.OTHER
+    assert core.recognize("t", found(20, OTHER), SENT) is Seen.OTHER
 
 
 def test_a_later_version_is_the_leases_only_after_a_failed_renewal_and_for_the_time_of_the_lease() -> None:
     core = held(10)
-    assert not core.recognized("t", found(20), SENT)
+    assert core.recognize("t", found(20), SENT) is Seen.OTHER
     core.failed("t", SowError("cut", reason="STREAM_CUT"), SENT)
-    assert not core.recognized("t", found(20, OTHER), SENT + 1)
-    assert core.recognized("t", found(20), SENT + 1)
+    assert core.recognize("t", found(20, OTHER), SENT + 1) is Seen.OTHER
+    assert core.recognize("t", found(20), SENT + 1) is Seen.OWN
     renew(core, 25)
-    assert core.recognized("t", found(40), SENT + TTL), "from an instance whose clock is ahead"
-    assert not core.recognized("t", found(50), SENT + 2 * TTL)
+    assert core.recognize("t", found(40), SENT + TTL) is Seen.OWN, "from an instance whose clock is ahead"
+    assert core.recognize("t", found(50), SENT + 2 * TTL) is Seen.OTHER
 
 
 def test_a_publish_of_unknown_outcome_may_have_replaced_a_record_of_the_lease() -> None:
     """Story: a record was published once more, and the answer was lost. The next renewal took it for another's."""
     core = held(10)
     core.doubtful("t", OTHER, SENT)
-    assert core.recognized("t", found(20, OTHER), SENT + 1)
+    assert core.recognize("t", found(20, OTHER), SENT + 1) is Seen.OWN
     core.failed("t", SowError("cut", reason="STREAM_CUT"), SENT + 2)
-    assert core.recognized("t", found(30, OTHER), SENT + 3)
-    assert not core.recognized("t", found(40, b"{}"), SENT + 3)
+    assert core.recognize("t", found(30, OTHER), SENT + 3) is Seen.OWN
+    assert core.recognize("t", found(40, b"{}"), SENT + 3) is Seen.OTHER
 
 
 def test_a_record_that_was_published_twice_is_the_leases_at_its_earlier_version_too() -> None:
     core = held(10)
     core.joined(core.joins("t", SENT), published(20), OTHER, SENT)
-    assert core.recognized("t", found(10), SENT)
-    assert core.recognized("t", found(20, OTHER), SENT)
-    assert not core.recognized("t", found(15, b"{}"), SENT)
+    assert core.recognize("t", found(10), SENT) is Seen.OWN
+    assert core.recognize("t", found(20, OTHER), SENT) is Seen.OWN
+    assert core.recognize("t", found(15, b"{}"), SENT) is Seen.OTHER
 
 
 @pytest.mark.parametrize("payload", [PAYLOAD, OTHER])
@@ -90,4 +91,4 @@ def test_a_publish_that_was_known_elsewhere_has_no_version_and_is_recognized_by_
     """F12. Story: the answer to the publish of a lease was lost, and its retry at another instance was a duplicate,
     whose version is 0. The next renewal named that, and the lease was lost."""
     core = held(0)
-    assert core.recognized("t", found(20, payload), SENT + 1) == (payload == PAYLOAD)
+    assert core.recognize("t", found(20, payload), SENT + 1) is (Seen.OWN if payload == PAYLOAD else Seen.OTHER)

@@ -10,7 +10,7 @@ from typing import Final, Literal, Self
 from sow.v1 import sow_pb2
 from sow_client import _reads, _statuses, _writes
 from sow_client._documents import Document, encode
-from sow_client._lease_core import AioLock, AioTicker, Joining, LeaseCore, lease_now
+from sow_client._lease_core import AioLock, AioTicker, Joining, LeaseCore, Seen, lease_now
 from sow_client._records import DurabilityName, Published, Ttl
 from sow_client.aio._administration import AsyncAdministration
 from sow_client.aio._publishing import AsyncPublishing
@@ -235,14 +235,15 @@ class AsyncLease:
             renewed, refused = core.renewed(topic, response)
             if refused is None:
                 return renewed
-            if refused.reason not in _OTHER_RECORD or not await self._recognized(topic):
+            if refused.reason not in _OTHER_RECORD or await self._recognize(topic) is Seen.OTHER:
                 core.lose(f"a record of the lease in {topic!r} is another's, or gone: {refused.message}")
             elif core.renewal(topic, expire_micros) == request:
-                # The records were read at another instance than the one that has refused: it may go on there next time.
+                # The instance lags, or the records were read at another one than that which has refused: it may go on
+                # next time.
                 raise Unavailable(f"the lease in {topic!r}: {refused.message}", reason="BEHIND")
         return None
 
-    async def _recognized(self, topic: str) -> bool:
+    async def _recognize(self, topic: str) -> Seen:
         """Whether all records are the lease's, though not at the versions that it knows: a request of unknown outcome
         was applied, or the instance in use lags."""
         core = self._core
@@ -254,19 +255,21 @@ class AsyncLease:
                 at_most=core.patience(lease_now()),
             )
         except PermissionDenied:
-            return False
-        return core.recognized(topic, _reads.records(topic, response), lease_now())
+            return Seen.OTHER
+        return core.recognize(topic, _reads.records(topic, response), lease_now())
 
     async def _delete(self, topic: str) -> bool:
-        """Deletes the records of the lease; False if one of them was not there at a version of the lease."""
+        """Deletes the records of the lease; False if one of them was not there at a version of the lease. One that is
+        known to an instance that lags stays until its time is over."""
         held = self._core.held[topic]
         deleted = await self._delete_known(topic)
+        seen = Seen.OWN
         for _ in range(2):  # an instance that lags may get the later versions between the read and the delete
             if deleted == len(held):
                 break
-            await self._recognized(topic)
+            seen = await self._recognize(topic)
             deleted += await self._delete_known(topic)
-        return deleted == len(held)
+        return deleted == len(held) or seen is Seen.BEHIND
 
     async def _delete_known(self, topic: str) -> int:
         held = self._core.held[topic]

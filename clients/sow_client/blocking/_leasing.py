@@ -11,7 +11,7 @@ from typing import Final, Literal, Self
 from sow.v1 import sow_pb2
 from sow_client import _reads, _statuses, _writes
 from sow_client._documents import Document, encode
-from sow_client._lease_core import Joining, LeaseCore, Lock, Ticker, lease_now
+from sow_client._lease_core import Joining, LeaseCore, Lock, Seen, Ticker, lease_now
 from sow_client._records import DurabilityName, Published, Ttl
 from sow_client.blocking._administration import Administration
 from sow_client.blocking._publishing import Publishing
@@ -236,14 +236,15 @@ class Lease:
             renewed, refused = core.renewed(topic, response)
             if refused is None:
                 return renewed
-            if refused.reason not in _OTHER_RECORD or not self._recognized(topic):
+            if refused.reason not in _OTHER_RECORD or self._recognize(topic) is Seen.OTHER:
                 core.lose(f"a record of the lease in {topic!r} is another's, or gone: {refused.message}")
             elif core.renewal(topic, expire_micros) == request:
-                # The records were read at another instance than the one that has refused: it may go on there next time.
+                # The instance lags, or the records were read at another one than that which has refused: it may go on
+                # next time.
                 raise Unavailable(f"the lease in {topic!r}: {refused.message}", reason="BEHIND")
         return None
 
-    def _recognized(self, topic: str) -> bool:
+    def _recognize(self, topic: str) -> Seen:
         """Whether all records are the lease's, though not at the versions that it knows: a request of unknown outcome
         was applied, or the instance in use lags."""
         core = self._core
@@ -255,19 +256,21 @@ class Lease:
                 at_most=core.patience(lease_now()),
             )
         except PermissionDenied:
-            return False
-        return core.recognized(topic, _reads.records(topic, response), lease_now())
+            return Seen.OTHER
+        return core.recognize(topic, _reads.records(topic, response), lease_now())
 
     def _delete(self, topic: str) -> bool:
-        """Deletes the records of the lease; False if one of them was not there at a version of the lease."""
+        """Deletes the records of the lease; False if one of them was not there at a version of the lease. One that is
+        known to an instance that lags stays until its time is over."""
         held = self._core.held[topic]
         deleted = self._delete_known(topic)
+        seen = Seen.OWN
         for _ in range(2):  # an instance that lags may get the later versions between the read and the delete
             if deleted == len(held):
                 break
-            self._recognized(topic)
+            seen = self._recognize(topic)
             deleted += self._delete_known(topic)
-        return deleted == len(held)
+        return deleted == len(held) or seen is Seen.BEHIND
 
     def _delete_known(self, topic: str) -> int:
         held = self._core.held[topic]
