@@ -231,6 +231,24 @@ def test_an_idle_one_is_removed_here_only_and_comes_back_once_it_is_used(
     assert merge(rig, mark_of(consumed, idle_micros=0)) is Merged.CREATED
 
 
+def test_a_deletion_elsewhere_counts_for_one_that_was_removed_here_because_it_was_idle(
+    rig: Rig, subscribers: Subscribers, consumed: Durable
+) -> None:
+    """F16: in a line, the one in the middle passed the deletion over. It never arrived at the other end, and from there
+    the durable came back."""
+    rig.alter_topic("orders", durable_idle_ttl_micros=MINUTE)
+    rig.time.tick(2 * MINUTE)
+    subscribers.upkeep()
+    rig.time.tick(SECOND)
+    deleted = DurableMark("orders", "d", buried=consumed.born, removed=True)
+    assert merge(rig, deleted) is Merged.REMOVED
+    assert rig.store.durables.buried(rig.topic("orders").id, "d") == consumed.born, "others are told"
+    assert merge(rig, mark_of(consumed, idle_micros=0)) is Merged.NOTHING
+    assert merge(rig, deleted) is Merged.NOTHING
+    assert merge(rig, deleted._replace(name="never here")) is Merged.NOTHING
+    assert rig.store.durables.buried(rig.topic("orders").id, "never here") is None, "or it would never be forgotten"
+
+
 def test_a_use_elsewhere_is_a_use(rig: Rig, subscribers: Subscribers, consumed: Durable) -> None:
     """F16."""
     rig.alter_topic("orders", durable_idle_ttl_micros=MINUTE)

@@ -53,6 +53,10 @@ class MarkMerge:
         if found is not None and found.born <= buried:
             drafted.remove(topic, mark.name, buried=buried)
             found, removed, outcome = None, drafted.removed(topic, mark.name), Merged.REMOVED
+        elif found is None and removed is not None and removed.buried < buried:
+            # It was removed here because it was idle, and deleted elsewhere since: others hear of that from here.
+            drafted.remove(topic, mark.name, buried=buried, idle=removed.idle)
+            outcome = Merged.REMOVED
         if mark.removed or mark.born <= buried:
             return outcome
         if found is None:
