@@ -182,7 +182,8 @@ class Holder:
         self.counts[how] += 1
         self.ended[self.lease_name] = Ended(self.world.now, self._ttl_micros)
         if self._call is not None:
-            self._call.coroutine.close()
+            with acting(self):
+                self._call.coroutine.close()
         self._lease = self._turn = self._call = None
 
     def kill(self) -> None:
@@ -531,7 +532,7 @@ def acting(holder: Holder) -> Iterator[None]:
 
 
 def _acting_seconds() -> float:
-    return _acting[-1].seconds()
+    return _acting[-1].seconds() if _acting else 0.0  # a call that is under way when the world ends is closed later
 
 
 @contextmanager
