@@ -206,7 +206,8 @@ def unreachable(server: str, seconds: float, cause: str = "", *, proxy: str = ""
     why = f": {cause}" if cause else ""
     why += next((f" ({hint})" for part, hint in _HINTS if part in cause), "")
     why += f" (through the proxy of {proxy}; no_proxy lists hosts without it)" if proxy else ""
-    return Unavailable(f"cannot connect to {server} within {seconds:g} s{why}", reason="UNREACHABLE")
+    shown = round(seconds, 1 if seconds >= 1 else 3)  # the rest of a time of which some milliseconds were used already
+    return Unavailable(f"cannot connect to {server} within {shown:g} s{why}", reason="UNREACHABLE")
 
 
 def request_too_large(size: int, field: str = "request") -> SowError:

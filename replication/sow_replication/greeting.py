@@ -137,5 +137,5 @@ def not_accepted(own: InstanceIdentity, name: str) -> Refused:
     """The configuration names no such instance (rule R1)."""
     return Refused(
         types_pb2.ERROR_REASON_PEER_NOT_ACCEPTED,
-        f"{own.name} does not accept {name[:200]}: it is neither one of its peers nor in its `accept`",
+        f"{own.name} does not accept {name[:200]}: it is neither one of its peers nor in its `accept`; add it there",
     )

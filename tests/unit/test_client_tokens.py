@@ -257,6 +257,11 @@ def test_a_cause_that_takes_knowledge_of_grpc_has_a_hint(cause: str, hint: str) 
     assert "(" not in unreachable("sow.example:7450", 3, "Connection refused").message
 
 
+@pytest.mark.parametrize(("seconds", "shown"), [(2.99468, "3 s"), (4.99904, "5 s"), (0.5, "0.5 s"), (1200, "1200 s")])
+def test_the_time_of_an_attempt_is_told_without_used_milliseconds(seconds: float, shown: str) -> None:
+    assert f"within {shown}: refused" in unreachable("sow.example:7450", seconds, "refused").message
+
+
 def test_a_proxy_that_was_not_meant_is_named() -> None:
     variables = {"https_proxy": "http://proxy:3128", "no_proxy": "corp.example, db.example"}
     assert proxy_variable("sow.example:7450", variables) == "https_proxy"
