@@ -115,7 +115,9 @@ def stream_error(error: BaseException, what: str) -> SowError:
     """The error of a stream. Without a reason from the server the connection broke, whatever gRPC's code says."""
     translated = error_of_status(error)
     if reason_of(error) is None and translated.reason in _TRANSPORT_CODES and not isinstance(error, SowError):
-        return cut(f"{what} ({translated.message})")
+        # Cancelled by this client itself, as it moves: gRPC's words would blame the program.
+        own = "Locally cancelled by application" in translated.message
+        return cut(what if own else f"{what} ({translated.message})")
     return translated
 
 

@@ -25,7 +25,7 @@ from sow_client import (
     SowError,
     Unavailable,
 )
-from sow_client._statuses import error_of_status
+from sow_client._statuses import error_of_status, stream_error
 from sow_client.errors import CLASS_OF_CODE, CLASS_OF_REASON, error_of_reason
 
 REASONS = [name.removeprefix("ERROR_REASON_") for name in types_pb2.ErrorReason.keys()[1:]]
@@ -155,3 +155,12 @@ def test_publish_failed_names_the_first_refusal_and_counts_all() -> None:
 def test_an_error_that_is_one_already_stays_itself() -> None:
     error = InvalidArgument("x", reason="INVALID_ARGUMENT")
     assert error_of_status(error) is error
+
+
+def test_a_stream_that_its_own_client_cancels_does_not_blame_the_program() -> None:
+    """A live view told on_interruption, at each move, that it had been "Locally cancelled by application!"."""
+    cancelled = stream_error(Ended(grpc.StatusCode.CANCELLED, "Locally cancelled by application!"), "the subscription")
+    reset = stream_error(Ended(grpc.StatusCode.INTERNAL, "RST_STREAM"), "the subscription")
+    assert (cancelled.reason, reset.reason) == ("STREAM_CUT", "STREAM_CUT")
+    assert cancelled.message == "the subscription was cut off before its end"
+    assert reset.message == "the subscription (RST_STREAM) was cut off before its end"
