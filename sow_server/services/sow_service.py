@@ -352,9 +352,11 @@ class SowService:
             async with aclosing(frames):
                 async for frame in frames:
                     delivered = self._delivering(frame, call)
-                    yield subscribe_convert.response(frame, self._reading, figures=figures)
-                    if delivered is not None:
-                        delivered()
+                    try:
+                        yield subscribe_convert.response(frame, self._reading, figures=figures)
+                    finally:  # also where the subscriber leaves just now
+                        if delivered is not None:
+                            delivered()
 
     def _delivering(self, frame: Frame, call: Call) -> Callable[[], None] | None:
         """Begins the trace of a message; the result ends it."""
