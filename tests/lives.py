@@ -58,7 +58,6 @@ class Lived(NamedTuple):
 
 def live(lives: Sequence[Life]) -> Lived:
     """Lives some of them, in this process."""
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     figures: Counter[str] = Counter()
     failures: dict[Life, str] = {}
     began = time.process_time()
@@ -104,10 +103,14 @@ def main() -> int:
 
 def _shared(lives: Sequence[Life], workers: int) -> Iterator[Lived]:
     """Lives them in processes; yields some at a time, as they end."""
-    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), initializer=_be_quiet) as pool:
         parts = [lives[start : start + TOGETHER] for start in range(0, len(lives), TOGETHER)]
         for future in as_completed([pool.submit(live, part) for part in parts]):
             yield future.result()
+
+
+def _be_quiet() -> None:
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
 
 
 def _again(life: Life) -> str:

@@ -13,7 +13,6 @@ from typing import Final
 import pytest
 
 from sow_client import _lease_core
-from sow_client._lease_core import Held
 from sow_replication.options import NodeOptions, PeerOptions
 from sow_server.engine.values.model import Durability, Lifetime, LifetimeKind, Touch, TouchOnly
 from sow_server.services import convert
@@ -187,18 +186,6 @@ def found(folder: Path) -> bool:
 def test_a_holder_that_counts_the_time_of_the_server_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """L15, L21."""
     monkeypatch.setattr(_lease_core, "CLOCK_FACTOR", 1.0)
-    assert found(tmp_path)
-
-
-def test_a_lease_that_knows_no_earlier_versions_of_its_own_is_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """L21. The story is at `test_an_instance_that_lags_has_an_earlier_version_which_is_the_leases`."""
-
-    def forgets(self: Held, version: int) -> None:
-        self.version = self.first = self.last = version
-
-    monkeypatch.setattr(Held, "take", forgets)
     assert found(tmp_path)
 
 
