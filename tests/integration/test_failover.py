@@ -36,7 +36,7 @@ from sow_client import (
 from tests.support.access import GUARDED, grant, identity, write_access
 from tests.support.clients import Connect, connect
 from tests.support.describing import describing
-from tests.support.echo_server import Held, Store
+from tests.support.echo_server import Held, Store, Unreplicated
 from tests.support.server import ServerProcess, free_port, until
 
 __all__ = ["connect"]  # a fixture
@@ -611,6 +611,29 @@ def test_a_publish_of_unknown_outcome_goes_elsewhere_only_if_that_is_allowed_and
             assert error.reason == "UNREACHABLE"
         store.release.set()
     assert keys_at(two[1]) == ({"1"} if goes else set())
+
+
+def test_a_publish_that_its_peers_have_not_got_goes_elsewhere_once_its_instance_is_lost(
+    connect: Connect, two: tuple[ServerProcess, ServerProcess]
+) -> None:
+    """F2, F12. Story: an instance lost its links and was killed a moment later. The publish had been made again there,
+    and from then on it kept to that instance, so the kill was an error of the caller."""
+    store = Unreplicated()
+    held = grpc.server(futures.ThreadPoolExecutor(8))
+    sow_pb2_grpc.add_SowServiceServicer_to_server(store, held)
+    held.add_generic_rpc_handlers((describing(),))
+    port = held.add_insecure_port("127.0.0.1:0")
+    held.start()
+    with (
+        connect(f"127.0.0.1:{port},{two[1].address}") as client,
+        futures.ThreadPoolExecutor() as threads,
+    ):
+        call = threads.submit(lambda: client.publish("orders", {"id": "1"}))
+        assert store.entered.wait(WAIT), "it was made again here"
+        held.stop(None)
+        assert isinstance(call.result(WAIT), Published)
+        store.release.set()
+    assert keys_at(two[1]) == {"1"}
 
 
 def test_a_get_that_renews_goes_elsewhere_only_if_it_was_certainly_not_applied(

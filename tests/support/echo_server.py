@@ -13,6 +13,7 @@ import grpc
 import pytest
 
 from sow.v1 import sow_pb2, sow_pb2_grpc, types_pb2
+from tests.support.called_server import status_details
 from tests.support.describing import describing
 
 CUT_AFTER = 7  # requests of a stream, after which the server of the reconnect tests breaks it
@@ -122,6 +123,21 @@ class Held(Store):
     def Publish(self, request: sow_pb2.PublishRequest, context: object) -> sow_pb2.PublishResponse:
         self.entered.set()
         self.release.wait(10)
+        return super().Publish(request, context)
+
+
+class Unreplicated(Held):
+    """Refuses the first publish, because its peers are away, and does not answer the next one."""
+
+    def Publish(self, request: sow_pb2.PublishRequest, context: object) -> sow_pb2.PublishResponse:
+        assert isinstance(context, grpc.ServicerContext)
+        if not self.release.is_set():
+            self.release.set()
+            text = "stored here, and at no peer"
+            details = status_details(grpc.StatusCode.UNAVAILABLE, "REPLICATION_UNAVAILABLE", text, applied="1")
+            context.set_trailing_metadata(details)
+            context.abort(grpc.StatusCode.UNAVAILABLE, text)
+        self.release.clear()
         return super().Publish(request, context)
 
 

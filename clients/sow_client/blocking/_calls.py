@@ -186,5 +186,7 @@ class Calls:
                         home.line = None
                 else:
                     again = False
-                    if moves and not kept:
+                    if publishes and goes and known and moves:
+                        doubted, doubted.__cause__ = translated, error  # if the instance is lost now, it goes elsewhere
+                    elif moves and not kept:
                         home, seconds = Home("a call of unknown outcome", line), _transport.RECONNECT_SECONDS
