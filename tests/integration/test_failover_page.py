@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 import pytest
 
 from tests.support.cluster import Cluster
-from tests.support.server import ROOT
+from tests.support.server import ROOT, ServerProcess, until
 
 PAGE: Final = (ROOT / "docs" / "failover.md").read_text(encoding="utf-8")
 EXAMPLES: Final[list[str]] = re.findall(r"```python\n(.+?)```", PAGE, re.DOTALL)
@@ -61,9 +62,20 @@ def test_there_is_an_example_of_each_promise() -> None:
     }
 
 
+def tells_elsewhere(server: ServerProcess) -> bool:
+    """Whether bookmarks of an instance tell positions of the other one: a moment after its links have begun."""
+    with server.client() as client, client.sow_and_subscribe("orders") as changes:
+        for change in changes:
+            if change.op == "snapshot_end":
+                return ";" in str(changes.bookmark)
+    return False
+
+
 @pytest.mark.parametrize("example", EXAMPLES, ids=range(len(EXAMPLES)))
 def test_an_example_does_what_the_page_says(cluster: Cluster, example: str) -> None:
     cluster.await_streaming()
+    for name in ("ldn", "par"):
+        until(partial(tells_elsewhere, cluster[name].server), 20, "bookmarks that mean something elsewhere")
     for name in ("ldn", "par"):
         example = example.replace(f"{name}:7450", cluster[name].server.address)
     code = HAPPENS.sub(r'happens("\1", "\2")', example)
