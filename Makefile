@@ -113,7 +113,7 @@ client: .venv/.installed
 	.venv/bin/python clients/generate_blocking.py
 
 clean:
-	rm -rf .venv dist build .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .coverage .coverage.* .hypothesis sow-demo-data sow-demo.toml sow-cluster
+	rm -rf .venv dist build .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .coverage .coverage.* .hypothesis sow-demo-data sow-demo.toml sow-cluster clients/typescript/build clients/typescript/dist clients/typescript/node_modules
 
 # What the demo and a server need: some 25 packages, 100 MB on disk.
 .venv/.server: pyproject.toml proto/sow/version.py
