@@ -16,7 +16,7 @@ from sow_client import Client, ConditionFailed, DeadlineExceeded, InvalidArgumen
 from sow_client._lease_core import AioTicker
 from tests.support.clients import Connect, connect
 from tests.support.clocked_server import STORE_FILE
-from tests.support.server import ServerProcess
+from tests.support.server import ServerProcess, until
 
 __all__ = ["connect"]  # a fixture
 
@@ -261,7 +261,7 @@ def test_a_server_that_is_away_is_no_loss_until_the_time_is_over(world: World) -
         assert lease.lost is None
         world.server.start()
         world.tick(1)
-        assert turn(lease) == 20.0
+        until(lambda: turn(lease) == 20.0, 20, "the client to be connected again")
         world.tick(55)
         assert client.get("locks", "a") is not None, "it was renewed at the 21st second"
         turn(lease)
