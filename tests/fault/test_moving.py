@@ -7,6 +7,7 @@ killed instance is in turn that of the publisher, and that of most subscribers (
 from __future__ import annotations
 
 import random
+import signal
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -51,10 +52,12 @@ class Killed:
         return {name: self._cluster[name].server.address for name in NAMES}
 
     def lose(self, name: str) -> None:
-        self._cluster[name].server.kill9()
+        server = self._cluster[name].server
+        server.signal(signal.SIGSTOP)
         for proxy in sending(self._cluster, name):  # what they hold back is lost
             proxy.refuse()
             proxy.mend()
+        server.kill9()  # only now, as it waits for the reader processes, too
 
     def restore(self, name: str) -> None:
         self._cluster.start(name)
