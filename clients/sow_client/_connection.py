@@ -1,7 +1,7 @@
 """Whether the channel of a client is connected, and why it is not.
 
 [1]  Whoever waits for a connection waits for `connect_timeout` at most, and is told the cause that gRPC names.
-[2]  Closing ends each wait.
+[2]  Closing ends each wait, and waits for none itself.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ import asyncio
 import os
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import Final, Protocol
 
 import grpc
 import grpc.aio
@@ -25,35 +26,59 @@ CLOSE_SECONDS_MAX: Final = 1.0
 CAUSE_SECONDS_MAX: Final = 0.2
 """The longest time for the question why there is no connection."""
 
+WAIT_SECONDS: Final = 0.05
+"""How long a wait for a connection goes on before it looks whether the client is closed."""
+FOLLOW_SECONDS: Final = 0.05
+"""How often lost connections are looked for, where that matters. gRPC repeats a call 80 ms after it has lost one."""
+
 HEALTH_CHECK: Final = "/grpc.health.v1.Health/Check"
 """Called on a channel that failed to connect. Such a call fails at once and names the cause: a refused connection, a
 certificate that is not trusted. gRPC's interface offers no other way to learn the cause."""
 
 
+# As gRPC's inside counts the states.
+_READY: Final = 2
+_FAILED: Final = 3
+
+
 class Connection:
-    """Knows whether a blocking channel is connected. gRPC reports changes on a thread of its own."""
+    """Knows whether a blocking channel is connected, by asking it.
+
+    gRPC would also report each change, from a thread that waits for the next one in steps of 0.2 s. Closing a channel
+    waits for the end of such a step, so every program paid for it. The channel inside gRPC's answers at once.
+    """
 
     def __init__(self, channel: grpc.Channel, server: str, connect_timeout: float) -> None:
         self._channel = channel
+        self._inside: _Inside = channel._channel  # type: ignore[attr-defined]  # the public one has no question
         self._server = server
         self._timeout = connect_timeout
-        self._changed = threading.Condition()
-        self._state: grpc.ChannelConnectivity | None = None
-        self._watching = False
-        self._closed = False
-        self._resting = False  # the connection was lost, and nobody has asked the channel to connect since
-        self.connected = 0
-        """How often it has been connected."""
+        self._closed = threading.Event()
+        self._noted = False  # this connection is among the connected ones
+        self._connected = 0
+        self._following: threading.Thread | None = None
+
+    @property
+    def connected(self) -> int:
+        """How often it has been connected. Whoever asks compares: a thread looks for lost connections from then on, as
+        gRPC may connect anew by itself, in a call that it repeats."""
+        if self._following is None:
+            self._following = threading.Thread(target=_follow, args=(weakref.ref(self), self._closed), daemon=True)
+            self._following.start()
+        return self._connected
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a call can be made now. Raises ValueError on a closed channel."""
+        ready = self._inside.check_connectivity_state(False) == _READY
+        if ready is not self._noted:
+            self._noted = ready
+            self._connected += ready
+        return ready
 
     def close(self) -> None:
-        """Ends each wait for a connection, and stops watching. The channel may be closed afterwards."""
-        with self._changed:
-            self._closed = True
-            watching, self._watching = self._watching, False
-            self._changed.notify_all()
-        if watching:
-            self._channel.unsubscribe(self._observe)
-            _await_unwatched(self._channel)
+        """Ends each wait for a connection. The channel may be closed afterwards."""
+        self._closed.set()
 
     def await_ready(self, seconds: float | None = None) -> None:
         """Returns once a call can be made.
@@ -61,30 +86,22 @@ class Connection:
         Raises Unavailable (UNREACHABLE) after `connect_timeout`, or after `seconds` if that is less; Cancelled (CLOSED)
         when the client is closed during the wait.
         """
-        if self._state is grpc.ChannelConnectivity.READY:
-            return
-        with self._changed:
-            if self._closed:
-                raise closed("client")
-            watching, self._watching = self._watching, True
-            resting, self._resting = self._resting, False
-            if not watching:
-                self._channel.subscribe(self._observe, try_to_connect=True)
-            elif resting:
-                # A channel that lost its connection rests until it is asked to connect. Subscribing asks it.
-                self._channel.subscribe(_ignore, try_to_connect=True)
-                self._channel.unsubscribe(_ignore)
-        timeout = self._timeout if seconds is None else min(seconds, self._timeout)
-        with self._changed:
-            over = self._changed.wait_for(
-                lambda: self._closed or self._state is grpc.ChannelConnectivity.READY, timeout
-            )
-            is_closed, has_failed = self._closed, self._state is grpc.ChannelConnectivity.TRANSIENT_FAILURE
-        if is_closed:
-            raise closed("client")
-        if not over:
-            cause = self._ask_for_cause() if has_failed else ""
-            raise unreachable(self._server, timeout, cause, proxy=proxy_variable(self._server, os.environ))
+        try:
+            if self.is_ready:
+                return
+            timeout = self._timeout if seconds is None else min(seconds, self._timeout)
+            give_up = time.monotonic() + timeout
+            # A channel without a connection, or that has lost it, rests until it is asked to connect.
+            while (state := self._inside.check_connectivity_state(True)) != _READY:
+                if self._closed.is_set():
+                    raise closed("client")
+                if (left := give_up - time.monotonic()) <= 0:
+                    cause = self._ask_for_cause() if state == _FAILED else ""
+                    raise unreachable(self._server, timeout, cause, proxy=proxy_variable(self._server, os.environ))
+                self._inside.watch_connectivity_state(state, time.time() + min(left, WAIT_SECONDS))
+            _ = self.is_ready
+        except ValueError as error:  # from gRPC: the channel was closed in the meantime
+            raise closed("client") from error
 
     def _ask_for_cause(self) -> str:
         try:
@@ -92,31 +109,27 @@ class Connection:
             call(b"", timeout=CAUSE_SECONDS_MAX)
         except grpc.RpcError as error:
             return cause_of(error)
-        except ValueError:  # from gRPC: the channel was closed in the meantime
-            pass
         return ""  # the channel is connected by now
 
-    def _observe(self, state: grpc.ChannelConnectivity) -> None:
-        with self._changed:
-            self._resting = state is grpc.ChannelConnectivity.IDLE and self._state is not None
-            self.connected += state is grpc.ChannelConnectivity.READY
-            self._state = state
-            self._changed.notify_all()
+
+class _Inside(Protocol):
+    """The channel inside a channel of gRPC."""
+
+    def check_connectivity_state(self, try_to_connect: bool, /) -> int:
+        """The state."""
+
+    def watch_connectivity_state(self, last: int, deadline: float, /) -> object:
+        """Returns once the state is another one than `last`, or at `deadline`, of `time.time`."""
 
 
-def _ignore(state: grpc.ChannelConnectivity) -> None:
-    """Does nothing: only the subscription matters."""
-
-
-def _await_unwatched(channel: grpc.Channel) -> None:
-    """Returns once gRPC's watching thread of a channel without subscribers has ended.
-
-    The thread dies with `ValueError: Cannot invoke RPC: Channel closed!` when it finds the channel closed. Only a
-    private attribute of gRPC tells when it has ended. Waiting here costs no time: closing would wait for that thread.
-    """
-    give_up = time.monotonic() + CLOSE_SECONDS_MAX
-    while getattr(getattr(channel, "_connectivity_state", None), "polling", False) and time.monotonic() < give_up:
-        time.sleep(0.002)
+def _follow(connection: weakref.ref[Connection], closed: threading.Event) -> None:
+    """Notes lost connections. It does not refer to the client, so dropping the last reference to a client ends it."""
+    while not closed.wait(FOLLOW_SECONDS) and (followed := connection()) is not None:
+        try:
+            _ = followed.is_ready
+        except ValueError:  # from gRPC: the channel is closed
+            return
+        del followed
 
 
 class AioConnection:

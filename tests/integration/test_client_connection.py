@@ -172,59 +172,77 @@ def test_an_asynchronous_publisher_that_still_asks_for_its_epoch_is_aborted_at_o
 
 def test_closing_a_client_ends_the_wait_for_its_connection(mute: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Story: who waited went on waiting for `connect_timeout`, and was then told of an unreachable server."""
-    waiting = threading.Event()
     client = Client(mute, connect_timeout=600)
-    subscribe = client._transport.lines.present().channel.subscribe
-
-    def subscribed(observe: Callable[[grpc.ChannelConnectivity], None], *, try_to_connect: bool) -> None:
-        subscribe(observe, try_to_connect=try_to_connect)
-        waiting.set()
-
-    monkeypatch.setattr(client._transport.lines.present().channel, "subscribe", subscribed)
+    inside = Asked(client)
     with futures.ThreadPoolExecutor() as threads:
         call = threads.submit(client.get, "orders", "1")
-        assert waiting.wait(10)
+        assert inside.waits.wait(10)
         client.close()
         error = call.exception(10)
         assert isinstance(error, Cancelled)
         assert error.reason == "CLOSED"
 
 
-class SlowlyWatched:
-    """gRPC's channel as its watching thread sees it; it takes its time before it looks at the state once more."""
+class Asked:
+    """The channel inside gRPC's, as the client's connection asks it."""
 
-    def __init__(self, channel: Any) -> None:
-        self._channel = channel
-        self.between = threading.Event()
-        self.go_on = threading.Event()
-        self.slow = False
+    def __init__(self, client: Client) -> None:
+        connection: Any = client._transport._connection
+        self._inside, connection._inside = connection._inside, self
+        self.waits = threading.Event()
+        self.looks = threading.Semaphore(0)
 
     def check_connectivity_state(self, try_to_connect: bool) -> object:
-        return self._channel.check_connectivity_state(try_to_connect)
+        try:
+            return self._inside.check_connectivity_state(try_to_connect)
+        finally:
+            self.looks.release()
 
     def watch_connectivity_state(self, state: object, deadline: float) -> object:
-        if self.slow:
-            self.between.set()
-            assert self.go_on.wait(10)
-        return self._channel.watch_connectivity_state(state, deadline)
+        self.waits.set()
+        return self._inside.watch_connectivity_state(state, deadline)
 
 
-def test_closing_a_client_whose_connection_is_being_looked_at_leaves_no_error_in_a_thread(
+def test_closing_a_client_waits_for_nothing(store: Store, address: str) -> None:
+    """Story: gRPC's own watch of a channel goes in steps of 0.2 s, and closing waited for the end of one."""
+    client = Client(address)
+    inside = Asked(client)
+    assert client.get("orders", "1") is not None
+    channel: Any = client._transport.lines.present().channel
+    assert not channel._connectivity_state.polling, "nobody has asked gRPC to watch it"
+    inside.waits.clear()
+    client.close()
+    assert not inside.waits.is_set()
+
+
+def test_a_thread_looks_for_lost_connections_once_their_number_matters_and_ends_with_the_client(
     store: Store, address: str
 ) -> None:
-    """gRPC's thread that watches a channel died with ValueError: Cannot invoke RPC: Channel closed! It showed when the
-    server went away just as the client was closed; pytest fails a test in which a thread dies."""
+    """gRPC may connect anew by itself, in a call that it repeats: then no call of the client has noticed (rule N6)."""
     client = Client(address)
-    inside: Any = client._transport.lines.present().channel
-    watched = inside._connectivity_state.channel = SlowlyWatched(inside._connectivity_state.channel)
+    inside = Asked(client)
+    connection: Any = client._transport._connection
     assert client.get("orders", "1") is not None
-    watched.slow = True
-    assert watched.between.wait(10)
-    with futures.ThreadPoolExecutor() as threads:
-        closing = threads.submit(client.close)
-        threading.Timer(0.05, watched.go_on.set).start()
-        closing.result(10)
-    assert not inside._connectivity_state.polling
+    assert connection._following is None, "it costs a thread"
+    assert connection.connected == 1
+    while inside.looks.acquire(blocking=False):
+        pass
+    assert inside.looks.acquire(timeout=10)
+    thread: Any = connection._following
+    client.close()
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def test_a_client_that_is_dropped_does_not_stay_because_its_connection_is_looked_at(store: Store, address: str) -> None:
+    client = Client(address)
+    connection: Any = client._transport._connection
+    assert client.get("orders", "1") is not None
+    assert connection.connected == 1
+    thread = connection._following
+    del client, connection
+    thread.join(10)
+    assert not thread.is_alive()
 
 
 def test_closing_a_client_from_another_thread_ends_all_its_calls(store: Store, address: str) -> None:

@@ -23,7 +23,6 @@ from tests.support.server import ServerProcess, until
 __all__ = ["connect"]  # a fixture
 
 WAIT: Final = 20.0
-READY: Final = grpc.ChannelConnectivity.READY
 DESCRIBE: Final = "/sow.v1.AdminService/DescribeInstance"
 
 TOPICS = '[topics.orders]\nkey = ["/id"]\nexpiration = "enabled"\n'
@@ -178,8 +177,8 @@ def test_the_contract_is_asked_for_again_on_a_new_connection(server: ServerProce
         client.publish("orders", {"id": "3", "a": 1})
         assert len(list(client.query("orders", "/id = '3'"))) == 1
         today.close()
-        connection: Any = client._transport._connection  # the blocking one hears on a thread of its own
-        until(lambda: getattr(connection, "_state", None) is not READY, WAIT, "the connection to be gone")
+        connection: Any = client._transport._connection  # the blocking one looks on a thread of its own
+        until(lambda: not getattr(connection, "_noted", False), WAIT, "the connection to be gone")
         old = OldServer(server.address, port)
         try:
             with pytest.raises(FailedPrecondition) as caught:
