@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from benchmarks import (
+    commanding,
     dispatching,
     expiring,
     filtering,
@@ -65,6 +66,7 @@ BENCHMARKS: Final = (
     Benchmark("catching-up", "a peer that was down catches up", replicating.catching_up, 900),
     Benchmark("resync", "a new peer is seeded", replicating.resync, 900),
     Benchmark("access", "credentials, grants and rows", guarding.access, 1800),
+    Benchmark("command", "the time of a command", commanding.get, 600),
     Benchmark("spark-snapshot", "a snapshot of a topic in Spark", sparking.snapshot, 900),
     Benchmark("spark-write", "a bulk load from Spark", sparking.bulk_write, 900),
     Benchmark("spark-disturbance", "publishing while Spark takes snapshots", sparking.disturbance, 900),

@@ -39,6 +39,7 @@ def pytest_configure() -> None:
         # disk: those that cut the power count the synced bytes themselves. The servers under test inherit this.
         os.environ["TMPDIR"] = str(MEMORY)
         tempfile.tempdir = None  # it may have looked already
+    os.environ["XDG_CONFIG_HOME"] = "/nonexistent"  # no test meets the contexts of who runs it
     # Set once in the controlling process; the workers of xdist inherit it.
     os.environ.setdefault(_SEED_VARIABLE, str(random.SystemRandom().randrange(2**32)))
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:

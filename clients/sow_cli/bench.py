@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Final, get_args
 
 import click
-from rich.progress import TextColumn
 
 from sow.sizes import SizeError, parse_bytes
 from sow_cli import arguments, display
@@ -162,7 +161,7 @@ def bench(
             asyncio.Runner() as runner,
             Workload(client, session.async_client, plan, meter, left, runner) as workload,
         ):
-            with progress(TextColumn("{task.fields[operation]}"), measured=False) as bar:
+            with progress("{task.fields[operation]}", measured=False) as bar:
                 shown = bar.add_task("", total=None, operation="")
                 for one in work or [one for one in WORKS if plan.applies(one)]:
                     bar.update(shown, description=one)

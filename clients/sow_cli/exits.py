@@ -61,10 +61,6 @@ class NotReached(Refused):
 class RootGroup(click.Group):
     """The command `sow`: every error of a subcommand passes through here."""
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """The subcommands in the order in which they were added, so that related ones stand together."""
-        return list(self.commands)
-
     def invoke(self, ctx: click.Context) -> object:
         try:
             with _terminated_in_order():

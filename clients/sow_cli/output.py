@@ -20,25 +20,18 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import Enum
 from itertools import repeat
-from typing import Final, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
 import click
 import msgspec
-from rich import box
-from rich.cells import cell_len, set_cell_size
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    Progress,
-    SpinnerColumn,
-    TextColumn,
-    TimeElapsedColumn,
-)
-from rich.table import Table
-from rich.text import Text
 
 from sow_cli import display
 from sow_client import Record, RecordBatch
+
+if TYPE_CHECKING:  # a command that writes no table starts without rich
+    from rich.progress import Progress
+    from rich.table import Table
+    from rich.text import Text
 
 Scalar: TypeAlias = str | int | float | bool | None
 Nested: TypeAlias = Mapping[str, Scalar] | Sequence[Mapping[str, Scalar]]
@@ -150,7 +143,7 @@ class Output:
     def many(self, results: Sequence[Facts], *, names: Sequence[str], nothing: str) -> None:
         """Writes a list of results. `names`: the columns of a CSV; `nothing`: the text of an empty table."""
         if self.format is Format.TABLE:
-            self._print(_horizontal(results) if results else Text(nothing, style="dim"))
+            self._print(_horizontal(results) if results else _text(nothing, style="dim"))
         elif self.format is Format.CSV:
             values = [{fact.name: _csv_value(fact.value) for fact in facts} for facts in results]
             self.csv_rows([names, *([row.get(name) for name in names] for row in values)])
@@ -231,14 +224,16 @@ class Output:
                 layout = _Layout.measured(
                     _record_headings(form), rows[:_ROWS_MEASURED], terminal_width(), form.keys_only
                 )
-                self._print(Text(layout.line(_record_headings(form)), style="bold"))
+                self._print(_text(layout.line(_record_headings(form)), style="bold"))
             self.write(("\n".join([layout.line(row) for row in rows]) + "\n").encode())
             written += len(batch)
         if not written:
-            self._print(Text("no records", style="dim"))
+            self._print(_text("no records", style="dim"))
         return written
 
     def _print(self, content: Table | Text) -> None:
+        from rich.console import Console
+
         console = Console(
             file=sys.stdout, highlight=False, markup=False, emoji=False, width=terminal_width(), soft_wrap=False
         )
@@ -297,14 +292,18 @@ def note(text: str) -> None:
     click.echo(display.safe(text), err=True)
 
 
-def progress(*columns: TextColumn, measured: bool) -> Progress:
-    """A progress display on stderr that shows only on a terminal. `measured`: the total is known, so it has a bar."""
+def progress(*texts: str, measured: bool) -> Progress:
+    """A progress display on stderr that shows only on a terminal. `measured`: the total is known, so it has a bar.
+    `texts`: further columns, such as `{task.fields[figures]}`."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
     console = Console(stderr=True, highlight=False)
     parts = [BarColumn(bar_width=30), TextColumn("{task.percentage:>3.0f}%")] if measured else [SpinnerColumn()]
     return Progress(
         TextColumn("{task.description}"),
         *parts,
-        *columns,
+        *map(TextColumn, texts),
         TimeElapsedColumn(),
         console=console,
         transient=True,
@@ -442,6 +441,8 @@ class _Layout:
     def measured(cls, headings: Sequence[str], rows: Sequence[Sequence[str]], width: int, keys_only: bool) -> _Layout:
         """Makes each column as wide as these rows need, the key up to its maximum; the payload, at the end, gets the
         rest."""
+        from rich.cells import cell_len
+
         widths = [max(cell_len(text) for text in column) for column in zip(headings, *rows, strict=True)]
         widths[0] = min(widths[0], KEY_WIDTH_MAX if not keys_only else width)
         if not keys_only:
@@ -456,6 +457,8 @@ def fit(text: str, width: int) -> str:
     """`text` in exactly `width` columns of a terminal."""
     if text.isascii():
         return text.ljust(width) if len(text) <= width else text[: width - 1] + "…"
+    from rich.cells import cell_len, set_cell_size
+
     length = cell_len(text)
     return text + " " * (width - length) if length <= width else set_cell_size(text, width - 1) + "…"
 
@@ -504,23 +507,34 @@ def _full_payload(payload: bytes, form: RecordForm) -> str:
     return "\n".join(display.safe(line) for line in text.split("\n"))
 
 
+def _text(text: str, *, style: str = "") -> Text:
+    from rich.text import Text
+
+    return Text(text, style=style)
+
+
 def _vertical(facts: Facts) -> Table:
+    from rich.table import Table
+
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
     for fact in facts:
         if fact.shown:
-            table.add_row(Text(fact.heading), Text(fact.shown))
+            table.add_row(_text(fact.heading), _text(fact.shown))
     return table
 
 
 def _horizontal(results: Sequence[Facts]) -> Table:
+    from rich import box
+    from rich.table import Table
+
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold", show_edge=False)
     for fact in results[0]:
         if fact.in_lists:
             table.add_column(fact.column or fact.heading, justify="right" if fact.right else "left", overflow="fold")
     for facts in results:
-        table.add_row(*(Text(fact.shown) for fact in facts if fact.in_lists))
+        table.add_row(*(_text(fact.shown) for fact in facts if fact.in_lists))
     return table
 
 

@@ -21,7 +21,6 @@ from operator import attrgetter
 from typing import Final, get_args
 
 import click
-from rich.progress import TextColumn
 
 from sow_cli import arguments, display
 from sow_cli.exits import SERVER_SAID_NO
@@ -246,7 +245,7 @@ class _Reading:
         self._parse = parse
         self._keep_spaces = keep_spaces
         size = _size_of(file)
-        self.bar = progress(TextColumn("{task.fields[figures]}"), measured=size is not None)
+        self.bar = progress("{task.fields[figures]}", measured=size is not None)
         """The progress display. It is shown only on a terminal, and not while the input is typed there."""
         if file.isatty():
             self.bar.disable = True

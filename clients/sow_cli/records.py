@@ -9,14 +9,11 @@ from io import BufferedReader
 from typing import TypeVar, get_args
 
 import click
-from rich.progress import TextColumn
 
 from sow_cli import arguments, display
 from sow_cli.exits import SERVER_SAID_NO
 from sow_cli.output import Fact, Output, RecordForm, note, output_option, progress
-from sow_cli.publishing import published_facts
 from sow_cli.session import Session
-from sow_cli.topics import confirm
 from sow_client import Client, Deleted, Published, QueryPlan, QueryResult, Refusal, TouchOnlyName
 
 Command = TypeVar("Command", bound=Callable[..., object])
@@ -278,10 +275,11 @@ def delete(
     if bool(keys) + (filter_text is not None) + (data is not None) + everything != 1:
         raise click.UsageError("give exactly one of --key, --filter, --data and --all")
     if everything and not dry_run:
+        from sow_cli.topics import confirm  # `get` starts without that module
+
         confirm(f"Delete every record of topic {topic}?", force=force)
     document = None if data is None else data.read()
-    figures = TextColumn("{task.fields[figures]}")
-    with session.client() as client, progress(figures, measured=False) as bar:
+    with session.client() as client, progress("{task.fields[figures]}", measured=False) as bar:
         task = bar.add_task("counting" if dry_run else "deleting", total=None, figures="")
 
         def show(so_far: Deleted) -> None:
@@ -364,6 +362,8 @@ def persist(session: Session, topic: str, keys: tuple[str, ...], output: Output)
 
 
 def _write_outcomes(output: Output, topic: str, keys: tuple[str, ...], outcomes: list[Published | Refusal]) -> None:
+    from sow_cli.publishing import published_facts  # `get` starts without that module
+
     done = [published_facts(topic, one) for one in outcomes if isinstance(one, Published)]
     refused = [one for one in outcomes if isinstance(one, Refusal)]
     if len(keys) == 1 and done:

@@ -6,7 +6,6 @@ from datetime import timedelta
 from typing import Final
 
 import click
-from rich.progress import TextColumn
 
 from sow_cli import display
 from sow_cli.exits import SERVER_SAID_NO
@@ -113,7 +112,7 @@ def verify(
       sow replication verify ldn-1
       sow replication verify ldn-1 --topic orders --keys 10
     """
-    with session.client() as client, progress(TextColumn("{task.fields[topic]}"), measured=False) as bar:
+    with session.client() as client, progress("{task.fields[topic]}", measured=False) as bar:
         task = bar.add_task("comparing", total=None, topic="")
 
         def show(done: Verified) -> None:
@@ -143,7 +142,7 @@ def repair(session: Session, output: Output, peer: str, topics: tuple[str, ...])
     Example:
       sow replication repair ldn-1 --topic orders
     """
-    with session.client() as client, progress(TextColumn("{task.fields[topic]}"), measured=False) as bar:
+    with session.client() as client, progress("{task.fields[topic]}", measured=False) as bar:
         task = bar.add_task("repairing", total=None, topic="")
 
         def show(done: Repaired) -> None:

@@ -6,12 +6,15 @@ import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import click
 
 from sow_cli import display
-from sow_client import AsyncClient, Client, FailoverPublish, Instance, InvalidArgument, Prefer, SowError, Tls
+from sow_client import Client, FailoverPublish, Instance, InvalidArgument, Prefer, SowError, Tls
+
+if TYPE_CHECKING:
+    from sow_client import AsyncClient
 
 DEFAULT_SERVER: Final = "127.0.0.1:7450"
 CONNECT_SECONDS_MAX: Final = 3.0
@@ -83,6 +86,8 @@ class Session:
 
     def async_client(self) -> AsyncClient:
         """A client for an event loop, with the same credentials. A bad address or TLS file is found by `client`."""
+        from sow_client import AsyncClient  # few commands have an event loop
+
         return AsyncClient(
             self.server,
             tls=self.tls,

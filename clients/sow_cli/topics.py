@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from typing import Final, Unpack
 
 import click
-from rich.progress import TextColumn
 
 from sow_cli import arguments, display, settings
 from sow_cli.exits import SERVER_SAID_NO
@@ -192,8 +191,7 @@ def restamp(
     if (lifetime is not None) + (cap is not None) + clear != 1:
         raise click.UsageError("give exactly one of --set, --cap and --clear")
     mode: RestampMode = "clear" if clear else "set" if cap is None else "cap"
-    figures = TextColumn("{task.fields[figures]}")
-    with session.client() as client, progress(figures, measured=False) as bar:
+    with session.client() as client, progress("{task.fields[figures]}", measured=False) as bar:
         task = bar.add_task("counting" if dry_run else "restamping", total=None, figures="")
 
         def show(so_far: Restamped) -> None:
@@ -327,7 +325,7 @@ def check(ctx: click.Context, session: Session, output: Output, name: str, *, re
       sow topic check orders
       sow topic check orders --repair
     """
-    with session.client() as client, progress(TextColumn("{task.fields[figures]}"), measured=False) as bar:
+    with session.client() as client, progress("{task.fields[figures]}", measured=False) as bar:
         task = bar.add_task("checking", total=None, figures="")
 
         def show(so_far: TopicChecked) -> None:

@@ -13,10 +13,11 @@
 Names that are not in `__all__` are private, whatever module they are in.
 """
 
+from typing import TYPE_CHECKING, Final
+
 from sow.version import __version__
 from sow_client._access import AccessDecision, CallerSession, Identity
 from sow_client._addresses import Prefer
-from sow_client._aio_publisher import AsyncPublisher
 from sow_client._changes import ChangesPlan, Pin
 from sow_client._channel import Tls
 from sow_client._durable import AsyncDurableSubscription, DurableSubscription
@@ -83,8 +84,6 @@ from sow_client._setting_values import (
 from sow_client._subscription import AsyncSubscription, Subscription
 from sow_client._tokens import Token
 from sow_client._view import View
-from sow_client.aio import AsyncClient
-from sow_client.aio._leasing import AsyncLease
 from sow_client.blocking import Client
 from sow_client.blocking._leasing import Lease
 from sow_client.errors import (
@@ -108,6 +107,28 @@ from sow_client.errors import (
     SowError,
     Unavailable,
 )
+
+if TYPE_CHECKING:
+    from sow_client._aio_publisher import AsyncPublisher
+    from sow_client.aio import AsyncClient
+    from sow_client.aio._leasing import AsyncLease
+
+_LATER: Final = {
+    "AsyncClient": "sow_client.aio",
+    "AsyncLease": "sow_client.aio._leasing",
+    "AsyncPublisher": "sow_client._aio_publisher",
+}
+"""Names that are imported at their first use: a program has one of the two clients, and short ones start sooner."""
+
+
+def __getattr__(name: str) -> object:
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    globals()[name] = found = getattr(import_module(_LATER[name]), name)
+    return found
+
 
 __all__ = [
     "EARLIEST",

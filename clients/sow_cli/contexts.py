@@ -1,0 +1,156 @@
+"""`sow context`: saves the settings that lead to a server under a name."""
+
+from __future__ import annotations
+
+import os
+from typing import Final
+
+import click
+
+from sow_cli.connection import CONTEXT_VARIABLE, Source, found_settings, given, session_of
+from sow_cli.context_files import NAMES, ContextFiles, checked_name
+from sow_cli.output import Fact, Format, Output, note, output_option
+from sow_cli.session import connect
+
+_FILES: Final = ("tls_ca", "tls_cert", "tls_key", "token_file")
+
+
+def _file() -> ContextFiles:
+    return ContextFiles(os.environ)
+
+
+@click.group(short_help="Save servers, TLS files and tokens under names.")
+def context() -> None:
+    """Contexts: settings that lead to a server, saved under a name.
+
+    A setting comes from the first of these that has it: its option, the context that --context names, its variable such
+    as SOW_SERVER, the context of SOW_CONTEXT or in use, the default.
+    """
+
+
+@context.command(short_help="Save a context.")
+@click.argument("name")
+@click.option(
+    "--format", "saved_format", type=click.Choice([one.value for one in Format]), help="The default of --format."
+)
+@click.option("--use", "uses", is_flag=True, help="Use it from now on.")
+@click.option("--replace", is_flag=True, help="Replace a context of that name.")
+@click.pass_context
+def add(ctx: click.Context, name: str, saved_format: str | None, uses: bool, replace: bool) -> None:
+    """Save the options of the connection that are given here as the context NAME: --server, --prefer,
+    --failover-publish, --tls-ca, --tls-cert, --tls-key, --tls-server-name, --token-file.
+
+    Only its owner can read the file. It has the name of the file with the token, not the token.
+
+    \b
+    Examples:
+      sow context add local --server 127.0.0.1:7450 --use
+      sow context add prod --server ldn:7450,nyc:7450 --tls-ca ca.pem --token-file prod.token
+      sow context add scripts --server ldn:7450 --format ndjson
+    """
+    files = _file()
+    if not replace and checked_name(name) in files.names():
+        raise click.UsageError(f"there is a context {name!r} already; --replace replaces it")
+    chosen = {key: os.path.abspath(value) if key in _FILES else value for key, value in given(ctx).items()}
+    if chosen.pop("context", None) is not None:
+        raise click.UsageError("--context and a new context exclude each other")
+    if saved_format is not None:
+        chosen["format"] = saved_format
+    if not chosen:
+        raise click.UsageError("a context has settings: give at least --server")
+    with_defaults = {"server": Source("127.0.0.1", "")} | {key: Source(value, "") for key, value in chosen.items()}
+    session_of(with_defaults, connect).client().close()  # a bad address or file is found now; it does not connect
+    files.write(name, chosen)
+    if uses:
+        files.use(name)
+    used = uses or files.current() == name
+    note(f"saved {name}; " + ("it is in use" if used else f"`sow context use {name}` uses it from now on"))
+
+
+@context.command(short_help="Use a context from now on.")
+@click.argument("name", required=False)
+@click.option("--none", "nothing", is_flag=True, help="Use no context.")
+def use(name: str | None, nothing: bool) -> None:
+    """Use the context NAME from now on, where neither --context nor SOW_CONTEXT names another one.
+
+    \b
+    Examples:
+      sow context use prod
+      sow context use --none
+    """
+    if (name is None) is not nothing:
+        raise click.UsageError("give NAME or --none")
+    files = _file()
+    if name is not None:
+        files.read(name)
+    files.use(name or "")
+    note(f"{name} is in use" if name else "no context is in use")
+    if os.environ.get(CONTEXT_VARIABLE) and os.environ[CONTEXT_VARIABLE] != name:
+        note(f"{CONTEXT_VARIABLE}={os.environ[CONTEXT_VARIABLE]} counts before it")
+
+
+@context.command("list", short_help="List all contexts.")
+@output_option
+def list_contexts(output: Output) -> None:
+    """List all contexts; the star marks the one in use.
+
+    \b
+    Example:
+      sow context list
+    """
+    files = _file()
+    used = os.environ.get(CONTEXT_VARIABLE) or files.current()
+    rows = []
+    for name in files.names():
+        try:
+            found = files.read(name)
+        except click.UsageError as error:
+            note(f"sow: {error.message}")
+            continue
+        facts = [Fact("name", name, name), Fact("used", name == used, "*" if name == used else "")]
+        rows.append(facts + [Fact(key, found.get(key), found.get(key, "")) for key in _LISTED])
+    output.many(rows, names=("name", "used", *_LISTED), nothing="no contexts; `sow context add` saves one")
+
+
+_LISTED: Final = ("server", "tls_ca", "token_file", "format")
+
+
+@context.command(short_help="Show a context, or the settings that count now.")
+@click.argument("name", required=False)
+@output_option
+@click.pass_context
+def show(ctx: click.Context, name: str | None, output: Output) -> None:
+    """Show the context NAME; without NAME, each setting that counts now and where it comes from.
+
+    \b
+    Examples:
+      sow context show
+      sow context show prod
+    """
+    if name is None:
+        found = found_settings(ctx)
+    else:
+        found = {key: Source(value, f"context {name}") for key, value in _file().read(name).items()}
+    rows = [
+        [
+            Fact("setting", key, key),
+            Fact("value", found[key].value, found[key].value),
+            Fact("source", found[key].source, found[key].source),
+        ]
+        for key in NAMES
+        if key in found
+    ]
+    output.many(rows, names=("setting", "value", "source"), nothing="no settings")
+
+
+@context.command(short_help="Remove a context.")
+@click.argument("name")
+def remove(name: str) -> None:
+    """Remove the context NAME. The files that it names stay.
+
+    \b
+    Example:
+      sow context remove prod
+    """
+    _file().remove(name)
+    note(f"removed {name}")
