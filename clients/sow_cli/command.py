@@ -8,6 +8,8 @@ A subcommand gets a `Session` through `click.pass_obj`. It opens the session's c
 
 from __future__ import annotations
 
+import os
+import sys
 from importlib import import_module
 from typing import Final
 
@@ -44,8 +46,12 @@ COMMANDS: Final = {
     "token": "access",
     "sessions": "access",
     "context": "contexts",
+    "completion": "completion",
 }
 """The module of each subcommand, in the order of the help. The module has it under its name, with _ for -."""
+WITHOUT_SERVER: Final = frozenset({"context", "completion"})
+COMPLETE_VARIABLE: Final = "_SOW_COMPLETE"
+"""Set while bash, zsh or fish asks for completions."""
 
 
 class Sow(RootGroup):
@@ -59,7 +65,11 @@ class Sow(RootGroup):
         """As click's."""
         if cmd_name in COMMANDS and cmd_name not in self.commands:
             found = getattr(import_module(f"sow_cli.{COMMANDS[cmd_name]}"), cmd_name.replace("-", "_"))
-            self.add_command(connection.connected(found), cmd_name)
+            self.add_command(connection.connected(found, connects=cmd_name not in WITHOUT_SERVER), cmd_name)
+            if COMPLETE_VARIABLE in os.environ:
+                from sow_cli.completion import Names, Values
+
+                Values(Names()).prepare(found)
         return super().get_command(ctx, cmd_name)
 
 
@@ -81,6 +91,8 @@ class Sow(RootGroup):
 def sow(ctx: click.Context, *, shows_version: bool) -> None:
     """Publish, read and delete records of a SOW server: the last value of every key, with lifetimes.
 
+    Without a command, on a terminal, an interactive shell begins.
+
     Results go to stdout, as a table on a terminal and as NDJSON in a pipe (--format of each command, or SOW_FORMAT);
     everything else goes to stderr.
 
@@ -93,7 +105,19 @@ def sow(ctx: click.Context, *, shows_version: bool) -> None:
         server.show_versions(connection.settle(ctx))
         ctx.exit()
     if ctx.invoked_subcommand is None:
+        if sys.stdin.isatty() and sys.stdout.isatty():
+            ctx.exit(_shell(ctx))
         if connection.given(ctx):
             ctx.fail("Missing command.")
         click.echo(ctx.get_help(), err=True)
         ctx.exit(2)
+
+
+def _shell(ctx: click.Context) -> int:
+    try:
+        from sow_cli.shell import run_shell
+    except ModuleNotFoundError as error:
+        if error.name != "prompt_toolkit":
+            raise
+        ctx.fail("the interactive shell needs prompt_toolkit: pip install prompt_toolkit")
+    return run_shell(ctx, sow, connection.connect_of(ctx))

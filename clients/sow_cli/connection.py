@@ -52,6 +52,9 @@ class ConnectionOption(click.Option):
         return None if self._again else super().get_help_record(ctx)
 
 
+_FORMAT: Final = "How results are written, where the command itself has no --format."
+
+
 def connection_options(*, again: bool = False) -> Iterator[ConnectionOption]:
     """The options, in the order of the help."""
 
@@ -84,6 +87,8 @@ def connection_options(*, again: bool = False) -> Iterator[ConnectionOption]:
     yield option("--tls-key", "PEM key of --tls-cert.", type=_EXISTING_FILE, metavar="FILE")
     yield option("--token-file", "A file with the token to show.", type=_EXISTING_FILE, metavar="FILE")
     yield option("--tls-server-name", "Name to expect in the server's certificate; turns TLS on.", metavar="NAME")
+    if not again:
+        yield option("--format", _FORMAT, metavar="FORMAT")
 
 
 def _noted(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
@@ -163,9 +168,15 @@ def begin(ctx: click.Context) -> None:
     ctx.meta[_CONNECT] = ctx.obj or connect
 
 
+def connect_of(ctx: click.Context) -> Connect:
+    """The way to connect of this invocation."""
+    found: Connect = ctx.meta[_CONNECT]
+    return found
+
+
 def settle(ctx: click.Context) -> Session:
     """Gives a command that runs its session, and `exits` too."""
-    session = session_of(found_settings(ctx), ctx.meta[_CONNECT])
+    session = session_of(found_settings(ctx), connect_of(ctx))
     ctx.obj = ctx.find_root().obj = session
     return session
 
@@ -179,15 +190,18 @@ def default_format() -> str | None:
     return found["format"].value if "format" in found else None
 
 
-def connected(command: click.Command) -> click.Command:
-    """Gives a command, or all commands of a group, the options of the connection, and a session when it runs."""
+def connected(command: click.Command, *, connects: bool = True) -> click.Command:
+    """Gives a command, or all commands of a group, the options of the connection, and a session when it runs.
+    `connects`: false for one that needs no server, and also runs where a context has a fault."""
     if isinstance(command, click.Group):
         for one in command.commands.values():
-            connected(one)
+            connected(one, connects=connects)
         return command
     taken = {text for param in command.params for text in param.opts}
     command.params += [option for option in connection_options(again=True) if not taken & set(option.opts)]
     command.epilog = _EPILOG
+    if not connects:
+        return command
     for param in command.params:
         if param.name == "output":  # --format
             param.default = default_format

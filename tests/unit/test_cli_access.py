@@ -67,11 +67,11 @@ def test_every_variable_of_the_environment_is_shown_and_documented() -> None:
     client_page = DOCUMENTATION.with_name("client.md").read_text()
     variables = [parameter.envvar for parameter in sow.params if isinstance(parameter, click.Option)]
     named = [name for name in variables if isinstance(name, str)]
-    assert len(named) == 9
+    assert len(named) == 10
     for name in named:
         assert name in text
         assert f"`{name}`" in DOCUMENTATION.read_text() or f"`${name}`" in DOCUMENTATION.read_text()
-        assert f"`{name}`" in client_page or name == "SOW_CONTEXT", "programs have no contexts"
+        assert f"`{name}`" in client_page or name in ("SOW_CONTEXT", "SOW_FORMAT"), "of the command"
 
 
 def test_the_command_of_a_hint_shows_the_same_credentials() -> None:

@@ -27,7 +27,7 @@ from tests.support.fake_client import FakeClient
 __all__ = ["client"]  # a fixture
 
 
-_WITHOUT_RESULT = (("token", "new"), ("lease",), ("context", "use"), ("context", "remove"))
+_WITHOUT_RESULT = (("token", "new"), ("lease",), ("context", "use"), ("context", "remove"), ("completion",))
 """They write nothing for a pipe."""
 
 

@@ -1,0 +1,292 @@
+"""Completion in bash, zsh, fish and the interactive shell: commands, options, topics, fields, words of filters.
+
+[1]  Names come from the server within a short time. Where it does not answer, there are none, and nothing is said.
+[2]  Fields are those of the topic's first records: a record has no schema that could tell them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+import click
+import msgspec
+from click.shell_completion import CompletionItem, ShellComplete, get_completion_class
+
+from sow_cli.connection import found_settings, session_of
+from sow_cli.context_files import ContextFiles
+from sow_cli.session import Connect, Session, connect
+from sow_client import Client, SowError
+
+NAMES_SECONDS_MAX: Final = 0.5
+"""The longest time that a person waits for names."""
+CONNECT_SECONDS_MAX: Final = 0.3
+REMEMBERED_SECONDS: Final = 5.0
+"""How long the interactive shell does not ask again."""
+REMEMBERED_MAX: Final = 100
+RECORDS_SEEN: Final = 20
+"""The fields of so many records are offered."""
+FIELDS_MAX: Final = 500
+FIELD_DEPTH_MAX: Final = 4
+
+KEYWORDS: Final = (
+    "AND", "OR", "NOT", "IN", "BETWEEN", "LIKE", "BEGINS WITH", "ENDS WITH", "CONTAINS", "IS NULL", "IS NOT NULL",
+    "TRUE", "FALSE", "NULL",
+)  # fmt: skip
+METADATA: Final = ("@key", "@version", "@publish_time", "@expire_time", "@topic")
+FUNCTIONS: Final = (
+    "ABS(", "ARRAY_COUNT(", "CEIL(", "COALESCE(", "CONCAT(", "FLOOR(", "IF(", "LENGTH(", "LOWER(", "NOW_MICROS(",
+    "REPLACE(", "ROUND(", "SUBSTR(", "TRIM(", "UPPER(",
+)  # fmt: skip
+
+_PLAIN: Final = re.compile(r"[\w.:$#]+")
+_LAST_WORD: Final = re.compile(r"[^\s()=<>!,+*%]*\Z")
+_PATH_OPTIONS: Final = frozenset({"--select", "--exclude", "--order-by", "--unset", "--index", "--key-field"})
+_SHELLS: Final = ("bash", "zsh", "fish")
+
+if TYPE_CHECKING:
+    _Type = click.ParamType[Any]
+else:
+    _Type = click.ParamType  # generic since click 8.2 only
+
+Finder: TypeAlias = Callable[[click.Context, str], Iterable[str]]
+
+
+@click.command(short_help="Print what makes a shell complete commands of sow.")
+@click.argument("shell", type=click.Choice(_SHELLS))
+def completion(shell: str) -> None:
+    """Print the script that makes SHELL complete the commands of sow, their options, and names of topics and fields.
+
+    The names come from the server; where it does not answer, there are none.
+
+    \b
+    Examples:
+      sow completion bash > ~/.local/share/bash-completion/completions/sow
+      sow completion zsh > "${fpath[1]}/_sow"
+      sow completion fish > ~/.config/fish/completions/sow.fish
+    """
+    found = get_completion_class(shell)
+    assert found is not None, "click knows these shells"
+    root = click.get_current_context().find_root().command
+    script = found(root, {}, "sow", "_SOW_COMPLETE")
+    click.echo(script.source_template % script.source_vars())
+
+
+class Names:
+    """Names that a server knows, asked for in a thread and remembered for a while."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._found: dict[tuple[object, ...], tuple[float, Sequence[str]]] = {}
+
+    def get(self, key: tuple[object, ...], fetch: Callable[[], Sequence[str]]) -> Sequence[str]:
+        """The names of this key: as remembered, or as `fetch` returns them within `NAMES_SECONDS_MAX`; else none ([1]).
+        Names that come later are there the next time."""
+        if key in self._found and self._now() - self._found[key][0] < REMEMBERED_SECONDS:
+            return self._found[key][1]
+        if len(self._found) >= REMEMBERED_MAX:
+            self._found.clear()
+        before = self._found.get(key, (0.0, ()))[1]
+        self._found[key] = self._now(), before  # nobody else asks in the meantime
+
+        def ask() -> None:
+            try:
+                names = fetch()
+            except (SowError, click.UsageError):
+                names = ()
+            self._found[key] = self._now(), names
+
+        thread = threading.Thread(target=ask, name="sow-names", daemon=True)
+        thread.start()
+        thread.join(NAMES_SECONDS_MAX)
+        return self._found[key][1]
+
+
+class Values:
+    """Completes values of arguments and options."""
+
+    def __init__(self, names: Names) -> None:
+        self._names = names
+
+    def prepare(self, command: click.Command) -> None:
+        """Lets the parameters of a command, or of all commands of a group, find their values."""
+        if isinstance(command, click.Group):
+            for one in command.commands.values():
+                self.prepare(one)
+        for param in command.params:
+            finder = self._finder(command, param)
+            if finder is not None and not isinstance(param.type, _Completed):
+                param.type = _Completed(param.type, finder)
+
+    def _finder(self, command: click.Command, param: click.Parameter) -> Finder | None:
+        options = set(param.opts)
+        of_topics = getattr(command.callback, "__module__", "") == "sow_cli.topics" and command.name != "create"
+        if isinstance(param, click.Argument) and (param.name == "topic" or (of_topics and param.name == "name")):
+            return self.topics
+        if param.name == "filter_text" or "--filter" in options:
+            return self.filters
+        if options & _PATH_OPTIONS:
+            return self.paths
+        of_contexts = getattr(command.callback, "__module__", "") == "sow_cli.contexts" and command.name != "add"
+        return _contexts if "--context" in options or (of_contexts and param.name == "name") else None
+
+    def topics(self, ctx: click.Context, incomplete: str) -> Iterable[str]:
+        """Names of topics."""
+        session, connection = _reached(ctx)
+
+        def fetch() -> Sequence[str]:
+            with connection(session) as client:
+                return [topic.name for topic in client.topics()]
+
+        return _beginning(incomplete, self._names.get(("topics", session), fetch))
+
+    def fields(self, ctx: click.Context) -> Sequence[str]:
+        """The paths of fields that records of the command's topic have ([2])."""
+        named = ctx.params.get("topic") or ctx.params.get("name")
+        if named is None and ctx.args:
+            named = ctx.args[0]  # click reads no arguments on a line that ends with an option without its value
+        if not isinstance(named, str) or not named:
+            return ()
+        session, connection = _reached(ctx)
+
+        def fetch() -> Sequence[str]:
+            with connection(session) as client:
+                return _fields(client, named)
+
+        return self._names.get(("fields", session, named), fetch)
+
+    def paths(self, ctx: click.Context, incomplete: str) -> Iterable[str]:
+        """Paths of fields, the last one of a list with commas."""
+        head, comma, last = incomplete.rpartition(",")
+        space = last[: len(last) - len(last.lstrip())]
+        return (head + comma + space + path for path in _beginning(last.strip(), self.fields(ctx)))
+
+    def filters(self, ctx: click.Context, incomplete: str) -> Iterable[str]:
+        """Filters, continued by one word: a field, a keyword, a function, metadata."""
+        head = before_last_word(incomplete)
+        last = incomplete[len(head) :]
+        words = [*_beginning(last, self.fields(ctx)), *_beginning(last, METADATA)]
+        if not last.startswith(("/", "@")):
+            if head.strip():
+                words += [word for word in KEYWORDS if word.startswith(last.upper())]
+            words += [word for word in FUNCTIONS if last and word.startswith(last.upper())]
+        return (head + word for word in words)
+
+
+def before_last_word(text: str) -> str:
+    """A filter up to the word at its end."""
+    match = _LAST_WORD.search(text)
+    assert match is not None, "it matches the empty end"
+    return text[: match.start()]
+
+
+class _Completed(_Type):
+    """A type with another completion."""
+
+    def __init__(self, inner: _Type, finder: Finder) -> None:
+        self.name = inner.name
+        self._inner = inner
+        self._finder = finder
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """As the type's own."""
+        return self._inner.convert(value, param, ctx)
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """As click's."""
+        goes_on = param.name == "filter_text" or "--filter" in param.opts
+        return [CompletionItem(found, goes_on=goes_on) for found in self._finder(ctx, incomplete)]
+
+
+def _reached(ctx: click.Context) -> tuple[Session, Connect]:
+    """The session of a command line that is being written. Raises UsageError."""
+    given: Connect | None = ctx.find_root().obj
+    session = session_of(found_settings(ctx), given or connect)
+    return (session, given) if given is not None else (replace(session, waits=CONNECT_SECONDS_MAX), connect)
+
+
+def _contexts(_ctx: click.Context, incomplete: str) -> Iterable[str]:
+    return _beginning(incomplete, ContextFiles(os.environ).names())
+
+
+def _beginning(beginning: str, names: Iterable[str]) -> list[str]:
+    return [name for name in names if name.startswith(beginning)]
+
+
+def _fields(client: Client, topic: str) -> Sequence[str]:
+    paths: dict[str, None] = {}
+    with client.query(topic, top_n=RECORDS_SEEN) as result:
+        for payload in (payload for batch in result.batches() for payload in batch.payloads):
+            try:
+                document = msgspec.json.decode(payload)
+            except msgspec.DecodeError:
+                continue  # not a json topic
+            paths |= dict.fromkeys(_paths(document, "", FIELD_DEPTH_MAX))
+    return tuple(paths)[:FIELDS_MAX]
+
+
+def _paths(document: object, above: str, depth: int) -> Iterator[str]:
+    if isinstance(document, Mapping) and depth:
+        for name, value in document.items():
+            path = f"{above}/{name}" if _PLAIN.fullmatch(name) else f"{above}/[{name}]"
+            yield path
+            yield from _paths(value, path, depth - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A command line up to the cursor."""
+
+    words: tuple[str, ...]
+    """The words that are complete."""
+    last: str
+    """The word at the cursor, without quotation marks; perhaps empty."""
+    start: int
+    """Where the last word begins, with its quotation mark."""
+    quote: str
+    """The quotation mark that is open; "": none."""
+
+
+def split(text: str) -> Line:
+    """Splits a line as a shell does, though its last word may be open."""
+    words: list[str] = []
+    word, quote, start, inside = "", "", len(text), False
+    position = 0
+    while position < len(text):
+        character = text[position]
+        if not inside and not character.isspace():
+            start, inside = position, True
+        if quote:
+            if character == quote:
+                quote = ""
+            elif character == "\\" and quote == '"' and text[position + 1 : position + 2] in ('"', "\\"):
+                position += 1
+                word += text[position]
+            else:
+                word += character
+        elif character in "'\"":
+            quote = character
+        elif character == "\\" and position + 1 < len(text):
+            position += 1
+            word += text[position]
+        elif character.isspace():
+            if inside:
+                words.append(word)
+            word, start, inside = "", len(text), False
+        else:
+            word += character
+        position += 1
+    return Line(tuple(words), word, start, quote)
+
+
+def completions(root: click.Command, connect: Connect | None, words: Sequence[str], last: str) -> list[CompletionItem]:
+    """What may stand in place of `last`, behind `words`. Nothing where the line, or a context, has a fault."""
+    try:
+        return ShellComplete(root, {"obj": connect}, "sow", "").get_completions(list(words), last)
+    except click.UsageError:
+        return []
