@@ -77,6 +77,9 @@ def _fields(value: Mapping[str, object], above: str) -> Iterator[tuple[str, str]
         path = f"{above}{name}"
         if isinstance(field, Mapping) and field:
             yield from _fields(field, "/" if path == "payload" else f"{path}/")
+        elif isinstance(field, list) and field and all(isinstance(one, Mapping) for one in field):
+            for number, one in enumerate(field):
+                yield display.safe(f"{path}[{number}]"), display.safe(msgspec.json.encode(one).decode())
         elif isinstance(field, int) and not above and name.endswith(MICROS):
             yield name.removesuffix("_micros"), display.instant(field)
         else:

@@ -208,7 +208,7 @@ def test_each_line_becomes_a_block_and_other_text_stays() -> None:
     out = io.BytesIO()
     wide = WideLines(out)
     wide.write(b'{"topic":"orders","publish_time_micros":0,"payload":{"id":1,"a":{"b":[1,2]},"t":"\\u001b[2J"}}\n{"x":')
-    wide.write(b"null}\nno records\n{")
+    wide.write(b'null,"y":[{"a":1},{"a":2}]}\nno records\n{')
     wide.finish()
     stars = "*" * 27
     assert out.getvalue().decode().splitlines() == [
@@ -219,7 +219,9 @@ def test_each_line_becomes_a_block_and_other_text_stays() -> None:
         "        /a/b: [1,2]",
         "          /t: \\x1b[2J",
         f"{stars} 2. row {stars}",
-        "x: null",
+        "   x: null",
+        'y[0]: {"a":1}',
+        'y[1]: {"a":2}',
         "no records",
         "{",
     ]
