@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from importlib import import_module
 from typing import Final
 
@@ -57,6 +58,9 @@ COMPLETE_VARIABLE: Final = "_SOW_COMPLETE"
 class Sow(RootGroup):
     """The subcommands, imported one by one ([1])."""
 
+    prepares: Callable[[click.Command], None] | None = None
+    """Done with each subcommand that is imported, where values are completed."""
+
     def list_commands(self, ctx: click.Context) -> list[str]:
         """As click's, in the order of `COMMANDS`, so that related ones stand together."""
         return list(COMMANDS)
@@ -66,10 +70,8 @@ class Sow(RootGroup):
         if cmd_name in COMMANDS and cmd_name not in self.commands:
             found = getattr(import_module(f"sow_cli.{COMMANDS[cmd_name]}"), cmd_name.replace("-", "_"))
             self.add_command(connection.connected(found, connects=cmd_name not in WITHOUT_SERVER), cmd_name)
-            if COMPLETE_VARIABLE in os.environ:
-                from sow_cli.completion import Names, Values
-
-                Values(Names()).prepare(found)
+            if self.prepares is not None:
+                self.prepares(found)
         return super().get_command(ctx, cmd_name)
 
 
@@ -111,6 +113,13 @@ def sow(ctx: click.Context, *, shows_version: bool) -> None:
             ctx.fail("Missing command.")
         click.echo(ctx.get_help(), err=True)
         ctx.exit(2)
+
+
+if COMPLETE_VARIABLE in os.environ:
+    from sow_cli.completion import Names, Values  # it also knows bash better than click does
+
+    sow.prepares = Values(Names()).prepare
+    sow.prepares(sow)
 
 
 def _shell(ctx: click.Context) -> int:

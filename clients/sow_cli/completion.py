@@ -1,6 +1,7 @@
 """Completion in bash, zsh, fish and the interactive shell: commands, options, topics, fields, words of filters.
 
 [1]  Names come from the server within a short time. Where it does not answer, there are none, and nothing is said.
+     Names with control characters are left out: the terminal of bash would act on them (rule X7).
 [2]  Fields are those of the topic's first records: a record has no schema that could tell them.
 """
 
@@ -16,7 +17,13 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import click
 import msgspec
-from click.shell_completion import CompletionItem, ShellComplete, get_completion_class
+from click.shell_completion import (
+    BashComplete,
+    CompletionItem,
+    ShellComplete,
+    add_completion_class,
+    get_completion_class,
+)
 
 from sow_cli.connection import found_settings, session_of
 from sow_cli.context_files import ContextFiles
@@ -75,6 +82,40 @@ def completion(shell: str) -> None:
     root = click.get_current_context().find_root().command
     script = found(root, {}, "sow", "_SOW_COMPLETE")
     click.echo(script.source_template % script.source_vars())
+
+
+class _Bash(BashComplete):
+    """bash cuts words at `:` and `=`, and so every address in two. The script hands over the whole line."""
+
+    source_template = """\
+%(complete_func)s() {
+    local kind value
+    COMPREPLY=()
+    while IFS=, read -r kind value; do
+        case "$kind" in
+            file | dir) compopt -o default ;;
+            plain) COMPREPLY+=("$value") ;;
+        esac
+    done < <(COMP_WORDS="${COMP_LINE:0:COMP_POINT}" %(complete_var)s=bash_complete "$1")
+}
+complete -o nosort -F %(complete_func)s %(prog_name)s
+"""
+
+    def get_completion_args(self) -> tuple[list[str], str]:
+        """As click's."""
+        line = split(os.environ["COMP_WORDS"])
+        return list(line.words[1:]), line.last
+
+    def get_completions(self, args: list[str], incomplete: str) -> list[CompletionItem]:
+        """As click's, without what stands before the last `:` or `=` of the word: bash keeps it."""
+        found = super().get_completions(args, incomplete)
+        if split(os.environ["COMP_WORDS"]).quote:
+            return found
+        kept = incomplete[: max(incomplete.rfind(":"), incomplete.rfind("=")) + 1]
+        return [CompletionItem(item.value.removeprefix(kept), item.type, item.help) for item in found]
+
+
+add_completion_class(_Bash)
 
 
 class Names:
@@ -215,7 +256,7 @@ def _contexts(_ctx: click.Context, incomplete: str) -> Iterable[str]:
 
 
 def _beginning(beginning: str, names: Iterable[str]) -> list[str]:
-    return [name for name in names if name.startswith(beginning)]
+    return [name for name in names if name.startswith(beginning) and name.isprintable()]  # [1]
 
 
 def _fields(client: Client, topic: str) -> Sequence[str]:

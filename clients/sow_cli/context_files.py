@@ -5,7 +5,7 @@
     ~/.config/sow/context                   prod
 
 [1]  The files are their owner's alone (0600). A context that others may read or write is refused: whoever writes it
-     decides where a token goes.
+     decides where a token goes (rule X9).
 [2]  An error names the file, and the line where there is one.
 [3]  A file is replaced as a whole, so nobody reads half of one.
 """

@@ -198,10 +198,19 @@ def test_bash_completes_topics(server: ServerProcess, tmp_path: Path) -> None:
         terminal.until("bash> ", last=True)
         terminal.type("bind 'set enable-bracketed-paste off'; eval \"$(sow completion bash)\"; echo ready$((1))\r")
         terminal.until("ready1")
+        terminal.until("bash> ", last=True)
         terminal.type("sow get ord" + TAB)
         terminal.until("sow get orders", last=True)
         terminal.type("0 --format ndjson\r")
         terminal.until('"key":"0"')
+        terminal.until("bash> ", last=True)
+        nobody = f"127.0.0.1:{free_port()}"
+        terminal.type(f"export SOW_SERVER={nobody}\r")
+        terminal.until("bash> ", last=True)
+        terminal.type(f"sow --server {server.address} --prefer=ra{TAB}")
+        terminal.until("--prefer=random ", last=True)
+        terminal.type(f"get --context '' quo{TAB}")
+        terminal.until("--prefer=random get --context '' quotes", last=True)
     finally:
         terminal.close()
 

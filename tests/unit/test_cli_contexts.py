@@ -1,4 +1,4 @@
-"""Contexts of the command `sow`, and where each setting of the connection comes from."""
+"""Contexts of the command `sow`, and where each setting of the connection comes from (rule X9)."""
 
 from __future__ import annotations
 
@@ -88,6 +88,7 @@ def test_a_context_is_saved_used_shown_listed_and_removed(user: User, token: Pat
 
 
 def test_the_files_of_contexts_are_their_owners_alone_and_have_no_token(user: User, token: Path) -> None:
+    """X9."""
     user("context", "add", "prod", "--server", "localhost", "--token-file", str(token), "--use")
     for path in user.folder.rglob("*"):
         if path.is_file():
@@ -138,6 +139,7 @@ def test_every_command_takes_the_options_of_the_connection_behind_it() -> None:
 
 
 def test_a_setting_comes_from_its_option_a_named_context_the_environment_or_the_context_in_use(user: User) -> None:
+    """X9."""
     user.write("used", 'server = "used:1"\nprefer = "random"\ntls_server_name = "used"\n')
     user.write("named", 'server = "named:1"\n')
     user("context", "use", "used")
@@ -191,6 +193,7 @@ def test_a_default_format_comes_from_the_environment_or_a_context(user: User) ->
     ],
 )
 def test_a_fault_of_a_context_names_the_file_and_the_line(user: User, text: str, line: int, said: str) -> None:
+    """X9."""
     path = user.write("bad", text)
     result = user("--context", "bad", "topics")
     assert result.exit_code == 2
@@ -201,6 +204,7 @@ def test_a_fault_of_a_context_names_the_file_and_the_line(user: User, text: str,
 
 
 def test_a_context_that_others_may_read_or_write_is_refused(user: User) -> None:
+    """X9."""
     path = user.write("open", 'server = "a"\n')
     for mode in (0o640, 0o604, 0o620):
         path.chmod(mode)

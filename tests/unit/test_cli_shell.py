@@ -14,6 +14,7 @@ import pytest
 from sow_cli import completion, shell
 from sow_cli.command import _shell, sow
 from sow_cli.completion import FUNCTIONS, KEYWORDS, METADATA, Line, Names, Values, completions, split
+from sow_cli.context_files import ContextFiles
 from sow_cli.session import Session
 from sow_cli.wide import WideLines
 from sow_client import Unavailable
@@ -121,6 +122,7 @@ def test_a_line_is_split_as_a_shell_does_it(text: str, line: Line) -> None:
 def prepared() -> click.Group:
     context = click.Context(sow)
     values = Values(Names())
+    values.prepare(sow)
     for name in sow.list_commands(context):
         command = sow.get_command(context, name)
         assert command is not None
@@ -154,6 +156,32 @@ def prepared() -> click.Group:
 def test_completions(prepared: click.Group, words: tuple[str, ...], last: str, found: list[str]) -> None:
     connect = Connected()
     assert [item.value for item in completions(prepared, connect, words, last)] == found  # type: ignore[arg-type]
+
+
+def test_names_that_a_terminal_would_act_on_are_not_offered(prepared: click.Group) -> None:
+    """X7: bash writes them as they are."""
+
+    def connect(_session: Session) -> FakeClient:
+        client = FakeClient()
+        client.add("or\x1b[2J", records=[{"id": 1}])
+        client.add("orders", records=[{"id": 1, "\u009b31m": 1, "i\n": 2}])
+        return client
+
+    def found(*words: str) -> list[str]:
+        return [item.value for item in completions(prepared, connect, words[:-1], words[-1])]  # type: ignore[arg-type]
+
+    assert found("get", "or") == ["orders"]
+    assert found("query", "orders", "/") == ["/id"]
+
+
+def test_names_of_contexts_are_completed(
+    prepared: click.Group, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    ContextFiles({"XDG_CONFIG_HOME": str(tmp_path)}).write("prod", {"server": "a"})
+    for words in (("context", "use"), ("context", "remove"), ("--context",), ("get", "--context")):
+        assert [item.value for item in completions(prepared, None, words, "p")] == ["prod"]
+    assert completions(prepared, None, ("context", "add"), "p") == []
 
 
 def test_a_command_that_is_completed_runs_as_before(prepared: click.Group) -> None:
@@ -205,6 +233,7 @@ def test_names_are_asked_for_once_in_a_while_and_nobody_waits_long(monkeypatch: 
 
 
 def test_each_line_becomes_a_block_and_other_text_stays() -> None:
+    """X7: no control character of the data."""
     out = io.BytesIO()
     wide = WideLines(out)
     wide.write(b'{"topic":"orders","publish_time_micros":0,"payload":{"id":1,"a":{"b":[1,2]},"t":"\\u001b[2J"}}\n{"x":')
