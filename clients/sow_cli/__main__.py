@@ -28,7 +28,7 @@ def _leave(code: int) -> NoReturn:
     try:
         sys.stdout.flush()
         sys.stderr.flush()
-    except OSError:  # the reader of a pipe went away, or the disk is full: the interpreter says so
+    except (AttributeError, OSError, ValueError):  # closed, its reader gone, or the disk full: the interpreter says so
         sys.exit(code)
     os._exit(code)
 
