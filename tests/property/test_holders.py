@@ -13,6 +13,7 @@ from typing import Final
 import pytest
 
 from sow_client import _lease_core
+from sow_client._lease_core import Held
 from sow_replication.options import NodeOptions, PeerOptions
 from sow_server.engine.values.model import Durability, Lifetime, LifetimeKind, Touch, TouchOnly
 from sow_server.services import convert
@@ -163,7 +164,7 @@ def test_leases_end_with_their_holders_and_not_before(tmp_path: Path, seed: int,
     for number in range(examples(SEEDS // 2)):
         total += live((seed + 970_000 + part * 1000 + number) % 2**32, tmp_path / str(number))
     print(total)
-    assert all(total[what] for what in ("renewed", "stopped", "left", "lost", "CONDITION_FAILED"))
+    assert all(total[what] for what in ("renewed", "waited", "stopped", "left", "lost", "CONDITION_FAILED"))
 
 
 # -- mistakes that the simulation has to find -----------------------------------------------------------------------
@@ -172,9 +173,9 @@ FOUND_WITHIN: Final = 20
 """Lives."""
 
 
-def found(folder: Path) -> bool:
-    """Whether a planted mistake is found."""
-    for number in range(FOUND_WITHIN):
+def found(folder: Path, first: int = 0) -> bool:
+    """Whether a planted mistake is found. `first`: the seed of the first life."""
+    for number in range(first, first + FOUND_WITHIN):
         try:
             live(number, folder / str(number))
         except Wrong as wrong:
@@ -187,6 +188,18 @@ def test_a_holder_that_counts_the_time_of_the_server_is_found(tmp_path: Path, mo
     """L15, L21."""
     monkeypatch.setattr(_lease_core, "CLOCK_FACTOR", 1.0)
     assert found(tmp_path)
+
+
+def test_a_lease_that_knows_no_earlier_versions_of_its_own_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """L21. The story is at `test_an_instance_that_lags_has_an_earlier_version_which_is_the_leases`."""
+
+    def forgets(self: Held, version: int) -> None:
+        self.version = self.first = self.last = version
+
+    monkeypatch.setattr(Held, "take", forgets)
+    assert found(tmp_path, first=42)  # one life in eight finds it
 
 
 def test_a_touch_that_ignores_versions_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -97,14 +97,24 @@ class Holder:
         self._turn: Callable[[], Coroutine[object, object, float | None]] | None = None
         self._suspended_until = 0
         self._call: _Call | None = None
-        self._given: dict[tuple[str, str], set[int]] = {}
-        """By topic and key: the versions that the lease has given, whether or not it knows of them."""
+        self._given: dict[tuple[str, str, str], set[int]] = {}
+        """By lease, topic and key: the versions that the lease has given, whether or not it knows of them."""
+        self._served_lease = ""
+        """The name of the lease that has sent the request which is served now."""
+        self._is_awaited = False
+        """Whether the lease still waits for the answer to it."""
         self._foreign = ""
         """A record that was not the lease's, as a request of its present turn has found."""
         self._judged = False
         """Whether the cause of its loss was looked at."""
         self._excuse = ""
         """The event that has kept it from renewing since it last did."""
+        self._told: dict[tuple[str, str], int] = {}
+        """By topic and key: the first version that the lease was told of a record that has joined; 0: it was told none."""
+        self._named: dict[tuple[str, str], int] = {}
+        """By topic and key: the versions that the last renewal has named."""
+        self._lags = ""
+        """The reason why it had to wait, as the last read of its records has shown; empty: none."""
         self._places: set[str] = set()
         """The instances that have served the present turn."""
         self._whole_at: Instance | None = None
@@ -169,7 +179,8 @@ class Holder:
 
     def _begin(self) -> None:
         self._leases += 1
-        self._given, self._foreign, self._judged, self._excuse, self._whole_at = {}, "", False, "", None
+        self._foreign, self._judged, self._excuse, self._whole_at = "", False, "", None
+        self._told, self._named, self._lags = {}, {}, ""
         self._turn = None
         self._ttl_micros = self.draw.choice([1, 2, 4]) * SECOND
         client = cast("AsyncLeasing", _Client(self))
@@ -246,7 +257,7 @@ class Holder:
         assert self._lease is not None, "it turns"
         failure = self._lease._core._failure
         if failure is not None:
-            self._excuse = str(failure)
+            self._judge_wait(failure)
         else:
             self.counts["renewed"] += 1
             self._excuse = ""
@@ -295,7 +306,7 @@ class Holder:
         if at is None:
             world.at(world.now + int(patience * SECOND), lambda: answered(unreachable()))
             return await answer
-        life, name = at.life, at.store.identity.name
+        life, name, lease = at.life, at.store.identity.name, self.lease_name
 
         def arrive() -> None:
             if not at.up or at.life != life:
@@ -303,6 +314,8 @@ class Holder:
                 return
             if name in self.silent:
                 return
+            self._served_lease = lease
+            self._is_awaited = self._call is not None and self._call.waits_for is answer
             value = self._served(at, serve)
             world.at(world.now + world.delay(), lambda: come_back(value))
 
@@ -348,20 +361,23 @@ class Holder:
 
     def publish(self, at: Instance, request: sow_pb2.PublishRequest) -> sow_pb2.PublishResponse:
         """Takes a record."""
-        name, (record,) = self.lease_name, request.records
+        (record,) = request.records
         outcome = commit(at, convert.publish(request, Durability.FSYNC))
         if not outcome.refusals:
-            self._note(at, request.topic, [record.key], name)
+            self._note(at, request.topic, [record.key])
         return sow_pb2.PublishResponse(results=convert.results(outcome))
 
     def touch(self, at: Instance, request: sow_pb2.TouchRequest) -> sow_pb2.TouchResponse:
         """Renews records, none but the lease's."""
         before = rows_of(at, request.topic, request.keys)
         self._look(request.topic, before)
+        if self._is_awaited:
+            named = zip(request.keys, request.versions, strict=True)
+            self._named.update({(request.topic, key): version for key, version in named})
         outcome = commit(at, convert.touch(request, Durability.FSYNC))
         if not outcome.refusals:
             self._judge_change("renewed", at, request.topic, before)
-            self._note(at, request.topic, request.keys, self.lease_name)
+            self._note(at, request.topic, request.keys)
         return sow_pb2.TouchResponse(results=convert.results(outcome))
 
     def get(self, at: Instance, request: sow_pb2.GetRequest) -> sow_pb2.GetResponse:
@@ -370,6 +386,8 @@ class Holder:
             raise StoreError(Reason.PERMISSION_DENIED, "get")
         before = rows_of(at, request.topic, request.keys)
         self._look(request.topic, before)
+        if self._is_awaited:
+            self._lags = self._lag(request.topic, before)
         return sow_pb2.GetResponse(
             records=[
                 types_pb2.Record(
@@ -397,27 +415,62 @@ class Holder:
         self._judge_change("deleted", at, topic, {key: row for key, row in before.items() if after[key] != row})
         return Deleted(outcome.applied, outcome.applied, outcome.last_sequence)
 
-    def _note(self, at: Instance, topic: str, keys: Iterable[str], name: str) -> None:
+    def hear(self, topic: str, key: str, version: int) -> None:
+        """An answer tells the lease a version of a record. If the record has not joined yet, this is the first one."""
+        assert self._lease is not None, "it listens"
+        has_joined = key in self._lease._core.held.get(topic, ())
+        self._told[topic, key] = (has_joined and self._told[topic, key]) or version
+
+    def _note(self, at: Instance, topic: str, keys: Iterable[str]) -> None:
+        lease = self._served_lease
         for key, row in rows_of(at, topic, keys).items():
-            if owner(row) == name and row is not None:
-                self._given.setdefault((topic, key), set()).add(row.version)
+            if owner(row) == lease and row is not None:
+                self._given.setdefault((lease, topic, key), set()).add(row.version)
 
     # -- judging ----------------------------------------------------------------------------------------------------
 
-    def _owns(self, topic: str, key: str, row: Row | None) -> bool:
-        return owner(row) == self.lease_name and row is not None and row.version in self._given.get((topic, key), ())
+    def _owns(self, lease: str, topic: str, key: str, row: Row | None) -> bool:
+        return owner(row) == lease and self._has_given(lease, topic, key, row)
+
+    def _has_given(self, lease: str, topic: str, key: str, row: Row | None) -> bool:
+        """Whether a record has a version that a lease has given: the record is the lease's, or another's (rule L21)."""
+        return row is not None and row.version in self._given.get((lease, topic, key), ())
 
     def _look(self, topic: str, before: dict[str, Row | None]) -> None:
         """Finds out whether the lease may believe that it is lost."""
-        foreign = [f"{topic}/{key}: {row}" for key, row in before.items() if not self._owns(topic, key, row)]
-        self._foreign = min(foreign, default=self._foreign)
+        lease = self._served_lease
+        foreign = [f"{topic}/{key}: {row}" for key, row in before.items() if not self._owns(lease, topic, key, row)]
+        if self._is_awaited:
+            self._foreign = min(foreign, default=self._foreign)
 
     def _judge_change(self, what: str, at: Instance, topic: str, before: dict[str, Row | None]) -> None:
+        lease = self._served_lease
         for key, row in before.items():
-            if owner(row) != self.lease_name and row is not None and row.version in self._given.get((topic, key), ()):
+            if owner(row) == lease:
+                continue
+            if self._has_given(lease, topic, key, row):
                 self.world.fail(SameVersion())
-            elif owner(row) != self.lease_name:
-                self.world.fail(Wrong(f"{self.lease_name} has {what} {topic}/{key} at {at.store.identity.name}: {row}"))
+            else:
+                self.world.fail(Wrong(f"{lease} has {what} {topic}/{key} at {at.store.identity.name}: {row}"))
+
+    def _lag(self, topic: str, rows: dict[str, Row | None]) -> str:
+        """The reason why the lease has to wait before it renews these records; empty: none, as all of them are at
+        versions that it knows, and the renewal has named others."""
+        for key, row in rows.items():
+            if row is not None and row.version < self._told[topic, key]:
+                return f"{topic}/{key} is from before the lease: {row}"
+        if all(row is not None and row.version == self._named.get((topic, key)) for key, row in rows.items()):
+            return f"the records of {topic} have come between the renewal and the read, or are of another instance"
+        return ""
+
+    def _judge_wait(self, failure: SowError) -> None:
+        """A lease waits only where an instance lags so far that it has a record from before the lease (rule L21)."""
+        if failure.reason != "BEHIND":
+            return  # the event that has caused it is noted
+        if not self._lags:
+            self.world.fail(Wrong(f"{self.lease_name} waits without a cause: {failure}"))
+        self._excuse = self._lags
+        self.counts["waited"] += 1
 
     def _judge_loss(self) -> None:
         """A lease is lost because a record is not its own, or because something kept it from renewing."""
@@ -436,7 +489,8 @@ class Holder:
             if self._whole_at is None:
                 return
             for key, row in rows_of(self._whole_at, topic, held).items():
-                if self._owns(topic, key, row) and row is not None and row.version == held[key].version:
+                is_own = self._owns(self.lease_name, topic, key, row)
+                if is_own and row is not None and row.version == held[key].version:
                     if row.stamp == core._expire_micros:
                         continue
                     self.world.fail(Wrong(f"{self.lease_name}: {topic}/{key} ends at {row.stamp}, others do not"))
@@ -473,9 +527,19 @@ class _Client:
         self._sow = SimpleNamespace(Touch=holder.touch, Get=holder.get)
 
     async def _call(
-        self, method: Callable[[Instance, object], object], request: object, *, once: bool, at_most: float
+        self,
+        method: Callable[[Instance, object], object],
+        request: sow_pb2.TouchRequest | sow_pb2.GetRequest,
+        *,
+        once: bool,
+        at_most: float,
     ) -> object:
-        return await self._holder.ask(lambda at: method(at, request), at_most)
+        answer = await self._holder.ask(lambda at: method(at, request), at_most)
+        assert isinstance(answer, sow_pb2.TouchResponse | sow_pb2.GetResponse), "to one of these"
+        found = answer.records if isinstance(answer, sow_pb2.GetResponse) else _accepted(answer.results)
+        for one in found:
+            self._holder.hear(request.topic, one.key, one.version)
+        return answer
 
     async def _publish(self, request: sow_pb2.PublishRequest, *, at_most: float) -> sow_pb2.PublishResponse:
         """As a client does: without a condition it is made again elsewhere (rule F2)."""
@@ -490,6 +554,8 @@ class _Client:
                     raise
                 answer = await self._holder.ask(lambda at: self._holder.publish(at, request), at_most)
             assert isinstance(answer, sow_pb2.PublishResponse), "to a publish"
+            for result in _accepted(answer.results):
+                self._holder.hear(request.topic, result.key, result.version)
             response = answer
             return response
         finally:
@@ -501,6 +567,10 @@ class _Client:
 
     async def describe_topic(self, topic: str) -> object:
         raise NotFound("it is described elsewhere", reason="TOPIC_NOT_FOUND")  # then a lease does not check it
+
+
+def _accepted(results: Iterable[sow_pb2.PublishResult]) -> list[sow_pb2.PublishResult]:
+    return [one for one in results if not one.HasField("refusal")]
 
 
 class _Ticker:
