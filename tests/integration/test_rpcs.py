@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -21,6 +20,8 @@ CONFIG: Final = """
 [server]
 instance = "nyc-1"
 dynamic_topics = true
+[sweep]
+busy_window = "0s"
 [topics.orders]
 key = ["/id"]
 expiration = "1h"
@@ -347,6 +348,7 @@ def test_a_get_with_large_keys_is_refused_as_too_large(one_client: Client, topic
 
 
 def test_delete_all_tells_how_far_it_is(client: Client, topic: str) -> None:
+    """D2. This server never counts as busy, see `busy_window`. `test_delta_delete_restamp.py` has one that does."""
     with client.publisher(topic) as publisher:
         for number in range(5_500):
             publisher.publish(b"{}", key=f"{number:05d}")
@@ -354,10 +356,7 @@ def test_delete_all_tells_how_far_it_is(client: Client, topic: str) -> None:
     progress: list[int] = []
     done = client.sow_delete(topic, all=True, on_progress=lambda so_far: progress.append(so_far.deleted))
     assert (done.matched, done.deleted) == (5_500, 5_500)
-    assert progress[0] == 1000
-    assert progress[-2:] == [5500, 5500]
-    steps = [after - before for before, after in itertools.pairwise(progress)]
-    assert all(step in range(0, 1001, 250) for step in steps), "1000, or 250 after a publish of this moment"
+    assert progress == [1000, 2000, 3000, 4000, 5000, 5500, 5500]
     assert client.count(topic) == 0
     assert client.describe_topic(topic).statistics.live_records == 0  # type: ignore[union-attr]  # asked for
 
