@@ -127,7 +127,7 @@ class Consumer:
         self.told = 0
         """Gaps up to here have been told, or lie behind changes that were handed over."""
         self.life: Life | None = None
-        """Of its durable, when it attached; None: it has not, or the durable was not replicated."""
+        """Of its durable, when it attached; None: it has not yet."""
         self._owner = owner
         self._closed = closed
         self._frames: deque[Frame] = deque()

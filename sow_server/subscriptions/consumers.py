@@ -28,6 +28,7 @@ from sow_server.engine.durables import (
     Merged,
     RewindTo,
     check_same,
+    detached,
     in_use,
     not_found,
 )
@@ -226,11 +227,7 @@ class Consumers:
         self._durables.find(topic, name)
         consumer = self._sessions.get((topic.id, name))
         if consumer is None:
-            raise StoreError(
-                Reason.DURABLE_DETACHED,
-                f"session: {name} of {topic.name} has been detached since; attach again",
-                field="session",
-            )
+            raise detached(topic, name)
         if consumer.session != session:
             raise StoreError(
                 Reason.DURABLE_TAKEN_OVER,
@@ -250,7 +247,10 @@ class Consumers:
         def acknowledged(result: Durable | StoreError | None) -> None:
             done(not_found(topic, name) if result is None else result)
 
-        self._changes.submit(lambda durables: durables.acknowledge(topic, name, position, told=told), acknowledged)
+        life = consumer.life
+        self._changes.submit(
+            lambda durables: durables.acknowledge(topic, name, position, told=told, life=life), acknowledged
+        )
 
     def follow(self, consumer: Consumer) -> None:
         """Moves the position over entries that the filter left out, if every handed-over entry is acknowledged [3]."""
@@ -259,7 +259,8 @@ class Consumers:
             return
         if consumer.handed <= durable.position < consumer.sent:
             topic, name, before, sent = consumer.topic, consumer.name, durable.position, consumer.sent
-            self._changes.submit_quietly(lambda durables: durables.follow(topic, name, before, sent), _ignore)
+            life = durable.life if consumer.life is None else consumer.life
+            self._changes.submit_quietly(lambda durables: durables.follow(topic, name, before, sent, life), _ignore)
 
     # -- browsing ---------------------------------------------------------------------------------------------------
 
@@ -574,7 +575,7 @@ class Consumers:
         """Moves the position of a scanned durable, if nobody has moved it since."""
         topic, durable = scan.topic, scan.durable
         self._changes.submit_quietly(
-            lambda durables: durables.follow(topic, durable.name, durable.position, position), done
+            lambda durables: durables.follow(topic, durable.name, durable.position, position, durable.life), done
         )
 
 

@@ -473,3 +473,80 @@ def test_a_consumer_that_attaches_while_another_durable_takes_the_place_of_its_o
     with pytest.raises(StoreError, match="attach again"):
         following.acknowledge(consumer.sent)
     assert pair.attach("b").pump() == ["1", "2", "3"]
+
+
+def test_an_acknowledgement_that_waits_while_another_durable_takes_the_place_counts_for_nothing(pair: Linked) -> None:
+    """F14: the consumer had its answer while the mark was being committed, and acknowledged at once. Its position, of its
+    own durable, moved the one that had taken the place: the entries in between were passed over."""
+    pair.put("b", "1", "2")
+    b, attached, taken, answers = consumed(pair["b"]), list[Consumer](), list[object](), list[object]()
+
+    def acknowledge(consumer: Consumer | StoreError) -> None:
+        assert isinstance(consumer, Consumer)
+        assert taken == [], "it is being committed"
+        b.consumers.acknowledge(consumer.topic, "d", consumer.session, consumer.sent, answers.append)
+        attached.append(consumer)
+
+    asked = request(b._rig.store, topic="T", start=FROM_NOW)
+    b.consumers.attach(asked, Attachment("d", declared={"replicated": True}), acknowledge)
+    b.replicated.take("a", [DurableMark("T", "d", declared={"replicated": True}, born=Stamp(1, "x"))], taken.append)
+    pair.world.soon(pair["b"])
+    pair.run(0.5)
+    (answer,) = answers
+    assert isinstance(answer, StoreError)
+    assert answer.reason is Reason.DURABLE_DETACHED
+    attached[0].close()
+    pair.world.soon(pair["b"])
+    pair.run(0.1)
+    assert pair.attach("b").pump() == ["1", "2"]
+
+
+def replicate_durables(store: ConsumedStore) -> None:
+    """Makes the durables of the topic replicated, also those that exist: their change waits for its commit."""
+    store._rig.store.administration.alter_topic(
+        "T", lambda declared: {**declared, "replicate_durables": True}, lambda _: None
+    )
+    store.step()
+    store.consumers.upkeep()
+
+
+def test_a_consumer_of_a_durable_that_becomes_replicated_while_another_takes_its_place_is_ended(pair: Linked) -> None:
+    """F14: it had attached to one that was not replicated yet, and so nobody noticed that another one took the place."""
+    pair.put("b", "1", "2")
+    b, attached, taken = consumed(pair["b"]), list[Consumer | StoreError](), list[object]()
+    b.consumers.attach(request(b._rig.store, topic="T", start=FROM_NOW), Attachment("d"), attached.append)
+    b.step()
+    (consumer,) = attached
+    assert isinstance(consumer, Consumer)
+    replicate_durables(b)
+    mark = DurableMark("T", "d", born=Stamp(1, "x"))
+    b.replicated.take("a", [mark], taken.append)
+    pair.world.soon(pair["b"])
+    pair.run(0.5)
+    following = Following(pair, "b", consumer)
+    following.pump()
+    assert following.error is not None
+    assert following.error.reason is Reason.DURABLE_DETACHED
+    assert pair.lag("b") == 2
+
+
+def test_a_consumer_goes_on_when_its_durable_becomes_replicated(pair: Linked) -> None:
+    """F14: also what it acknowledges at that moment counts."""
+    pair.put("b", "1", "2")
+    b, attached, answers = consumed(pair["b"]), list[Consumer | StoreError](), list[object]()
+    b.consumers.attach(request(b._rig.store, topic="T", start=EARLIEST), Attachment("d"), attached.append)
+    b.step()
+    (consumer,) = attached
+    assert isinstance(consumer, Consumer)
+    following = Following(pair, "b", consumer)
+    assert following.pump() == ["1", "2"]
+    replicate_durables(b)
+    b.consumers.acknowledge(consumer.topic, "d", consumer.session, consumer.sent, answers.append)
+    pair.world.soon(pair["b"])
+    pair.run(3)
+    assert not isinstance(answers[0], StoreError)
+    assert pair.lag("b") == 0
+    assert pair.lag("a") == 0
+    assert pair.row("a").replicated
+    following.pump()
+    assert following.error is None

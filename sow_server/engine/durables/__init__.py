@@ -44,6 +44,7 @@ from sow_server.engine.durables.model import (
     RewindTo,
     check_same,
     delivered,
+    detached,
     in_use,
     not_found,
 )
@@ -66,6 +67,7 @@ __all__ = [
     "RewindTo",
     "check_same",
     "delivered",
+    "detached",
     "in_use",
     "not_found",
     "prune_topic",

@@ -22,10 +22,12 @@ from sow_server.engine.durables.model import (
     Durable,
     DurableGap,
     GapReason,
+    Life,
     Merged,
     RewindTo,
     check_same,
     delivered_again,
+    detached,
     gap_up_to,
     in_use,
     not_found,
@@ -218,22 +220,27 @@ class DurableEditor:
 
     # -- a position moves -------------------------------------------------------------------------------------------
 
-    def acknowledge(self, topic: Topic, name: str, position: int, *, told: int = 0) -> Durable | None:
-        """Acknowledges everything up to `position`, and gaps up to `told`. None: the durable is gone."""
+    def acknowledge(
+        self, topic: Topic, name: str, position: int, *, told: int = 0, life: Life | None = None
+    ) -> Durable | None:
+        """Acknowledges everything up to `position`, and gaps up to `told`. None: the durable is gone. `life`: the one of
+        which the position is. Raises StoreError DURABLE_DETACHED if it is over."""
         found = self.get(topic, name)
         if found is None:
             return None
+        if life not in (None, found.life):
+            raise detached(topic, name)
         gaps = tuple([gap for gap in found.gaps if gap.upto > told])
         moved = self._drafted.moved(topic, found, max(position, found.position))
         moved = moved._replace(gaps=gaps, last_use_micros=self.now)
         self._drafted.put(moved)
         return moved
 
-    def follow(self, topic: Topic, name: str, before: int, position: int) -> bool:
+    def follow(self, topic: Topic, name: str, before: int, position: int, life: Life) -> bool:
         """Moves a durable over entries that were scanned and that its filter leaves out, if it is still where the scan
-        began."""
+        began, and in the same life."""
         found = self.get(topic, name)
-        if found is None or found.position != before or position <= before:
+        if found is None or found.position != before or position <= before or found.life != life:
             return False
         self._drafted.put(self._drafted.moved(topic, found, position))
         return True

@@ -49,8 +49,9 @@ class MarkMerge:
         if found is not None and not found.replicated:
             return Merged.NOTHING if mark.removed else Merged.DIFFERS
         buried = max([mark.buried, *[one.buried for one in (found, removed) if one is not None]])
-        outcome = Merged.NOTHING
+        outcome, restarts = Merged.NOTHING, 0
         if found is not None and found.born <= buried:
+            restarts = found.restarts + 1  # where this commit also creates one in its place
             drafted.remove(topic, mark.name, buried=buried)
             found, removed, outcome = None, drafted.removed(topic, mark.name), Merged.REMOVED
         elif found is None and removed is not None and removed.buried < buried:
@@ -60,7 +61,7 @@ class MarkMerge:
         if mark.removed or mark.born <= buried:
             return outcome
         if found is None:
-            return self._create(topic, mark, buried, removed, position)
+            return self._create(topic, mark, buried, removed, position, restarts)
         if found.filter != mark.filter:
             return Merged.DIFFERS
         if mark.born > found.born:
@@ -68,7 +69,12 @@ class MarkMerge:
         used = max(found.last_use_micros, drafted.now - max(0, mark.idle_micros))
         if mark.born < found.born or mark.generation > found.generation:
             restarted = found._replace(
-                born=mark.born, buried=buried, generation=mark.generation, handed=0, last_use_micros=used
+                born=mark.born,
+                buried=buried,
+                generation=mark.generation,
+                handed=0,
+                last_use_micros=used,
+                restarts=found.restarts + 1,
             )
             if mark.born < found.born:
                 restarted = restarted._replace(declared=MappingProxyType(dict(mark.declared)))
@@ -85,7 +91,13 @@ class MarkMerge:
         return Merged.NOTHING
 
     def _create(
-        self, topic: Topic, mark: DurableMark, buried: Stamp, removed: RemovedDurable | None, position: int | None
+        self,
+        topic: Topic,
+        mark: DurableMark,
+        buried: Stamp,
+        removed: RemovedDurable | None,
+        position: int | None,
+        restarts: int,
     ) -> Merged:
         drafted = self._drafted
         used = drafted.now - max(0, mark.idle_micros)
@@ -109,6 +121,7 @@ class MarkMerge:
             born=mark.born,
             buried=buried,
             generation=mark.generation,
+            restarts=restarts,
         )
         drafted.put(self._placed(topic, created, position, first))
         return Merged.CREATED

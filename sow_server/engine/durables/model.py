@@ -45,8 +45,9 @@ class DeliveryStep(NamedTuple):
     times: int
 
 
-Life: TypeAlias = tuple[Stamp, Stamp]
-"""When a replicated durable was born, and its generation: positions are compared only within one life."""
+Life: TypeAlias = tuple[int, int]
+"""Of a durable at this instance: when it was created here, and how often it began anew. What a consumer was handed in
+another life of its durable tells nothing about this one."""
 
 
 class Durable(NamedTuple):
@@ -80,6 +81,8 @@ class Durable(NamedTuple):
     """Replicated durables of this name that were born up to then have been deleted."""
     generation: Stamp = NO_STAMP
     """Of its positions: each rewind begins another one. Positions of different generations are never compared."""
+    restarts: int = 0
+    """How often a durable, or a generation, of another instance has taken the place of the one here."""
 
     @property
     def replicated(self) -> bool:
@@ -87,9 +90,9 @@ class Durable(NamedTuple):
         return self.born != NO_STAMP
 
     @property
-    def life(self) -> Life | None:
-        """None: it is not replicated."""
-        return (self.born, self.generation) if self.replicated else None
+    def life(self) -> Life:
+        """The same as long as its positions are those of one consumer after the other."""
+        return self.create_time_micros, self.restarts
 
     @property
     def consumed(self) -> int:
@@ -243,6 +246,15 @@ def not_found(topic: Topic, name: str) -> StoreError:
     """The topic has no durable of this name."""
     return StoreError(
         Reason.DURABLE_NOT_FOUND, f"durable: topic {topic.name} has no durable {name[:220]!r}", field="durable"
+    )
+
+
+def detached(topic: Topic, name: str) -> StoreError:
+    """A session is not that of the durable's last consumer any more."""
+    return StoreError(
+        Reason.DURABLE_DETACHED,
+        f"session: {name} of {topic.name} has been detached since; attach again",
+        field="session",
     )
 
 

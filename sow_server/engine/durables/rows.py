@@ -1,7 +1,7 @@
 """Durables as stored: a row of `meta` each, JSON. A removed durable leaves a row that says when.
 
-Only a replicated durable has the fields `born`, `buried` and `generation`, so that others stay readable for earlier
-versions, and rows of those for this one.
+Only a replicated durable has the fields `born`, `buried`, `generation` and `restarts`, so that others stay readable for
+earlier versions, and rows of those for this one.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ def encode_durable(durable: Durable) -> bytes:
     for name in _STAMPS:
         if fields[name] == NO_STAMP:
             del fields[name]
+    if not durable.restarts:
+        del fields["restarts"]
     fields["gaps"] = [[gap.reason.value, gap.after, gap.upto, gap.entries] for gap in durable.gaps]
     fields["declared"] = dict(durable.declared)
     fields["deliveries"] = [list(step) for step in durable.deliveries]
