@@ -186,8 +186,11 @@ class Tracing:
     def answered(self, call: Span, sequence: int) -> None:
         """Links a call with the commit that has its sequence, in both directions."""
         for commit in self._after(sequence - 1, sequence):
-            call.add_link(commit.span.get_span_context())
-            commit.span.add_link(call.get_span_context())
+            # A span that has ended takes no links: an answer that waits for peers may come later than
+            # COMMIT_OPEN_SECONDS, and a call may be ended in front of its answer.
+            for span, other in ((call, commit.span), (commit.span, call)):
+                if span.is_recording():
+                    span.add_link(other.get_span_context())
 
     # -- deliveries ---------------------------------------------------------------------------------------------------
 

@@ -20,7 +20,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Final, NamedTuple
+from dataclasses import dataclass
+from typing import Final
 
 from sow.v1 import sow_pb2, types_pb2
 from sow_client import _writes
@@ -67,8 +68,8 @@ class LeaseCore:
         self._lost: LeaseLost | None = None
         self._until = float("inf")
         self._expire_micros: int | None = None
-        self._joining: dict[str, int] = {}
-        """How many keys are being published, by topic."""
+        self._joining: set[Joining] = set()
+        """The keys that are being published."""
         self._failure: SowError | None = None
 
     # ---- time ----
@@ -103,16 +104,18 @@ class LeaseCore:
     def joins(self, topic: str, now: float) -> Joining:
         """A key of a topic is about to be published, until `left`. Raises InvalidArgument if the lease may hold no more
         keys of the topic."""
-        joining = self._joining.get(topic, 0)
-        if len(self.held.get(topic, ())) + joining >= TOUCHED_TOGETHER_MAX:
+        others = sum([one.topic == topic for one in tuple(self._joining)])
+        if len(self.held.get(topic, ())) + others >= TOUCHED_TOGETHER_MAX:
             raise invalid("topic", f"the lease holds {TOUCHED_TOGETHER_MAX} keys of {topic!r} already")
-        self._joining[topic] = joining + 1
         until = now + self.seconds / CLOCK_FACTOR if self._expire_micros is None else self._until
-        return Joining(topic, now, until, self._lifetime)
+        joining = Joining(topic, now, until, self._lifetime)
+        self._joining.add(joining)
+        return joining
 
     def left(self, joining: Joining) -> None:
-        """The publish has ended, well or not."""
-        self._joining[joining.topic] -= 1
+        """The publish has ended, well or not. Without the lease's lock: the caller may be given up while it waits for
+        that."""
+        self._joining.discard(joining)
 
     def check_topic(self, topic: Topic) -> None:
         """Raises InvalidArgument for a topic whose records would not live as long as the lease, or longer."""
@@ -241,7 +244,8 @@ class Seen(enum.Enum):
     """One is another's, or gone."""
 
 
-class Joining(NamedTuple):
+@dataclass(frozen=True, slots=True, eq=False)
+class Joining:
     """A key that is being published under a lease."""
 
     topic: str

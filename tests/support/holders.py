@@ -110,7 +110,7 @@ class Holder:
         self._excuse = ""
         """The event that has kept it from renewing since it last did."""
         self._told: dict[tuple[str, str], int] = {}
-        """By topic and key: the first version that the lease was told of a record that has joined; 0: it was told none."""
+        """By topic and key: the first version that the lease was told of a record that has joined; 0: none yet."""
         self._named: dict[tuple[str, str], int] = {}
         """By topic and key: the versions that the last renewal has named."""
         self._lags = ""

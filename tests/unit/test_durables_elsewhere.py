@@ -476,8 +476,8 @@ def test_a_consumer_that_attaches_while_another_durable_takes_the_place_of_its_o
 
 
 def test_an_acknowledgement_that_waits_while_another_durable_takes_the_place_counts_for_nothing(pair: Linked) -> None:
-    """F14: the consumer had its answer while the mark was being committed, and acknowledged at once. Its position, of its
-    own durable, moved the one that had taken the place: the entries in between were passed over."""
+    """F14: the consumer had its answer while the mark was being committed, and acknowledged at once. Its position, of
+    its own durable, moved the one that had taken the place: the entries in between were passed over."""
     pair.put("b", "1", "2")
     b, attached, taken, answers = consumed(pair["b"]), list[Consumer](), list[object](), list[object]()
 
@@ -511,7 +511,7 @@ def replicate_durables(store: ConsumedStore) -> None:
 
 
 def test_a_consumer_of_a_durable_that_becomes_replicated_while_another_takes_its_place_is_ended(pair: Linked) -> None:
-    """F14: it had attached to one that was not replicated yet, and so nobody noticed that another one took the place."""
+    """F14: it had attached to one that was not replicated yet, so nobody noticed that another one took the place."""
     pair.put("b", "1", "2")
     b, attached, taken = consumed(pair["b"]), list[Consumer | StoreError](), list[object]()
     b.consumers.attach(request(b._rig.store, topic="T", start=FROM_NOW), Attachment("d"), attached.append)

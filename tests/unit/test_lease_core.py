@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import NoReturn
+
 import pytest
 
 from sow.v1 import sow_pb2
-from sow_client import Published, Record, SowError
+from sow_client import AsyncLease, InvalidArgument, NotFound, Published, Record, SowError
 from sow_client._lease_core import LeaseCore, Seen
-from sow_client._reads import records
+from sow_client._reads import TOUCHED_TOGETHER_MAX, records
+from sow_client.aio._leasing import AsyncLeasing
 
 PAYLOAD = b'{"by":1}'
 OTHER = b'{"by":2}'
@@ -92,3 +96,39 @@ def test_a_publish_that_was_known_elsewhere_has_no_version_and_is_recognized_by_
     whose version is 0. The next renewal named that, and the lease was lost."""
     core = held(0)
     assert core.recognize("t", found(20, payload), SENT + 1) is (Seen.OWN if payload == PAYLOAD else Seen.OTHER)
+
+
+def test_a_publish_that_is_given_up_twice_frees_its_place() -> None:
+    """Story: the place of the key was given back under the lease's lock. A second cancellation, while another had the
+    lock, left the place taken for ever: one of 1,000."""
+
+    class Client(AsyncLeasing):
+        def __init__(self) -> None:
+            self.asked = asyncio.Event()
+
+        async def describe_topic(self, topic: str) -> NoReturn:
+            raise NotFound("it does not matter", reason="TOPIC_NOT_FOUND")
+
+        async def _publish(self, request: object, **_: object) -> NoReturn:
+            self.asked.set()
+            await asyncio.Event().wait()
+            raise AssertionError("it is given up")
+
+    async def give_up_twice() -> LeaseCore:
+        client, core = Client(), LeaseCore(TTL)
+        lease = AsyncLease(client, core)
+        publish = asyncio.create_task(lease.publish("t", {}, key="k"))
+        await client.asked.wait()
+        async with lease._lock:  # as a renewal that waits for its answer
+            for _ in range(2):
+                publish.cancel()
+                await asyncio.sleep(0)
+        with pytest.raises(asyncio.CancelledError):
+            await publish
+        return core
+
+    core = asyncio.run(give_up_twice())
+    for _ in range(TOUCHED_TOGETHER_MAX):
+        core.joins("t", SENT)
+    with pytest.raises(InvalidArgument):
+        core.joins("t", SENT)

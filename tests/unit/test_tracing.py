@@ -146,6 +146,24 @@ def test_a_publish_and_its_commit_have_links_to_each_other() -> None:
     assert earlier.start_time == 1_000_000_000, "the time of the commit"
 
 
+def test_an_answer_that_comes_when_a_span_has_ended_gives_it_no_link(caplog: pytest.LogCaptureFixture) -> None:
+    """An answer that waits for peers comes later than a second after its commit, and each one logged a warning of
+    OpenTelemetry. A call that was ended, as its credential has expired, is answered too."""
+    traced = Traced(last_sequence=10)
+    late, ended = traced.call(), traced.call()
+    traced.committed(11)
+    ended.ended("UNAUTHENTICATED", {})
+    ended.answered(11)
+    commit = traced.span("commit")  # its second is over
+    late.answered(11)
+    late.ended("OK", {})
+
+    first, second = traced.spans("sow.v1.SowService/Publish")
+    assert (links(first), links(second)) == ([], [id_of(commit)])
+    assert links(commit) == [id_of(first)]
+    assert caplog.messages == []
+
+
 def test_a_commit_without_a_traced_write_has_no_span() -> None:
     """tracing [2]."""
     traced = Traced()

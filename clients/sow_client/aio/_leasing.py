@@ -126,8 +126,7 @@ class AsyncLease:
                 core.doubtful(topic, payload, lease_now())
                 raise
         finally:
-            async with self._lock:
-                core.left(joining)
+            core.left(joining)
 
     async def _join(self, joining: Joining, published: Published, payload: bytes) -> Published:
         """The record is one of the lease from now on."""

@@ -127,8 +127,7 @@ class Lease:
                 core.doubtful(topic, payload, lease_now())
                 raise
         finally:
-            with self._lock:
-                core.left(joining)
+            core.left(joining)
 
     def _join(self, joining: Joining, published: Published, payload: bytes) -> Published:
         """The record is one of the lease from now on."""

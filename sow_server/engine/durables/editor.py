@@ -223,8 +223,8 @@ class DurableEditor:
     def acknowledge(
         self, topic: Topic, name: str, position: int, *, told: int = 0, life: Life | None = None
     ) -> Durable | None:
-        """Acknowledges everything up to `position`, and gaps up to `told`. None: the durable is gone. `life`: the one of
-        which the position is. Raises StoreError DURABLE_DETACHED if it is over."""
+        """Acknowledges everything up to `position`, and gaps up to `told`. None: the durable is gone. `life`: that of
+        the position. Raises StoreError DURABLE_DETACHED if it is over."""
         found = self.get(topic, name)
         if found is None:
             return None
