@@ -32,6 +32,8 @@ from sow_server.subscriptions.holders import Holder, Holders
 log = structlog.get_logger(__name__)
 
 TakenDurables = Callable[[MergeCounts | StoreError], None]
+STAMP_MAX: Final = 2**62
+"""The greatest number of a stamp that is taken from a peer: the next one is greater, and has to fit into 64 bits."""
 WARNED_MAX: Final = 1000
 """Durables of which a mark that was left out is remembered, so that the log tells of each once."""
 
@@ -198,6 +200,9 @@ class ReplicatedDurables:
         self._consumers.used_elsewhere(self._holders.left(peer))
 
     def _is_sound(self, peer: str, topic: Topic, mark: DurableMark) -> bool:
+        if max(mark.born.number, mark.buried.number, mark.generation.number) > STAMP_MAX:
+            self._warn(peer, topic, mark.name, "a time of it is too far ahead")
+            return False
         known = self._durables.get(topic.id, mark.name)
         if mark.removed or (known is not None and (known.filter, known.born) == (mark.filter, mark.born)):
             return True

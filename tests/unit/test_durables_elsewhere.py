@@ -296,18 +296,32 @@ def test_a_deletion_counts_at_all_instances(pair: Linked) -> None:
         DurableMark("T", "x", "/p='a'", born=Stamp(1, "x")),
         DurableMark("T", "x", declared={"retain_bytes": -5}, born=Stamp(1, "x")),
         DurableMark("none", "x", born=Stamp(1, "x")),
+        DurableMark("T", "x", born=Stamp(2**62 + 1, "x")),
+        DurableMark("T", "x", born=Stamp(1, "x"), generation=Stamp(2**63 - 1, "x")),
     ],
 )
 def test_a_durable_that_nobody_could_have_made_is_left_out_and_the_others_are_taken(
     pair: Linked, mark: DurableMark
 ) -> None:
     b, answers = consumed(pair["b"]), list[object]()
-    b.replicated.take("a", [mark, mark._replace(name="good", filter="", declared={}, topic="T")], answers.append)
+    good = DurableMark("T", "good", born=Stamp(1, "x"))
+    b.replicated.take("a", [mark, good], answers.append)
     pair.world.soon(pair["b"])
     pair.run(0.1)
     assert not isinstance(answers[0], StoreError)
     found = b._rig.store.durables.of(b._rig.store.topics.by_name["T"])
     assert [durable.name for durable in found] == ["good"]
+
+
+def test_a_deletion_that_would_outlive_all_times_is_left_out(pair: Linked) -> None:
+    """F16: a durable of this name that was made again was born at 2**63, which no message has room for: the link ended,
+    again and again."""
+    b, answers = consumed(pair["b"]), list[object]()
+    b.replicated.take("a", [DurableMark("T", "d", buried=Stamp(2**63 - 1, "x"), removed=True)], answers.append)
+    pair.world.soon(pair["b"])
+    pair.attach("b")
+    pair.run(3)
+    assert pair.row("a").born == pair.row("b").born
 
 
 def test_positions_are_handed_on_along_a_line(tmp_path: Path) -> None:
