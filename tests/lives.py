@@ -27,12 +27,13 @@ from typing import Final, NamedTuple
 
 import structlog
 
-from tests.property import test_holders, test_moving_publishers, test_resumers
+from tests.property import test_holders, test_moving_consumers, test_moving_publishers, test_resumers
 
 KINDS: Final[dict[str, Callable[[int, Path], Counter[str]]]] = {
     "publishers": test_moving_publishers.live,
     "subscribers": test_resumers.live,
     "leases": test_holders.live,
+    "durables": test_moving_consumers.live,
 }
 FIGURE: Final = 1000
 """After so many lives the figures are told. Then the processes end, with whatever their lives have left in memory."""

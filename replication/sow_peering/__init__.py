@@ -139,7 +139,8 @@ class DurableMark(NamedTuple):
     """Durables of this name that were born up to then have been deleted."""
     removed: bool = False
     """There is none of this name any more; only `buried` counts."""
-    generation: Stamp = NO_STAMP
+    rewinds: tuple[Stamp, ...] = ()
+    """Its generation: the last rewind at each instance, by the instances' ids."""
     sequence: int | None = None
     """Everything that the receiver sent up to this sequence of its own journal was acknowledged, except expiries with
     an expire time after `swept_micros`. None: no sequence is known."""

@@ -20,7 +20,8 @@ import structlog
 from sow_peering import DurableMark, DurablesPart, InstanceIdentity, MergeCounts
 from sow_server.engine.catalog.topics import Topic, Topics
 from sow_server.engine.commit.commits import Commits
-from sow_server.engine.durables import Durable, DurableEditor, Merged
+from sow_server.engine.durables import Durable, DurableEditor, Merged, restarts_by
+from sow_server.engine.durables.model import rewinds_of
 from sow_server.engine.durables.registry import Durables
 from sow_server.engine.reading import Cuts
 from sow_server.engine.replicas.marks import SourceMarks
@@ -155,7 +156,7 @@ class ReplicatedDurables:
             durable.declared,  # type: ignore[arg-type]  # its values are numbers, flags and None
             durable.born,
             durable.buried,
-            generation=durable.generation,
+            rewinds=durable.rewinds,
             sequence=sequence,
             swept_micros=swept,
             idle_micros=idle,
@@ -200,8 +201,11 @@ class ReplicatedDurables:
         self._consumers.used_elsewhere(self._holders.left(peer))
 
     def _is_sound(self, peer: str, topic: Topic, mark: DurableMark) -> bool:
-        if max(mark.born.number, mark.buried.number, mark.generation.number) > STAMP_MAX:
+        if max(mark.born.number, mark.buried.number, *[stamp.number for stamp in mark.rewinds]) > STAMP_MAX:
             self._warn(peer, topic, mark.name, "a time of it is too far ahead")
+            return False
+        if rewinds_of(mark.rewinds) != mark.rewinds:
+            self._warn(peer, topic, mark.name, "its rewinds are out of order, or too many")
             return False
         known = self._durables.get(topic.id, mark.name)
         if mark.removed or (known is not None and (known.filter, known.born) == (mark.filter, mark.born)):
@@ -231,7 +235,7 @@ class ReplicatedDurables:
             self._end(topic, mark.name, Reason.DURABLE_IN_USE, where, for_good=False)
         if mark.buried >= known.born:
             self._end(topic, mark.name, Reason.DURABLE_DETACHED, f"has been deleted at {peer}", for_good=True)
-        elif not mark.removed and _restarts(known, mark):
+        elif not mark.removed and restarts_by(known, mark):
             self._end(topic, mark.name, Reason.DURABLE_DETACHED, f"has been rewound at {peer}", for_good=True)
 
     def _end(self, topic: Topic, name: str, reason: Reason, what: str, *, for_good: bool) -> None:
@@ -278,10 +282,3 @@ class ReplicatedDurables:
 
 def _holder(peer: str, mark: DurableMark) -> Holder | None:
     return Holder(mark.consumer_since, peer, mark.forced) if mark.consumer_since else None
-
-
-def _restarts(known: Durable, mark: DurableMark) -> bool:
-    """Whether a mark takes the place of the durable here (durables.merging [2])."""
-    if known.filter != mark.filter or mark.born > known.born:
-        return False
-    return mark.born < known.born or mark.generation > known.generation

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from sow_peering import NO_STAMP
 from sow_server.engine.durables import Durable, RewindTo
 from sow_server.engine.values.bookmarks import Position
 from sow_server.engine.values.errors import Reason, StoreError
@@ -122,7 +121,6 @@ class MovingConsumer:
         """Keys that it was handed since the last rewind."""
         self.view: dict[str, dict[str, object]] = {}
         self.rewound = False
-        self._newest = NO_STAMP
         self._told: dict[str, int] = {}
         self._consumer: Consumer | None = None
         self._asking: tuple[Instance, int] | None = None
@@ -170,13 +168,11 @@ class MovingConsumer:
         store = consumed(at)
         if not at.up or store.row is None:
             return
-        life, before = at.life, store.row.generation
+        life = at.life
 
         def done(result: object) -> None:
             if not isinstance(result, StoreError) and at.life == life:
                 self.counts["rewound"] += 1
-                self.counts["rewound apart"] += before != self._newest  # one of two may count for nothing (rule F14)
-                self._newest = max(self._newest, before if store.row is None else store.row.generation)
                 self.rewound = True
                 self.seen = set()
 

@@ -85,6 +85,15 @@ class Linked:
         assert found is not None, f"none at {name}"
         return found
 
+    def rewind(self, name: str, position: int | None = None) -> None:
+        """Moves the durable back, at an instance."""
+        store, answers = consumed(self[name]), list[object]()
+        topic = store._rig.store.topics.by_name["T"]
+        store.consumers.rewind(topic, "d", RewindTo(position=position), answers.append, force=True)
+        self.world.soon(self[name])
+        self.run(0.1)
+        assert not isinstance(answers[0], StoreError)
+
     def lag(self, name: str) -> int:
         """Entries of the topic after the position of the durable."""
         topic = consumed(self[name])._rig.store.topics.by_name["T"]
@@ -269,8 +278,34 @@ def test_a_rewind_counts_at_all_instances(pair: Linked) -> None:
     consumer.pump()
     assert consumer.error is not None
     assert consumer.error.reason is Reason.DURABLE_DETACHED
-    assert pair.row("a").generation == pair.row("b").generation
+    assert pair.row("a").rewinds == pair.row("b").rewinds
     assert pair.attach("a").pump() == ["1", "2"]
+
+
+@pytest.mark.parametrize("first", ["a", "b"])
+def test_rewinds_at_instances_that_are_apart_both_count(pair: Linked, first: str) -> None:
+    """F14: each consumer is handed again what it was rewound for, wherever it is. Only one of the two counted."""
+    other = "b" if first == "a" else "a"
+    pair.put("a", "1", "2")
+    pair.put("b", "3")
+    consumer = pair.attach("a", start=EARLIEST)
+    pair.run(1)
+    consumer.acknowledge()
+    pair.run(4)
+    consumer.close()
+    pair.run(1)
+    pair.world.cut("a", "b")
+    pair.world.cut("b", "a")
+    pair.run(LATE)
+    position = pair.row(other).position
+    pair.rewind(first)
+    pair.run(1)
+    pair.rewind(other, position - 1)
+    pair.world.heal()
+    pair.run(10)
+    assert pair.row("a").rewinds == pair.row("b").rewinds
+    assert len(pair.row("a").rewinds) == 2
+    assert sorted(pair.attach(other).pump()) == ["1", "2", "3"]
 
 
 def test_a_deletion_counts_at_all_instances(pair: Linked) -> None:
@@ -297,7 +332,7 @@ def test_a_deletion_counts_at_all_instances(pair: Linked) -> None:
         DurableMark("T", "x", declared={"retain_bytes": -5}, born=Stamp(1, "x")),
         DurableMark("none", "x", born=Stamp(1, "x")),
         DurableMark("T", "x", born=Stamp(2**62 + 1, "x")),
-        DurableMark("T", "x", born=Stamp(1, "x"), generation=Stamp(2**63 - 1, "x")),
+        DurableMark("T", "x", born=Stamp(1, "x"), rewinds=(Stamp(2**63 - 1, "x"),)),
     ],
 )
 def test_a_durable_that_nobody_could_have_made_is_left_out_and_the_others_are_taken(

@@ -7,8 +7,8 @@ from types import MappingProxyType
 import pytest
 
 from sow_peering import NO_STAMP, DurableMark, Stamp
-from sow_server.engine.durables import Durable, Merged, RemovedDurable
-from sow_server.engine.durables.model import DurableGap, GapReason, without_gaps
+from sow_server.engine.durables import Durable, Merged, RemovedDurable, RewindTo
+from sow_server.engine.durables.model import REWINDS_MAX, DurableGap, GapReason, rewinds_of, without_gaps
 from sow_server.engine.durables.rows import decode_durable, encode_durable, encode_removed
 from sow_server.engine.values.errors import StoreError
 from sow_server.engine.values.policies import NOTHING
@@ -41,7 +41,7 @@ def mark_of(found: Durable, **changes: object) -> DurableMark:
         REPLICATED,
         found.born,
         found.buried,
-        generation=found.generation,
+        rewinds=found.rewinds,
     )
     return mark._replace(**changes)  # type: ignore[arg-type]  # the tests name fields
 
@@ -92,17 +92,74 @@ def test_positions_of_generations_are_not_compared(rig: Rig, subscribers: Subscr
     put(rig, "e")
     position = durable(rig).position
     assert merge(rig, mark_of(consumed), position + 3) is Merged.MOVED
-    assert merge(rig, mark_of(consumed, generation=LATE), position) is Merged.RESTARTED
-    assert (durable(rig).position, durable(rig).generation) == (position, LATE)
+    assert merge(rig, mark_of(consumed, rewinds=(LATE,)), position) is Merged.RESTARTED
+    assert (durable(rig).position, durable(rig).rewinds) == (position, (LATE,))
     assert merge(rig, mark_of(consumed), position + 3) is Merged.NOTHING
     assert durable(rig).position == position
     rewind(subscribers)
-    assert durable(rig).generation > LATE, "the next one, although the clock is behind"
+    here = Stamp(durable(rig).rewinds[0].number, rig.store.instance.id)
+    assert sorted(durable(rig).rewinds) == sorted([here, LATE])
+    assert merge(rig, mark_of(consumed, rewinds=(LATE,)), position + 3) is Merged.NOTHING, "it has not heard of ours"
+
+
+def test_the_next_rewind_counts_although_the_clock_is_behind_the_last_one(
+    rig: Rig, subscribers: Subscribers, consumed: Durable
+) -> None:
+    """F14."""
+    ahead = Stamp(LATE.number, rig.store.instance.id)
+    assert merge(rig, mark_of(consumed, rewinds=(ahead,))) is Merged.RESTARTED
+    rewind(subscribers)
+    assert durable(rig).rewinds == (ahead._replace(number=ahead.number + 1),)
+
+
+@pytest.mark.parametrize("far", [False, True])
+def test_of_two_rewinds_that_have_not_heard_of_each_other_the_lower_position_counts(
+    rig: Rig, subscribers: Subscribers, consumed: Durable, *, far: bool
+) -> None:
+    """F14. Story: only the one of the clock that was ahead counted, at the position that came with it: the consumer of
+    the other one was not handed again what it had asked for."""
+    crash(subscribers, acknowledged=durable(rig).position + 2)
+    rewind(subscribers, RewindTo(position=consumed.position))
+    ours = durable(rig).rewinds
+    theirs = consumed.position + (1 if far else -1)
+    assert merge(rig, mark_of(consumed, rewinds=(LATE,)), theirs) is Merged.RESTARTED
+    assert durable(rig).position == min(theirs, consumed.position)
+    assert sorted(durable(rig).rewinds) == sorted([*ours, LATE])
+    assert merge(rig, mark_of(consumed, rewinds=(LATE,)), theirs + 1) is Merged.NOTHING
+    assert merge(rig, mark_of(durable(rig)), theirs + 1) is Merged.MOVED, "acknowledged since"
+
+
+def test_a_rewind_of_unknown_position_beside_another_one_begins_as_early_as_possible(
+    rig: Rig, subscribers: Subscribers, consumed: Durable
+) -> None:
+    """F14."""
+    rewind(subscribers, RewindTo(position=consumed.position))
+    assert merge(rig, mark_of(consumed, rewinds=(LATE,))) is Merged.RESTARTED
+    assert durable(rig).position == rig.topic("orders").statistics.created_sequence
+
+
+def test_a_rewind_here_counts_also_for_the_durable_that_takes_the_place_of_its_own(
+    rig: Rig, subscribers: Subscribers, consumed: Durable
+) -> None:
+    """F14: of two that were created apart the one born first counts, and may have acknowledged more."""
+    rewind(subscribers)
+    found = durable(rig)
+    assert merge(rig, mark_of(consumed, born=Stamp(1, "x")), consumed.position + 2) is Merged.RESTARTED
+    assert (durable(rig).position, durable(rig).rewinds) == (found.position, found.rewinds)
+
+
+def test_the_rewinds_of_a_bounded_number_of_instances_are_known() -> None:
+    many = [Stamp(number, f"{number % 7}.{number}") for number in range(1, REWINDS_MAX + 10)]
+    known = rewinds_of(many)
+    assert len(known) == REWINDS_MAX
+    assert min(known) == Stamp(10, "3.10"), "the oldest ones are forgotten"
+    assert rewinds_of(known, many[:3], known) == known
+    assert rewinds_of([Stamp(1, "x")], [Stamp(3, "x"), Stamp(2, "x")]) == (Stamp(3, "x"),)
 
 
 def test_a_new_generation_without_a_position_begins_as_early_as_possible(rig: Rig, consumed: Durable) -> None:
     """F14: earlier, never later."""
-    assert merge(rig, mark_of(consumed, generation=LATE)) is Merged.RESTARTED
+    assert merge(rig, mark_of(consumed, rewinds=(LATE,))) is Merged.RESTARTED
     assert durable(rig).position == rig.topic("orders").statistics.created_sequence
     assert durable(rig).gaps == ()
 
@@ -161,9 +218,9 @@ def test_of_two_durables_of_one_name_the_one_born_first_counts(rig: Rig, consume
     late = mark_of(consumed, born=consumed.born._replace(number=consumed.born.number + 1))
     assert merge(rig, late, consumed.position + 2) is Merged.NOTHING
     assert durable(rig) == consumed
-    early = mark_of(consumed, born=Stamp(1, "x"), generation=Stamp(2, "x"))
+    early = mark_of(consumed, born=Stamp(1, "x"), rewinds=(Stamp(2, "x"),))
     assert merge(rig, early, None) is Merged.RESTARTED
-    assert (durable(rig).born, durable(rig).generation) == (Stamp(1, "x"), Stamp(2, "x"))
+    assert (durable(rig).born, durable(rig).rewinds) == (Stamp(1, "x"), (Stamp(2, "x"),))
     assert durable(rig).position < consumed.position
 
 
@@ -173,7 +230,7 @@ def test_the_one_born_first_counts_with_its_settings(rig: Rig, subscribers: Subs
     later = consumed.born._replace(number=consumed.born.number + 1)
     assert merge(rig, mark_of(consumed, born=later, declared=declared)) is Merged.NOTHING
     assert dict(durable(rig).declared) == REPLICATED
-    assert merge(rig, mark_of(consumed, generation=LATE, declared=declared)) is Merged.RESTARTED
+    assert merge(rig, mark_of(consumed, rewinds=(LATE,), declared=declared)) is Merged.RESTARTED
     assert dict(durable(rig).declared) == REPLICATED, "a rewind changes no settings"
     assert merge(rig, mark_of(consumed, born=Stamp(1, "x"), declared=declared)) is Merged.RESTARTED
     assert dict(durable(rig).declared) == declared
@@ -264,7 +321,7 @@ def test_the_row_of_a_durable_that_is_not_replicated_is_as_it_was() -> None:
     plain = Durable(1, "d", "", 5, 2, 20, 3, 4)
     assert b"born" not in encode_durable(plain)
     assert decode_durable(1, "d", encode_durable(plain)) == plain
-    full = plain._replace(born=Stamp(1, "x"), buried=Stamp(2, "y"), generation=Stamp(3, "z"), declared=REPLICATED)
+    full = plain._replace(born=Stamp(1, "x"), buried=Stamp(2, "y"), rewinds=(Stamp(3, "z"),), declared=REPLICATED)
     assert decode_durable(1, "d", encode_durable(full)) == full
     for removed in (RemovedDurable(7), RemovedDurable(7, Stamp(2, "y"), Stamp(3, "z"))):
         assert decode_durable(1, "d", encode_removed(removed)) == removed

@@ -154,7 +154,7 @@ def test_a_message_has_a_bounded_number() -> None:
             MappingProxyType(DECLARED),
             Stamp(1, "x"),
             Stamp(2, "y"),
-            generation=Stamp(3, "z"),
+            rewinds=(Stamp(3, "y"), Stamp(2, "z")),
             sequence=0,
             swept_micros=7,
             idle_micros=8,

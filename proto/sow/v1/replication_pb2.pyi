@@ -589,7 +589,7 @@ class ReplicatedDurable(_message.Message):
     BORN_FIELD_NUMBER: _builtins.int
     BURIED_FIELD_NUMBER: _builtins.int
     REMOVED_FIELD_NUMBER: _builtins.int
-    GENERATION_FIELD_NUMBER: _builtins.int
+    REWINDS_FIELD_NUMBER: _builtins.int
     SEQUENCE_FIELD_NUMBER: _builtins.int
     SWEPT_MICROS_FIELD_NUMBER: _builtins.int
     IDLE_MICROS_FIELD_NUMBER: _builtins.int
@@ -630,8 +630,10 @@ class ReplicatedDurable(_message.Message):
         """Durables of this name that were born up to then have been deleted."""
 
     @_builtins.property
-    def generation(self) -> Global___Stamp:
-        """Its generation, which begins with each rewind. The greater one counts."""
+    def rewinds(self) -> _containers.RepeatedCompositeFieldContainer[Global___Stamp]:
+        """Its generation: the last rewind at each instance, as far as the sender knows. Positions are compared within one
+        generation only. At most 64.
+        """
 
     def __init__(
         self,
@@ -643,16 +645,16 @@ class ReplicatedDurable(_message.Message):
         born: Global___Stamp | None = ...,
         buried: Global___Stamp | None = ...,
         removed: _builtins.bool = ...,
-        generation: Global___Stamp | None = ...,
+        rewinds: _abc.Iterable[Global___Stamp] | None = ...,
         sequence: _builtins.int | None = ...,
         swept_micros: _builtins.int = ...,
         idle_micros: _builtins.int = ...,
         consumer_since: _builtins.int = ...,
         forced: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_sequence", b"_sequence", "born", b"born", "buried", b"buried", "declared", b"declared", "generation", b"generation", "sequence", b"sequence"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_sequence", b"_sequence", "born", b"born", "buried", b"buried", "declared", b"declared", "sequence", b"sequence"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_sequence", b"_sequence", "born", b"born", "buried", b"buried", "consumer_since", b"consumer_since", "declared", b"declared", "filter", b"filter", "forced", b"forced", "generation", b"generation", "idle_micros", b"idle_micros", "name", b"name", "removed", b"removed", "sequence", b"sequence", "swept_micros", b"swept_micros", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_sequence", b"_sequence", "born", b"born", "buried", b"buried", "consumer_since", b"consumer_since", "declared", b"declared", "filter", b"filter", "forced", b"forced", "idle_micros", b"idle_micros", "name", b"name", "removed", b"removed", "rewinds", b"rewinds", "sequence", b"sequence", "swept_micros", b"swept_micros", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__sequence: _TypeAlias = _typing.Literal["sequence"]  # noqa: Y015
     _WhichOneofArgType__sequence: _TypeAlias = _typing.Literal["_sequence", b"_sequence"]  # noqa: Y015

@@ -29,6 +29,7 @@ only has the fact that one is attached, so that a crash is not taken for idlenes
 from __future__ import annotations
 
 from sow_server.engine.durables.editor import DurableEditor, prune_topic
+from sow_server.engine.durables.merging import restarts_by
 from sow_server.engine.durables.model import (
     AttachedDurable,
     ClearedBacklogs,
@@ -71,4 +72,5 @@ __all__ = [
     "in_use",
     "not_found",
     "prune_topic",
+    "restarts_by",
 ]

@@ -7,7 +7,7 @@ from typing import Final
 
 import structlog
 
-from sow_peering import DurableMark, Stamp
+from sow_peering import NO_STAMP, DurableMark, Stamp
 from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.commit import letters
 from sow_server.engine.commit.draft import Draft
@@ -31,6 +31,7 @@ from sow_server.engine.durables.model import (
     gap_up_to,
     in_use,
     not_found,
+    rewinds_of,
     with_gap,
 )
 from sow_server.engine.durables.registry import Durables, first_position
@@ -259,7 +260,8 @@ class DurableEditor:
         moved = self._drafted.moved(topic, found, position)._replace(gaps=gaps, last_use_micros=self.now)
         moved = moved._replace(handed=0, deliveries=())  # a rewind asks for them again, as often as the limit allows
         if moved.replicated:
-            moved = moved._replace(generation=self._stamp(moved.generation))
+            before = max([one for one in moved.rewinds if one.instance == self._durables.by], default=NO_STAMP)
+            moved = moved._replace(rewinds=rewinds_of(moved.rewinds, [self._stamp(before)]))
         self._drafted.put(moved)
         return moved, figures.appended_entries - moved.entries
 

@@ -3,11 +3,13 @@
 [1]  A position of this instance rises by a mark only to entries that consumers have acknowledged elsewhere. Where no
      such position is known, it stays where it is, or begins as early as possible. So no entry is skipped; entries
      may come again.
-[2]  Positions are compared within one generation of one durable only. A greater generation, or a durable that was
-     born earlier, takes the place of the one here together with its position, also where that goes back. The latter
-     brings its settings.
-[3]  Whatever the order in which marks arrive, all instances end with the same durable and generation: the one born
-     first of those that are not buried, and its greatest generation.
+[2]  A generation is the set of the rewinds that are known. Positions are compared within one generation of one durable
+     only. A generation that knows all rewinds of the one here and more, or a durable that was born earlier, takes the
+     place of the one here together with its position, also where that goes back. The latter brings its settings.
+[3]  Of two generations that each know a rewind of which the other has not heard, the lower position counts, in the
+     generation that knows both. So each rewind has its effect.
+[4]  Whatever the order in which marks arrive, all instances end with the same durable and generation: the one born
+     first of those that are not buried, and all rewinds.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from sow_server.engine.durables.model import (
     GapReason,
     Merged,
     RemovedDurable,
+    rewinds_of,
     without_gaps,
 )
 from sow_server.engine.durables.registry import first_position
@@ -32,6 +35,13 @@ from sow_server.engine.values.keys import OWNED_NAME
 
 IDLE_PARTS: Final = 10
 """A use at another instance is stored once it is later than the stored one by one part in this many of `idle_ttl`."""
+
+
+def restarts_by(found: Durable, mark: DurableMark) -> bool:
+    """Whether a mark takes the place of a durable, or tells of a rewind of which it has not heard ([2], [3])."""
+    if found.filter != mark.filter or mark.born > found.born:
+        return False
+    return mark.born < found.born or rewinds_of(found.rewinds, mark.rewinds) != found.rewinds
 
 
 class MarkMerge:
@@ -67,20 +77,23 @@ class MarkMerge:
         if mark.born > found.born:
             return Merged.NOTHING  # the other one takes over the durable of this instance
         used = max(found.last_use_micros, drafted.now - max(0, mark.idle_micros))
-        if mark.born < found.born or mark.generation > found.generation:
+        if restarts_by(found, mark):
+            rewinds = rewinds_of(found.rewinds, mark.rewinds)
             restarted = found._replace(
                 born=mark.born,
                 buried=buried,
-                generation=mark.generation,
+                rewinds=rewinds,
                 handed=0,
                 last_use_micros=used,
                 restarts=found.restarts + 1,
             )
             if mark.born < found.born:
                 restarted = restarted._replace(declared=MappingProxyType(dict(mark.declared)))
+            if position is not None and rewinds != mark.rewinds:
+                position = min(position, found.consumed)  # [3]
             drafted.put(self._placed(topic, restarted, position, self._floors.earliest(topic, found)))
             return Merged.RESTARTED
-        if mark.generation == found.generation and position is not None and position > found.consumed:
+        if mark.rewinds == found.rewinds and position is not None and position > found.consumed:
             moved = drafted.moved(topic, found, max(position, found.position))
             gaps = without_gaps(found.gaps, position)
             drafted.put(moved._replace(gaps=gaps, buried=buried, last_use_micros=used))
@@ -120,7 +133,7 @@ class MarkMerge:
             declared=MappingProxyType(dict(mark.declared)),
             born=mark.born,
             buried=buried,
-            generation=mark.generation,
+            rewinds=mark.rewinds,
             restarts=restarts,
         )
         drafted.put(self._placed(topic, created, position, first))

@@ -14,6 +14,8 @@ from sow_server.engine.values.policies import NOTHING, Declared
 
 GAPS_MAX: Final = 32
 """Gaps that one row keeps apart; beyond, the newest are told as one."""
+REWINDS_MAX: Final = 64
+"""Instances of which a durable knows the last rewind; beyond, the oldest rewinds are forgotten."""
 STEPS_MAX: Final = 16
 """Steps of deliveries that one row keeps; beyond, those of the fewest deliveries are told as one."""
 
@@ -79,8 +81,9 @@ class Durable(NamedTuple):
     """When and where it was created, or became replicated (rule F14); NO_STAMP: it is not replicated."""
     buried: Stamp = NO_STAMP
     """Replicated durables of this name that were born up to then have been deleted."""
-    generation: Stamp = NO_STAMP
-    """Of its positions: each rewind begins another one. Positions of different generations are never compared."""
+    rewinds: tuple[Stamp, ...] = ()
+    """Its generation: the last rewind at each instance that is known here, by the instances' ids. Positions of
+    different generations are never compared."""
     restarts: int = 0
     """How often a durable, or a generation, of another instance has taken the place of the one here."""
 
@@ -205,6 +208,18 @@ def gap_up_to(gap: DurableGap, position: int) -> DurableGap:
     # A snapshot in its place would also tell the entries behind the position.
     reason = GapReason.EVICTED if gap.reason is GapReason.CONFLATED else gap.reason
     return DurableGap(reason, gap.after, position, 0)
+
+
+# --- rewinds ---------------------------------------------------------------------------------------------------------
+
+
+def rewinds_of(*several: Iterable[Stamp]) -> tuple[Stamp, ...]:
+    """The generation that knows all of these rewinds: the last one at each instance."""
+    last: dict[str, Stamp] = {}
+    for stamp in sorted([stamp for rewinds in several for stamp in rewinds]):
+        last[stamp.instance] = stamp
+    newest = sorted(last.values())[-REWINDS_MAX:]
+    return tuple(sorted(newest, key=lambda stamp: stamp.instance))
 
 
 # --- deliveries ------------------------------------------------------------------------------------------------------

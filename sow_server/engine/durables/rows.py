@@ -1,6 +1,6 @@
 """Durables as stored: a row of `meta` each, JSON. A removed durable leaves a row that says when.
 
-Only a replicated durable has the fields `born`, `buried`, `generation` and `restarts`, so that others stay readable for
+Only a replicated durable has the fields `born`, `buried`, `rewinds` and `restarts`, so that others stay readable for
 earlier versions, and rows of those for this one.
 """
 
@@ -13,7 +13,7 @@ from typing import Final
 from sow_peering import NO_STAMP, Stamp
 from sow_server.engine.durables.model import DeliveryStep, Durable, DurableGap, GapReason, RemovedDurable
 
-_STAMPS: Final = ("born", "buried", "generation")
+_STAMPS: Final = ("born", "buried")
 
 
 def encode_durable(durable: Durable) -> bytes:
@@ -23,8 +23,9 @@ def encode_durable(durable: Durable) -> bytes:
     for name in _STAMPS:
         if fields[name] == NO_STAMP:
             del fields[name]
-    if not durable.restarts:
-        del fields["restarts"]
+    for name in ("rewinds", "restarts"):
+        if not fields[name]:
+            del fields[name]
     fields["gaps"] = [[gap.reason.value, gap.after, gap.upto, gap.entries] for gap in durable.gaps]
     fields["declared"] = dict(durable.declared)
     fields["deliveries"] = [list(step) for step in durable.deliveries]
@@ -46,6 +47,8 @@ def decode_durable(topic_id: int, name: str, row: bytes) -> Durable | RemovedDur
         return RemovedDurable(removed, _stamp(fields.get("buried")), _stamp(fields.get("idle")))
     known: dict[str, object] = {field: value for field, value in fields.items() if field in Durable._fields}
     known |= {field: _stamp(fields.get(field)) for field in _STAMPS}
+    rewinds: list[list[object]] = known.get("rewinds", [])  # type: ignore[assignment]  # JSON as encode_durable wrote it
+    known["rewinds"] = tuple(map(_stamp, rewinds))
     gaps: list[list[int]] = known["gaps"]  # type: ignore[assignment]  # JSON as encode_durable wrote it
     known["gaps"] = tuple([DurableGap(GapReason(reason), *numbers) for reason, *numbers in gaps])
     steps: list[list[int]] = known.get("deliveries", [])  # type: ignore[assignment]  # as above; older rows have none
