@@ -149,10 +149,3 @@ def test_consumers_are_handed_everything(tmp_path: Path, seed: int, part: int) -
             raise type(error)(f"seed {own}: {error}") from error
     print(total)
     assert total["moved"] > 0
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("part", range(100))
-def test_ten_thousand_lives_of_consumers(tmp_path: Path, seed: int, part: int) -> None:
-    for number in range(100):
-        live((seed + 600_000 + part * 1000 + number) % 2**32, tmp_path / str(number))

@@ -120,6 +120,8 @@ class MovingConsumer:
         self.seen: set[str] = set()
         """Keys that it was handed since the last rewind."""
         self.view: dict[str, dict[str, object]] = {}
+        self._views: dict[str, dict[str, dict[str, object] | None]] = {}
+        """By instance and key: the last that this instance has handed over of a key; None: a removal."""
         self.rewound = False
         self._told: dict[str, int] = {}
         self._consumer: Consumer | None = None
@@ -264,18 +266,19 @@ class MovingConsumer:
                 pass
 
     def _hear_changes(self, frame: ChangeFrame) -> None:
+        here = self._views.setdefault(self.at.store.identity.name, {})
         for row in frame.rows:
             key = row.key.decode()
             self.counts["handed"] += 1
-            if row.op is not ChangeOp.PUT:
-                self.view.pop(key, None)
-                continue
-            self.seen.add(key)
-            document = json.loads(row.payload)
-            if self.kind.wants(document):
-                self.view[key] = document
-            else:
-                self.view.pop(key, None)  # a change reader decides by itself
+            here[key] = None
+            if row.op is ChangeOp.PUT:
+                self.seen.add(key)
+                document = json.loads(row.payload)
+                if self.kind.wants(document):  # a change reader decides by itself
+                    here[key] = document
+            self.view.pop(key, None)
+            if (found := here[key]) is not None:
+                self.view[key] = found
 
     def trouble(self, unique: set[str]) -> str:
         """The keys that it was never handed, and the difference between its view and its instance; empty: none.
@@ -289,8 +292,15 @@ class MovingConsumer:
             return f"the consumer at {name} has skipped {sorted(skipped)}; {dict(self.counts)}"
         if not (self.kind.oof or self.kind.changes) or wanted == self.view:
             return ""
-        missed = {key: value for key, value in wanted.items() if self.view.get(key) != value}
-        stale = {key: value for key, value in self.view.items() if key not in wanted}
+        # An instance does not repeat what it has handed over, though one that lags has handed over older changes since.
+        here = self._views.get(name, {})
+        wrong = {key for key in self.view.keys() | wanted.keys() if self.view.get(key) != wanted.get(key)}
+        wrong = {key for key in wrong if key not in here or here[key] != wanted.get(key)}
+        if not wrong:
+            self.counts["older since"] += 1
+            return ""
+        missed = {key: wanted[key] for key in sorted(wrong & wanted.keys())}
+        stale = {key: self.view[key] for key in sorted(wrong - wanted.keys())}
         return f"the consumer at {name} has missed {missed}, and keeps {stale}; {dict(self.counts)}"
 
 
