@@ -12,6 +12,8 @@
     [5]  In the end all instances are equal (R3), and a restart changes nothing.
     [6]  Nothing is dropped as dead unless somebody was away for longer than tombstones are kept, or lost its data (R4).
     [7]  Of a key that is only published to, a publish is applied once, however often it was sent (P6).
+    [8]  The consumer of a replicated durable that goes from instance to instance is handed every record that there is
+         in the end, unless journals were cut off, or an instance has lost its data (F14).
 
 An acknowledged write may be lost only with the data of the instance that took it, unless it was REPLICATED (P5). One
 that was not answered may have happened, at any time from then on until the process ends. Where an answer does not tell
@@ -52,7 +54,7 @@ class Problem(NamedTuple):
 def check(history: History) -> list[Problem]:
     """All that is wrong."""
     known = Known(history)
-    checks = (written, followed, reads, finals, equal, drops, once)
+    checks = (written, followed, reads, finals, equal, drops, once, handed)
     return list(chain.from_iterable(find(known) for find in checks))
 
 
@@ -118,6 +120,8 @@ class Known:
         for read in chain(self.history.reads, self.final_reads):
             for row in read.rows:
                 yield f"{read.instance} by a query", row
+        for row in self.history.handed:
+            yield "the consumer that goes around", row
 
 
 # -- [1] --------------------------------------------------------------------------------------------------------------
@@ -371,7 +375,7 @@ def _equal(known: Known, several: list[Read], what: str) -> Iterator[Problem]:
                 yield Problem("[5]", what, topic, key, ", ".join(held), f"{held}")
 
 
-# -- [6], [7] ---------------------------------------------------------------------------------------------------------
+# -- [6], [7], [8] ----------------------------------------------------------------------------------------------------
 
 
 def drops(known: Known) -> Iterator[Problem]:
@@ -392,6 +396,18 @@ def once(known: Known) -> Iterator[Problem]:
             op.kind in ("put", "delete") and op.instance not in known.history.wipes for op in ops
         ):
             yield Problem("[7]", "applied twice", topic, key, ops[0].instance, f"{tag} as {sorted(found)}")
+
+
+def handed(known: Known) -> Iterator[Problem]:
+    """Records that the consumer of the replicated durable was not handed."""
+    history = known.history
+    if not history.roams or history.pruned or history.wipes:
+        return
+    ranks = {(row.topic, row.key, row.rank) for row in history.handed}
+    for read in history.finals:
+        for row in read.rows:
+            if row.topic in history.acting and (row.topic, row.key, row.rank) not in ranks:
+                yield _problem("[8]", "never handed over", row, read.instance, str(row))
 
 
 def _problem(rule: str, what: str, row: Row, where: str, text: str) -> Problem:

@@ -148,6 +148,10 @@ class History:
     seen: list[Seen] = field(default_factory=list)
     covered: list[Covered] = field(default_factory=list)
     reads: list[Read] = field(default_factory=list)
+    roams: bool = False
+    """Whether a consumer of a replicated durable has gone from instance to instance."""
+    handed: list[Row] = field(default_factory=list)
+    """The records that it was handed."""
     dropped: list[Dropped] = field(default_factory=list)
     pruned: bool = False
     """Whether the journal is kept for peers alone, so that followers do not begin with the first change."""
@@ -164,10 +168,10 @@ class History:
     def save(self, folder: Path) -> None:
         """Writes it down, a line for each event."""
         folder.mkdir(parents=True, exist_ok=True)
-        for name in ("ops", "seen", "covered", "reads", "dropped", "faults", "finals", "restarted"):
+        for name in ("ops", "seen", "covered", "reads", "handed", "dropped", "faults", "finals", "restarted"):
             _write(folder / f"{name}.ndjson", [asdict(one) for one in getattr(self, name)])
         rest = {"acting": self.acting, "wipes": self.wipes, "deaths": self.deaths, "pruned": self.pruned}
-        _write(folder / "round.ndjson", [rest | {"drops_allowed": self.drops_allowed}])
+        _write(folder / "round.ndjson", [rest | {"drops_allowed": self.drops_allowed, "roams": self.roams}])
 
     @classmethod
     def load(cls, folder: Path) -> History:
@@ -179,6 +183,8 @@ class History:
             seen=[Seen(**(one | {"row": Row(**one["row"])})) for one in _read(folder / "seen.ndjson")],
             covered=[Covered(**(one | {"topics": tuple(one["topics"])})) for one in _read(folder / "covered.ndjson")],
             reads=[_query(one) for one in _read(folder / "reads.ndjson")],
+            roams=rest["roams"],
+            handed=[Row(**one) for one in _read(folder / "handed.ndjson")],
             dropped=[Dropped(**one) for one in _read(folder / "dropped.ndjson")],
             pruned=rest["pruned"],
             drops_allowed=rest["drops_allowed"],

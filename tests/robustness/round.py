@@ -30,6 +30,7 @@ from tests.robustness.workload import (
     Follower,
     Reader,
     Retrier,
+    Roamer,
     Worker,
     Writer,
     end_all,
@@ -128,7 +129,7 @@ class Round:
     def __init__(self, plan: Plan, folder: Path) -> None:
         self.plan: Final = plan
         self.folder: Final = folder
-        self.history: Final = History(acting=(ACTING,), pruned=not plan.retained)
+        self.history: Final = History(acting=(ACTING,), pruned=not plan.retained, roams=True)
         self.draw: Final = random.Random(f"nemesis {plan.seed}")
         self.cluster: Final = self._cluster()
         self.busy: Final[dict[str, threading.Lock]] = {name: threading.Lock() for name in NAMES}
@@ -180,8 +181,9 @@ class Round:
                     self.cluster.await_streaming()
                 workers = self._workers()
                 followers = [worker for worker in workers if isinstance(worker, Follower)]
+                roamer = Roamer([self.cluster[name] for name in NAMES], self.history, self, self._drawn("roamer"))
                 writers = [worker for worker in workers if worker not in followers]
-                for worker in workers:
+                for worker in [*workers, roamer]:
                     stack.callback(worker.stop)
                     worker.start()
                 with self._timed(outcome, "faults"):
@@ -191,7 +193,8 @@ class Round:
                     end_all(writers)
                     self._settle(outcome)
                     self._await_followers(followers)
-                    end_all(followers)
+                    self._await_roamer(roamer)
+                    end_all([*followers, roamer])
                 with self._timed(outcome, "restart"):
                     self._restart_all()
                     self._note_dropped(*NAMES)
@@ -219,7 +222,7 @@ class Round:
             instance = self.cluster[name]
 
             def draw(what: str, name: str = name) -> random.Random:
-                return random.Random(f"{what} {name} {self.plan.seed}")
+                return self._drawn(f"{what} {name}")
 
             workers += [
                 Writer(
@@ -238,6 +241,18 @@ class Round:
             workers.append(Follower(0, instance, self.history, self, draw("follower")))
             workers.append(Consumer(0, instance, self.history, self, draw("durable")))
         return workers
+
+    def _drawn(self, what: str) -> random.Random:
+        return random.Random(f"{what} {self.plan.seed}")
+
+    def _await_roamer(self, roamer: Roamer) -> None:
+        """Waits until it was handed all records that are there in the end; it is judged later whether it was."""
+        if self.history.pruned or self.history.wipes:
+            return
+        rows = [row for read in self.history.finals for row in read.rows if row.topic == ACTING]
+        give_up = time.monotonic() + HEAL_SECONDS
+        while not roamer.has_all(rows) and roamer.failure is None and time.monotonic() < give_up:
+            time.sleep(0.05)
 
     def _await_followers(self, followers: list[Follower]) -> None:
         heads = {}

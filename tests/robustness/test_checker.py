@@ -67,6 +67,9 @@ ANEW: Final = [op("put", 50, 1), op("put", 20, 10, life=1)]
 RIGHT: Final[dict[str, Callable[[], History]]] = {
     "nothing": lambda: ended([]),
     "the last put": lambda: ended(PUTS, row(20)),
+    "the last put handed over": lambda: ended(PUTS, row(20), roams=True, handed=[row(20), row(10)]),
+    "not handed over, as a journal was lost": lambda: ended(PUTS, row(20), roams=True, wipes={"b": 1}),
+    "not handed over, as a journal was cut off": lambda: ended(PUTS, row(20), roams=True, pruned=True),
     "an unanswered put that happened": lambda: ended([*PUTS, UNKNOWN], row(30)),
     "an unanswered put that did not": lambda: ended([*PUTS, UNKNOWN], row(20)),
     "a delete": lambda: ended([*PUTS, op("delete", 0, 5)]),
@@ -241,6 +244,11 @@ WRONG: Final[dict[str, tuple[str, Callable[[], History]]]] = {
     "applied twice": (
         "applied twice",
         lambda: ended([op("put", 0, 1, tag="t1")], row(30, value="t1"), reads=[held(row(10, value="t1"), begin=50)]),
+    ),
+    "an older one handed over": ("never handed over", lambda: ended(PUTS, row(20), roams=True, handed=[row(10)])),
+    "one handed over that nobody wrote": (
+        "nobody wrote it",
+        lambda: ended(PUTS, row(20), roams=True, handed=[row(15), row(20)]),
     ),
 }
 

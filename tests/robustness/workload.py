@@ -1,5 +1,5 @@
-"""Clients of a cluster: writers, publishers that retry, followers that move on, durables, readers. All write down what
-they did and saw; nobody judges.
+"""Clients of a cluster: writers, publishers that retry, followers that move on, consumers of durables (one of them goes
+from instance to instance), and readers. All write down what they did and saw; nobody judges.
 
     [1]  A key of its own only one writer writes; shared keys all writers of all instances write.
     [2]  A client waits for no more than `CALL_SECONDS`, so that faults do not stop the work at instances that are well.
@@ -404,6 +404,57 @@ class Consumer(Follower):
     def done(self, following: Subscription, change: Change) -> None:
         if self.draw.random() < 0.7:
             following.acknowledge(change)  # type: ignore[attr-defined]  # it is a durable one
+
+
+class Roamer(Worker):
+    """The consumer of a replicated durable: it goes from instance to instance, and acknowledges a part of what it is
+    handed. Where a queue of its client has more than it took, those come again."""
+
+    def __init__(self, instances: Sequence[Instance], history: History, lives: Lives, draw: random.Random) -> None:
+        super().__init__("roamer", instances[0], history, lives, draw)
+        self._instances = instances
+        self._following: Subscription | None = None
+        self._lock = threading.Lock()
+
+    def run(self) -> None:
+        try:
+            while not self.ending.is_set():
+                addresses = [instance.server.address for instance in self._instances]
+                self.draw.shuffle(addresses)
+                with suppress(SowError), Client(",".join(addresses), timeout=CALL_SECONDS) as client:
+                    self.work(client)
+                self.ending.wait(0.05)
+        except BaseException as failure:
+            self.failure = failure
+            raise
+
+    def work(self, client: Client) -> None:
+        until = now() + self.draw.choice((200_000, 500_000, 2_000_000))
+        with client.durable(
+            ACTING, "roaming", changes=True, start=EARLIEST, replicated=True, progress="200ms", retry_for=1.0
+        ) as following:
+            with self._lock:
+                self._following = following
+                if self.ending.is_set():
+                    return
+            for change in following:
+                if change.op == "put" and change.record is not None:
+                    self.history.handed.append(row_of(change.record))
+                if self.draw.random() < 0.7:
+                    following.acknowledge(change)
+                if now() > until:
+                    return
+
+    def has_all(self, rows: Sequence[Row]) -> bool:
+        """Whether it was handed all of these records."""
+        handed = {(row.topic, row.key, row.rank) for row in list(self.history.handed)}
+        return all((row.topic, row.key, row.rank) in handed for row in rows)
+
+    def stop(self) -> None:
+        super().stop()
+        with self._lock:
+            if self._following is not None:
+                self._following.close()
 
 
 def epoch_of(bookmark: str) -> str:

@@ -151,7 +151,7 @@ def pair(tmp_path: Path) -> Iterator[Linked]:
 
 
 def test_an_acknowledged_position_is_known_at_the_peer_and_the_consumer_goes_on_there(pair: Linked) -> None:
-    """F14, F17: what was acknowledged does not come again, and nothing else is missing."""
+    """Elsewhere 1. F14, F17: what was acknowledged does not come again, and nothing else is missing."""
     pair.put("a", "1", "2")
     pair.put("b", "3")
     consumer = pair.attach("a", start=EARLIEST)
@@ -169,7 +169,7 @@ def test_an_acknowledged_position_is_known_at_the_peer_and_the_consumer_goes_on_
 
 
 def test_entries_that_were_not_acknowledged_come_again(pair: Linked) -> None:
-    """F14."""
+    """Elsewhere 1. F14."""
     pair.put("a", "1", "2")
     consumer = pair.attach("a", start=EARLIEST)
     first = next(frame for frame in iter_changes(consumer) if frame.rows)
@@ -204,7 +204,7 @@ def test_an_expiry_is_not_skipped_where_the_clock_is_ahead(tmp_path: Path) -> No
 
 
 def test_a_consumer_is_refused_while_a_peer_has_one_and_accepted_as_soon_as_it_has_gone(pair: Linked) -> None:
-    """F15."""
+    """Elsewhere 3. F15."""
     consumer = pair.attach("a")
     pair.world.run(SOON)
     with pytest.raises(StoreError, match="has a consumer at a") as refused:
@@ -228,7 +228,7 @@ def test_a_consumer_of_a_killed_instance_is_forgotten_with_its_link(pair: Linked
 
 
 def test_cut_off_both_may_consume_and_then_the_first_one_stays(pair: Linked) -> None:
-    """F15: the other one may wait, and go on once the first has gone."""
+    """Elsewhere 3. F15: the other one may wait, and go on once the first has gone."""
     first = pair.attach("a", start=EARLIEST)
     pair.run(1)
     pair.world.cut("a", "b")
@@ -260,7 +260,7 @@ def test_a_consumer_takes_over_by_force_from_another_instance(pair: Linked) -> N
 
 
 def test_a_rewind_counts_at_all_instances(pair: Linked) -> None:
-    """F14: it is refused while the consumer is elsewhere, unless by force, which ends that consumer."""
+    """Elsewhere 5. F14: it is refused while the consumer is elsewhere, unless by force, which ends that consumer."""
     pair.put("a", "1", "2")
     consumer = pair.attach("a", start=EARLIEST)
     pair.run(1)
@@ -284,7 +284,8 @@ def test_a_rewind_counts_at_all_instances(pair: Linked) -> None:
 
 @pytest.mark.parametrize("first", ["a", "b"])
 def test_rewinds_at_instances_that_are_apart_both_count(pair: Linked, first: str) -> None:
-    """F14: each consumer is handed again what it was rewound for, wherever it is. Only one of the two counted."""
+    """Elsewhere 5. F14: each consumer is handed again what it was rewound for, wherever it is. Only one of the two
+    counted."""
     other = "b" if first == "a" else "a"
     pair.put("a", "1", "2")
     pair.put("b", "3")
@@ -309,7 +310,7 @@ def test_rewinds_at_instances_that_are_apart_both_count(pair: Linked, first: str
 
 
 def test_a_deletion_counts_at_all_instances(pair: Linked) -> None:
-    """F16."""
+    """Elsewhere 5. F16."""
     consumer = pair.attach("a", start=EARLIEST)
     pair.run(1)
     b, answers = consumed(pair["b"]), list[object]()
@@ -388,7 +389,7 @@ def test_an_instance_that_does_not_send_here_hears_nothing(tmp_path: Path) -> No
 def test_a_position_that_is_older_than_all_samples_starts_the_peer_earlier(
     pair: Linked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """F14: the marks live in memory. After a restart there are none for the positions before it."""
+    """Elsewhere 2. F14: the marks live in memory. After a restart there are none for the positions before it."""
     pair.put("a", "1", "2", "3")
     consumer = pair.attach("a", start=EARLIEST)
     pair.run(2)

@@ -1,4 +1,4 @@
-"""docs/origins.md: beside each behaviour of the five systems stands a test that exists, runs, and names its row."""
+"""docs/origins.md: beside each behaviour of the other systems stands a test that exists, runs, and names its row."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ ROWS = (
     + [f"Pulsar {number}" for number in range(1, 11)]
     + [f"RabbitMQ {number}" for number in range(1, 14)]
     + [f"Lifetime {number}" for number in range(1, 7)]
+    + [f"Elsewhere {number}" for number in range(1, 6)]
     + [f"Access {number}" for number in range(1, 8)]
 )
 

@@ -77,7 +77,7 @@ def test_a_durable_is_replicated_by_its_own_settings_by_a_policy_and_by_its_topi
 
 
 def test_a_position_moves_on_and_never_back(rig: Rig, consumed: Durable) -> None:
-    """F14."""
+    """Elsewhere 2. F14."""
     third = consumed.position + 2
     assert merge(rig, mark_of(consumed), third) is Merged.MOVED
     assert durable(rig).position == third
@@ -165,6 +165,7 @@ def test_a_new_generation_without_a_position_begins_as_early_as_possible(rig: Ri
 
 
 def test_a_durable_of_another_instance_is_created_with_its_settings(rig: Rig) -> None:
+    """Elsewhere 4."""
     put(rig, "a", "b")
     mark = DurableMark("orders", "d", "", {"replicated": True, "delivery_limit": 3}, Stamp(7, "x"), idle_micros=5)
     last = rig.store.commits.last_sequence
