@@ -182,7 +182,7 @@ def test_a_deletion_travels(connect: Connect, pair: Cluster) -> None:
     """F16."""
     client: Client = pair["a"].client
     client.durable("orders", "billing", replicated=True).close()
-    until(lambda: described(pair, "b") is not None, WAIT_SECONDS, "it is at b")
+    until(lambda: (found := described(pair, "b")) is not None and not found.consumer_at, WAIT_SECONDS, "it is at b")
     pair["b"].client.delete_durable("orders", "billing")
     until(lambda: described(pair, "a") is None, WAIT_SECONDS, "it has gone at a")
     with connect(addresses(pair, "ab")) as other:
