@@ -23,6 +23,7 @@ from sow_client._channel import Tls
 from sow_client._durable import AsyncDurableSubscription, DurableSubscription
 from sow_client._exports import Export
 from sow_client._failover import FailoverPublish, Instance
+from sow_client._keys import Key
 from sow_client._live_view import AsyncLiveView, LiveView
 from sow_client._loads import AsyncLoadStager, Load, LoadFigures, LoadInfo, LoadPart, LoadProgress, LoadStager
 from sow_client._packed import PackedColumn, PackedRecords
@@ -178,6 +179,7 @@ __all__ = [
     "Instance",
     "InternalError",
     "InvalidArgument",
+    "Key",
     "Lease",
     "LeaseLost",
     "LinkTopic",

@@ -32,8 +32,14 @@ class Address:
     """The name that it is one of several addresses of; empty: it was given itself."""
 
 
-def parsed(server: str) -> tuple[str, ...]:
-    """The addresses of a list such as "a:7450,b:7450", each with its port. Raises InvalidArgument."""
+def parsed(server: str | Iterable[str]) -> tuple[str, ...]:
+    """The addresses of a list, as "a:7450,b:7450" or ["a:7450", "b:7450"], each with its port. Raises
+    InvalidArgument."""
+    if not isinstance(server, str):
+        given = list(server)
+        if not all(isinstance(one, str) for one in given):
+            raise invalid("server", f"{given!r} is not a list of texts HOST:PORT")
+        server = ",".join(given)
     parts = [part.strip() for part in server.split(",")]
     if not all(parts):
         raise invalid("server", f"{server!r} has an empty address" if any(parts) else f"{server!r} is not HOST:PORT")

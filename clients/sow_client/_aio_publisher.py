@@ -14,6 +14,7 @@ import grpc
 from sow.v1 import sow_pb2
 from sow_client import _lifetimes, _statuses
 from sow_client._documents import Document, encode
+from sow_client._keys import Key, optional_key
 from sow_client._publish_core import (
     BATCH_BYTES,
     END_SECONDS,
@@ -75,7 +76,7 @@ class AsyncPublisher(PublisherBase):
         self._task: asyncio.Task[None] | None = None
 
     async def publish(
-        self, data: Document, *, key: str | None = None, ttl: Ttl | None = None, expire_at: ExpireAt | None = None
+        self, data: Document, *, key: Key | None = None, ttl: Ttl | None = None, expire_at: ExpireAt | None = None
     ) -> None:
         """Takes one record; `ttl` or `expire_at` overrides the publisher's own (rule L2). May wait for room."""
         payload = data if type(data) is bytes else encode(data)
@@ -86,10 +87,11 @@ class AsyncPublisher(PublisherBase):
         if key is None and lifetime is None:
             self._append(payload)
         else:
-            if key is not None and len(key) > KEY_CHARACTERS_MAX:
-                raise key_too_large(key)
+            text = optional_key(key)
+            if text is not None and len(text) > KEY_CHARACTERS_MAX:
+                raise key_too_large(text)
             self._core.plain = False
-            self._append((payload, key, lifetime))
+            self._append((payload, text, lifetime))
         self._filled = filled = self._filled + size
         if filled >= BATCH_BYTES or len(self._pending) >= self._batch_records:
             await self._seal_all()

@@ -15,7 +15,7 @@ import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import grpc
 import grpc.aio
@@ -262,12 +262,20 @@ _TOKEN_VARIABLE: Final = "SOW_TOKEN_FILE"
 _TLS_VARIABLES: Final = ("SOW_TLS_CA", "SOW_TLS_CERT", "SOW_TLS_KEY", "SOW_TLS_SERVER_NAME")
 
 
-def from_environment(variables: Mapping[str, str]) -> tuple[str, Tls | None, Path | None]:
+class Named(NamedTuple):
+    """A server and the credentials for it, as the environment names them."""
+
+    server: str
+    tls: Tls | None
+    token: Path | None
+
+
+def from_environment(variables: Mapping[str, str]) -> Named:
     """Server, TLS and file of the token, as the variables of the command `sow` name them. An empty one is none."""
     ca, certificate, key, server_name = (variables.get(name) or None for name in _TLS_VARIABLES)
     tls = Tls(ca, certificate, key, server_name) if ca or certificate or key or server_name else None
     token = variables.get(_TOKEN_VARIABLE)
-    return variables.get(_SERVER_VARIABLE) or DEFAULT_SERVER, tls, Path(token) if token else None
+    return Named(variables.get(_SERVER_VARIABLE) or DEFAULT_SERVER, tls, Path(token) if token else None)
 
 
 PREFER_VARIABLE: Final = "SOW_PREFER"

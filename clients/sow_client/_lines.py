@@ -175,7 +175,7 @@ class Lines(Generic[_Channel]):
 
     def __init__(
         self,
-        server: str,
+        server: str | Iterable[str],
         tls: Tls | None,
         channel: _Channel | None,
         token: Token | None,

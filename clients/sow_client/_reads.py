@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Final
 
 from sow.v1 import sow_pb2, types_pb2
+from sow_client._keys import Key, key_texts
 from sow_client._lifetimes import lifetime_message, zoned_micros
 from sow_client._records import (
     EARLIEST,
@@ -57,7 +58,7 @@ def texts(values: Iterable[str] | None, field: str) -> list[str] | None:
 
 def get_request(
     topic: str,
-    keys: Iterable[str],
+    keys: Iterable[Key],
     select: Iterable[str] | None = None,
     exclude: Iterable[str] | None = None,
     *,
@@ -70,7 +71,7 @@ def get_request(
         raise invalid("touch_below", "needs the lifetime to give, in touch")
     return sow_pb2.GetRequest(
         topic=topic,
-        keys=texts(keys, "keys"),
+        keys=key_texts(keys),
         select=projection(select, exclude),
         touch=lifetime_message(touch, None),
         touch_below_micros=None if touch_below is None else ttl_micros(touch_below, "touch_below"),
@@ -97,9 +98,9 @@ def records(topic: str, response: sow_pb2.GetResponse) -> list[Record]:
     return list(RecordBatch(topic, columns))
 
 
-def key_chunks(keys: Iterable[str], keys_max: int = RECORDS_PER_REQUEST_MAX) -> Iterator[list[str]]:
+def key_chunks(keys: Iterable[Key], keys_max: int = RECORDS_PER_REQUEST_MAX) -> Iterator[list[str]]:
     """Keys in lists of at most 10,000 (rule K8), or of another number."""
-    every = texts(keys, "keys") or []
+    every = key_texts(keys)
     for start in range(0, len(every), keys_max):
         yield every[start : start + keys_max]
 
@@ -124,7 +125,7 @@ def query_request(
     *,
     order_by: str | Iterable[str] | None = None,
     explain: bool = False,
-    keys: Iterable[str] | None = None,
+    keys: Iterable[Key] | None = None,
     select: Iterable[str] | None = None,
     exclude: Iterable[str] | None = None,
     keys_only: bool = False,
@@ -137,7 +138,8 @@ def query_request(
     min_position: str | None = None,
 ) -> sow_pb2.QueryRequest:
     """A query (rule Q2). An empty list of keys is refused: on the wire it would ask for every record."""
-    if keys is not None and not (keys := texts(keys, "keys")):
+    chosen = None if keys is None else key_texts(keys)
+    if chosen == []:
         raise invalid("keys", "is empty; leave it out to ask for every record")
     if top_n is not None and top_n < 1:
         raise invalid("top_n", f"{top_n} is less than 1")
@@ -146,7 +148,7 @@ def query_request(
             raise invalid(name, f"{value} is negative")
     return sow_pb2.QueryRequest(
         topic=topic,
-        keys=keys,
+        keys=chosen,
         select=projection(select, exclude),
         batch_size=batch_size,
         keys_only=keys_only,

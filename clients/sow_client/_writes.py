@@ -8,6 +8,7 @@ from typing import Final, NamedTuple, get_args
 
 from sow.v1 import admin_pb2, sow_pb2, types_pb2
 from sow_client._documents import Document, encode
+from sow_client._keys import Key, key_text, key_texts
 from sow_client._lifetimes import lifetime_message
 from sow_client._reads import RECORDS_PER_REQUEST_MAX, changing_filter, texts
 from sow_client._records import (
@@ -143,7 +144,7 @@ class Batch(NamedTuple):
     first_index: int
 
 
-def publish_batches(documents: Iterable[Document], keys: Iterable[str] | None, *, atomic: bool) -> Iterator[Batch]:
+def publish_batches(documents: Iterable[Document], keys: Iterable[Key] | None, *, atomic: bool) -> Iterator[Batch]:
     """Cuts documents into requests. An atomic request stays whole, however large: the server checks its size."""
     key_iterator = None if keys is None else iter(keys)
     records: list[sow_pb2.PublishRecord] = []
@@ -152,11 +153,12 @@ def publish_batches(documents: Iterable[Document], keys: Iterable[str] | None, *
         payload = encode(document)
         key = None
         if key_iterator is not None:
-            key = next(key_iterator, None)
-            if key is None:
+            given = next(key_iterator, None)
+            if given is None:
                 raise invalid(
                     "keys", f"there are fewer keys than documents: document {first_index + len(records)} has none"
                 )
+            key = key_text(given, "keys")
         row_bytes = len(payload) + (0 if key is None else KEY_CHARACTER_BYTES * len(key))
         full = len(records) == RECORDS_PER_REQUEST_MAX or (records and size + row_bytes > CHUNK_BYTES)
         if full and not atomic:
@@ -292,7 +294,7 @@ def not_sent(index: int) -> Refusal:
 def delete_request(
     topic: str,
     *,
-    keys: Iterable[str] | None,
+    keys: Iterable[Key] | None,
     filter_text: str | None,
     data: Document | None,
     everything: bool,
@@ -307,7 +309,7 @@ def delete_request(
         raise invalid("keys", "give exactly one of keys, filter, data and all=True")
     request = sow_pb2.SowDeleteRequest(topic=topic, dry_run=dry_run, durability=durability_value(durability))
     if keys is not None:
-        request.by_keys.keys.extend(texts(keys, "keys") or ())
+        request.by_keys.keys.extend(key_texts(keys))
         request.by_keys.versions.extend(only_if_versions or ())
     elif filter_text is not None:
         request.by_filter = changing_filter(filter_text)

@@ -70,6 +70,7 @@ def _client(connecting: Connecting) -> Client:
         token=None if connecting.token_file is None else Path(connecting.token_file),
         timeout=connecting.timeout_micros / 1e6,
         connect_timeout=connecting.connect_timeout_micros / 1e6,
+        environment={},  # the options say all: an executor may have other variables than the driver
     )
 
 

@@ -101,11 +101,11 @@ def test_both_clients_of_the_environment_show_its_token(
     write_private(path, "desk\n")
     monkeypatch.setenv("SOW_SERVER", server.address)
     monkeypatch.setenv("SOW_TOKEN_FILE", str(path))
-    with Client.from_environment() as client:
+    with Client() as client:
         assert client.whoami().name == "desk"
-    assert asyncio.run(name_of(AsyncClient.from_environment)) == "desk"
+    assert asyncio.run(name_of(AsyncClient)) == "desk"
     write_private(path, "guessed\n")
-    with Client.from_environment() as client, pytest.raises(PermissionDenied):
+    with Client() as client, pytest.raises(PermissionDenied):
         client.whoami()
 
 

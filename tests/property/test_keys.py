@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sow_client._keys import key_text
 from sow_server.engine.values.keys import canonical_text, escape, join, parse_path, path_text, split
 
 # Mostly the characters that matter, so that collisions would be found.
@@ -50,3 +51,19 @@ def test_numbers_share_a_text_exactly_when_they_are_equal(one: float, other: flo
 def test_a_path_is_written_so_that_it_is_read_back(steps: list[str]) -> None:
     """With any names, a delta subscription gives the paths of the fields that are gone (rule S3)."""
     assert parse_path(path_text(tuple(steps))) == tuple(steps)
+
+
+SCALAR = TEXT | st.integers() | st.booleans() | st.floats(allow_nan=False, allow_infinity=False)
+
+
+@given(st.lists(SCALAR, min_size=1, max_size=4))
+def test_the_client_and_the_server_make_the_same_key_of_the_same_values(values: list[str | int | float]) -> None:
+    """Rule K4."""
+    assert key_text(tuple(values)) == join([canonical_text(value) for value in values])
+    if not isinstance(values[0], str):
+        assert key_text(values[0]) == join([canonical_text(values[0])])
+
+
+@given(st.text())
+def test_a_lone_text_is_the_key_itself(key: str) -> None:
+    assert key_text(key) == key

@@ -89,6 +89,21 @@ def test_create_topic_that_exists(server: Server) -> None:
         call.result(SECONDS_MAX)
 
 
+def test_create_topic_that_may_exist_returns_it_as_it_is(server: Server) -> None:
+    call = server.begin(lambda: server.client.create_topic("orders", key=["/other"], exist_ok=True))
+    server.refuse("CreateTopic", grpc.StatusCode.ALREADY_EXISTS, "TOPIC_EXISTS")
+    request = server.answer("DescribeTopic", admin_pb2.DescribeTopicResponse(topic=TOPIC))
+    assert request.name == "orders"
+    assert call.result(SECONDS_MAX).settings.key == ("/id",)
+
+
+def test_create_topic_that_may_exist_is_refused_for_another_reason(server: Server) -> None:
+    call = server.begin(lambda: server.client.create_topic("a b", exist_ok=True))
+    server.refuse("CreateTopic", grpc.StatusCode.INVALID_ARGUMENT, "TOPIC_NAME_INVALID")
+    with pytest.raises(InvalidArgument):
+        call.result(SECONDS_MAX)
+
+
 def test_alter_topic(server: Server) -> None:
     call = server.begin(lambda: server.client.alter_topic("orders", max_ttl="1h"))
     request = server.answer("AlterTopic", admin_pb2.AlterTopicResponse(topic=TOPIC))

@@ -22,6 +22,7 @@ PUBLIC = {
     "AccessDecision",
     "CallerSession",
     "Identity",
+    "Key",
     "Token",
     "EARLIEST", "NEVER", "UNLIMITED", "Aborted", "Ack", "AlreadyExists", "AsyncClient", "AsyncDurableSubscription",
     "AsyncLease", "Lease", "LeaseLost", "TouchOnlyName",

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 from cryptography.hazmat.primitives.serialization import (
     BestAvailableEncryption,
@@ -144,36 +144,56 @@ def test_a_client_of_the_environment_has_its_server_token_and_files(
     }
     for name, value in given.items():
         monkeypatch.setenv(name, value)
-    with Client.from_environment(timeout=3) as client:
+    with Client(timeout=3) as client:
         assert client._transport.server == "sow.example:7999"
         assert client._timeout == 3
     for name in ("SOW_TOKEN_FILE", "SOW_TLS_CA", "SOW_TLS_CERT", "SOW_TLS_KEY"):
         with monkeypatch.context() as changed:
             changed.setenv(name, "/nowhere/file")
             with pytest.raises(InvalidArgument, match="cannot read /nowhere/file"):
-                Client.from_environment()
+                Client()
+
+
+def test_an_argument_counts_before_the_environment_and_another_environment_hides_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As with the command, each argument counts on its own: another server is reached with the TLS of the
+    environment."""
+    monkeypatch.setenv("SOW_SERVER", "sow.example:7999")
+    monkeypatch.setenv("SOW_TLS_SERVER_NAME", "other")
+    with Client("127.0.0.1:1") as client:
+        assert client._transport.server == "127.0.0.1:1"
+        assert client._transport.lines._tls == Tls(server_name="other")
+    with Client(tls=Tls(server_name="mine")) as client:
+        assert client._transport.lines._tls == Tls(server_name="mine")
+    for environment in ({}, {"SOW_SERVER": "127.0.0.1:2"}):
+        with Client(environment=environment) as client:
+            assert client._transport.server == environment.get("SOW_SERVER", "127.0.0.1:7450")
+            assert client._transport.lines._tls is None
+
+
+def test_a_channel_of_the_program_is_used_whatever_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOW_TOKEN_FILE", "/nowhere/file")
+    monkeypatch.setenv("SOW_TLS_CA", "/nowhere/file")
+    with grpc.insecure_channel("127.0.0.1:1") as channel, Client(channel=channel) as client:
+        assert client._transport.lines._tls is None
 
 
 def test_an_empty_environment_is_that_of_a_client_without_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("SOW_SERVER", "SOW_TOKEN_FILE", "SOW_TLS_CA", "SOW_TLS_CERT", "SOW_TLS_KEY", "SOW_TLS_SERVER_NAME"):
         monkeypatch.setenv(name, "")
-    with Client.from_environment() as client:
+    with Client() as client:
         assert client._transport.server == "127.0.0.1:7450"
 
 
 def test_a_client_of_several_instances_of_the_environment_tells_of_its_moves(monkeypatch: pytest.MonkeyPatch) -> None:
     """It takes what a client with these addresses takes (rule F1)."""
     monkeypatch.setenv("SOW_SERVER", "ldn:7450,par:7450")
-    taken = inspect.signature(Client).parameters
-    for name, parameter in inspect.signature(Client.from_environment).parameters.items():
-        if name not in ("prefer", "failover_publish"):  # which have variables of their own
-            assert parameter.default == taken[name].default
-    assert taken.keys() - inspect.signature(Client.from_environment).parameters == {"server", "tls", "token", "channel"}
     with pytest.raises(InvalidArgument, match="prefer"):
-        Client.from_environment(prefer="last")  # type: ignore[arg-type]  # a mistake of the caller
+        Client(prefer="last")  # type: ignore[arg-type]  # a mistake of the caller
     with pytest.raises(InvalidArgument, match="failover_publish"):
-        Client.from_environment(failover_publish="last")  # type: ignore[arg-type]  # a mistake of the caller
-    with Client.from_environment(prefer="random", failover_publish="again", on_failover=print) as client:
+        Client(failover_publish="last")  # type: ignore[arg-type]  # a mistake of the caller
+    with Client(prefer="random", failover_publish="again", on_failover=print) as client:
         assert client._failover_publish == "again"
 
 
@@ -183,22 +203,14 @@ def test_the_environment_tells_which_instance_is_preferred_and_what_becomes_of_p
     """The arguments come first."""
     for name, value in (("SOW_SERVER", "ldn,par"), ("SOW_PREFER", "random"), ("SOW_FAILOVER_PUBLISH", "unsent")):
         monkeypatch.setenv(name, value)
-    with Client.from_environment() as client:
+    with Client() as client:
         assert (client._transport.lines._prefer, client._failover_publish) == ("random", "unsent")
-    with Client.from_environment(prefer="first", failover_publish="again") as client:
+    with Client(prefer="first", failover_publish="again") as client:
         assert (client._transport.lines._prefer, client._failover_publish) == ("first", "again")
     monkeypatch.setenv("SOW_PREFER", "")
     monkeypatch.setenv("SOW_FAILOVER_PUBLISH", "maybe")
     with pytest.raises(InvalidArgument, match="failover_publish"):
-        Client.from_environment()
-
-
-def test_a_client_reads_no_environment_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A token of the environment must not go to whatever server a program names."""
-    monkeypatch.setenv("SOW_TOKEN_FILE", "/nowhere/desk.token")
-    monkeypatch.setenv("SOW_SERVER", "sow.example:7999")
-    with Client() as client:
-        assert client._transport.server == "127.0.0.1:7450"
+        Client()
 
 
 # --- TLS files -------------------------------------------------------------------------------------------------------

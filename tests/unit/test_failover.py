@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import grpc
 import pytest
@@ -167,10 +167,13 @@ def test_with_one_address_a_call_is_repeated_as_ever() -> None:
 def test_a_list_has_each_address_once_with_its_port() -> None:
     assert parsed("a") == ("a:7450",)
     assert parsed(" a:7450, b:1 ,[::1],a,unix:/run/sow") == ("a:7450", "b:1", "[::1]:7450", "unix:/run/sow")
+    assert parsed(["a:7450", "b:1"]) == parsed(("a", " b:1 ,a")) == ("a:7450", "b:1")
 
 
-@pytest.mark.parametrize("text", ["", "a,,b", "a,", "a b", "a:0", "a,b:x", ",".join("a" * 101)])
-def test_a_list_that_is_none_is_refused(text: str) -> None:
+@pytest.mark.parametrize(
+    "text", ["", "a,,b", "a,", "a b", "a:0", "a,b:x", ",".join("a" * 101), [], ["a", ""], [7450], [b"a"]]
+)
+def test_a_list_that_is_none_is_refused(text: Any) -> None:
     with pytest.raises(InvalidArgument) as caught:
         parsed(text)
     assert caught.value.details["field"] == "server"

@@ -28,6 +28,7 @@ from sow_client._reports import (
 )
 from sow_client._setting_values import DurableSettingsArguments, TopicSettings, TopicSettingsArguments
 from sow_client.aio._calls import AsyncCalls
+from sow_client.errors import AlreadyExists
 
 
 class AsyncAdministration(AsyncCalls):
@@ -41,10 +42,26 @@ class AsyncAdministration(AsyncCalls):
         return [_admin.topic(topic) for topic in response.topics]
 
     async def create_topic(
-        self, name: str, settings: TopicSettings | None = None, **named: Unpack[TopicSettingsArguments]
+        self,
+        name: str,
+        settings: TopicSettings | None = None,
+        *,
+        exist_ok: bool = False,
+        **named: Unpack[TopicSettingsArguments],
     ) -> Topic:
-        """Creates a topic (rule K1), from a TopicSettings or from its fields as keyword arguments."""
-        response = await self._call(self._admin.CreateTopic, _admin.create_request(name, settings, named), once=True)
+        """Creates a topic (rule K1), from a TopicSettings or from its fields as keyword arguments.
+
+        A topic that exists already raises AlreadyExists, and is not changed. With `exist_ok` it is returned as it is;
+        its settings may be others than those given here: see `Topic.settings`.
+        """
+        try:
+            response = await self._call(
+                self._admin.CreateTopic, _admin.create_request(name, settings, named), once=True
+            )
+        except AlreadyExists:
+            if not exist_ok:
+                raise
+            return await self.describe_topic(name)
         return _admin.topic(response.topic, response.warnings)
 
     async def alter_topic(self, name: str, **named: Unpack[TopicSettingsArguments]) -> Topic:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -14,7 +15,6 @@ from sow_client import _failover, _lines, _statuses, _transport, _writes
 from sow_client._addresses import Prefer, checked_preference
 from sow_client._channel import (
     CONNECT_SECONDS,
-    DEFAULT_SERVER,
     FAILOVER_PUBLISH_VARIABLE,
     PREFER_VARIABLE,
     Tls,
@@ -35,19 +35,25 @@ class AsyncCalls:
 
     def __init__(
         self,
-        server: str = DEFAULT_SERVER,
+        server: str | Iterable[str] | None = None,
         *,
         tls: Tls | None = None,
         token: Token | None = None,
         timeout: float = 30.0,
         connect_timeout: float | None = None,
         channel: grpc.aio.Channel | None = None,
-        prefer: Prefer = "first",
-        failover_publish: FailoverPublish = "again",
+        prefer: Prefer | None = None,
+        failover_publish: FailoverPublish | None = None,
         on_failover: OnFailover | None = None,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
-        """`server` is HOST or HOST:PORT, or a list of instances with commas: "a:7450,b:7450". The client uses one of
-        them at a time, the first that serves (rule F1), or with `prefer="random"` one that it draws.
+        """`server` is HOST or HOST:PORT, or several instances: "a:7450,b:7450" or ["a:7450", "b:7450"]. The client uses
+        one of them at a time, the first that serves (rule F1), or with `prefer="random"` one that it draws.
+
+        An argument that is not given comes from the environment, as for the command `sow`: SOW_SERVER (else
+        127.0.0.1:7450), SOW_TLS_CA, SOW_TLS_CERT, SOW_TLS_KEY and SOW_TLS_SERVER_NAME (any of them turns TLS on),
+        SOW_TOKEN_FILE, SOW_PREFER, SOW_FAILOVER_PUBLISH. `environment` has other variables than those of the process;
+        with {} only the arguments count.
 
         `timeout` bounds each call that has one answer, `connect_timeout` the wait for a connection; both in seconds. By
         default it is 5 s, and a client of several instances does not wait at first where all of them refuse.
@@ -58,18 +64,22 @@ class AsyncCalls:
         gets the instance that was left, the one now in use, and the reason of the move: reads may be older from then on
         (rule F3).
         """
+        variables: Mapping[str, str] = os.environ if environment is None else environment
+        named = from_environment({} if channel is not None else variables)
         self._connect_timeout = CONNECT_SECONDS if connect_timeout is None else connect_timeout
         self._transport = AsyncTransport(
-            server,
-            tls,
+            named.server if server is None else server,
+            tls or named.tls,
             self._connect_timeout,
             channel,
-            token,
-            prefer=prefer,
+            named.token if token is None else token,
+            prefer=checked_preference(prefer or variables.get(PREFER_VARIABLE) or "first"),
             on_failover=on_failover,
             patient=connect_timeout is not None,
         )
-        self._failover_publish = _failover.checked_mode(failover_publish)
+        self._failover_publish = _failover.checked_mode(
+            failover_publish or variables.get(FAILOVER_PUBLISH_VARIABLE) or "again"
+        )
         self._homes = Homes()
         self._timeout = timeout
         self._sow = sow_pb2_grpc.SowServiceStub(self._transport.calls)
@@ -78,32 +88,6 @@ class AsyncCalls:
         self._access = access_pb2_grpc.AccessServiceStub(self._transport.calls)
         self._load = load_pb2_grpc.LoadServiceStub(self._transport.calls)
         self._sequencer = _writes.Sequencer()
-
-    @classmethod
-    def from_environment(
-        cls,
-        *,
-        timeout: float = 30.0,
-        connect_timeout: float | None = None,
-        prefer: Prefer | None = None,
-        failover_publish: FailoverPublish | None = None,
-        on_failover: OnFailover | None = None,
-    ) -> Self:
-        """A client of the server, or of several instances, with the token and TLS files, that the environment names:
-        SOW_SERVER, SOW_PREFER, SOW_FAILOVER_PUBLISH, SOW_TOKEN_FILE, SOW_TLS_CA, SOW_TLS_CERT, SOW_TLS_KEY,
-        SOW_TLS_SERVER_NAME, as for the command `sow`. The arguments are those of a client, and come first."""
-        server, tls, token = from_environment(os.environ)
-        chosen, mode = os.environ.get(PREFER_VARIABLE), os.environ.get(FAILOVER_PUBLISH_VARIABLE)
-        return cls(
-            server,
-            tls=tls,
-            token=token,
-            timeout=timeout,
-            connect_timeout=connect_timeout,
-            prefer=prefer or checked_preference(chosen or "first"),
-            failover_publish=failover_publish or _failover.checked_mode(mode or "again"),
-            on_failover=on_failover,
-        )
 
     @property
     def instance(self) -> Instance | None:

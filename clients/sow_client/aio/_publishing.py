@@ -4,21 +4,24 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterable
 from functools import partial
-from typing import overload
+from typing import TypeVar, overload
 
 import grpc
 import grpc.aio
 
 from sow.v1 import sow_pb2
-from sow_client import _lifetimes, _lines, _publish_core, _reads, _statuses, _transport, _writes
+from sow_client import _keys, _lifetimes, _lines, _publish_core, _reads, _statuses, _transport, _writes
 from sow_client._aio_publisher import AioStreamCall, AsyncPublisher
 from sow_client._contract import KNOWN_ELSEWHERE, needed
 from sow_client._documents import Document, encode
+from sow_client._keys import Key, optional_key
 from sow_client._lines import Home
 from sow_client._publish_core import Ack, OpenedPublisher, PublishCore, PublisherOptions, StreamDefaults
 from sow_client._records import NEVER, Deleted, DurabilityName, ExpireAt, Published, TouchOnlyName, Ttl
 from sow_client.aio._calls import AsyncCalls
 from sow_client.errors import Refusal
+
+_Key = TypeVar("_Key", bound=Key)
 
 
 class AsyncPublishing(AsyncCalls):
@@ -29,7 +32,7 @@ class AsyncPublishing(AsyncCalls):
         topic: str,
         data: Document,
         *,
-        key: str | None = None,
+        key: Key | None = None,
         ttl: Ttl | None = None,
         expire_at: ExpireAt | None = None,
         keep_ttl: bool = False,
@@ -48,7 +51,7 @@ class AsyncPublishing(AsyncCalls):
         """
         request = _writes.publish_request(
             topic,
-            [sow_pb2.PublishRecord(key=key, payload=encode(data))],
+            [sow_pb2.PublishRecord(key=optional_key(key), payload=encode(data))],
             ttl=ttl,
             expire_at=expire_at,
             keep_ttl=keep_ttl,
@@ -66,7 +69,7 @@ class AsyncPublishing(AsyncCalls):
         data: Document,
         *,
         unset: Iterable[str] | None = None,
-        key: str | None = None,
+        key: Key | None = None,
         ttl: Ttl | None = None,
         expire_at: ExpireAt | None = None,
         keep_ttl: bool = False,
@@ -83,7 +86,7 @@ class AsyncPublishing(AsyncCalls):
         """
         request = _writes.publish_request(
             topic,
-            [sow_pb2.PublishRecord(key=key, payload=encode(data))],
+            [sow_pb2.PublishRecord(key=optional_key(key), payload=encode(data))],
             ttl=ttl,
             expire_at=expire_at,
             keep_ttl=keep_ttl,
@@ -102,7 +105,7 @@ class AsyncPublishing(AsyncCalls):
         topic: str,
         documents: Iterable[Document],
         *,
-        keys: Iterable[str] | None = None,
+        keys: Iterable[Key] | None = None,
         ttl: Ttl | None = None,
         expire_at: ExpireAt | None = None,
         keep_ttl: bool = False,
@@ -235,7 +238,7 @@ class AsyncPublishing(AsyncCalls):
     async def touch(
         self,
         topic: str,
-        key: str,
+        key: Key,
         *,
         ttl: Ttl | None = None,
         expire_at: ExpireAt | None = None,
@@ -248,7 +251,7 @@ class AsyncPublishing(AsyncCalls):
     async def touch(
         self,
         topic: str,
-        key: list[str] | tuple[str, ...],
+        key: list[_Key],
         *,
         ttl: Ttl | None = None,
         expire_at: ExpireAt | None = None,
@@ -262,7 +265,7 @@ class AsyncPublishing(AsyncCalls):
     async def touch(
         self,
         topic: str,
-        key: str | list[str] | tuple[str, ...],
+        key: Key | list[_Key],
         *,
         ttl: Ttl | None = None,
         expire_at: ExpireAt | None = None,
@@ -277,9 +280,10 @@ class AsyncPublishing(AsyncCalls):
         `only` names the records to touch by their expire time: those that get a "later" or an "earlier" one, those
         "without" one, those "with" one (L19). `only_if_versions` has a version for each key. With `atomic` all keys are
         touched in one commit, or none (at most 1,000).
+        `key` is one key, as `get` takes it, or a list of keys; a tuple is one key with several fields.
         For one key it returns the new version, or raises an error such as NotFound; for a list, the outcome of each.
         """
-        keys = [key] if isinstance(key, str) else list(key)
+        keys = _keys.key_texts(key if isinstance(key, list) else [key])
         versions = None if only_if_versions is None else list(only_if_versions)
         results: list[Published | Refusal] = []
         for chunk in [keys] if atomic else _reads.key_chunks(keys):
@@ -296,12 +300,12 @@ class AsyncPublishing(AsyncCalls):
                 only_if_versions=None if versions is None else versions[first : first + len(chunk)],
             )
             response = await self._call(self._sow.Touch, request, once=True)
-            if isinstance(key, str):
+            if not isinstance(key, list):
                 return _writes.only(response)
             results += _writes.outcomes(response, expected=len(chunk), first_index=first, atomic=atomic)
         return results
 
-    async def persist(self, topic: str, key: str, *, durability: DurabilityName | None = None) -> Published:
+    async def persist(self, topic: str, key: Key, *, durability: DurabilityName | None = None) -> Published:
         """Removes the lifetime of a live record (rule P8)."""
         return await self.touch(topic, key, ttl=NEVER, durability=durability)
 
@@ -309,7 +313,7 @@ class AsyncPublishing(AsyncCalls):
         self,
         topic: str,
         *,
-        keys: Iterable[str] | None = None,
+        keys: Iterable[Key] | None = None,
         only_if_versions: Iterable[int] | None = None,
         filter: str | None = None,  # noqa: A002 - the name that users know from the contract
         data: Document | None = None,

@@ -11,6 +11,7 @@ from typing import Final, Literal, Self
 from sow.v1 import sow_pb2
 from sow_client import _reads, _statuses, _writes
 from sow_client._documents import Document, encode
+from sow_client._keys import Key, optional_key
 from sow_client._lease_core import Joining, LeaseCore, Lock, Seen, Ticker, lease_now
 from sow_client._records import DurabilityName, Published, Ttl
 from sow_client.blocking._administration import Administration
@@ -80,7 +81,7 @@ class Lease:
         topic: str,
         data: Document,
         *,
-        key: str | None = None,
+        key: Key | None = None,
         only_if_absent: bool = False,
         only_if_present: bool = False,
         only_if_version: int | None = None,
@@ -95,7 +96,7 @@ class Lease:
         core, payload = self._core, encode(data)
         request = _writes.publish_request(
             topic,
-            [sow_pb2.PublishRecord(key=key, payload=payload)],
+            [sow_pb2.PublishRecord(key=optional_key(key), payload=payload)],
             ttl=None,
             expire_at=None,
             keep_ttl=False,

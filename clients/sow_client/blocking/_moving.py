@@ -14,7 +14,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TypeAlias, cast
 
 import grpc
@@ -41,7 +41,7 @@ class Transport:
 
     def __init__(
         self,
-        server: str,
+        server: str | Iterable[str],
         tls: Tls | None,
         connect_timeout: float,
         channel: grpc.Channel | None,

@@ -12,6 +12,7 @@ import grpc
 from sow.v1 import sow_pb2
 from sow_client import _lines, _reads, _statuses
 from sow_client._contract import needed
+from sow_client._keys import Key
 from sow_client._queries import QUERY_ATTEMPTS_MAX, QUERY_RETRY_SECONDS, QueryResult
 from sow_client._records import Page, QueryPlan, Record, RecordBatch, Ttl, invalid
 from sow_client.blocking._calls import Calls
@@ -24,20 +25,24 @@ class Reading(Calls):
     def get(
         self,
         topic: str,
-        key: str,
+        key: Key,
         *,
         touch: Ttl | None = None,
         touch_below: Ttl | None = None,
         min_position: str | None = None,
     ) -> Record | None:
-        """The live record of a key, or None. `touch`, `touch_below` and `min_position` as in `get_many`."""
+        """The live record of a key, or None. `touch`, `touch_below` and `min_position` as in `get_many`.
+
+        The key is the text of `Record.key`, or the value of the key field: `get("orders", 1)` and `get("orders", "1")`
+        are the same. With several key fields it is a tuple of all values: `get("flights", ("LH", 400))`.
+        """
         found = self.get_many(topic, [key], touch=touch, touch_below=touch_below, min_position=min_position)
         return found[0] if found else None
 
     def get_many(
         self,
         topic: str,
-        keys: Iterable[str],
+        keys: Iterable[Key],
         *,
         select: Iterable[str] | None = None,
         exclude: Iterable[str] | None = None,
@@ -74,7 +79,7 @@ class Reading(Calls):
         filter: str | None = None,  # noqa: A002 - the name that users know from the contract
         *,
         order_by: str | Iterable[str] | None = None,
-        keys: Iterable[str] | None = None,
+        keys: Iterable[Key] | None = None,
         select: Iterable[str] | None = None,
         exclude: Iterable[str] | None = None,
         keys_only: bool = False,
@@ -162,7 +167,7 @@ class Reading(Calls):
         filter: str | None = None,  # noqa: A002 - the name that users know from the contract
         *,
         order_by: str | Iterable[str] | None = None,
-        keys: Iterable[str] | None = None,
+        keys: Iterable[Key] | None = None,
         skip_n: int = 0,
         top_n: int | None = None,
     ) -> QueryPlan:

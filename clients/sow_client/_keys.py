@@ -1,0 +1,65 @@
+"""Record keys as a program gives them, and as the server derives them from key fields (rules K3, K4). Pure.
+
+[1]  A number, a bool or a tuple gives the key that the server derives from a document with these values.
+[2]  A text is the key itself, as it stands in `Record.key`. In a tuple it is the value of a key field.
+"""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Iterable
+from math import isfinite
+from typing import TypeAlias
+
+from sow_client._records import invalid
+
+KeyField: TypeAlias = str | int | float | bool
+"""The value of a key field."""
+
+Key: TypeAlias = KeyField | tuple[KeyField, ...]
+"""A record key: the text of `Record.key`, or the value of the key field; with several key fields a tuple of all values,
+such as ("LH", 400)."""
+
+
+def key_text(key: Key, field: str = "key") -> str:
+    """The record key as a text. Raises TypeError for a value that no key has, InvalidArgument for NaN, infinities and
+    an empty tuple. `field` names the argument."""
+    if type(key) is str:
+        return key
+    if not isinstance(key, tuple):
+        return _canonical(key, field)
+    if not key:
+        raise invalid(field, "is an empty tuple; it needs a value for each key field")
+    return "|".join([_canonical(one, field).replace("\\", "\\\\").replace("|", "\\|") for one in key])
+
+
+def optional_key(key: Key | None) -> str | None:
+    """The key that a publish brings; None: the server derives it."""
+    return None if key is None else key_text(key)
+
+
+def key_texts(keys: Iterable[Key], field: str = "keys") -> list[str]:
+    """The record keys as texts."""
+    # A lone text is an iterable of texts too: "abc" would ask for the keys a, b and c.
+    if isinstance(keys, str) or not isinstance(keys, Iterable):
+        raise invalid(field, f"must be a list of keys; write [{reprlib.repr(keys)}]")
+    return [key if type(key) is str else key_text(key, field) for key in keys]
+
+
+def _canonical(value: object, field: str) -> str:
+    if type(value).__module__ == "numpy" and getattr(value, "ndim", None) == 0:
+        value = value.item()  # type: ignore[attr-defined]  # every scalar of numpy has it, which need not be installed
+    if isinstance(value, str):
+        return str.__str__(value)  # of an Enum, too, it is the text that its document has
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        return int.__repr__(value)
+    if isinstance(value, float):
+        if not isfinite(value):
+            raise invalid(field, f"{value!r} is no key: NaN and infinities have no form in JSON")
+        return str(int(value)) if value.is_integer() else float.__repr__(value)
+    raise TypeError(
+        f"{field}: {reprlib.repr(value)} is of type {type(value).__name__}; a key is a text, a number, a bool, or a "
+        "tuple of these for several key fields"
+    )
