@@ -429,6 +429,7 @@ def _send_atomically(job: _Job, items: list[Item]) -> list[Published | Refusal]:
         atomic=True,
         delta=job.merging.delta,
         unset=job.merging.unset,
+        refusals="return",
     )
 
 

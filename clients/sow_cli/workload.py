@@ -479,6 +479,7 @@ class Workload:
                         [self._delivered(topic, of_topic[topic], turn) for _ in range(DELIVERED_TOGETHER)],
                         ttl=plan.ttl,
                         durability=plan.durability,
+                        refusals="return",
                     )
                     refused = next((one for one in outcomes if not isinstance(one, Published)), None)
                     if refused is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Final, NamedTuple, get_args
+from typing import Final, Literal, NamedTuple, TypeAlias, get_args
 
 from sow.v1 import admin_pb2, sow_pb2, types_pb2
 from sow_client._documents import Document, encode
@@ -23,7 +23,7 @@ from sow_client._records import (
     invalid,
 )
 from sow_client._statuses import malformed
-from sow_client.errors import Refusal
+from sow_client.errors import PublishFailed, Refusal
 
 REQUEST_BYTES_MAX = 16 * 1024 * 1024
 """The most payload bytes in one request (rule K8)."""
@@ -31,6 +31,8 @@ CHUNK_BYTES = 8 * 1024 * 1024
 """`publish_many` begins a new request at this many bytes of payloads and keys."""
 KEY_CHARACTER_BYTES: Final = 4
 """The most bytes that a character of a key takes in UTF-8."""
+
+RefusalsMode: TypeAlias = Literal["raise", "return"]
 
 PASSING_REASONS = frozenset(
     {
@@ -273,6 +275,22 @@ def only(response: sow_pb2.PublishResponse | sow_pb2.TouchResponse) -> Published
             raise refused.error()
         case published:
             return published
+
+
+def answered(results: list[Published | Refusal], refusals: RefusalsMode) -> list[Published] | list[Published | Refusal]:
+    """The outcomes of `publish_many`. Raises PublishFailed unless they are to be returned."""
+    refused = [one for one in results if isinstance(one, Refusal)]
+    if refused and refusals == "raise":
+        failed = PublishFailed(refused)
+        raise failed from next(one for one in refused if one.reason == failed.reason).error()
+    return results
+
+
+def checked_refusals(refusals: RefusalsMode) -> RefusalsMode:
+    """Raises InvalidArgument for another text."""
+    if refusals not in get_args(RefusalsMode):
+        raise invalid("refusals", f'{refusals!r} is neither "raise" nor "return"')
+    return refusals
 
 
 def ended_by_passing(results: Sequence[Published | Refusal]) -> bool:

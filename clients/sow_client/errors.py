@@ -169,18 +169,20 @@ class Refusal:
 
 
 class PublishFailed(SowError):
-    """A publisher's records were refused; all others were applied.
+    """Records of a publisher or of `publish_many` were refused; all others were applied.
 
-    `refusals` are the first of them (a publisher keeps at most 10,000); `refused` counts all.
+    `refusals` are the first of them (a publisher keeps at most 10,000); `refused` counts all. `reason` is that of the
+    first, in an atomic request that of the record because of which the others were refused.
     """
 
     def __init__(self, refusals: Sequence[Refusal], *, refused: int | None = None) -> None:
         self.refusals = tuple(refusals)
         self.refused = len(self.refusals) if refused is None else refused
-        first = self.refusals[0]
+        first = next((one for one in self.refusals if one.reason != "ATOMIC_ABORTED"), self.refusals[0])
+        which = "the first is" if first is self.refusals[0] else "the cause is"
         super().__init__(
             f"{self.refused} record{'s were' if self.refused != 1 else ' was'} refused; "
-            f"the first is number {first.index}: {first.message}",
+            f"{which} number {first.index}: {first.message}",
             reason=first.reason,
             details={"refused": str(self.refused)},
         )

@@ -190,6 +190,7 @@ class FakeClient(FakeRetention):
         atomic: bool = False,
         delta: bool = False,
         unset: Sequence[str] | None = None,
+        refusals: str = "raise",
     ) -> list[Published | Refusal]:
         payloads = list(documents)
         self._called("publish_many", records=len(payloads), ttl=ttl, expire_at=expire_at, atomic=atomic)

@@ -15,6 +15,7 @@ from sow_client import (
     Deleted,
     InvalidArgument,
     NotFound,
+    PublishFailed,
     Refusal,
     Unavailable,
     _writes,
@@ -153,7 +154,9 @@ def test_sequences_that_were_refused_for_good_are_decided() -> None:
 
 
 def test_publish_many_returns_the_outcome_of_each_record(server: Server) -> None:
-    call = server.begin(lambda: server.client.publish_many("orders", ["{}", "{"], keys=["1", "2"], atomic=True))
+    call = server.begin(
+        lambda: server.client.publish_many("orders", ["{}", "{"], keys=["1", "2"], atomic=True, refusals="return")
+    )
     bad = sow_pb2.PublishResult(refusal=refused("PAYLOAD_MALFORMED", index=1))
     request = server.answer("Publish", sow_pb2.PublishResponse(results=[RESULT, bad]))
     assert call.result(SECONDS_MAX) == [PUBLISHED, Refusal(1, "PAYLOAD_MALFORMED", "no")]
@@ -161,9 +164,38 @@ def test_publish_many_returns_the_outcome_of_each_record(server: Server) -> None
     assert [record.key for record in request.records] == ["1", "2"]
 
 
+def test_publish_many_raises_the_refusals_unless_they_are_to_be_returned(server: Server) -> None:
+    """Story: a program that did not look at the result lost records without a word."""
+    call = server.begin(lambda: server.client.publish_many("orders", ["{}", "{", "{}"]))
+    bad = sow_pb2.PublishResult(refusal=refused("PAYLOAD_MALFORMED", index=1))
+    server.answer("Publish", sow_pb2.PublishResponse(results=[RESULT, bad, RESULT]))
+    with pytest.raises(PublishFailed, match="1 record was refused; the first is number 1: no") as caught:
+        call.result(SECONDS_MAX)
+    assert caught.value.refusals == (Refusal(1, "PAYLOAD_MALFORMED", "no"),)
+    assert caught.value.reason == "PAYLOAD_MALFORMED"
+    assert isinstance(caught.value.__cause__, InvalidArgument)
+
+
+def test_an_atomic_request_that_is_refused_names_the_record_that_is_at_fault(server: Server) -> None:
+    call = server.begin(lambda: server.client.publish_many("orders", ["{}", "{"], atomic=True))
+    results = [
+        sow_pb2.PublishResult(refusal=refused("ATOMIC_ABORTED")),
+        sow_pb2.PublishResult(refusal=refused("PAYLOAD_MALFORMED", index=1)),
+    ]
+    server.answer("Publish", sow_pb2.PublishResponse(results=results))
+    with pytest.raises(PublishFailed, match="2 records were refused; the cause is number 1: no") as caught:
+        call.result(SECONDS_MAX)
+    assert (caught.value.reason, caught.value.refused) == ("PAYLOAD_MALFORMED", 2)
+
+
+def test_another_way_to_treat_refusals_is_refused_before_anything_is_sent(server: Server) -> None:
+    with pytest.raises(InvalidArgument, match="refusals"):
+        server.client.publish_many("orders", [], refusals="ignore")  # type: ignore[call-overload]  # a mistake
+
+
 @pytest.mark.parametrize("reason", ["OVERLOADED", "BACKLOG_QUOTA_EXCEEDED"])
 def test_publish_many_holds_back_records_after_a_temporary_refusal(server: Server, reason: str) -> None:
-    call = server.begin(lambda: server.client.publish_many("orders", ["{}"] * 10_001))
+    call = server.begin(lambda: server.client.publish_many("orders", ["{}"] * 10_001, refusals="return"))
     results = [RESULT] * 9_999 + [sow_pb2.PublishResult(refusal=refused(reason, index=9_999))]
     server.answer("Publish", sow_pb2.PublishResponse(results=results))
     outcomes = call.result(SECONDS_MAX)

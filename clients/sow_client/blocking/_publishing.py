@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import TypeVar, overload
+from typing import Literal, TypeVar, overload
 
 import grpc
 
@@ -18,6 +18,7 @@ from sow_client._lines import Home
 from sow_client._publish_core import Ack, OpenedPublisher, PublishCore, PublisherOptions, StreamDefaults
 from sow_client._publisher import Publisher, StreamCall
 from sow_client._records import NEVER, Deleted, DurabilityName, ExpireAt, Published, TouchOnlyName, Ttl
+from sow_client._writes import RefusalsMode
 from sow_client.blocking._calls import Calls
 from sow_client.errors import Refusal
 
@@ -100,6 +101,7 @@ class Publishing(Calls):
         )
         return _writes.only(self._publish(request))
 
+    @overload
     def publish_many(
         self,
         topic: str,
@@ -116,15 +118,58 @@ class Publishing(Calls):
         durability: DurabilityName | None = None,
         delta: bool = False,
         unset: Iterable[str] | None = None,
-    ) -> list[Published | Refusal]:
+        refusals: Literal["raise"] = "raise",
+    ) -> list[Published]: ...
+
+    @overload
+    def publish_many(
+        self,
+        topic: str,
+        documents: Iterable[Document],
+        *,
+        keys: Iterable[Key] | None = None,
+        ttl: Ttl | None = None,
+        expire_at: ExpireAt | None = None,
+        keep_ttl: bool = False,
+        extend_ttl: bool = False,
+        only_if_absent: bool = False,
+        only_if_present: bool = False,
+        atomic: bool = False,
+        durability: DurabilityName | None = None,
+        delta: bool = False,
+        unset: Iterable[str] | None = None,
+        refusals: Literal["return"],
+    ) -> list[Published | Refusal]: ...
+
+    def publish_many(
+        self,
+        topic: str,
+        documents: Iterable[Document],
+        *,
+        keys: Iterable[Key] | None = None,
+        ttl: Ttl | None = None,
+        expire_at: ExpireAt | None = None,
+        keep_ttl: bool = False,
+        extend_ttl: bool = False,
+        only_if_absent: bool = False,
+        only_if_present: bool = False,
+        atomic: bool = False,
+        durability: DurabilityName | None = None,
+        delta: bool = False,
+        unset: Iterable[str] | None = None,
+        refusals: RefusalsMode = "raise",
+    ) -> list[Published] | list[Published | Refusal]:
         """Publishes documents in order and returns the outcome of each (rule P4). `keys` has one key per document.
+
+        Raises PublishFailed if the server has refused records; all others were applied. With `refusals="return"` the
+        Refusal stands in the result instead, in the place of its record.
 
         With `atomic` all or none are applied (at most 1,000). Without it, many documents take several requests. When a
         record is refused for a reason that may pass, the records after it are not applied either; their refusals say
         STREAM_BROKEN. With `delta` each document is merged, and the fields `unset` removed, as by `delta_publish` (P2).
         For a long stream a `publisher` is several times faster.
         """
-        unset = _reads.texts(unset, "unset")
+        unset, refusals = _reads.texts(unset, "unset"), _writes.checked_refusals(refusals)
         results: list[Published | Refusal] = []
         condition = _writes.condition(only_if_absent=only_if_absent, only_if_present=only_if_present)
         for batch in _writes.publish_batches(documents, keys, atomic=atomic):
@@ -148,7 +193,7 @@ class Publishing(Calls):
             results += _writes.outcomes(
                 response, expected=len(batch.records), first_index=batch.first_index, atomic=atomic
             )
-        return results
+        return _writes.answered(results, refusals)
 
     def publisher(
         self,
