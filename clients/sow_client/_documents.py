@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from decimal import Decimal, InvalidOperation
+from functools import lru_cache
 from math import isfinite
-from typing import Any, ClassVar, Final, Protocol, TypeAlias
+from typing import Any, ClassVar, Final, Protocol, TypeAlias, TypeVar, cast
 
 import msgspec
 
@@ -28,8 +29,17 @@ class Dataclass(Protocol):
     __dataclass_fields__: ClassVar[dict[str, Any]]  # as typeshed declares it: dataclasses declare nothing more
 
 
-Document: TypeAlias = Mapping[str, object] | Dataclass | msgspec.Struct | str | bytes | bytearray | memoryview
-"""A document: a mapping, a dataclass or a msgspec.Struct is encoded as JSON, text as UTF-8; bytes stay as they are."""
+class PydanticModel(Protocol):
+    """An instance of a model of pydantic, which need not be installed."""
+
+    def model_dump_json(self) -> str: ...
+
+
+Document: TypeAlias = (
+    Mapping[str, object] | Dataclass | msgspec.Struct | PydanticModel | str | bytes | bytearray | memoryview
+)
+"""A document: a mapping, a dataclass, a msgspec.Struct or a pydantic model becomes JSON, text UTF-8; bytes stay
+as they are."""
 
 
 # ---- to JSON ----
@@ -130,6 +140,10 @@ def _simpler(value: object) -> object:
             return str.__str__(value)
         case bytes():
             return bytes(value)
+    dump = getattr(value, "model_dump", None)
+    if dump is not None and hasattr(type(value), "__pydantic_fields__"):
+        # As pydantic writes it, but for NaN and infinities: it would write null, and this leaves them to be refused.
+        return dump(mode="json", by_alias=True)
     # A scalar of numpy, which need not be installed. Its times are left out: `item` makes numbers of some of them.
     if type(value).__module__ == "numpy" and getattr(value, "ndim", None) == 0:
         item = getattr(value, "item", None)
@@ -153,6 +167,11 @@ _NEVER_NOT_FINITE: Final = frozenset({str, int, bool, type(None), bytes})
 _decode_json = msgspec.json.Decoder().decode
 
 
+def is_json_object(payload: bytes) -> bool:
+    """Whether a payload begins like a JSON object."""
+    return payload[:1] == b"{" or payload.lstrip(b" \t\r\n")[:1] == b"{"
+
+
 def decode(payload: bytes) -> object:
     """A JSON document as Python values. A number beyond the range of floats, such as 1e400, or an integer of more
     digits than Python converts, becomes a Decimal. Raises ValueError for invalid JSON."""
@@ -160,6 +179,26 @@ def decode(payload: bytes) -> object:
         return _decode_json(payload)
     except msgspec.ValidationError:  # well-formed, except for a number that is out of range
         return json.loads(payload, parse_float=_number, parse_int=_number, parse_constant=_refuse_constant)
+
+
+_Value = TypeVar("_Value")
+
+
+def decode_as(payload: bytes, kind: type[_Value]) -> _Value:
+    """A JSON document as a value of a type that msgspec or pydantic knows. Raises the ValueError of either."""
+    return cast(_Value, _decoder_of(kind)(payload))  # type: ignore[arg-type]  # types are hashable
+
+
+@lru_cache(maxsize=256)
+def _decoder_of(kind: Any) -> Callable[[bytes], object]:
+    validate: Callable[[bytes], object] | None = getattr(kind, "model_validate_json", None)
+    if validate is not None:
+        return validate
+    if hasattr(kind, "__pydantic_fields__"):  # one of pydantic's dataclasses, so pydantic is there
+        import pydantic  # lazily: it takes longer than the whole client
+
+        return pydantic.TypeAdapter(kind).validate_json
+    return msgspec.json.Decoder(kind).decode
 
 
 def _number(text: str) -> int | float | Decimal:

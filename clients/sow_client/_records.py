@@ -9,18 +9,20 @@ read, which makes a million records a second possible.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import repeat
-from typing import Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias, TypeVar
 
 import msgspec
 
 from sow.durations import parse_micros
 from sow.v1 import types_pb2
-from sow_client._documents import decode
+from sow_client._documents import decode, decode_as, is_json_object
 from sow_client.errors import InternalError, InvalidArgument
+
+_Value = TypeVar("_Value")
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
@@ -76,8 +78,12 @@ def micros_of(moment: datetime) -> int:
     return (moment - EPOCH) // _MICROSECOND
 
 
-class Record(msgspec.Struct, gc=False, eq=False, repr_omit_defaults=True):
-    """One record (rule K6): a view on the batch that it came in; the batch lives as long as one of its records."""
+class Record(msgspec.Struct, frozen=True, gc=False, eq=False):
+    """One record: its key, its payload as published, and its metadata. Rule: K6.
+
+    Records are equal if all of this is equal; they can stand in sets, and be pickled. A record is a view on the batch
+    that it came in, which lives as long as one of its records; a pickled one is on its own.
+    """
 
     # A msgspec.Struct because its constructor runs in C (0.1 µs against 0.35 µs) and gc=False keeps a million of
     # them out of the garbage collector; nothing in it can form a cycle.
@@ -95,21 +101,35 @@ class Record(msgspec.Struct, gc=False, eq=False, repr_omit_defaults=True):
         return self._batch.topic
 
     @property
-    def data(self) -> object:
-        """The payload decoded, if it is a JSON object; other payloads as bytes. Decoded once, at the first access. A
-        number beyond the range of floats, such as 1e400, is a Decimal.
+    def data(self) -> Any:  # of any type, as only the program knows its topic: `data["price"]` needs no cast
+        """The payload decoded, if it is a JSON object, as a dict; other payloads as bytes. Decoded once, at the first
+        access. A number beyond the range of floats, such as 1e400, is a Decimal.
 
         A record does not carry its topic's message type, so this looks at the payload: JSON objects begin with `{`,
         documents of msgpack, fix and nvfix topics do not.
         """
-        if self._data is msgspec.UNSET:
-            self._data = self.payload
-            if self.payload[:1] == b"{" or self.payload.lstrip(b" \t\r\n")[:1] == b"{":
+        data = self._data
+        if data is msgspec.UNSET:
+            data = self.payload
+            if is_json_object(self.payload):
                 try:
-                    self._data = decode(self.payload)
+                    data = decode(self.payload)
                 except ValueError:
                     pass  # bytes that merely begin like JSON
-        return self._data
+            msgspec.structs.force_setattr(self, "_data", data)
+        return data
+
+    def as_(self, kind: type[_Value]) -> _Value:
+        """The payload, a JSON document, as a value of this type: a `msgspec.Struct`, a dataclass, a pydantic model, or
+        any other type that msgspec decodes, such as `dict[str, float]`.
+
+        Raises the ValueError of msgspec or of pydantic when it does not fit, with the topic and the key as a note.
+        """
+        try:
+            return decode_as(self.payload, kind)
+        except ValueError as error:
+            error.add_note(f"the record {self.key!r} of the topic {self.topic!r}")
+            raise
 
     @property
     def version(self) -> int:
@@ -149,8 +169,64 @@ class Record(msgspec.Struct, gc=False, eq=False, repr_omit_defaults=True):
         """Journal sequence of the record's last change on this instance."""
         return self._batch.columns.sequence[self._index]
 
+    def _fields(self) -> tuple[str, str, bytes, int, int, int, int, str]:
+        columns, index = self._batch.columns, self._index
+        return (
+            self.topic,
+            self.key,
+            self.payload,
+            columns.version[index],
+            columns.publish_time_micros[index],
+            columns.expire_time_micros[index],
+            columns.sequence[index],
+            self.origin,
+        )
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Record):
+            return NotImplemented
+        return self is other or (self.key == other.key and self._fields() == other._fields())
+
+    def __hash__(self) -> int:
+        return hash((self.key, self.version))
+
+    def __reduce__(self) -> tuple[Callable[..., Record], tuple[object, ...]]:
+        return record_of, self._fields()  # not the batch, which may have thousands of others
+
     def __repr__(self) -> str:
-        return f"Record(topic={self.topic!r}, key={self.key!r}, version={self.version}, payload={self.payload!r})"
+        return f"Record(topic={self.topic!r}, key={self.key!r}, version={self.version}, payload={_shown(self.payload)})"
+
+
+def record_of(
+    topic: str,
+    key: str,
+    payload: bytes,
+    version: int,
+    publish_time_micros: int,
+    expire_time_micros: int,
+    sequence: int,
+    origin: str,
+) -> Record:
+    """A record in a batch of its own. `expire_time_micros`: `NEVER_MICROS` for never."""
+    columns = types_pb2.RecordColumns(
+        key=[key],
+        version=[version],
+        publish_time_micros=[publish_time_micros],
+        expire_time_micros=[expire_time_micros],
+        sequence=[sequence],
+        origins=[origin],
+    )
+    return Record(key, payload, RecordBatch(topic, columns), 0)
+
+
+_SHOWN_BYTES: Final = 200
+"""The most bytes of a payload in a repr; a payload may have a megabyte."""
+
+
+def _shown(payload: bytes) -> str:
+    if len(payload) <= _SHOWN_BYTES:
+        return repr(payload)
+    return f"{payload[:_SHOWN_BYTES]!r}… of {len(payload)} bytes"
 
 
 ChangeOp: TypeAlias = Literal["sow", "put", "oof", "delete", "expire", "snapshot_end", "resync"]

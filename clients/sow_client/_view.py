@@ -15,8 +15,7 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from sow.v1 import types_pb2
-from sow_client._records import NEVER_MICROS, Change, Record, RecordBatch, invalid
+from sow_client._records import NEVER_MICROS, Change, Record, invalid, record_of
 
 _Fields: TypeAlias = dict[str, msgspec.Raw]
 
@@ -76,16 +75,16 @@ class View(Mapping[str, Record]):
 def in_own_batch(record: Record, payload: bytes) -> Record:
     """The record with this payload, in a batch of its own ([3])."""
     expire = record.expire_time_micros
-    columns = types_pb2.RecordColumns(
-        key=[record.key],
-        payload=[payload],
-        version=[record.version],
-        publish_time_micros=[record.publish_time_micros],
-        expire_time_micros=[NEVER_MICROS if expire is None else expire],
-        sequence=[record.sequence],
-        origins=[record.origin],
+    return record_of(
+        record.topic,
+        record.key,
+        payload,
+        record.version,
+        record.publish_time_micros,
+        NEVER_MICROS if expire is None else expire,
+        record.sequence,
+        record.origin,
     )
-    return next(iter(RecordBatch(record.topic, columns)))
 
 
 def merged(base: bytes, delta: bytes, unset_paths: Sequence[str], *, separator: bytes = b"\x01") -> bytes:

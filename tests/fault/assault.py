@@ -180,7 +180,7 @@ class StreamLoad:
         header, seen = query_all(client, self.topic)
         as_of_micros = header.as_of_micros
         mine = {key: record for key, record in seen.items() if key.startswith(self.name + "-")}
-        numbers = {key: record.data["n"] for key, record in mine.items()}  # type: ignore[index]  # a JSON object
+        numbers = {key: record.data["n"] for key, record in mine.items()}
         # The longest prefix is told by the newest record that is there; what expired says nothing.
         index_of = {sent.n: index for index, sent in enumerate(self.sent)}
         applied = max([self.standing, *(index_of[n] + 1 for n in numbers.values() if n in index_of)])
@@ -286,7 +286,7 @@ class MixedLoad:
 
     def check(self, client: Client) -> None:
         header, seen = query_all(client, self.topic)
-        numbers = {key: record.data["n"] for key, record in seen.items()}  # type: ignore[index]  # a JSON object
+        numbers = {key: record.data["n"] for key, record in seen.items()}
         wrong = self._differing(numbers, header.as_of_micros, self.kept, in_doubt=self.doubt is not None)
         told = wrong
         kept = dict(self.kept)
@@ -429,7 +429,7 @@ class ReplacingLoad:
             return all(load.phase not in ("applying", "deleting") for load in client.loads("loaded"))
 
         until(settled, 20, "the load to be finished")
-        found = [record.data["n"] for record in query_all(client, "loaded")[1].values()]  # type: ignore[index]  # a document is JSON of any shape
+        found = [record.data["n"] for record in query_all(client, "loaded")[1].values()]
         if self.finished or found:
             assert len(found) == LOADED_ROWS
             assert len(set(found)) == 1, "of one load all rows"

@@ -118,7 +118,7 @@ class Load(threading.Thread):
 
     def check(self, instance: Instance) -> None:
         """Holds that all that was acknowledged is at an instance."""
-        there = {key: record.data["n"] for key, record in instance.records("orders").items()}  # type: ignore[index]  # a JSON object
+        there = {key: record.data["n"] for key, record in instance.records("orders").items()}
         wrong = {key: (there.get(key), may_be) for key, may_be in self.expected.items() if there.get(key) not in may_be}
         assert not wrong, f"at {instance.name}: found, and expected"
 
