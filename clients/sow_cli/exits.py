@@ -6,6 +6,7 @@
 | 1   | the server refused the request or some records; or you declined when asked |
 | 2   | wrong usage: arguments, options, input that cannot be read |
 | 3   | the server is not reachable, or gave no answer in time |
+| 4   | no secure connection: TLS at one end only, or a certificate that is not accepted |
 | 130 | Ctrl-C |
 | 143 | SIGTERM |
 
@@ -32,6 +33,7 @@ from sow_client import DeadlineExceeded, SowError, Unavailable
 
 SERVER_SAID_NO: Final = 1
 NOT_REACHABLE: Final = 3
+NOT_SECURE: Final = 4
 INTERRUPTED: Final = 130
 TERMINATED: Final = 143
 
@@ -58,6 +60,12 @@ class NotReached(Refused):
     exit_code = NOT_REACHABLE
 
 
+class NotSecure(Refused):
+    """There is a server, and no secure connection to it."""
+
+    exit_code = NOT_SECURE
+
+
 class RootGroup(click.Group):
     """The command `sow`: every error of a subcommand passes through here."""
 
@@ -73,7 +81,9 @@ class RootGroup(click.Group):
         except BrokenPipeError:
             _leave_quietly(ctx)
         except SowError as error:
-            failure = NotReached if is_unanswered(error) else Refused
+            failure = Refused
+            if is_unanswered(error):
+                failure = NotSecure if "tls" in error.details else NotReached
             hint = ctx.obj.hint(error) if isinstance(ctx.obj, Session) else ""
             raise failure(describe(error) + (f"\n  hint: {hint}" if hint else "")) from error
         return result

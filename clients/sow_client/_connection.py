@@ -18,7 +18,8 @@ from typing import Final, Protocol
 import grpc
 import grpc.aio
 
-from sow_client._channel import proxy_variable
+from sow_client._channel import Tls, proxy_variable
+from sow_client._handshakes import looked
 from sow_client._statuses import EndedCall, closed, unreachable
 
 CLOSE_SECONDS_MAX: Final = 1.0
@@ -32,13 +33,12 @@ FOLLOW_SECONDS: Final = 0.05
 """How often lost connections are looked for, where that matters. gRPC repeats a call 80 ms after it has lost one."""
 
 HEALTH_CHECK: Final = "/grpc.health.v1.Health/Check"
-"""Called on a channel that failed to connect. Such a call fails at once and names the cause: a refused connection, a
+"""Called on a channel that failed to connect, and may be connecting again just now. Such a call fails at once and names the cause: a refused connection, a
 certificate that is not trusted. gRPC's interface offers no other way to learn the cause."""
 
 
 # As gRPC's inside counts the states.
 _READY: Final = 2
-_FAILED: Final = 3
 
 
 class Connection:
@@ -49,11 +49,12 @@ class Connection:
     public, so where a later gRPC has none, its reports are used.
     """
 
-    def __init__(self, channel: grpc.Channel, server: str, connect_timeout: float) -> None:
+    def __init__(self, channel: grpc.Channel, server: str, connect_timeout: float, tls: Tls | None = None) -> None:
         self._channel = channel
         inside: _Inside | None = getattr(channel, "_channel", None)
         self._inside: _Inside = inside or _Reported(channel)
         self._server = server
+        self._tls = tls
         self._timeout = connect_timeout
         self._closed = threading.Event()
         self._noted = False  # this connection is among the connected ones
@@ -98,8 +99,10 @@ class Connection:
                 if self._closed.is_set():
                     raise closed("client")
                 if (left := give_up - time.monotonic()) <= 0:
-                    cause = self._ask_for_cause() if state == _FAILED else ""
-                    raise unreachable(self._server, timeout, cause, proxy=proxy_variable(self._server, os.environ))
+                    cause = self._ask_for_cause()
+                    problem = looked(self._server, self._tls, cause)
+                    proxy = proxy_variable(self._server, os.environ)
+                    raise unreachable(self._server, timeout, cause, problem=problem, proxy=proxy)
                 self._inside.watch_connectivity_state(state, time.time() + min(left, WAIT_SECONDS))
             _ = self.is_ready
         except ValueError as error:  # from gRPC: the channel was closed in the meantime
@@ -169,9 +172,10 @@ def _follow(connection: weakref.ref[Connection], closed: threading.Event) -> Non
 class AioConnection:
     """Knows whether an asynchronous channel is connected, by asking it."""
 
-    def __init__(self, channel: grpc.aio.Channel, server: str, connect_timeout: float) -> None:
+    def __init__(self, channel: grpc.aio.Channel, server: str, connect_timeout: float, tls: Tls | None = None) -> None:
         self._channel = channel
         self._server = server
+        self._tls = tls
         self._timeout = connect_timeout
         self.connected = 0
         """How often it has been connected, as far as callers have noticed."""
@@ -192,11 +196,10 @@ class AioConnection:
                         await self._channel.wait_for_state_change(state)
                 self.connected += 1
             except TimeoutError as error:
-                has_failed = self._channel.get_state() is grpc.ChannelConnectivity.TRANSIENT_FAILURE
-                cause = await self._ask_for_cause() if has_failed else ""
-                raise unreachable(
-                    self._server, timeout, cause, proxy=proxy_variable(self._server, os.environ)
-                ) from error
+                cause = await self._ask_for_cause()
+                problem = await asyncio.to_thread(looked, self._server, self._tls, cause) if cause else ""
+                proxy = proxy_variable(self._server, os.environ)
+                raise unreachable(self._server, timeout, cause, problem=problem, proxy=proxy) from error
 
     async def _ask_for_cause(self) -> str:
         try:

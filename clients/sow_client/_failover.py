@@ -335,9 +335,12 @@ class Search:
             return why[0] if len(why) == 1 else type(why[0])(_told(why), reason=why[0].reason, details=why[0].details)
         servers = ", ".join(address.target for address in self._addresses)
         told = f": {_told(why)}" if why else ""
+        # A problem of TLS is told as such where it is one at every address.
+        details = why[0].details if all("tls" in error.details for error in why) and why else {}
         if self._refused:
-            return AllRefused(f"no instance of {servers} serves{told}", reason="UNREACHABLE")
-        return Unavailable(f"no instance of {servers} serves within {self._seconds:.3g} s{told}", reason="UNREACHABLE")
+            return AllRefused(f"no instance of {servers} serves{told}", reason="UNREACHABLE", details=details)
+        within = f"within {self._seconds:.3g} s"
+        return Unavailable(f"no instance of {servers} serves {within}{told}", reason="UNREACHABLE", details=details)
 
 
 _OF_ADDRESSES: Final = frozenset({"NO_SOW_SERVER", *LOSSES})

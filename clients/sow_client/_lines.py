@@ -196,7 +196,7 @@ class Lines(Generic[_Channel]):
         """The client opened its channels, and closes them."""
         self.single: Line[_Channel] | None = None
         """The only line, where the client has one address."""
-        self._tls = tls
+        self.tls: Final = tls
         self._credentials = credentials_of(tls) if channel is None else None
         self._shown = None if channel is not None else self._checked_bearer(token)
         self._opened = opened
@@ -213,7 +213,7 @@ class Lines(Generic[_Channel]):
     def _checked_bearer(self, token: Token | None) -> Bearer | None:
         shown = None
         for server in self.servers:
-            shown = bearer(token, server, self._tls)
+            shown = bearer(token, server, self.tls)
         return shown
 
     @property
@@ -232,7 +232,7 @@ class Lines(Generic[_Channel]):
                 raise closed("client")
             found = self._lines.get(address)
             if found is None:
-                chosen = _channel.options(address.target, self._tls, host=address.host, of_many=of_many)
+                chosen = _channel.options(address.target, self.tls, host=address.host, of_many=of_many)
                 channel = self._opened(address.target, self._credentials, chosen)
                 found = self._lines[address] = Line(address, channel, measured=True, shown=self._shown)
             return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, Protocol, TypeAlias, runtime_checkable
 
 import grpc
@@ -175,41 +175,73 @@ def cut(what: str) -> Unavailable:
     return Unavailable(f"{what} was cut off before its end", reason="STREAM_CUT")
 
 
-_CLOSED_BY_SERVER: Final = "the server may speak TLS only, or ask for a certificate of an authority that it knows"
-_HINTS: Final = (
-    ("WRONG_VERSION_NUMBER", "the server does not speak TLS at this address"),
-    (
-        "unable to get local issuer",
-        "the CA file, or without one the system, has no authority of the server's certificate",
-    ),
-    ("self signed", "the CA file, or without one the system, has no authority of the server's certificate"),
-    ("Hostname Verification", "the server's certificate has another name: give server_name (--tls-server-name)"),
-    ("Socket closed", _CLOSED_BY_SERVER),
-    ("End of TCP stream", _CLOSED_BY_SERVER),
-    ("Connection reset", _CLOSED_BY_SERVER),
-    ("Expected SETTINGS frame", "no gRPC server, or one that speaks TLS only"),
+TLS_PROBLEMS: Final[Mapping[str, str]] = {
+    "tls_required": "the server speaks TLS only: give the authority of its certificate (Tls(ca=...), --tls-ca, "
+    "SOW_TLS_CA)",
+    "tls_not_spoken": "the server does not speak TLS at this address: leave out Tls, --tls-ca, SOW_TLS_*",
+    "certificate_expired": "the server's certificate, or that of its authority, has expired",
+    "certificate_not_yet_valid": "the server's certificate is not valid yet, by the clock of this machine",
+    "certificate_name": "the server's certificate has another name: connect by that name, or give it "
+    "(Tls(server_name=...), --tls-server-name, SOW_TLS_SERVER_NAME)",
+    "certificate_untrusted": "the server's certificate is of no authority that the client trusts: the CA file "
+    "(Tls(ca=...), --tls-ca, SOW_TLS_CA), or without one the system, does not have it",
+    "client_certificate_required": "the server ended the connection after the handshake: most likely it asks for a "
+    "certificate of the client (Tls(certificate=..., key=...), --tls-cert and --tls-key)",
+    "client_certificate_refused": "the server ended the connection after the handshake: most likely it does not accept "
+    "the client's certificate, which has expired, was revoked, or is of an authority that the server does not know",
+}
+"""The problems of TLS, as `details["tls"]` names them, and what to do about each."""
+
+_TLS_CAUSES: Final = (
+    ("WRONG_VERSION_NUMBER", "tls_not_spoken"),
+    ("certificate has expired", "certificate_expired"),
+    ("certificate is not yet valid", "certificate_not_yet_valid"),
+    ("Hostname Verification", "certificate_name"),
+    ("CERTIFICATE_VERIFY_FAILED", "certificate_untrusted"),  # and all other faults of the chain
 )
-"""Parts of the causes that gRPC names, and their usual meanings in plain words."""
+_DOUBTS: Final = ("Socket closed", "End of TCP stream", "Connection reset", "Broken pipe", "Expected SETTINGS frame")
+_DOUBT: Final = "the server may speak TLS only, ask for a certificate of an authority that it knows, or speak no gRPC"
+
+
+def tls_problem(cause: str) -> str:
+    """The problem of TLS that a cause of gRPC names; empty: none."""
+    return next((problem for part, problem in _TLS_CAUSES if part in cause), "")
+
+
+def is_open_to_doubt(cause: str) -> bool:
+    """Whether the server has ended the connection, which it does for reasons that gRPC does not tell."""
+    return any(part in cause for part in _DOUBTS)
 
 
 def explained(cause: str) -> str:
     """A cause that gRPC names, with its usual meaning."""
-    hint = next((f" ({hint})" for part, hint in _HINTS if part in cause), "")
-    return _PLACE.sub("", cause) + hint
+    problem = tls_problem(cause)
+    if problem:
+        return TLS_PROBLEMS[problem]
+    return _PLACE.sub("", cause) + (f" ({_DOUBT})" if is_open_to_doubt(cause) else "")
 
 
 _PLACE: Final = re.compile(r"^[A-Z_]+: (?:ipv[46]:\S+: )?")
 """The code and the address in front of a cause."""
 
 
-def unreachable(server: str, seconds: float, cause: str = "", *, proxy: str = "") -> Unavailable:
-    """The error when no connection was made in time; `cause` is empty unless gRPC names one. `proxy`: the variable that
-    names a proxy for the connection."""
-    why = f": {cause}" if cause else ""
-    why += next((f" ({hint})" for part, hint in _HINTS if part in cause), "")
+def tls_details(problem: str, cause: str) -> dict[str, str]:
+    """The details of an error because of which no connection was made."""
+    return {"tls": problem, "cause": _PLACE.sub("", cause)} if problem else {}
+
+
+def unreachable(server: str, seconds: float, cause: str = "", *, problem: str = "", proxy: str = "") -> Unavailable:
+    """The error when no connection was made in time; `cause` is empty unless gRPC names one. `problem`: one of TLS that
+    was found behind it. `proxy`: the variable that names a proxy for the connection."""
+    problem = problem or tls_problem(cause)
+    why = f": {TLS_PROBLEMS[problem] if problem else explained(cause)}" if cause else ""
     why += f" (through the proxy of {proxy}; no_proxy lists hosts without it)" if proxy else ""
     shown = round(seconds, 1 if seconds >= 1 else 3)  # the rest of a time of which some milliseconds were used already
-    return Unavailable(f"cannot connect to {server} within {shown:g} s{why}", reason="UNREACHABLE")
+    return Unavailable(
+        f"cannot connect to {server} within {shown:g} s{why}",
+        reason="UNREACHABLE",
+        details=tls_details(problem, cause),
+    )
 
 
 def request_too_large(size: int, field: str = "request") -> SowError:

@@ -21,7 +21,7 @@ from sow_client import _failover
 from sow_client._addresses import host_and_port
 from sow_client._connection import CLOSE_SECONDS_MAX, cause_of, task_is_cancelled, unless_closed
 from sow_client._lines import Cancellable
-from sow_client._statuses import EndedCall, error_of_status, explained, reason_of, unreachable
+from sow_client._statuses import EndedCall, error_of_status, explained, reason_of, tls_details, tls_problem, unreachable
 from sow_client.errors import SowError, Unavailable
 
 __all__ = ["RECONNECT_SECONDS", "task_is_cancelled", "unless_closed"]
@@ -264,4 +264,7 @@ def answer_of(error: grpc.RpcError, address: str, seconds: float) -> SowError:
         return _failover.no_server(address)
     if translated.reason == "DEADLINE_EXCEEDED":
         return _failover.NoAnswer(f"{address}: no answer within {seconds:.2g} s", reason="UNREACHABLE")
-    return Unavailable(f"{address}: {explained(cause_of(error) or translated.message)}", reason="UNREACHABLE")
+    cause = cause_of(error) or translated.message
+    return Unavailable(
+        f"{address}: {explained(cause)}", reason="UNREACHABLE", details=tls_details(tls_problem(cause), cause)
+    )

@@ -163,20 +163,20 @@ def test_an_argument_counts_before_the_environment_and_another_environment_hides
     monkeypatch.setenv("SOW_TLS_SERVER_NAME", "other")
     with Client("127.0.0.1:1") as client:
         assert client._transport.server == "127.0.0.1:1"
-        assert client._transport.lines._tls == Tls(server_name="other")
+        assert client._transport.lines.tls == Tls(server_name="other")
     with Client(tls=Tls(server_name="mine")) as client:
-        assert client._transport.lines._tls == Tls(server_name="mine")
+        assert client._transport.lines.tls == Tls(server_name="mine")
     for environment in ({}, {"SOW_SERVER": "127.0.0.1:2"}):
         with Client(environment=environment) as client:
             assert client._transport.server == environment.get("SOW_SERVER", "127.0.0.1:7450")
-            assert client._transport.lines._tls is None
+            assert client._transport.lines.tls is None
 
 
 def test_a_channel_of_the_program_is_used_whatever_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOW_TOKEN_FILE", "/nowhere/file")
     monkeypatch.setenv("SOW_TLS_CA", "/nowhere/file")
     with grpc.insecure_channel("127.0.0.1:1") as channel, Client(channel=channel) as client:
-        assert client._transport.lines._tls is None
+        assert client._transport.lines.tls is None
 
 
 def test_an_empty_environment_is_that_of_a_client_without_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,9 +259,13 @@ def test_a_key_with_a_password_is_refused_and_nobody_is_asked_for_it(tmp_path: P
     ("cause", "hint"),
     [
         ("SSL routines:OPENSSL_internal:WRONG_VERSION_NUMBER: x", "does not speak TLS"),
-        ("CERTIFICATE_VERIFY_FAILED: unable to get local issuer certificate: OK", "has no authority"),
+        (
+            "CERTIFICATE_VERIFY_FAILED: unable to get local issuer certificate: OK",
+            "no authority that the client trusts",
+        ),
+        ("CERTIFICATE_VERIFY_FAILED: certificate has expired: OK", "has expired"),
         ("Custom verification check failed: Hostname Verification Check failed.", "--tls-server-name"),
-        ("ipv4:127.0.0.1:7450: Socket closed", "may speak TLS only, or ask for a certificate"),
+        ("ipv4:127.0.0.1:7450: Socket closed", "may speak TLS only, ask for a certificate"),
     ],
 )
 def test_a_cause_that_takes_knowledge_of_grpc_has_a_hint(cause: str, hint: str) -> None:

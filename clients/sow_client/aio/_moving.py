@@ -72,7 +72,7 @@ class AsyncTransport:
     def _watch_single(self) -> None:
         line = self.lines.single
         if line is not None and self.is_own:
-            self._connection = AioConnection(line.channel, line.address.target, self._timeout)
+            self._connection = AioConnection(line.channel, line.address.target, self._timeout, self.lines.tls)
 
     @property
     def is_closed(self) -> bool:

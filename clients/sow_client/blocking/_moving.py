@@ -72,7 +72,7 @@ class Transport:
     def _watch_single(self) -> None:
         line = self.lines.single
         if line is not None and self.is_own:
-            self._connection = Connection(line.channel, line.address.target, self._timeout)
+            self._connection = Connection(line.channel, line.address.target, self._timeout, self.lines.tls)
 
     @property
     def is_closed(self) -> bool:
