@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 from sow.version import __version__
 from sow_client._access import AccessDecision, CallerSession, Identity
 from sow_client._addresses import Prefer
+from sow_client._aio_subscription import AsyncSubscription
 from sow_client._changes import ChangesPlan, Pin
 from sow_client._channel import Tls
 from sow_client._durable import AsyncDurableSubscription, DurableSubscription
@@ -82,7 +83,7 @@ from sow_client._setting_values import (
     TopicSettings,
     TopicSettingsArguments,
 )
-from sow_client._subscription import AsyncSubscription, Subscription
+from sow_client._subscription import Subscription
 from sow_client._tokens import Token
 from sow_client._view import View
 from sow_client.blocking import Client

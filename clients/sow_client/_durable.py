@@ -30,14 +30,13 @@ from typing import Final, Protocol
 
 from sow.v1 import sow_pb2
 from sow_client import _statuses
+from sow_client._aio_subscription import AsyncSubscription, OpenAioSubscription
 from sow_client._change_frames import prefix_of
 from sow_client._lines import Home
 from sow_client._records import Change, invalid
 from sow_client._reports import Gap, GapReason
 from sow_client._subscription import (
     PASSING_REASONS,
-    AsyncSubscription,
-    OpenAioSubscription,
     OpenSubscription,
     Subscription,
     SubscriptionCore,

@@ -25,7 +25,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Collection, ItemsView, Iterable, Iterator, KeysView, Mapping, Sequence, ValuesView
 from contextlib import suppress
 from heapq import heapify, heappop, heappush
-from itertools import repeat
+from itertools import islice, repeat
 from operator import length_hint
 from types import TracebackType
 from typing import Final, Protocol, Self, TypeVar
@@ -33,11 +33,9 @@ from typing import Final, Protocol, Self, TypeVar
 from sow.checksums import RANGES_MAX, checksum
 from sow.v1 import sow_pb2
 from sow_client import _statuses
+from sow_client._aio_subscription import AioSubscribeCall, AsyncSubscription, OpenAioSubscription
 from sow_client._records import Change, Record, RecordBatch
 from sow_client._subscription import (
-    AioSubscribeCall,
-    AsyncSubscription,
-    OpenAioSubscription,
     OpenSubscription,
     SubscribeCall,
     Subscription,
@@ -430,6 +428,11 @@ class _Readable(Mapping[str, Record]):
     def __repr__(self) -> str:
         state = "current" if self.current else "not current"
         return f"{type(self).__name__}({len(self._core.records)} records, {state})"
+
+    def _repr_html_(self) -> str:
+        from sow_client import _html  # lazily: only notebooks need it
+
+        return _html.table(islice(self.values(), _html.ROWS_MAX), repr(self))
 
     def _check(self) -> None:
         if (error := self._core.error) is not None:

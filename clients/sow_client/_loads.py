@@ -325,6 +325,10 @@ class _Shell:
         self._closing = False
         self._stream = 0
 
+    def __repr__(self) -> str:
+        core, state = self._core, ", closed" if self._closing else ""
+        return f"{type(self).__name__}(part {core.part}, {core.staged} rows staged, {core.refused} refused{state})"
+
     @property
     def staged(self) -> int:
         """Rows that the server has staged. After `flush` this is the value for `LoadPart.rows`."""

@@ -46,6 +46,9 @@ class PackedRecords:
     reasons: bytes
     """Of changes: `count` bytes, each a `sow.v1.ChangeReason`."""
 
+    def __repr__(self) -> str:
+        return f"PackedRecords({self.count} records, {len(self.payloads)} bytes of payloads)"
+
 
 def packed(message: snapshot_pb2.PackedRecords) -> PackedRecords:
     """The records of a message."""

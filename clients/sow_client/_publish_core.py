@@ -325,6 +325,7 @@ class PublishCore:
         publisher_token: int = 0,
     ) -> None:
         self.options = options
+        self.topic = defaults.topic
         self.applied = 0
         self.duplicates = 0
         self.refused = 0

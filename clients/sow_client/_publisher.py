@@ -55,6 +55,11 @@ class PublisherBase:
         self._filled = 0  # bytes since `publish` last sealed all there was
         self._stream = 0  # number of the current stream; requests of an older one must not be sent
 
+    def __repr__(self) -> str:
+        core, state = self._core, ", closed" if self._closing else ""
+        settled = f"{core.acknowledged} records acknowledged, {core.unacknowledged} not yet, {core.refused} refused"
+        return f"{type(self).__name__}({core.topic!r}, {settled}{state})"
+
     @property
     def applied(self) -> int:
         """Records that the server applied."""

@@ -22,6 +22,13 @@ QUERY_RETRY_SECONDS: Final = 0.2
 class _Progress:
     """The header and the footer, which both results show."""
 
+    def __repr__(self) -> str:
+        progress = self._progress
+        state = "not begun" if progress.header is None else "begun"
+        if progress.footer is not None:
+            state = f"{progress.footer.returned} records of {progress.footer.matched} that match"
+        return f"{type(self).__name__}({progress.topic!r}, {state})"
+
     def __init__(self, progress: QueryProgress) -> None:
         self._progress = progress
 
@@ -49,22 +56,39 @@ class QueryResult(_Progress):
 
     def __init__(self, progress: QueryProgress, batches: Generator[RecordBatch, None, None]) -> None:
         super().__init__(progress)
-        self._batches = batches
+        self._call = batches
+        self._batches: Iterator[RecordBatch] = batches
         self._records: Iterator[Record] = chain.from_iterable(batches)
+        self._begun = False  # its user reads
 
     def __iter__(self) -> Iterator[Record]:
+        self._begun = True
         return self._records
 
     def __next__(self) -> Record:
+        self._begun = True
         return next(self._records)
 
     def batches(self) -> Iterator[RecordBatch]:
         """The same answer as batches of columns, which is the fast way to read it; read records or batches."""
+        self._begun = True
         return self._batches
+
+    def _repr_html_(self) -> str:
+        """The first records, for a notebook, which makes the call; they are read again afterwards. Where the program
+        has begun to read it shows no records."""
+        from sow_client import _html  # lazily, as all of its users: only notebooks need it
+
+        first: RecordBatch | None = None
+        if not self._begun:
+            first = next(self._batches, None)
+            self._batches = self._call if first is None else chain([first], self._call)
+            self._records = chain.from_iterable(self._batches)
+        return _html.table(first or (), repr(self))
 
     def close(self) -> None:
         """Ends the call."""
-        self._batches.close()
+        self._call.close()
 
     def __enter__(self) -> Self:
         return self

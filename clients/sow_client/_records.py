@@ -9,7 +9,7 @@ read, which makes a million records a second possible.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import repeat
@@ -196,6 +196,9 @@ class Record(msgspec.Struct, frozen=True, gc=False, eq=False):
     def __repr__(self) -> str:
         return f"Record(topic={self.topic!r}, key={self.key!r}, version={self.version}, payload={_shown(self.payload)})"
 
+    def _repr_html_(self) -> str:
+        return _table([self], f"Record of {self.topic!r}, version {self.version}")
+
 
 def record_of(
     topic: str,
@@ -217,6 +220,12 @@ def record_of(
         origins=[origin],
     )
     return Record(key, payload, RecordBatch(topic, columns), 0)
+
+
+def _table(records: Iterable[Record], caption: str) -> str:
+    from sow_client import _html  # lazily: only notebooks need it
+
+    return _html.table(records, caption)
 
 
 _SHOWN_BYTES: Final = 200
@@ -304,6 +313,12 @@ class RecordBatch:
 
     def __len__(self) -> int:
         return len(self.keys)
+
+    def __repr__(self) -> str:
+        return f"RecordBatch({self.topic!r}, {len(self)} records)"
+
+    def _repr_html_(self) -> str:
+        return _table(self, repr(self))
 
     def __iter__(self) -> Iterator[Record]:
         return map(Record, self.keys, self.payloads, repeat(self), range(len(self.keys)))
@@ -462,6 +477,12 @@ class Page:
     """The argument for the next call; empty: this was the last page."""
     header: QueryHeader
     footer: QueryFooter
+
+    def __repr__(self) -> str:
+        return f"Page({len(self.records)} records, next_page_token={self.next_page_token!r})"
+
+    def _repr_html_(self) -> str:
+        return _table(self.records, repr(self))
 
 
 Size: TypeAlias = int | str

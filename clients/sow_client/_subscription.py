@@ -21,11 +21,11 @@ carry frames to it and make the calls that it asks for.
 
 from __future__ import annotations
 
-import asyncio
 import random
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from operator import length_hint
 from queue import Empty, SimpleQueue
 from types import TracebackType
@@ -38,7 +38,6 @@ from sow.v1 import sow_pb2
 from sow_client import _statuses
 from sow_client._change_frames import changes_of, marks_of, prefix_of
 from sow_client._records import Change, RecordBatch, invalid
-from sow_client._transport import RECONNECT_SECONDS, task_is_cancelled
 from sow_client.errors import SowError
 
 RETRY_SECONDS: Final = 300.0
@@ -114,6 +113,16 @@ class SubscriptionCore:
     def covers(self) -> bool:
         """Whether the server has everything that was handed out (rule F9)."""
         return self._covers or ";h=" not in self._marks
+
+    def described(self, kind: type, *, closed: bool) -> str:
+        """For the repr of its subscription."""
+        request = self._request
+        named = {"durable": request.durable.name, "filter": request.filter, "bookmark": self.bookmark}
+        told = [
+            repr(request.topic or request.topic_pattern),
+            *(f"{name}={text!r}" for name, text in named.items() if text),
+        ]
+        return f"{kind.__name__}({', '.join(told)}{', closed' if closed else ''})"
 
     # ---- frames ----
     # The fields that a frame changes are assigned last and together, so that after Ctrl-C a frame is fed as a whole or
@@ -278,11 +287,17 @@ class SubscriptionCore:
         return failure
 
 
-_FRAMES: Final = "the subscription"
+def checked_size(size: int) -> None:
+    """Raises InvalidArgument for batches without changes."""
+    if size < 1:
+        raise invalid("size", f"{size} is less than 1")
 
 
-def _broken(error: grpc.RpcError) -> SowError:
-    translated = _statuses.stream_error(error, _FRAMES)
+FRAMES: Final = "the subscription"
+
+
+def broken_call(error: grpc.RpcError) -> SowError:
+    translated = _statuses.stream_error(error, FRAMES)
     # Without its traceback: gRPC's errors are their own calls, so they refer to the stack frames that refer to them.
     # Such a cycle would keep the subscription alive, too, after the program has dropped it.
     translated.__cause__ = error.with_traceback(None)
@@ -323,9 +338,12 @@ class _Reader:
         self._call: SubscribeCall | None = None
         threading.Thread(target=self._run, name="sow-subscription", daemon=True).start()
 
-    def take(self) -> sow_pb2.SubscribeResponse | SowError:
-        """Waits for the next frame, or for the error that ended the call."""
-        outcome = self._outcomes.get()
+    def take(self, seconds: float | None = None) -> sow_pb2.SubscribeResponse | SowError | None:
+        """Waits for the next frame, or for the error that ended the call; None: neither came in these seconds."""
+        try:
+            outcome = self._outcomes.get(timeout=seconds)
+        except Empty:
+            return None
         self._demand.put(True)
         return outcome
 
@@ -355,9 +373,9 @@ class _Reader:
                 if not self._demand.get():
                     return
         except StopIteration:
-            outcome = _statuses.cut(_FRAMES)
+            outcome = _statuses.cut(FRAMES)
         except grpc.RpcError as broken:
-            outcome = _broken(broken)
+            outcome = broken_call(broken)
         except SowError as refused:
             outcome = refused
         except Exception as unexpected:  # noqa: BLE001 - the waiting consumer must get it
@@ -430,6 +448,38 @@ class Subscription:
                 break
         raise StopIteration
 
+    def next(self, timeout: float | None = None) -> Change | None:
+        """The next change; None if none comes within `timeout` seconds. Nothing is lost then, and the subscription goes
+        on. Raises Cancelled (CLOSED) when it is closed."""
+        change = self._next(timeout)
+        if change is None and self._closed:
+            raise _statuses.closed("subscription")
+        return change
+
+    def batches(self, size: int = 1_000, *, timeout: float | None = None) -> Iterator[list[Change]]:
+        """The changes in lists: those that are at hand, at most `size`, without waiting for more.
+
+        A list is empty where no change came within `timeout` seconds, so a program can do something else then. The
+        iteration ends when the subscription is closed. `bookmark` is the position after the whole list.
+        """
+        checked_size(size)
+        while not self._closed:
+            first = self._next(timeout)
+            if first is not None or not self._closed:
+                yield [] if first is None else [first, *islice(self._core.pending, size - 1)]
+
+    def _next(self, timeout: float | None) -> Change | None:
+        give_up = None if timeout is None else time.monotonic() + timeout
+        while not self._closed:
+            for change in self._core.pending:
+                return change
+            if not self._advance(give_up):
+                break
+        return None
+
+    def __repr__(self) -> str:
+        return self._core.described(type(self), closed=self._closed)
+
     def __enter__(self) -> Self:
         return self
 
@@ -441,13 +491,15 @@ class Subscription:
     def __del__(self) -> None:
         self.close()
 
-    def _advance(self) -> bool:
-        """Takes in the next frame, or begins the next call; False when it was closed."""
+    def _advance(self, give_up: float | None = None) -> bool:
+        """Takes in the next frame, or begins the next call; False when it was closed, or the time is over."""
         reader = self._reader or self._begin(0.0)
         if reader is None:
             return False
         try:
-            outcome = reader.take()
+            outcome = reader.take(None if give_up is None else max(0.0, give_up - time.monotonic()))
+            if outcome is None:
+                return False
             if not isinstance(outcome, SowError):
                 self._core.feed(outcome)
                 return True
@@ -489,162 +541,4 @@ _Blocking = TypeVar("_Blocking", bound=Subscription)
 def opened(subscription: _Blocking) -> _Blocking:
     """A subscription as the blocking client hands it out: established."""
     subscription.open()
-    return subscription
-
-
-class AioSubscribeCall(Protocol):
-    """A call in progress."""
-
-    async def read(self) -> object: ...
-
-    def cancel(self) -> object: ...
-
-
-class OpenAioSubscription(Protocol):
-    """A client's Subscribe for an asynchronous subscription; see `OpenSubscription`.
-
-    `connect_seconds` bounds the wait for a connection; None: the client's own bound.
-    """
-
-    def __call__(
-        self, request: sow_pb2.SubscribeRequest, /, *, connect_seconds: float | None = None
-    ) -> Awaitable[AioSubscribeCall]: ...
-
-
-class AsyncSubscription:
-    """`Subscription` for asyncio: the same with `async for`, used by one task.
-
-    It is established by `open`, by entering an `async with` block, or by the first change that is asked for.
-    """
-
-    def __init__(self, core: SubscriptionCore, open_call: OpenAioSubscription) -> None:
-        self._core = core
-        self._open_call = open_call
-        self._closed = asyncio.Event()
-        self._call: AioSubscribeCall | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None  # of the call
-
-    async def open(self) -> None:
-        """Returns once the subscription is established: no change from now on is missed."""
-        while not self._core.stood:
-            if not await self._advance():
-                raise _statuses.closed("subscription")
-
-    @property
-    def bookmark(self) -> str | None:
-        """Where another subscription may start to go on after the last change handed out, or after the quiet time since
-        then; None while there is no such place: before the first frame and inside a snapshot."""
-        return self._core.bookmark
-
-    @property
-    def covers(self) -> bool:
-        """False: the subscription has come from another instance, and this one may lack changes that were handed out
-        there (rule F9)."""
-        return self._core.covers
-
-    async def close(self) -> None:
-        """Ends the call; a task that waits for the next change finds the iteration ended."""
-        self._closed.set()
-        self._drop_call()
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> Change:
-        core = self._core
-        while not self._closed.is_set():
-            for change in core.pending:
-                return change
-            if not await self._advance():
-                break
-        raise StopAsyncIteration
-
-    async def __aenter__(self) -> Self:
-        try:
-            await self.open()
-        except BaseException:
-            self._drop_call()
-            raise
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
-
-    def __del__(self) -> None:
-        # The garbage collector may run in any thread, and after the end of the loop, which also ends the call.
-        if self._call is not None and self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._call.cancel)
-
-    async def _advance(self) -> bool:
-        """Takes in the next frame, or prepares for the next call; False when it was closed."""
-        error = await self._read()
-        if error is None:
-            return True
-        try:
-            self._drop_call()
-            if self._closed.is_set():
-                return False
-            delay = self._core.ended(error, now=time.monotonic(), jitter=random.random())
-        except SowError:
-            self._closed.set()
-            raise
-        finally:
-            del error  # as in `Subscription`
-        return await self._rest(delay)
-
-    async def _read(self) -> SowError | None:
-        """Takes in the next frame of the current call, or of a new one. Returns the error if the call ended instead."""
-        try:
-            frame = await (await self._present_call()).read()
-            if not isinstance(frame, sow_pb2.SubscribeResponse):
-                return _statuses.cut(_FRAMES)
-            self._core.feed(frame)
-            return None
-        except grpc.RpcError as broken:
-            return _broken(broken)
-        except SowError as refused:
-            return refused
-        except asyncio.CancelledError:
-            self._drop_call()
-            if task_is_cancelled():
-                raise
-            return _statuses.cut(_FRAMES)
-        except BaseException:
-            self._drop_call()
-            raise
-
-    async def _present_call(self) -> AioSubscribeCall:
-        call = self._call
-        if call is None:
-            core = self._core
-            connect_seconds = RECONNECT_SECONDS if core.stood else None
-            call = await self._open_call(core.request(now=time.monotonic()), connect_seconds=connect_seconds)
-            self._call, self._loop = call, asyncio.get_running_loop()
-            if self._closed.is_set():
-                call.cancel()  # `close` came before the call was known, and could not cancel it
-        return call
-
-    async def _rest(self, seconds: float) -> bool:
-        """Waits; False when it was closed during the wait."""
-        try:
-            async with asyncio.timeout(seconds):
-                await self._closed.wait()
-        except TimeoutError:
-            return True
-        return False
-
-    def _drop_call(self) -> None:
-        call, self._call = self._call, None
-        if call is not None:
-            call.cancel()
-
-
-_Asynchronous = TypeVar("_Asynchronous", bound=AsyncSubscription)
-
-
-def aio_opened(subscription: _Asynchronous) -> _Asynchronous:
-    """A subscription as the asynchronous client hands it out. Its first use opens it: the call that makes it is not a
-    coroutine, so that `async with client.subscribe(...)` needs no `await`."""
     return subscription

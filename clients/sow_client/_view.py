@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Final, TypeAlias
 
 import msgspec
@@ -70,6 +71,11 @@ class View(Mapping[str, Record]):
 
     def __repr__(self) -> str:
         return f"View({len(self._records)} records{'' if self.complete else ', not complete'})"
+
+    def _repr_html_(self) -> str:
+        from sow_client import _html  # lazily: only notebooks need it
+
+        return _html.table(islice(self.values(), _html.ROWS_MAX), repr(self))
 
 
 def in_own_batch(record: Record, payload: bytes) -> Record:

@@ -89,6 +89,10 @@ class AsyncCalls:
         self._load = load_pb2_grpc.LoadServiceStub(self._transport.calls)
         self._sequencer = _writes.Sequencer()
 
+    def __repr__(self) -> str:
+        state = ", closed" if self._transport.is_closed else ""
+        return f"{type(self).__name__}({self._transport.server!r}{state})"
+
     @property
     def instance(self) -> Instance | None:
         """The instance in use; None before the first call, and where the client has one address."""

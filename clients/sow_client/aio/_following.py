@@ -12,13 +12,14 @@ import grpc.aio
 
 from sow.v1 import admin_pb2, sow_pb2
 from sow_client import _lines, _reads, _retention, _statuses, _transport
+from sow_client._aio_subscription import AioSubscribeCall, AsyncSubscription, aio_opened
 from sow_client._durable import Acknowledgements, AsyncDurableSubscription, DurableCore
 from sow_client._lines import Home
 from sow_client._live_view import AsyncLiveView, LiveCore, aio_loaded
 from sow_client._records import Change, Start, Ttl
 from sow_client._reports import Browsed, Durable, Gap, Rewound
 from sow_client._setting_values import DurableSettingsArguments
-from sow_client._subscription import RETRY_SECONDS, AioSubscribeCall, AsyncSubscription, SubscriptionCore, aio_opened
+from sow_client._subscription import RETRY_SECONDS, SubscriptionCore
 from sow_client.aio._calls import AsyncCalls
 from sow_client.errors import SowError
 

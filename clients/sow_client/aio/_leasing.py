@@ -65,6 +65,12 @@ class AsyncLease:
         self._ticker = AioTicker(self._turn)
         self._closed = False
 
+    def __repr__(self) -> str:
+        held = sum(map(len, self._core.held.values()))
+        return (
+            f"{type(self).__name__}({held} records{', lost' if self.lost else ''}{', closed' if self._closed else ''})"
+        )
+
     @property
     def lost(self) -> LeaseLost | None:
         """The loss of the lease; None while the holder may rely on it."""

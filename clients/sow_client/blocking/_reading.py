@@ -87,13 +87,15 @@ class Reading(Calls):
         skip_n: int = 0,
         top_n: int | None = None,
         min_position: str | None = None,
+        timeout: float | None = None,
     ) -> QueryResult:
         """The live records of a topic that match `filter`, from one instant (rules Q1, Q2).
 
         `order_by`: one or more of "/price", "/price DESC", "@expire_time" …; by default the order of keys. `keys`: only
         these. `select` or `exclude`: payload fields to return, as paths; `keys_only`: no payloads; `skip_n`, `top_n`: a
         part of the result; `min_position`: as for `get_many`. The call is made when the first record is asked for, and
-        repeated if it breaks before it.
+        repeated if it breaks before it. `timeout`: raises DeadlineExceeded if the whole answer has not come within so
+        many seconds; None: an answer may take as long as it takes.
         """
         request = _reads.query_request(
             topic,
@@ -108,7 +110,7 @@ class Reading(Calls):
             top_n=top_n,
             min_position=min_position,
         )
-        return self._query(request)
+        return self._query(request, timeout)
 
     def page(
         self,
@@ -182,17 +184,20 @@ class Reading(Calls):
                 raise _statuses.malformed("records, where only the plan was asked for")
         return progress.explained()
 
-    def _query(self, request: sow_pb2.QueryRequest) -> QueryResult:
+    def _query(self, request: sow_pb2.QueryRequest, timeout: float | None) -> QueryResult:
         progress = _reads.QueryProgress(request.topic)
-        return QueryResult(progress, self._batches(request, progress))
+        return QueryResult(progress, self._batches(request, progress, timeout))
 
     def _batches(
-        self, request: sow_pb2.QueryRequest, progress: _reads.QueryProgress
+        self,
+        request: sow_pb2.QueryRequest,
+        progress: _reads.QueryProgress,
+        timeout: float | None = None,
     ) -> Generator[RecordBatch, None, None]:
         needs = needed(request)
         for attempt in range(1, QUERY_ATTEMPTS_MAX + 1):
             line = self._transport.await_ready(needs=needs)
-            call = _lines.at(line, self._sow.Query)(request)
+            call = _lines.at(line, self._sow.Query)(request, timeout=timeout)
             try:
                 for response in call:
                     batch = progress.batch(response)
