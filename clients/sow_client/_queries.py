@@ -5,13 +5,17 @@ Both are written by hand: an iterator of records in C (`chain`) reads several ti
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterable, Iterator
 from itertools import chain
 from types import TracebackType
-from typing import Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from sow_client._reads import QueryProgress
 from sow_client._records import QueryFooter, QueryHeader, Record, RecordBatch
+
+if TYPE_CHECKING:
+    from sow_client._frames import MetadataName
 
 QUERY_ATTEMPTS_MAX: Final = 3
 """A query that breaks before its first record is sent at most this often."""
@@ -86,6 +90,33 @@ class QueryResult(_Progress):
             self._records = chain.from_iterable(self._batches)
         return _html.table(first or (), repr(self))
 
+    def to_arrow(self, *, schema: object | None = None, metadata: Iterable[MetadataName] = ("key",)) -> Any:
+        """The records as a `pyarrow.Table`, made of columns without an object for each record. It reads the answer to
+        its end.
+
+        Each field of the JSON documents is a column: a text stays text, also where it looks like a time; numbers are
+        int64 where all are whole, else float64; objects are structs, arrays lists. A field of several types is text,
+        of each value its JSON. Payloads that are no JSON objects are one column, `payload`. `schema`, a
+        `pyarrow.Schema`, names the fields and their types instead. `metadata` become columns with "_" before their
+        names, such as "_key": any of key, version, publish_time, expire_time, origin, sequence. Needs `sow[arrow]`.
+        """
+        from sow_client import _frames  # lazily, as all of its users: few programs need it
+
+        return _frames.to_arrow(list(self.batches()), schema, metadata)
+
+    def to_pandas(self, *, schema: object | None = None, metadata: Iterable[MetadataName] = ("key",)) -> Any:
+        """The records as a `pandas.DataFrame`; the arguments are those of `to_arrow`. Whole numbers and bools of which
+        some are missing get the types Int64 and boolean, and are not rounded. Needs `sow[pandas]`."""
+        from sow_client import _frames
+
+        return _frames.to_pandas(self.to_arrow(schema=schema, metadata=metadata))
+
+    def to_polars(self, *, schema: object | None = None, metadata: Iterable[MetadataName] = ("key",)) -> Any:
+        """The records as a `polars.DataFrame`; the arguments are those of `to_arrow`. Needs `sow[polars]`."""
+        from sow_client import _frames
+
+        return _frames.to_polars(self.to_arrow(schema=schema, metadata=metadata))
+
     def close(self) -> None:
         """Ends the call."""
         self._call.close()
@@ -117,6 +148,34 @@ class AsyncQueryResult(_Progress):
     def batches(self) -> AsyncIterator[RecordBatch]:
         """The same answer as batches of columns, which is the fast way to read it; read records or batches."""
         return self._batches
+
+    async def to_arrow(self, *, schema: object | None = None, metadata: Iterable[MetadataName] = ("key",)) -> Any:
+        """The records as a `pyarrow.Table`, made of columns without an object for each record. It reads the answer to
+        its end.
+
+        Each field of the JSON documents is a column: a text stays text, also where it looks like a time; numbers are
+        int64 where all are whole, else float64; objects are structs, arrays lists. A field of several types is text,
+        of each value its JSON. Payloads that are no JSON objects are one column, `payload`. `schema`, a
+        `pyarrow.Schema`, names the fields and their types instead. `metadata` become columns with "_" before their
+        names, such as "_key": any of key, version, publish_time, expire_time, origin, sequence. Needs `sow[arrow]`.
+        """
+        from sow_client import _frames
+
+        batches = [batch async for batch in self._batches]
+        return await asyncio.to_thread(_frames.to_arrow, batches, schema, metadata)
+
+    async def to_pandas(self, *, schema: object | None = None, metadata: Iterable[MetadataName] = ("key",)) -> Any:
+        """The records as a `pandas.DataFrame`; the arguments are those of `to_arrow`. Whole numbers and bools of which
+        some are missing get the types Int64 and boolean, and are not rounded. Needs `sow[pandas]`."""
+        from sow_client import _frames
+
+        return await asyncio.to_thread(_frames.to_pandas, await self.to_arrow(schema=schema, metadata=metadata))
+
+    async def to_polars(self, *, schema: object | None = None, metadata: Iterable[MetadataName] = ("key",)) -> Any:
+        """The records as a `polars.DataFrame`; the arguments are those of `to_arrow`. Needs `sow[polars]`."""
+        from sow_client import _frames
+
+        return await asyncio.to_thread(_frames.to_polars, await self.to_arrow(schema=schema, metadata=metadata))
 
     async def close(self) -> None:
         """Ends the call."""

@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Literal, TypeVar, overload
 
 import grpc
 
@@ -21,6 +21,9 @@ from sow_client._records import NEVER, Deleted, DurabilityName, ExpireAt, Publis
 from sow_client._writes import RefusalsMode
 from sow_client.blocking._calls import Calls
 from sow_client.errors import Refusal
+
+if TYPE_CHECKING:
+    from sow_client._frames import NanMode
 
 _Key = TypeVar("_Key", bound=Key)
 
@@ -194,6 +197,52 @@ class Publishing(Calls):
                 response, expected=len(batch.records), first_index=batch.first_index, atomic=atomic
             )
         return _writes.answered(results, refusals)
+
+    def publish_frame(
+        self,
+        topic: str,
+        frame: object,
+        *,
+        key: str | Sequence[str] | None = None,
+        ttl: Ttl | None = None,
+        expire_at: ExpireAt | None = None,
+        ttl_column: str | None = None,
+        expire_time_column: str | None = None,
+        keep_ttl: bool = False,
+        extend_ttl: bool = False,
+        durability: DurabilityName | None = None,
+        delta: bool = False,
+        nan: NanMode = "refuse",
+    ) -> int:
+        """Publishes each row of a frame of pandas or polars, or of a table of Arrow, as a JSON document of its columns.
+        Returns the number of records.
+
+        `key` names the column, or the columns, of the keys, for topics without key fields. `ttl_column` has lifetimes
+        (texts such as "30s", seconds or durations), `expire_time_column` times with a time zone; a null stands for the
+        lifetime of all, `ttl` or `expire_at`. Columns of lifetimes and of metadata, such as "_key", are no fields of
+        the documents; the index of pandas is left out. A missing value is published as null.
+
+        NaN and infinities are refused with InvalidArgument, with the path and the row, before anything is sent. With
+        `nan="null"` a NaN is published as null: pandas has it for missing values. (NaN inside lists and structs is
+        found at its row; the rows before it are published.) Raises PublishFailed if the server has refused records; all
+        others are applied. The other arguments are those of `publisher`. Needs `sow[arrow]`.
+        """
+        from sow_client import _frames  # lazily: few programs need it
+
+        rows = _frames.rows(frame, key=key, ttl_column=ttl_column, expire_time_column=expire_time_column, nan=nan)
+        publisher = self.publisher(
+            topic,
+            ttl=ttl,
+            expire_at=expire_at,
+            keep_ttl=keep_ttl,
+            extend_ttl=extend_ttl,
+            durability=durability,
+            delta=delta,
+        )
+        with publisher:
+            for row in rows:
+                publisher.publish(row.payload, key=row.key, ttl=row.ttl, expire_at=row.expire_at)
+        return publisher.acknowledged
 
     def publisher(
         self,
