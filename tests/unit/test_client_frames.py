@@ -92,6 +92,19 @@ def test_fields_become_columns_and_no_value_changes(documents: list[str], expect
     assert fields(*documents) == expected
 
 
+def test_many_documents_are_read_as_few_are() -> None:
+    """The first ones tell which texts are no times; the others may still differ."""
+    first = [b'{"id":1,"at":"2026-01-31","n":1}'] * 3_000
+    made = table(*first, b'{"n":0.5,"late":"2026-01-31","id":12345678901234567890}', b'{"late":"x"}')
+    assert made.column_names == ["id", "at", "n", "late"]
+    assert [str(kind) for kind in made.schema.types] == ["uint64", "string", "double", "string"]
+    assert made["late"].to_pylist()[-2:] == ["2026-01-31", "x"]
+    made = table(*first, b'{"n":0.5,"late":"2026-01-31"}')
+    assert made.column_names == ["id", "at", "n", "late"]
+    assert [str(kind) for kind in made.schema.types] == ["int64", "string", "double", "string"]
+    assert made["late"].to_pylist()[-2:] == [None, "2026-01-31"]
+
+
 def test_documents_without_fields_still_count() -> None:
     assert table(b"{}", b"{}").num_rows == 2
 
