@@ -10,7 +10,8 @@
             for change in durable:
                 durable.acknowledge(change)
 
-Names that are not in `__all__` are private, whatever module they are in.
+Names that are not in `__all__` are private, whatever module they are in. A docstring says all that its reader
+needs. At its end it names the rules of docs/rules.md that have the exact promises, such as "Rules: P1, L2".
 """
 
 from typing import TYPE_CHECKING, Final

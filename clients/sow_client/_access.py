@@ -26,7 +26,7 @@ class Identity:
     """None: never."""
     roles: tuple[str, ...]
     limits: Mapping[str, int]
-    """The limits that apply, by name (rule A7)."""
+    """The limits that apply, by name. Rule: A7."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,7 +78,7 @@ class AsyncPublisher(PublisherBase):
     async def publish(
         self, data: Document, *, key: Key | None = None, ttl: Ttl | None = None, expire_at: ExpireAt | None = None
     ) -> None:
-        """Takes one record; `ttl` or `expire_at` overrides the publisher's own (rule L2). May wait for room."""
+        """Takes one record; `ttl` or `expire_at` overrides the publisher's own. May wait for room. Rule: L2."""
         payload = data if type(data) is bytes else encode(data)
         lifetime = None if ttl is None and expire_at is None else _lifetimes.lifetime(ttl, expire_at)
         size = len(payload)

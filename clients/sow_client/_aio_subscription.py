@@ -69,7 +69,10 @@ class AsyncSubscription:
     @property
     def covers(self) -> bool:
         """False: the subscription has come from another instance, and this one may lack changes that were handed out
-        there (rule F9)."""
+        there.
+
+        Rule: F9.
+        """
         return self._core.covers
 
     async def close(self) -> None:

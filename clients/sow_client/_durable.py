@@ -433,13 +433,15 @@ def _bookmark_of(done: Change | str) -> str | None:
 
 
 class DurableSubscription(Subscription):
-    """The consumer of a durable subscription (rule J2): an iterator of changes without an end, used by one thread.
+    """The consumer of a durable subscription: an iterator of changes without an end, used by one thread.
 
     Made by `Client.durable`. The server keeps the position: acknowledged changes do not come again, and the next
     consumer of that name gets all others. When the connection breaks, the consumer calls again and continues at its
     position. Iterating raises Aborted when another consumer takes over (DURABLE_TAKEN_OVER), or when the durable is
     rewound, deleted or cleared by force (DURABLE_DETACHED). The end of a `with` block, or `close`, sends the
     acknowledgements that wait and ends the call.
+
+    Rule: J2.
     """
 
     def __init__(
@@ -478,7 +480,7 @@ class DurableSubscription(Subscription):
 
     @property
     def reset(self) -> bool:
-        """True: it existed before, was removed, and began anew; changes may have been missed (rule J10)."""
+        """True: it existed before, was removed, and began anew; changes may have been missed. Rule: J10."""
         return self._durable.reset
 
     @property
@@ -619,7 +621,7 @@ class AsyncDurableSubscription(AsyncSubscription):
 
     @property
     def reset(self) -> bool:
-        """True: it existed before, was removed, and began anew; changes may have been missed (rule J10)."""
+        """True: it existed before, was removed, and began anew; changes may have been missed. Rule: J10."""
         return self._durable.reset
 
     @property

@@ -192,7 +192,7 @@ class Instance:
     cluster: str
     """Its `[server] cluster`; empty: none."""
     serving: bool
-    """It takes reads and writes. False: it starts or stops, or its writes have stopped (rule X3)."""
+    """It takes reads and writes. False: it starts or stops, or its writes have stopped. Rule: X3."""
     server_version: str
     host: str = ""
     """The name that the address is one of several of; empty: the address was given itself."""

@@ -440,12 +440,14 @@ class _Readable(Mapping[str, Record]):
 
 
 class LiveView(_Readable):
-    """The records of a topic that match a filter, kept up to date in this process (rules F4, F5): a mapping from keys
-    to records that can only be read. Made by `Client.live_view`; any thread may read it.
+    """The records of a topic that match a filter, kept up to date in this process: a mapping from keys to records that
+    can only be read. Made by `Client.live_view`; any thread may read it.
 
     A thread of its own keeps it up to date, through broken connections, restarts and lost data of the server. Reading
     raises the error that ended the view, if one did. `close`, the end of a `with` block, or dropping the last reference
     ends it; the records stay readable.
+
+    Rules: F4, F5.
     """
 
     # The thread does not refer to the view, so that dropping the last reference ends it.

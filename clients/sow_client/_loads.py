@@ -380,11 +380,13 @@ class LoadStager(_Shell):
         lifetime_kinds: Sequence[int] | None = None,
         lifetime_micros: Sequence[int] | None = None,
     ) -> None:
-        """Takes any number of rows; may wait for room. `keys` is for topics without key fields (K3).
+        """Takes any number of rows; may wait for room. `keys` is for topics without key fields.
 
         `lifetime` is a ttl, or NEVER, for rows without their own lifetime. `lifetime_kinds` (numbers of
         `sow.v1.LifetimeKind`) and `lifetime_micros` give rows their own. A lifetime starts when the row is applied.
         Raises the error that ended staging.
+
+        Rule: K3.
         """
         for request in self._core.requests(payloads, keys, lifetime, lifetime_kinds, lifetime_micros):
             with self._lock:

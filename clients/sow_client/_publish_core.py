@@ -99,7 +99,7 @@ class Ack:
 
 @dataclass(frozen=True, slots=True)
 class OpenedPublisher:
-    """A new epoch of a publisher; or none, because its unit is finished (rule P6)."""
+    """A new epoch of a publisher; or none, because its unit is finished. Rule: P6."""
 
     epoch: int
     """The epoch to publish with. With `unit_done` no new epoch has begun."""
@@ -109,7 +109,7 @@ class OpenedPublisher:
     """With `unit_done`: records that the server applied in the attempt that finished the unit; 0 when a later unit has
     finished since."""
     token: int = 0
-    """Belongs to the epoch. With it other instances know the publisher (rule F12). 0: there is none."""
+    """Belongs to the epoch. With it other instances know the publisher. 0: there is none. Rule: F12."""
 
 
 @dataclass(slots=True)

@@ -102,14 +102,16 @@ class PublisherBase:
 class Publisher(PublisherBase):
     """Publishes a stream of documents to one topic: buffered, pipelined, in order, each applied once.
 
-    Made by `Client.publisher`; use it in a `with` block, on one thread. Records are sent in batches of
-    `batch_records`, or `linger` seconds after the first record of a batch. Later batches do not wait for the
-    acknowledgement of earlier ones; `publish` waits while too many are unacknowledged. After a break the publisher
-    connects again and sends the unacknowledged records again, for `retry_for` seconds without progress. The server
-    drops the records that it has already (rule P6).
+    Made by `Client.publisher`; use it in a `with` block, on one thread. Records are sent in batches of `batch_records`,
+    or `linger` seconds after the first record of a batch. Later batches do not wait for the acknowledgement of earlier
+    ones; `publish` waits while too many are unacknowledged. After a break the publisher connects again and sends the
+    unacknowledged records again, for `retry_for` seconds without progress. The server drops the records that it has
+    already.
 
     Refused records are collected and raised as PublishFailed by `flush` and at the end of the block. With `on_refusal`
     they go to that callback instead. Both callbacks run on the publisher's own thread and must not call the publisher.
+
+    Rule: P6.
     """
 
     # Three threads share one lock: the user's fills the buffer and seals; gRPC's sender takes sealed requests through
@@ -140,7 +142,7 @@ class Publisher(PublisherBase):
     def publish(
         self, data: Document, *, key: Key | None = None, ttl: Ttl | None = None, expire_at: ExpireAt | None = None
     ) -> None:
-        """Takes one record; `ttl` or `expire_at` overrides the publisher's own (rule L2). May wait for room."""
+        """Takes one record; `ttl` or `expire_at` overrides the publisher's own. May wait for room. Rule: L2."""
         # Every record pays for this half microsecond: locals, one append, no lock, and only the calls that data needs.
         payload = data if type(data) is bytes else encode(data)
         lifetime = None if ttl is None and expire_at is None else _lifetimes.lifetime(ttl, expire_at)
@@ -173,10 +175,12 @@ class Publisher(PublisherBase):
     ) -> None:
         """Takes many records at once, for a fraction of the cost of as many `publish` calls, and in order with those.
 
-        Each column has one entry per record. `keys` is for topics without key fields (K3). `lifetime_kinds` (numbers of
+        Each column has one entry per record. `keys` is for topics without key fields. `lifetime_kinds` (numbers of
         `sow.v1.LifetimeKind`: 0 the publisher's own, 1 ttl, 2 expire time, 3 never) and `lifetime_micros`
-        (microseconds; 0 with kinds 0 and 3) are given together (L2). May wait for room. Raises InvalidArgument with
-        column and row, and then takes none of the records.
+        (microseconds; 0 with kinds 0 and 3) are given together. May wait for room. Raises InvalidArgument with column
+        and row, and then takes none of the records.
+
+        Rules: K3, L2.
         """
         bulk = checked_columns(payloads, keys, lifetime_kinds, lifetime_micros)
         with self._lock:
@@ -193,13 +197,15 @@ class Publisher(PublisherBase):
                     self._await_progress()
 
     def finish_unit(self, *, without_refused: bool = False) -> None:
-        """Finishes the publisher's `unit` in the same request and commit as the last records (rule P6).
+        """Finishes the publisher's `unit` in the same request and commit as the last records.
 
         Until this call the last records are held back. It returns once the server has confirmed the end of the unit.
 
         Raises PublishFailed when a record was refused since the publisher was made, also with `on_refusal`. All other
         records are applied then, and the unit is not finished. It may be called again: `without_refused` finishes the
         unit without the refused records, in a commit of its own.
+
+        Rule: P6.
         """
         core = self._core
         core.check_unit()

@@ -52,7 +52,9 @@ class QueryResult(_Progress):
 
     `header` is known from the first record on, `footer` after the last. Leaving the loop early, `close`, or the end of
     a `with` block ends the call and the server's work for it. Raises Unavailable (STREAM_CUT or UNREACHABLE) when the
-    answer breaks off. It does not ask again by itself then: a second call would show another instant (rule Q1).
+    answer breaks off. It does not ask again by itself then: a second call would show another instant.
+
+    Rule: Q1.
     """
 
     # It owns the iterators, and they do not refer to it. In a reference cycle, a loop that is left early would not end

@@ -40,10 +40,10 @@ class Never(enum.Enum):
 
 
 NEVER = Never.NEVER
-"""As a `ttl`: the record never expires, even where its topic has a default (rule L3)."""
+"""As a `ttl`: the record never expires, even where its topic has a default. Rule: L3."""
 
 Ttl: TypeAlias = str | timedelta | int | float | Literal[Never.NEVER]
-"""A time to live: "1h30m" (rule L1), a timedelta, seconds, or NEVER."""
+"""A time to live: text such as "500ms", "1h30m" or "7d", a timedelta, seconds, or NEVER. Rule: L1."""
 
 
 class Earliest(enum.Enum):
@@ -56,16 +56,17 @@ class Earliest(enum.Enum):
 
 
 EARLIEST = Earliest.EARLIEST
-"""As the `start` of a subscription: the earliest change that is retained (rule S4)."""
+"""As the `start` of a subscription: the earliest change that is retained. Rule: S4."""
 
 Start: TypeAlias = str | datetime | Literal[Earliest.EARLIEST]
-"""Where a subscription starts: after a bookmark, with the first change at or after a time, or EARLIEST (rule S4)."""
+"""Where a subscription starts: after a bookmark, with the first change at or after a time, or EARLIEST. Rule: S4."""
 
 ExpireAt: TypeAlias = datetime | int | str
 """A point in time: a datetime with its time zone, microseconds since the epoch, or ISO 8601 with its time zone."""
 
 DurabilityName: TypeAlias = Literal["fsync", "buffered", "replicated"]
-"""When a write is acknowledged (rule P5)."""
+"""When a write is acknowledged: "fsync" once it is on disk, "buffered" before that, and "replicated" once it is on disk
+here and at the sync peers. Rule: P5."""
 
 
 def datetime_of(micros: int) -> datetime:
@@ -79,16 +80,18 @@ def micros_of(moment: datetime) -> int:
 
 
 class Record(msgspec.Struct, frozen=True, gc=False, eq=False):
-    """One record: its key, its payload as published, and its metadata. Rule: K6.
+    """One record: its key, its payload as published, and its metadata.
 
     Records are equal if all of this is equal; they can stand in sets, and be pickled. A record is a view on the batch
     that it came in, which lives as long as one of its records; a pickled one is on its own.
+
+    Rule: K6.
     """
 
     # A msgspec.Struct because its constructor runs in C (0.1 µs against 0.35 µs) and gc=False keeps a million of
     # them out of the garbage collector; nothing in it can form a cycle.
     key: str
-    """The record key (rule K4)."""
+    """The record key: the values of the key fields as text, joined with "|", or the published key. Rule: K4."""
     payload: bytes
     """The bytes as published, or reduced by `select`; empty with `keys_only`."""
     _batch: RecordBatch
@@ -133,7 +136,7 @@ class Record(msgspec.Struct, frozen=True, gc=False, eq=False):
 
     @property
     def version(self) -> int:
-        """Hybrid logical clock value of the write (rule K7): larger is newer."""
+        """Hybrid logical clock value of the write: larger is newer. Rule: K7."""
         return self._batch.columns.version[self._index]
 
     @property
@@ -239,15 +242,18 @@ def _shown(payload: bytes) -> str:
 
 
 ChangeOp: TypeAlias = Literal["sow", "put", "oof", "delete", "expire", "snapshot_end", "resync"]
-"""The kind of a message of a subscription (rule S2): see `Change`."""
+"""The kind of a message of a subscription: see `Change`. Rule: S2."""
 
 ChangeReason: TypeAlias = Literal["touched", "deleted", "expired", "match", "not_permitted"]
-"""The reason (rule S2): a put that changed only the lifetime; out of focus because the record was deleted, has expired,
-or no longer matches."""
+"""The reason: a put that changed only the lifetime; out of focus because the record was deleted, has expired, or no
+longer matches.
+
+Rule: S2.
+"""
 
 
 class Change(msgspec.Struct, frozen=True, gc=False):
-    """One message of a subscription (rule S2).
+    """One message of a subscription.
 
     | op | tells | record | previous |
     |---|---|---|---|
@@ -258,6 +264,8 @@ class Change(msgspec.Struct, frozen=True, gc=False):
     | "oof" | out of focus: "match", it no longer matches | the updated record | None |
     | "delete", "expire" | to change readers: it was removed | None | the removed record |
     | "resync" | forget all records: the subscription could not go on, and a new snapshot follows | None | None |
+
+    Rule: S2.
     """
 
     op: ChangeOp
@@ -274,12 +282,15 @@ class Change(msgspec.Struct, frozen=True, gc=False):
     topic: str = ""
     """The topic; empty for the marks "snapshot_end" and "resync" of a subscription to several topics."""
     is_delta: bool = False
-    """True: `record` holds changed fields, not a whole record (rule S3)."""
+    """True: `record` holds changed fields, not a whole record. Rule: S3."""
     unset_paths: tuple[str, ...] = ()
     """The removed fields, as paths such as "/a/b"; only of deltas."""
     delivery_count: int = 1
-    """Of a durable subscription: the number of deliveries, including this one (rule J15). In the answer of
-    `durable_browse`: the number so far."""
+    """Of a durable subscription: the number of deliveries, including this one. In the answer of `durable_browse`: the
+    number so far.
+
+    Rule: J15.
+    """
 
     @property
     def key(self) -> str:
@@ -362,17 +373,20 @@ class Published:
     sequence: int
     """Journal sequence of the change. For a duplicate the sequence of the first attempt; 0: no longer remembered."""
     ttl_ignored: bool
-    """True: the lifetime is stored without effect, because the topic has expiration disabled (rule L3)."""
+    """True: the lifetime is stored without effect, because the topic has expiration disabled. Rule: L3."""
     duplicate: bool
-    """True: an earlier attempt had applied it, and this one changed nothing (rule P6)."""
+    """True: an earlier attempt had applied it, and this one changed nothing. Rule: P6."""
     expire_time_known: bool = True
     """False: the expire time of this duplicate is no longer remembered, so `expire_time` has no meaning."""
     bookmark: str | None = None
     """The `start` of a subscription to the changes after it; for a record of an atomic request, after the whole
     request. None: the position is not known, or the server is older."""
     delivered: int | None = None
-    """For a record that was due at once, such as with ttl 0: the number of attached subscribers that received it (rule
-    L7). None for every other record."""
+    """For a record that was due at once, such as with ttl 0: the number of attached subscribers that received it. None
+    for every other record.
+
+    Rule: L7.
+    """
 
     @property
     def expire_time(self) -> datetime | None:
@@ -394,7 +408,7 @@ class Deleted:
 
 @dataclass(frozen=True, slots=True)
 class Restamped:
-    """The result of a restamp, or its progress (rule L13)."""
+    """The result of a restamp, or its progress. Rule: L13."""
 
     matched: int
     """Live records that matched."""
@@ -405,9 +419,9 @@ class Restamped:
 
 
 TouchOnlyName: TypeAlias = Literal["later", "earlier", "without", "with"]
-"""The records that a touch changes, by their expire time (rule L19)."""
+"""The records that a touch changes, by their expire time. Rule: L19."""
 RestampMode: TypeAlias = Literal["set", "cap", "clear"]
-"""The effect of a restamp on lifetimes (rule L13): replaces them, lowers the longer ones, removes them."""
+"""The effect of a restamp on lifetimes: replaces them, lowers the longer ones, removes them. Rule: L13."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -417,7 +431,7 @@ class QueryHeader:
     bookmark: str
     """The position in the journal at which the query was cut."""
     as_of_micros: int
-    """The one instant at which expiry was judged (rule L8), microseconds since the epoch."""
+    """The one instant at which expiry was judged, microseconds since the epoch. Rule: L8."""
 
     @property
     def as_of(self) -> datetime:
@@ -440,13 +454,16 @@ class QueryFooter:
 
 
 AccessName: TypeAlias = Literal["points", "key_ranges", "index", "scan", "nothing", "unknown"]
-"""The source that a query reads first (rule Q3): records by their keys, ranges of keys, an index, every record, or
-nothing. "unknown" stands for a source that only a newer server has."""
+"""The source that a query reads first: records by their keys, ranges of keys, an index, every record, or nothing.
+"unknown" stands for a source that only a newer server has.
+
+Rule: Q3.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class QueryPlan:
-    """How the records of a query are found (rule Q3), and the cost."""
+    """How the records of a query are found, and the cost. Rule: Q3."""
 
     access: AccessName
     """The source that is read first; each record found there is then checked with the whole filter."""
@@ -470,7 +487,7 @@ class QueryPlan:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """One page of a topic, in key order (rule Q4)."""
+    """One page of a topic, in key order. Rule: Q4."""
 
     records: list[Record]
     next_page_token: str

@@ -13,7 +13,7 @@ from sow_client._setting_values import DurableSettings, SettingValue, TopicSetti
 
 @dataclass(frozen=True, slots=True)
 class UnsoundRow:
-    """A stored row that no publish could have made (rule R13)."""
+    """A stored row that no publish could have made. Rule: R13."""
 
     key: bytes
     """Any bytes; may be empty."""
@@ -28,7 +28,7 @@ class UnsoundRow:
 
 @dataclass(frozen=True, slots=True)
 class TopicChecked:
-    """The findings of a check of a topic, or its progress (rule R13)."""
+    """The findings of a check of a topic, or its progress. Rule: R13."""
 
     checked: int
     """Rows that were checked."""
@@ -42,7 +42,7 @@ class TopicChecked:
 
 @dataclass(frozen=True, slots=True)
 class TopicStatistics:
-    """Figures of a topic; expired records count in none but `overdue_records` (rule L16)."""
+    """Figures of a topic; expired records count in none but `overdue_records`. Rule: L16."""
 
     live_records: int
     stored_bytes: int
@@ -53,15 +53,15 @@ class TopicStatistics:
     """Bytes of the retained journal, before compression."""
     journal_entries: int
     floor_sequence: int
-    """Highest sequence ever discarded from the journal (rule J1)."""
+    """Highest sequence ever discarded from the journal. Rule: J1."""
     durables: int = 0
     """Durable subscriptions."""
     backlog_bytes: int = 0
-    """Unacknowledged bytes of the slowest durable, which the backlog quota bounds (rule J9)."""
+    """Unacknowledged bytes of the slowest durable, which the backlog quota bounds. Rule: J9."""
     backlog_age: timedelta | None = None
     """Age of the oldest unacknowledged entry; None: there is none."""
     tombstones: int = 0
-    """Kept for peers, not yet purged (rule R4)."""
+    """Kept for peers, not yet purged. Rule: R4."""
     slowest_durable: str = ""
     """The slowest durable, which has acknowledged least. Empty: there are no durables."""
     backlog_entries: int = 0
@@ -79,7 +79,7 @@ class IndexStatus:
 
 @dataclass(frozen=True, slots=True)
 class EffectiveSetting:
-    """One setting in force, and its source (rule T2)."""
+    """One setting in force, and its source. Rule: T2."""
 
     name: str
     """The name of a setting of a topic."""
@@ -95,9 +95,9 @@ class Topic:
 
     name: str
     settings: TopicSettings
-    """The settings in force: values from policies and defaults are filled in (rule T2)."""
+    """The settings in force: values from policies and defaults are filled in. Rule: T2."""
     set_in_config: bool
-    """True: declared in the configuration file, which owns it (rule K1)."""
+    """True: declared in the configuration file, which owns it. Rule: K1."""
     create_time: datetime
     statistics: TopicStatistics | None
     """None unless requested."""
@@ -106,10 +106,13 @@ class Topic:
     effective: tuple[EffectiveSetting, ...] = ()
     """Every setting in force; only in a description of the topic."""
     planned_journal_bytes: int | None = None
-    """Bytes of journal to plan storage for: the retained bytes plus the backlog quota (rule T2); -1: unlimited. Only in
-    a description of the topic."""
+    """Bytes of journal to plan storage for: the retained bytes plus the backlog quota; -1: unlimited. Only in a
+    description of the topic.
+
+    Rule: T2.
+    """
     warnings: tuple[str, ...] = ()
-    """Warnings about settings that are probably not intended; only after it was created or altered (rule J17)."""
+    """Warnings about settings that are probably not intended; only after it was created or altered. Rule: J17."""
 
 
 PolicyTargetName: TypeAlias = Literal["topics", "durables"]
@@ -118,7 +121,7 @@ PolicyTargetName: TypeAlias = Literal["topics", "durables"]
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """Settings for all topics, or all durables, whose names match a pattern (rule T2)."""
+    """Settings for all topics, or all durables, whose names match a pattern. Rule: T2."""
 
     name: str
     pattern: str
@@ -133,12 +136,12 @@ class Policy:
     matches: int
     """The number of topics or durables that take a value from it now."""
     warnings: tuple[str, ...] = ()
-    """Warnings about settings that are probably not intended; only after it was set (rule J17)."""
+    """Warnings about settings that are probably not intended; only after it was set. Rule: J17."""
 
 
 @dataclass(frozen=True, slots=True)
 class DurableFigures:
-    """Figures of a durable subscription (rule J7). Unless `exact`, entries are counted before its filter."""
+    """Figures of a durable subscription. Unless `exact`, entries are counted before its filter. Rule: J7."""
 
     total_entries: int
     """Entries that it can read, acknowledged or not."""
@@ -152,12 +155,12 @@ class DurableFigures:
     exact: bool
     """True: only entries that match its filter are counted."""
     set_aside_entries: int = 0
-    """Entries that were set aside for the delivery limit since it was created (rule J15)."""
+    """Entries that were set aside for the delivery limit since it was created. Rule: J15."""
 
 
 @dataclass(frozen=True, slots=True)
 class Durable:
-    """A durable subscription on the server (rules J2, J7)."""
+    """A durable subscription on the server. Rules: J2, J7."""
 
     topic: str
     name: str
@@ -177,14 +180,14 @@ class Durable:
     figures: DurableFigures | None
     """None in lists, unless requested."""
     replicated: bool = False
-    """True: it is known at the peers, too (rule F14)."""
+    """True: it is known at the peers, too. Rule: F14."""
     consumer_at: str = ""
     """The instance where a consumer is attached, if that is another one, and the link with it is up."""
 
 
 @dataclass(frozen=True, slots=True)
 class Browsed:
-    """Unacknowledged changes of a durable subscription, all or some of them (rule J16)."""
+    """Unacknowledged changes of a durable subscription, all or some of them. Rule: J16."""
 
     entries: tuple[Change, ...]
     """As for a change reader: "put", "delete", "expire"; `delivery_count` is the number of deliveries so far."""
@@ -196,7 +199,7 @@ class Browsed:
 
 @dataclass(frozen=True, slots=True)
 class Rewound:
-    """The new position of a durable subscription (rule J6)."""
+    """The new position of a durable subscription. Rule: J6."""
 
     bookmark: str
     """Everything up to here counts as acknowledged."""
@@ -214,13 +217,15 @@ class Gap:
 
     | reason | why |
     |---|---|
-    | "discarded" | max_age, max_bytes or max_entries of the topic discarded it (rule J5) |
-    | "evicted" | the backlog quota evicted it (rule J9) |
-    | "conflated" | the backlog quota replaced it by the snapshot that follows (rule J9) |
-    | "backlog_ttl" | it was unacknowledged for too long (rule J8) |
-    | "delivery_limit" | it was delivered as often as the delivery limit allows, and was set aside (rule J15) |
-    | "reset" | the durable was removed, by a request or because it was idle, and begins anew (rule J10) |
+    | "discarded" | max_age, max_bytes or max_entries of the topic discarded it |
+    | "evicted" | the backlog quota evicted it |
+    | "conflated" | the backlog quota replaced it by the snapshot that follows |
+    | "backlog_ttl" | it was unacknowledged for too long |
+    | "delivery_limit" | it was delivered as often as the delivery limit allows, and was set aside |
+    | "reset" | the durable was removed, by a request or because it was idle, and begins anew |
     | "unknown" | a reason that only a newer server knows |
+
+    Rules: J5, J9, J8, J15, J10.
     """
 
     reason: GapReason
@@ -246,7 +251,7 @@ class Status:
     """The reason why writes have stopped; empty while serving."""
     ready_time: datetime
     clock_time: datetime
-    """The guarded clock (rule L15)."""
+    """The guarded clock. Rule: L15."""
     sweep_paused: bool
     """True: the clock jumped and sweeping waits for it to come back, or for `accept_clock`."""
     last_sequence: int
@@ -285,7 +290,7 @@ class LinkTopic:
 
 @dataclass(frozen=True, slots=True)
 class OutgoingLink:
-    """A link on which an instance sends (rules R1, R8)."""
+    """A link on which an instance sends. Rules: R1, R8."""
 
     peer: str
     address: str
@@ -318,7 +323,7 @@ class OutgoingLink:
 
 @dataclass(frozen=True, slots=True)
 class IncomingLink:
-    """A link on which an instance receives (rules R3, R4)."""
+    """A link on which an instance receives. Rules: R3, R4."""
 
     peer: str
     state: str
@@ -374,7 +379,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """The result of comparing one topic with a peer (rule R10)."""
+    """The result of comparing one topic with a peer. Rule: R10."""
 
     topic: str
     records: int
@@ -393,7 +398,7 @@ class Verified:
 
 @dataclass(frozen=True, slots=True)
 class Repaired:
-    """The result of repairing one topic, so that two instances have the same records (rule R10)."""
+    """The result of repairing one topic, so that two instances have the same records. Rule: R10."""
 
     topic: str
     differing: int
@@ -410,7 +415,7 @@ class Repaired:
 
 @dataclass(frozen=True, slots=True)
 class BackupMade:
-    """A backup on the server's machine (rule J14)."""
+    """A backup on the server's machine. Rule: J14."""
 
     name: str
     """The name of its directory in `[backup] root` of the server."""

@@ -16,14 +16,14 @@ SettingValue: TypeAlias = str | int | bool
 
 
 MessageTypeName: TypeAlias = Literal["json", "msgpack", "fix", "nvfix", "binary"]
-"""Encoding of a topic's payloads (rule K2)."""
+"""Encoding of a topic's payloads. Rule: K2."""
 
 
 BacklogActionName: TypeAlias = Literal["hold", "reject", "evict", "conflate"]
-"""The action when a topic's unacknowledged entries exceed its quota (rule J9)."""
+"""The action when a topic's unacknowledged entries exceed its quota. Rule: J9."""
 
 OnMissingName: TypeAlias = Literal["retain", "drop"]
-"""The treatment of a dead letter whose target topic does not exist (rule T3)."""
+"""The treatment of a dead letter whose target topic does not exist. Rule: T3."""
 
 UNLIMITED: Final = -1
 """No limit, as a number of bytes or entries, or as `retain_time`. The text "unlimited" means the same."""
@@ -68,65 +68,67 @@ class TopicSettings:
     """Settings of a topic. However they were given, durations are kept in one notation ("1h30m0s"), sizes as bytes.
 
     A setting that is not set (None, unless its line says otherwise) takes its value from a policy that matches the
-    topic, else from the server's defaults (rule T2).
+    topic, else from the server's defaults.
+
+    Rule: T2.
     """
 
     key: tuple[str, ...] | list[str] = ()
-    """Key paths such as "/carrier"; empty: publishers supply the key (rule K3)."""
+    """Key paths such as "/carrier"; empty: publishers supply the key. Rule: K3."""
     message_type: MessageTypeName = "json"
-    """Encoding of the payloads (rule K2)."""
+    """Encoding of the payloads. Rule: K2."""
     expiration: Ttl = "disabled"
-    """ "disabled", "enabled", "reject", or the duration that records without a lifetime get (rules L1, L3)."""
+    """ "disabled", "enabled", "reject", or the duration that records without a lifetime get. Rules: L1, L3."""
     min_ttl: Ttl | None = None
-    """Shorter lifetimes are raised to it (rule L4). None: no bound."""
+    """Shorter lifetimes are raised to it. None: no bound. Rule: L4."""
     max_ttl: Ttl | None = None
-    """Longer lifetimes, and never, are lowered to it (rule L4). None: no bound."""
+    """Longer lifetimes, and never, are lowered to it. None: no bound. Rule: L4."""
     journal: bool = True
-    """False: changes are not journaled (rule J1)."""
+    """False: changes are not journaled. Rule: J1."""
     fix_separator: str = "\x01"
     """Field separator of fix and nvfix, one byte as text."""
     retain_time: Ttl | None = None
-    """Journal entries are kept at least this long (rule J3); "unlimited" is legal."""
+    """Journal entries are kept at least this long; "unlimited" is legal. Rule: J3."""
     retain_bytes: Size | None = None
     """Bytes of journal to keep at least; with `retain_time`, whichever is reached first. -1: unlimited."""
     index: tuple[str, ...] | list[str] = ()
-    """Paths with a secondary index each, such as "/symbol" (rule Q3)."""
+    """Paths with a secondary index each, such as "/symbol". Rule: Q3."""
     max_age: Ttl | None = None
-    """Journal entries of this age are discarded, acknowledged or not (rule J3)."""
+    """Journal entries of this age are discarded, acknowledged or not. Rule: J3."""
     max_bytes: Size | None = None
     """Journal bytes beyond this are discarded, oldest first. -1: no limit."""
     max_entries: Count | None = None
     """Journal entries beyond this are discarded, oldest first. -1: no limit."""
     backlog_ttl: Ttl | None = None
-    """An entry that a durable leaves unacknowledged for this long counts as acknowledged (rule J8)."""
+    """An entry that a durable leaves unacknowledged for this long counts as acknowledged. Rule: J8."""
     backlog_quota_bytes: Size | None = None
-    """Bytes that the slowest durable may leave unacknowledged (rule J9). -1: no quota."""
+    """Bytes that the slowest durable may leave unacknowledged. -1: no quota. Rule: J9."""
     backlog_quota_age: Ttl | None = None
-    """Age that the oldest unacknowledged entry may have (rule J9)."""
+    """Age that the oldest unacknowledged entry may have. Rule: J9."""
     backlog_quota_entries: Count | None = None
-    """Entries that the slowest durable may leave unacknowledged (rule J9). -1: no quota."""
+    """Entries that the slowest durable may leave unacknowledged. -1: no quota. Rule: J9."""
     backlog_action: BacklogActionName | None = None
-    """The action beyond the quota; "hold" by default (rule J9)."""
+    """The action beyond the quota; "hold" by default. Rule: J9."""
     delivery_limit: Count | None = None
-    """How often an entry is handed to consumers of a durable before it is set aside (rule J15). -1: unlimited."""
+    """How often an entry is handed to consumers of a durable before it is set aside. -1: unlimited. Rule: J15."""
     durable_idle_ttl: Ttl | None = None
-    """A durable that is neither attached nor acknowledges for this long is removed (rule J10)."""
+    """A durable that is neither attached nor acknowledges for this long is removed. Rule: J10."""
     idle_ttl: Ttl | None = None
-    """The topic is deleted when it was not used for this long (rule T1)."""
+    """The topic is deleted when it was not used for this long. Rule: T1."""
     publish_is_use: bool | None = None
-    """True: a publish is a use of the topic, too (rule T1)."""
+    """True: a publish is a use of the topic, too. Rule: T1."""
     only_if_empty: bool | None = None
-    """True: the topic is deleted for being unused only while it has no live records (rule T1)."""
+    """True: the topic is deleted for being unused only while it has no live records. Rule: T1."""
     auto_delete: bool | None = None
-    """True: the topic is deleted when its last subscriber leaves (rule T1)."""
+    """True: the topic is deleted when its last subscriber leaves. Rule: T1."""
     dead_letter: str = ""
-    """The topic to which expired records are copied (rule T3). Empty: none, unless a policy sets one."""
+    """The topic to which expired records are copied. Empty: none, unless a policy sets one. Rule: T3."""
     dead_letter_by_key: bool | None = None
-    """True: a dead letter has the key that the record had, not topic|key|version (rule T3)."""
+    """True: a dead letter has the key that the record had, not topic|key|version. Rule: T3."""
     on_missing: OnMissingName | None = None
-    """The treatment of dead letters while their target does not exist; "retain" by default (rule T3)."""
+    """The treatment of dead letters while their target does not exist; "retain" by default. Rule: T3."""
     replicate_durables: bool | None = None
-    """True: its durables are known at the peers, too (rule F14)."""
+    """True: its durables are known at the peers, too. Rule: F14."""
 
     def __post_init__(self) -> None:
         _normalise(self)
@@ -168,17 +170,17 @@ class DurableSettings:
     """
 
     retain_time: Ttl | None = None
-    """The time for which a rewind can reach acknowledged entries (rule J3); "unlimited": while the topic keeps them."""
+    """The time for which a rewind can reach acknowledged entries; "unlimited": while the topic keeps them. Rule: J3."""
     retain_bytes: Size | None = None
     """Bytes of acknowledged entries that a rewind can reach. -1: unlimited."""
     backlog_ttl: Ttl | None = None
-    """An entry that is unacknowledged for this long counts as acknowledged (rule J8)."""
+    """An entry that is unacknowledged for this long counts as acknowledged. Rule: J8."""
     idle_ttl: Ttl | None = None
-    """Removed when neither attached nor acknowledging for this long (rule J10)."""
+    """Removed when neither attached nor acknowledging for this long. Rule: J10."""
     delivery_limit: Count | None = None
-    """How often an entry is handed over before it is set aside (rule J15). -1: unlimited."""
+    """How often an entry is handed over before it is set aside. -1: unlimited. Rule: J15."""
     replicated: bool | None = None
-    """True: it is known at the peers, too, so that a consumer goes on there (rule F14)."""
+    """True: it is known at the peers, too, so that a consumer goes on there. Rule: F14."""
 
     def __post_init__(self) -> None:
         _normalise(self)

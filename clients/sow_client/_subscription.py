@@ -392,12 +392,14 @@ class _Reader:
 
 
 class Subscription:
-    """The changes of a topic as they come (rules S1 to S7): an iterator without an end, used by one thread.
+    """The changes of a topic as they come: an iterator without an end, used by one thread.
 
     Made by `Client.subscribe` and `Client.sow_and_subscribe`. When the connection breaks or the server restarts, it
     calls again and continues at its position: each change comes once, and none is missing. The end of a `with` block,
     `close` (from any thread), or dropping the last reference ends the call and the server's work for it. The iteration
     ends then.
+
+    Rules: S1 to S7.
     """
 
     # None of its parts refers back to it, so that dropping the last reference ends the call.
@@ -425,7 +427,10 @@ class Subscription:
     @property
     def covers(self) -> bool:
         """False: the subscription has come from another instance, and this one may lack changes that were handed out
-        there (rule F9)."""
+        there.
+
+        Rule: F9.
+        """
         return self._core.covers
 
     def close(self) -> None:

@@ -82,7 +82,7 @@ class FailedPrecondition(SowError):
 
 
 class ConditionFailed(FailedPrecondition):
-    """The condition of a write does not hold (rule P3). `current_version` is 0 when there is no live record."""
+    """The condition of a write does not hold. `current_version` is 0 when there is no live record. Rule: P3."""
 
     @property
     def current_version(self) -> int:
@@ -97,8 +97,11 @@ class Aborted(SowError):
 
 
 class LeaseLost(Aborted):
-    """The holder of a lease may no longer rely on its keys (rule L21): it could not renew them in time, or one of them
-    was changed, deleted or taken by another. The cause is the error of the last attempt, if there was one."""
+    """The holder of a lease may no longer rely on its keys: it could not renew them in time, or one of them was
+    changed, deleted or taken by another. The cause is the error of the last attempt, if there was one.
+
+    Rule: L21.
+    """
 
 
 class ResourceExhausted(SowError):
@@ -106,7 +109,7 @@ class ResourceExhausted(SowError):
 
 
 class ResyncRequired(SowError):
-    """The journal does not continue at the subscriber's position: take a new snapshot (rules S4, S6)."""
+    """The journal does not continue at the subscriber's position: take a new snapshot. Rules: S4, S6."""
 
     @property
     def bookmark(self) -> str | None:
@@ -123,8 +126,11 @@ class Unavailable(SowError):
 
 
 class ReplicationUnavailable(Unavailable):
-    """A write with durability "replicated" has reached fewer sync peers than required (rule P5). The `applied` records
-    stay on this server, so they need not be written again; 0: nothing was written, or it was written before."""
+    """A write with durability "replicated" has reached fewer sync peers than required. The `applied` records stay on
+    this server, so they need not be written again; 0: nothing was written, or it was written before.
+
+    Rule: P5.
+    """
 
     @property
     def applied(self) -> int:

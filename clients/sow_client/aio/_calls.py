@@ -48,7 +48,7 @@ class AsyncCalls:
         environment: Mapping[str, str] | None = None,
     ) -> None:
         """`server` is HOST or HOST:PORT, or several instances: "a:7450,b:7450" or ["a:7450", "b:7450"]. The client uses
-        one of them at a time, the first that serves (rule F1), or with `prefer="random"` one that it draws.
+        one of them at a time, the first that serves, or with `prefer="random"` one that it draws.
 
         An argument that is not given comes from the environment, as for the command `sow`: SOW_SERVER (else
         127.0.0.1:7450), SOW_TLS_CA, SOW_TLS_CERT, SOW_TLS_KEY and SOW_TLS_SERVER_NAME (any of them turns TLS on),
@@ -56,13 +56,14 @@ class AsyncCalls:
         with {} only the arguments count.
 
         `timeout` bounds each call that has one answer, `connect_timeout` the wait for a connection; both in seconds. By
-        default it is 5 s, and a client of several instances does not wait at first where all of them refuse.
-        A `channel` from the program is used as it is, and stays open; it shows its own credentials.
-        `token` is shown with each call: a text, a file, or a function. It never goes to another machine in plain text.
-        A publish of which it is unknown whether the lost instance has it is made again at another one, where it is a
-        duplicate if it has arrived (rules F12, F13); with `failover_publish="unsent"` it fails instead. `on_failover`
-        gets the instance that was left, the one now in use, and the reason of the move: reads may be older from then on
-        (rule F3).
+        default it is 5 s, and a client of several instances does not wait at first where all of them refuse. A
+        `channel` from the program is used as it is, and stays open; it shows its own credentials. `token` is shown with
+        each call: a text, a file, or a function. It never goes to another machine in plain text. A publish of which it
+        is unknown whether the lost instance has it is made again at another one, where it is a duplicate if it has
+        arrived; with `failover_publish="unsent"` it fails instead. `on_failover` gets the instance that was left, the
+        one now in use, and the reason of the move: reads may be older from then on.
+
+        Rules: F1, F12, F13, F3.
         """
         variables: Mapping[str, str] = os.environ if environment is None else environment
         named = from_environment({} if channel is not None else variables)

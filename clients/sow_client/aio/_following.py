@@ -46,19 +46,21 @@ class AsyncFollowing(AsyncCalls):
         retry_for: float = RETRY_SECONDS,
         on_interruption: Callable[[SowError | None], object] | None = None,
     ) -> AsyncSubscription:
-        """The changes of the records of a topic that match `filter`, as they happen (rules S1, S2).
+        """The changes of the records of a topic that match `filter`, as they happen.
 
         `topic_pattern` instead of `topic`: every topic whose whole name matches this regular expression (RE2), also
         topics made later. `oof`: also report records that go out of focus. `delta`: send only the changed fields of
-        updates (S3), and skip updates that change none, unless `empty_deltas`. `changes`: puts, deletes and expiries
-        where the new or the previous record matches, for pipelines. `start`: a bookmark, a datetime or EARLIEST; by
-        default now (S4). `conflation`: the newest value of each key, at most once in this time. `progress`: the longest
-        quiet time before the server reports its position, which moves `bookmark`; by default 5 s. `select` or
-        `exclude`: payload fields to send, as paths. `batch_size`: the most records in one frame.
+        updates, and skip updates that change none, unless `empty_deltas`. `changes`: puts, deletes and expiries where
+        the new or the previous record matches, for pipelines. `start`: a bookmark, a datetime or EARLIEST; by default
+        now. `conflation`: the newest value of each key, at most once in this time. `progress`: the longest quiet time
+        before the server reports its position, which moves `bookmark`; by default 5 s. `select` or `exclude`: payload
+        fields to send, as paths. `batch_size`: the most records in one frame.
 
         After a break it reconnects for `retry_for` seconds (`math.inf`: for ever), then raises Unavailable.
         `on_interruption` gets the error, once, when an interruption begins, and None when the subscription continues.
         Raises ResyncRequired, with the bookmark reached, when the journal does not continue there: take a snapshot.
+
+        Rules: S1, S2, S3, S4.
         """
         request = _reads.subscribe_request(
             topic,
@@ -97,10 +99,12 @@ class AsyncFollowing(AsyncCalls):
         on_interruption: Callable[[SowError | None], object] | None = None,
     ) -> AsyncSubscription:
         """First the records that match, each as a "sow", then "snapshot_end", then their changes: nothing is missing
-        and nothing comes twice (rule S1). A `View` keeps the resulting state.
+        and nothing comes twice. A `View` keeps the resulting state.
 
         The arguments are those of `subscribe`. Where `subscribe` raises ResyncRequired, and when the connection breaks
         inside the snapshot, this gives a "resync" (forget all records) and a new snapshot.
+
+        Rule: S1.
         """
         request = _reads.subscribe_request(
             topic,
@@ -131,7 +135,7 @@ class AsyncFollowing(AsyncCalls):
         retry_for: float = math.inf,
         on_interruption: Callable[[SowError | None], object] | None = None,
     ) -> AsyncLiveView:
-        """The records of a topic that match `filter`, as a mapping that keeps itself up to date (rules F4, F5).
+        """The records of a topic that match `filter`, as a mapping that keeps itself up to date.
 
         It is complete when it is handed out, and right again after every outage. Where the server does not keep the
         changes since then, it sends only the records that differ. A topic that is deleted has no records until it is
@@ -141,6 +145,8 @@ class AsyncFollowing(AsyncCalls):
         record, or an "oof" for a record that has gone. It runs in the view's thread; an exception from it ends the
         view. `progress`: how often the server tells that nothing has happened. The other arguments are those of
         `subscribe`, except that by default the view connects again for ever.
+
+        Rules: F4, F5.
         """
         request = _reads.subscribe_request(
             topic,
@@ -186,17 +192,19 @@ class AsyncFollowing(AsyncCalls):
         on_gap: Callable[[Gap], object] | None = None,
         **settings: Unpack[DurableSettingsArguments],
     ) -> AsyncDurableSubscription:
-        """Consumes a durable subscription: the server keeps its position, and a later consumer continues there (J2).
+        """Consumes a durable subscription: the server keeps its position, and a later consumer continues there.
 
         It is created if it does not exist, at now or at `start`: a bookmark, a datetime or EARLIEST. Acknowledge each
         change when it is processed. Unacknowledged changes come again to the next consumer, so nothing is lost. It has
         one consumer at a time: a second one gets FailedPrecondition (DURABLE_IN_USE), or takes over with `force`.
         Another `filter`, or other settings, under the same name are refused (DURABLE_DIFFERS). With `replicated=True`
-        peers know it, too: the consumer of a client with several addresses goes on at another instance (rule F17).
+        peers know it, too: the consumer of a client with several addresses goes on at another instance.
 
         `retain_time`, `retain_bytes`, `backlog_ttl`, `idle_ttl`: see `DurableSettings`. `on_gap` gets each gap of
         changes that could not be handed over, in its place among the changes. After a gap "conflated" the matching
         records come, each as a "sow", then "snapshot_end". The other arguments are those of `subscribe`.
+
+        Rules: J2, F17.
         """
         request = _retention.durable_request(
             topic,
@@ -239,8 +247,11 @@ class AsyncFollowing(AsyncCalls):
         return [_retention.durable(one) for one in response.durables]
 
     async def describe_durable(self, topic: str, name: str, *, exact: bool = False) -> Durable:
-        """One durable subscription with its figures (rule J7). With `exact` the server reads the entries and counts
-        only those that match the filter."""
+        """One durable subscription with its figures. With `exact` the server reads the entries and counts only those
+        that match the filter.
+
+        Rule: J7.
+        """
         request = _retention.describe_request(topic, name, exact=exact)
         response = await self._call(self._admin.DescribeDurable, request, unbounded=exact)
         return _retention.durable(response.durable)
@@ -249,7 +260,10 @@ class AsyncFollowing(AsyncCalls):
         self, topic: str, name: str, *, entries_max: int = 100, after: str | None = None
     ) -> Browsed:
         """Shows unacknowledged entries of a durable subscription, also while a consumer is attached, and consumes
-        nothing (rule J16): at most `entries_max` entries, those after the bookmark `after`."""
+        nothing: at most `entries_max` entries, those after the bookmark `after`.
+
+        Rule: J16.
+        """
         request = _retention.browse_request(topic, name, entries_max=entries_max, after=after)
         browsing = _retention.Browsing()
         await self._transport.await_ready()
@@ -263,8 +277,12 @@ class AsyncFollowing(AsyncCalls):
         raise _statuses.cut("the answer to the browse")
 
     async def rewind(self, topic: str, name: str, to: Start, *, force: bool = False) -> Rewound:
-        """Moves a durable subscription back to EARLIEST, a bookmark, or a datetime, so that retained entries come again
-        (rule J6). Refused while a consumer is attached, unless `force`, which ends its stream (DURABLE_DETACHED)."""
+        """Moves a durable subscription back to EARLIEST, a bookmark or a datetime: retained entries come again.
+
+        Refused while a consumer is attached, unless `force`, which ends its stream (DURABLE_DETACHED).
+
+        Rule: J6.
+        """
         request = _retention.rewind_request(topic, name, to, force=force)
         return _retention.rewound(await self._call(self._sow.Rewind, request, once=True))
 
@@ -274,8 +292,11 @@ class AsyncFollowing(AsyncCalls):
         await self._call(self._admin.DeleteDurable, request, once=True)
 
     async def clear_backlog(self, topic: str, name: str | None = None) -> int:
-        """Acknowledges all entries of a durable subscription, or of all durables of the topic (rule J13). Returns the
-        number of entries that were unacknowledged, before filtering."""
+        """Acknowledges all entries of a durable subscription, or of all durables of the topic. Returns the number of
+        entries that were unacknowledged, before filtering.
+
+        Rule: J13.
+        """
         request = _retention.clear_request(topic, name)
         response = await self._call(self._admin.ClearBacklog, request, once=True)
         return response.acknowledged_entries

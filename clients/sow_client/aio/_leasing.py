@@ -43,7 +43,7 @@ class AsyncLeasing(AsyncPublishing, AsyncReading, AsyncAdministration):
 
 
 class AsyncLease:
-    """Keys that are renewed while their holder runs, and are deleted when it leaves (rule L21).
+    """Keys that are renewed while their holder runs, and are deleted when it leaves.
 
     Made by `AsyncClient.lease`, and used as a context manager. Records that are published through it live for its ttl.
     All of them are renewed together, each third of that time. If the holder ends without a word, all end in one
@@ -53,6 +53,8 @@ class AsyncLease:
     `on_lost` is called, `lost` has the error, and `check`, `publish` and the end of the block raise it. `lost` and
     `check` also tell a program that was suspended, and goes on after the time of its lease. A lost lease renews nothing
     more.
+
+    Rule: L21.
     """
 
     def __init__(

@@ -47,10 +47,12 @@ class Administration(Calls):
         exist_ok: bool = False,
         **named: Unpack[TopicSettingsArguments],
     ) -> Topic:
-        """Creates a topic (rule K1), from a TopicSettings or from its fields as keyword arguments.
+        """Creates a topic, from a TopicSettings or from its fields as keyword arguments.
 
         A topic that exists already raises AlreadyExists, and is not changed. With `exist_ok` it is returned as it is;
         its settings may be others than those given here: see `Topic.settings`.
+
+        Rule: K1.
         """
         try:
             response = self._call(self._admin.CreateTopic, _admin.create_request(name, settings, named), once=True)
@@ -61,19 +63,25 @@ class Administration(Calls):
         return _admin.topic(response.topic, response.warnings)
 
     def alter_topic(self, name: str, **named: Unpack[TopicSettingsArguments]) -> Topic:
-        """Changes the named settings; None: no longer set, so that policies or defaults apply (rule T2). Expire times
-        of stored records do not change (rule L12)."""
+        """Changes the named settings; None: no longer set, so that policies or defaults apply. Expire times of stored
+        records do not change.
+
+        Rules: T2, L12.
+        """
         response = self._call(self._admin.AlterTopic, _admin.alter_request(name, named), once=True)
         return _admin.topic(response.topic, response.warnings)
 
     def describe_topic(self, name: str) -> Topic:
-        """One topic: its settings, the effective settings with their origins (rule T2), and statistics."""
+        """One topic: its settings, the effective settings with their origins, and statistics. Rule: T2."""
         response = self._call(self._admin.DescribeTopic, admin_pb2.DescribeTopicRequest(name=name))
         return _admin.topic(response.topic)
 
     def delete_topic(self, name: str, *, force: bool = False) -> int:
         """Deletes a topic with its records and journal; returns the number of its live records. `force` deletes it also
-        while a peer has not received all of its changes; that peer then never gets them (rule T5)."""
+        while a peer has not received all of its changes; that peer then never gets them.
+
+        Rule: T5.
+        """
         response = self._call(self._admin.DeleteTopic, admin_pb2.DeleteTopicRequest(name=name, force=force), once=True)
         return response.deleted_records
 
@@ -88,12 +96,14 @@ class Administration(Calls):
         dry_run: bool = False,
         on_progress: Callable[[Restamped], object] | None = None,
     ) -> Restamped:
-        """Applies a lifetime to existing records, or to those that match `filter` (rule L13).
+        """Applies a lifetime to existing records, or to those that match `filter`.
 
         "set": `ttl` or `expire_at` replaces each record's lifetime; "cap": it lowers longer lifetimes, and never, to
         it; "clear": the records never expire, unless the topic has a max_ttl. `dry_run` only counts. Many records are
         restamped in steps, each record only if it still matches at its step; `on_progress` gets the figures after each
         step. When the connection breaks, completed steps stay done.
+
+        Rule: L13.
         """
         request = _writes.restamp_request(topic, mode, filter, ttl=ttl, expire_at=expire_at, dry_run=dry_run)
         self._transport.await_ready()
@@ -116,9 +126,12 @@ class Administration(Calls):
         rows_max: int = 100,
         on_progress: Callable[[TopicChecked], object] | None = None,
     ) -> TopicChecked:
-        """Checks all rows of a topic for rows that no publish could have made (rule R13), and lists up to `rows_max` of
-        them. With `repair` they are removed, here and at the peers. `on_progress` gets the figures after each step.
-        When the connection breaks, removed rows stay removed."""
+        """Checks all rows of a topic for rows that no publish could have made, and lists up to `rows_max` of them. With
+        `repair` they are removed, here and at the peers. `on_progress` gets the figures after each step. When the
+        connection breaks, removed rows stay removed.
+
+        Rule: R13.
+        """
         request = _replication.check_request(topic, repair=repair, rows_max=rows_max)
         self._transport.await_ready()
         found = _replication.NOTHING_CHECKED
@@ -149,11 +162,11 @@ class Administration(Calls):
             self._transport.doubt(found.reason)
 
     def accept_clock(self) -> ClockAccepted:
-        """Confirms that the wall clock is right after a jump (rule L15)."""
+        """Confirms that the wall clock is right after a jump. Rule: L15."""
         return _admin.clock_accepted(self._call(self._admin.AcceptClock, admin_pb2.AcceptClockRequest(), once=True))
 
     def compact(self) -> Compacted:
-        """Compacts the data files now (rule L17). This can take long; there is no deadline."""
+        """Compacts the data files now. This can take long; there is no deadline. Rule: L17."""
         return _admin.compacted(self._call(self._admin.Compact, admin_pb2.CompactRequest(), once=True, unbounded=True))
 
     def set_policy(
@@ -166,11 +179,13 @@ class Administration(Calls):
         priority: int = 0,
         operator: bool = False,
     ) -> Policy:
-        """Sets a policy (rule T2): settings for `topics`, or for `durables`, whose whole names match the pattern (RE2).
+        """Sets a policy: settings for `topics`, or for `durables`, whose whole names match the pattern (RE2).
 
         The name of a durable is `topic/name` here. The policy replaces an earlier one of that name. Of several matching
         policies the one with the highest `priority` applies. `operator`: an operator policy, whose limits no topic and
         no other policy can exceed.
+
+        Rule: T2.
         """
         request = _retention.set_policy_request(
             name, pattern, topics=topics, durables=durables, priority=priority, operator=operator
@@ -208,8 +223,11 @@ class Administration(Calls):
         keys_max: int = 100,
         on_topic: Callable[[Verified], object] | None = None,
     ) -> list[Verified]:
-        """Compares all topics of the link with a peer, or the named ones (rule R10), and lists up to `keys_max`
-        differing keys of each. `on_topic` gets each result. Records that change meanwhile may differ for a moment."""
+        """Compares all topics of the link with a peer, or the named ones, and lists up to `keys_max` differing keys of
+        each. `on_topic` gets each result. Records that change meanwhile may differ for a moment.
+
+        Rule: R10.
+        """
         request = _replication.verify_request(peer, topics, keys_max)
         done: list[Verified] = []
         self._transport.await_ready()
@@ -229,8 +247,11 @@ class Administration(Calls):
         *,
         on_topic: Callable[[Repaired], object] | None = None,
     ) -> list[Repaired]:
-        """Makes this instance and a peer send each other their differences (rule R10): afterwards both have the
-        greatest version of each key. When the connection breaks, completed topics stay done."""
+        """Makes this instance and a peer send each other their differences: afterwards both have the greatest version
+        of each key. When the connection breaks, completed topics stay done.
+
+        Rule: R10.
+        """
         request = _replication.repair_request(peer, topics)
         done: list[Repaired] = []
         self._transport.await_ready()
@@ -258,10 +279,13 @@ class Administration(Calls):
         token_file: str = "",
         replace: bool = False,
     ) -> None:
-        """Makes the server send to another instance, and accept its links, without a restart (rule R14). Without an
-        address, and with `accept`, the other one only sends here. `sync`: REPLICATED waits for it (rule R8). Files
-        are on the server's machine, with absolute paths. `replace`: of a peer that was added before; its link
-        continues with the new settings."""
+        """Makes the server send to another instance, and accept its links, without a restart. Without an address, and
+        with `accept`, the other one only sends here. `sync`: REPLICATED waits for it. Files are on the server's
+        machine, with absolute paths. `replace`: of a peer that was added before; its link continues with the new
+        settings.
+
+        Rules: R14, R8.
+        """
         request = _replication.add_request(
             name,
             address,
@@ -278,12 +302,15 @@ class Administration(Calls):
         self._call(self._admin.AddPeer, request, once=True)
 
     def remove_peer(self, name: str) -> None:
-        """Removes an instance that was added with `add_peer`: nothing is kept for it any more (rule R14). If it comes
-        back, it first takes the data here, so for a while rather pause it."""
+        """Removes an instance that was added with `add_peer`: nothing is kept for it any more. If it comes back, it
+        first takes the data here, so for a while rather pause it.
+
+        Rule: R14.
+        """
         self._call(self._admin.RemovePeer, admin_pb2.RemovePeerRequest(name=_replication.named(name)), once=True)
 
     def pause_peer(self, name: str) -> None:
-        """Stops sending to a peer until `resume_peer`. The changes are kept for it (rules R9, R14)."""
+        """Stops sending to a peer until `resume_peer`. The changes are kept for it. Rules: R9, R14."""
         self._call(self._admin.PausePeer, admin_pb2.PausePeerRequest(name=_replication.named(name)))
 
     def resume_peer(self, name: str) -> None:
@@ -291,15 +318,18 @@ class Administration(Calls):
         self._call(self._admin.ResumePeer, admin_pb2.ResumePeerRequest(name=_replication.named(name)))
 
     def backup(self, name: str) -> BackupMade:
-        """Makes a backup `name` on the server's machine, below the root that its configuration sets (rule J14). The
-        name is 1 to 100 of [A-Za-z0-9_.-] without a '.' at its beginning. This can take long; there is no deadline."""
+        """Makes a backup `name` on the server's machine, below the root that its configuration sets. The name is 1 to
+        100 of [A-Za-z0-9_.-] without a '.' at its beginning. This can take long; there is no deadline.
+
+        Rule: J14.
+        """
         request = admin_pb2.BackupRequest(name=name)
         return _replication.backup_made(self._call(self._admin.Backup, request, once=True, unbounded=True))
 
     # ---- access ----
 
     def whoami(self) -> Identity:
-        """The identity of this client, with its roles and limits (rule A1)."""
+        """The identity of this client, with its roles and limits. Rule: A1."""
         return _access.identity(self._call(self._access.WhoAmI, access_pb2.WhoAmIRequest()))
 
     def check_access(
@@ -317,8 +347,11 @@ class Administration(Calls):
         return _access.decision(self._call(self._access.CheckAccess, request))
 
     def reload_access(self) -> tuple[int, int]:
-        """Makes the server read its access file again (rule A2). Returns the number of identities, and of the calls
-        that were ended."""
+        """Makes the server read its access file again. Returns the number of identities, and of the calls that were
+        ended.
+
+        Rule: A2.
+        """
         response = self._call(self._access.ReloadAccess, access_pb2.ReloadAccessRequest(), once=True)
         return response.identities, response.ended_calls
 

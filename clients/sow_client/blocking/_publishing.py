@@ -46,12 +46,23 @@ class Publishing(Calls):
         only_if_version: int | None = None,
         durability: DurabilityName | None = None,
     ) -> Published:
-        """Publishes one record (rule P1).
+        """Publishes one record.
 
-        `key` is for topics without key fields (K3). `ttl` or `expire_at` is its lifetime (L2). With `keep_ttl` a live
-        record keeps its own, and with `extend_ttl` it gets the later of both expire times (L6). At most one condition
-        may be given (P3). `durability` decides when the server acknowledges (P5); None: the server's default. Raises
-        the error of a refusal, such as InvalidArgument or ConditionFailed.
+        `data` is a mapping, a dataclass, a msgspec.Struct or a model of pydantic, which becomes JSON; text or bytes go
+        as they are. `key` is for topics without key fields; otherwise the server derives the key from the document. It
+        may be a text, a number or a bool.
+
+        `ttl` ("30s", a timedelta, seconds, or NEVER) or `expire_at` (a time with its zone) is the lifetime; without one
+        the record gets the default of its topic. With `keep_ttl` a live record keeps its own, and with `extend_ttl` it
+        gets the later of both expire times. At most one condition may be given: no live record has the key
+        (`only_if_absent`), one has it (`only_if_present`), or one at this version (`only_if_version`).
+
+        `durability` decides when the server acknowledges: "fsync" once the record is on disk, "buffered" before that,
+        "replicated" once it is on disk here and at the sync peers; None: the server's default. If the connection
+        breaks, the publish is sent again, and applied once. Raises the error of a refusal, such as InvalidArgument or
+        ConditionFailed.
+
+        Rules: P1, K3, L2, L6, P3, P5.
         """
         request = _writes.publish_request(
             topic,
@@ -83,10 +94,12 @@ class Publishing(Calls):
         only_if_version: int | None = None,
         durability: DurabilityName | None = None,
     ) -> Published:
-        """Merges fields into the live record of a key; without one it is a publish (rule P2).
+        """Merges fields into the live record of a key; without one it is a publish.
 
         Scalars and arrays replace, objects merge, and a missing or null field is unchanged. `unset` names fields to
         remove, as paths such as "/a/b". The other arguments are those of `publish`.
+
+        Rule: P2.
         """
         request = _writes.publish_request(
             topic,
@@ -162,15 +175,17 @@ class Publishing(Calls):
         unset: Iterable[str] | None = None,
         refusals: RefusalsMode = "raise",
     ) -> list[Published] | list[Published | Refusal]:
-        """Publishes documents in order and returns the outcome of each (rule P4). `keys` has one key per document.
+        """Publishes documents in order and returns the outcome of each. `keys` has one key per document.
 
         Raises PublishFailed if the server has refused records; all others were applied. With `refusals="return"` the
         Refusal stands in the result instead, in the place of its record.
 
         With `atomic` all or none are applied (at most 1,000). Without it, many documents take several requests. When a
         record is refused for a reason that may pass, the records after it are not applied either; their refusals say
-        STREAM_BROKEN. With `delta` each document is merged, and the fields `unset` removed, as by `delta_publish` (P2).
-        For a long stream a `publisher` is several times faster.
+        STREAM_BROKEN. With `delta` each document is merged, and the fields `unset` removed, as by `delta_publish`. For
+        a long stream a `publisher` is several times faster.
+
+        Rules: P4, P2.
         """
         unset, refusals = _reads.texts(unset, "unset"), _writes.checked_refusals(refusals)
         results: list[Published | Refusal] = []
@@ -269,11 +284,13 @@ class Publishing(Calls):
         """A buffered, pipelined, ordered stream of publishes; see `Publisher`.
 
         Records are sent in batches of `batch_records`, at most `max_in_flight` batches unacknowledged, and no later
-        than `linger` seconds after they were handed over. After a break it reconnects, for `retry_for` seconds.
-        A `publisher_id` fences every older publisher of that id (rule P6): it begins a new epoch, unless `epoch` is one
-        from `open_publisher`; with its `token` the publisher may go on at another instance (rule F12). With a `unit`,
-        all records belong to the unit of work with that number, which `finish_unit` ends; it needs a `publisher_id`.
-        With `delta` each record is merged, and the fields `unset` removed, as by `delta_publish` (P2).
+        than `linger` seconds after they were handed over. After a break it reconnects, for `retry_for` seconds. A
+        `publisher_id` fences every older publisher of that id: it begins a new epoch, unless `epoch` is one from
+        `open_publisher`; with its `token` the publisher may go on at another instance. With a `unit`, all records
+        belong to the unit of work with that number, which `finish_unit` ends; it needs a `publisher_id`. With `delta`
+        each record is merged, and the fields `unset` removed, as by `delta_publish`.
+
+        Rules: P6, F12, P2.
         """
         defaults = StreamDefaults(
             topic,
@@ -314,11 +331,13 @@ class Publishing(Calls):
         )
 
     def open_publisher(self, publisher_id: str, *, unit: int = 0) -> OpenedPublisher:
-        """Begins a new epoch of a publisher, above all earlier ones, and on disk (rule P6).
+        """Begins a new epoch of a publisher, above all earlier ones, and on disk.
 
         The server refuses publishes under an older epoch with PUBLISHER_FENCED. Two calls never get the same epoch. If
         the `unit` of work with this number is finished, no epoch begins, and `unit_done` is True. The server forgets a
         publisher and its units when it is idle for `publisher_ttl` (7 days).
+
+        Rule: P6.
         """
         request = sow_pb2.OpenPublisherRequest(publisher_id=publisher_id, unit=unit)
         home = Home(f"the publisher {publisher_id}")
@@ -369,13 +388,16 @@ class Publishing(Calls):
         atomic: bool = False,
         durability: DurabilityName | None = None,
     ) -> Published | list[Published | Refusal]:
-        """Gives live records a new lifetime; without one, the topic's rule for "absent" applies (rule P8).
+        """Gives live records a new lifetime, and leaves their payloads as they are. Without `ttl` and `expire_at` it is
+        the default lifetime of the topic, as for a publish without one.
 
         `only` names the records to touch by their expire time: those that get a "later" or an "earlier" one, those
-        "without" one, those "with" one (L19). `only_if_versions` has a version for each key. With `atomic` all keys are
-        touched in one commit, or none (at most 1,000).
-        `key` is one key, as `get` takes it, or a list of keys; a tuple is one key with several fields.
-        For one key it returns the new version, or raises an error such as NotFound; for a list, the outcome of each.
+        "without" one, those "with" one. `only_if_versions` has a version for each key. With `atomic` all keys are
+        touched in one commit, or none (at most 1,000). `key` is one key, as `get` takes it, or a list of keys; a tuple
+        is one key with several fields. For one key it returns the new version, or raises an error such as NotFound; for
+        a list, the outcome of each.
+
+        Rules: P8, L19.
         """
         keys = _keys.key_texts(key if isinstance(key, list) else [key])
         versions = None if only_if_versions is None else list(only_if_versions)
@@ -400,7 +422,7 @@ class Publishing(Calls):
         return results
 
     def persist(self, topic: str, key: Key, *, durability: DurabilityName | None = None) -> Published:
-        """Removes the lifetime of a live record (rule P8)."""
+        """Removes the lifetime of a live record. Rule: P8."""
         return self.touch(topic, key, ttl=NEVER, durability=durability)
 
     def sow_delete(
@@ -420,13 +442,15 @@ class Publishing(Calls):
         token: int = 0,
         on_progress: Callable[[Deleted], object] | None = None,
     ) -> Deleted:
-        """Deletes records by exactly one of `keys`, `filter`, `data` (its key is derived as for a publish), `all` (D1).
+        """Deletes records by exactly one of `keys`, `filter`, `data` (its key is derived as for a publish), `all`.
 
         `only_if_versions` has a version for each of the `keys`; a record with another version stays. `dry_run` only
-        counts. Many records are deleted in steps, each record only if it still matches at its step;
-        `on_progress` gets the figures after each step. When the connection breaks, completed steps stay done.
-        With `publisher_id`, by keys or data only, the delete belongs to that publisher's work: it is refused with
-        PUBLISHER_FENCED when an epoch later than `epoch` has begun, with UNIT_DONE when `unit` is finished (P6).
+        counts. Many records are deleted in steps, each record only if it still matches at its step; `on_progress` gets
+        the figures after each step. When the connection breaks, completed steps stay done. With `publisher_id`, by keys
+        or data only, the delete belongs to that publisher's work: it is refused with PUBLISHER_FENCED when an epoch
+        later than `epoch` has begun, with UNIT_DONE when `unit` is finished.
+
+        Rules: D1, P6.
         """
         request = _writes.delete_request(
             topic,

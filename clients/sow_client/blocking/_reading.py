@@ -53,14 +53,14 @@ class Reading(Calls):
         """The live records of the keys, in the order of the keys; keys without a record are left out.
 
         `select` or `exclude`: payload fields to return, as paths such as "/a/b". Up to 10,000 keys are read at one
-        instant; more keys take several requests.
-        `touch` gives the records this lifetime, and they come with their new expire times (rule L20). With
-        `touch_below` only those that have less than this left are touched. Each 1,000 keys are then a request, and a
-        commit if a record is touched.
+        instant; more keys take several requests. `touch` gives the records this lifetime, and they come with their new
+        expire times. With `touch_below` only those that have less than this left are touched. Each 1,000 keys are then
+        a request, and a commit if a record is touched.
 
         `min_position`: a bookmark, such as `Published.bookmark`, perhaps of another instance. The answer shows at least
-        everything up to it; if the server does not have it within a second, the call raises Unavailable (BEHIND, rule
-        F10).
+        everything up to it; if the server does not have it within a second, the call raises Unavailable (BEHIND).
+
+        Rules: L20, F10.
         """
         select, exclude = _reads.texts(select, "select"), _reads.texts(exclude, "exclude")
         limit = _reads.RECORDS_PER_REQUEST_MAX if touch is None else _reads.TOUCHED_TOGETHER_MAX
@@ -89,13 +89,16 @@ class Reading(Calls):
         min_position: str | None = None,
         timeout: float | None = None,
     ) -> QueryResult:
-        """The live records of a topic that match `filter`, from one instant (rules Q1, Q2).
+        """The live records of a topic that match `filter`, from one instant.
 
         `order_by`: one or more of "/price", "/price DESC", "@expire_time" …; by default the order of keys. `keys`: only
         these. `select` or `exclude`: payload fields to return, as paths; `keys_only`: no payloads; `skip_n`, `top_n`: a
-        part of the result; `min_position`: as for `get_many`. The call is made when the first record is asked for, and
+        part of the result; `batch_size`: records in one message, and so in a batch of `QueryResult.batches`;
+        `min_position`: as for `get_many`. The call is made when the first record is asked for, and
         repeated if it breaks before it. `timeout`: raises DeadlineExceeded if the whole answer has not come within so
         many seconds; None: an answer may take as long as it takes.
+
+        Rules: Q1, Q2.
         """
         request = _reads.query_request(
             topic,
@@ -124,10 +127,12 @@ class Reading(Calls):
         exclude: Iterable[str] | None = None,
         min_position: str | None = None,
     ) -> Page:
-        """One page of the records that match `filter`, in key order, stable under concurrent change (rule Q4).
+        """One page of the records that match `filter`, in key order, stable under concurrent change.
 
         Begin without a token, and continue with `next_page_token` and the same arguments until it is empty.
         `min_position`: as for `get_many`.
+
+        Rule: Q4.
         """
         if page_size < 1:
             raise invalid("page_size", f"{page_size} is less than 1")
@@ -173,8 +178,10 @@ class Reading(Calls):
         skip_n: int = 0,
         top_n: int | None = None,
     ) -> QueryPlan:
-        """The plan of a query: how it finds its records, and how much it reads (rule Q3). The query runs, but sends no
-        records."""
+        """The plan of a query: how it finds its records, and how much it reads. The query runs, but sends no records.
+
+        Rule: Q3.
+        """
         request = _reads.query_request(
             topic, filter, order_by=order_by, explain=True, keys=keys, skip_n=skip_n, top_n=top_n
         )
@@ -192,7 +199,7 @@ class Reading(Calls):
         self,
         request: sow_pb2.QueryRequest,
         progress: _reads.QueryProgress,
-        timeout: float | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109 - it is gRPC's
     ) -> Generator[RecordBatch, None, None]:
         needs = needed(request)
         for attempt in range(1, QUERY_ATTEMPTS_MAX + 1):

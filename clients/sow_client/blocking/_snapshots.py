@@ -136,17 +136,19 @@ class Snapshots(Calls):
         history: str | None = None,
         share: tuple[int, int] | None = None,
     ) -> Generator[PackedRecords, None, None]:
-        """The changes after `start`, up to `end`, whose new or previous record matches `filter`, in order (rule S2).
+        """The changes after `start`, up to `end`, whose new or previous record matches `filter`, in order.
 
         `columns`: any of payload, key, version, publish_time, expire_time, origin, sequence (of the change), op (which
         includes the reasons). The record of a delete or an expiry is the removed one. `lines`: a line feed after each
         payload. `batch_size`: the most changes at once, 0 for 10,000. A range may be read again, with the same result
         as long as the journal reaches back to it. With a filter this needs `history`: the bookmark at which the whole
-        range begins, or an earlier one. The state of records before it is not looked up; they count as having matched
-        (rule J1). `share=(i, n)`: only the changes of the keys in the i-th of n shares. So n readers together read the
-        whole range, and one of them gets all changes of a key, in order. It ends after the last change, or raises.
-        After a break it reconnects, and nothing comes twice. Raises ResyncRequired (BOOKMARK_TOO_OLD) when the journal
-        no longer reaches back to the range.
+        range begins, or an earlier one. The state of records before it is not looked up; they count as having matched.
+        `share=(i, n)`: only the changes of the keys in the i-th of n shares. So n readers together read the whole
+        range, and one of them gets all changes of a key, in order. It ends after the last change, or raises. After a
+        break it reconnects, and nothing comes twice. Raises ResyncRequired (BOOKMARK_TOO_OLD) when the journal no
+        longer reaches back to the range.
+
+        Rules: S2, J1.
         """
         request = _changes.read_request(
             topic, start, end, filter, columns=columns, lines=lines, batch_size=batch_size, history=history, share=share
