@@ -199,13 +199,13 @@ class AsyncReading(AsyncCalls):
         self,
         request: sow_pb2.QueryRequest,
         progress: _reads.QueryProgress,
-        timeout: float | None = None,  # noqa: ASYNC109 - it is gRPC's
+        seconds: float | None = None,
     ) -> AsyncGenerator[RecordBatch, None]:
         needs = needed(request)
         for attempt in range(1, QUERY_ATTEMPTS_MAX + 1):
             line = await self._transport.await_ready(needs=needs)
             with _transport.unless_closed():
-                call = _lines.at(line, self._sow.Query)(request, timeout=timeout)
+                call = _lines.at(line, self._sow.Query)(request, timeout=seconds)
             try:
                 with _transport.unless_closed():
                     async for response in call:

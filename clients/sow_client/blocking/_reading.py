@@ -199,12 +199,12 @@ class Reading(Calls):
         self,
         request: sow_pb2.QueryRequest,
         progress: _reads.QueryProgress,
-        timeout: float | None = None,  # noqa: ASYNC109 - it is gRPC's
+        seconds: float | None = None,
     ) -> Generator[RecordBatch, None, None]:
         needs = needed(request)
         for attempt in range(1, QUERY_ATTEMPTS_MAX + 1):
             line = self._transport.await_ready(needs=needs)
-            call = _lines.at(line, self._sow.Query)(request, timeout=timeout)
+            call = _lines.at(line, self._sow.Query)(request, timeout=seconds)
             try:
                 for response in call:
                     batch = progress.batch(response)
