@@ -95,6 +95,7 @@ class Session:
             connect_timeout=self.connect_seconds,
             prefer=self.prefer,
             failover_publish=self.failover_publish,
+            environment={},
         )
 
 
@@ -111,6 +112,7 @@ def connect(session: Session) -> Client:
         prefer=session.prefer,
         failover_publish=session.failover_publish,
         on_failover=tell_move,
+        environment={},  # the options have taken what they want of it
     )
 
 

@@ -14,7 +14,7 @@ import grpc
 from sow.v1 import sow_pb2
 from sow_client import _lifetimes, _statuses
 from sow_client._documents import Document, encode
-from sow_client._keys import Key, optional_key
+from sow_client._keys import Key, key_text
 from sow_client._publish_core import (
     BATCH_BYTES,
     END_SECONDS,
@@ -152,7 +152,7 @@ class Publisher(PublisherBase):
         if key is None and lifetime is None:
             self._append(payload)
         else:
-            text = optional_key(key)
+            text = key if key is None or type(key) is str else key_text(key)
             if text is not None and len(text) > KEY_CHARACTERS_MAX:
                 raise key_too_large(text)
             self._core.plain = False

@@ -131,6 +131,12 @@ def test_the_command_has_an_exit_code_for_it(servers: Servers) -> None:
     assert "tls: certificate_expired" in done.stderr
 
 
+def test_a_file_that_cannot_be_used_is_wrong_usage_of_the_command(servers: Servers) -> None:
+    done = CliRunner().invoke(sow, ["--tls-ca", str(servers.good.key), "get", "orders", "1"])
+    assert done.exit_code == 2
+    assert "sow.key holds no PEM certificates" in done.stderr
+
+
 def test_only_a_connection_that_the_server_has_ended_is_looked_into(servers: Servers) -> None:
     """See _handshakes [1]."""
     address = servers.serve(servers.good)

@@ -6,13 +6,13 @@ import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from itertools import count
-from typing import Final
+from typing import Final, assert_type
 
 import grpc
 import pytest
 
 from sow.v1 import sow_pb2, sow_pb2_grpc, types_pb2
-from sow_client import NEVER, Ack, Client, ConditionFailed, Deleted, InvalidArgument, PublishFailed, Refusal
+from sow_client import NEVER, Ack, Client, ConditionFailed, Deleted, InvalidArgument, Published, PublishFailed, Refusal
 from tests.support.clients import CLIENT_KINDS, EventLoop, blocking
 from tests.support.server import ServerProcess, reason_of, until
 
@@ -138,6 +138,7 @@ def test_a_publish_has_a_bookmark_to_follow_from(client: Client) -> None:
     done = client.publish("orders", {"id": "b1"})
     touched = client.touch("orders", "b1", ttl="1m")
     many = client.publish_many("orders", [{"id": "b2"}, {"id": "b3"}], atomic=True)
+    assert_type(many, list[Published])
     acks: list[Ack] = []
     with client.publisher("orders", on_ack=acks.append) as publisher:
         publisher.publish({"id": "b4"})
@@ -215,6 +216,7 @@ def test_conditions_are_checked_with_the_write(client: Client, topic: str) -> No
 
 def test_many_are_answered_one_by_one(client: Client) -> None:
     results = client.publish_many("orders", [{"id": 10}, {"no": 1}, b"{", {"id": [1]}, {"id": 11}], refusals="return")
+    assert_type(results, list[Published | Refusal])
     assert [result.reason if isinstance(result, Refusal) else result.key for result in results] == [
         "10",
         "KEY_FIELD_MISSING",

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import os
+import subprocess
+import sys
 
 import sow_client
 from sow_client import (
@@ -83,6 +86,21 @@ def test_every_public_method_has_a_docstring() -> None:
     ):
         for name in _public(kind):
             assert inspect.getdoc(getattr(kind, name)), f"{kind.__name__}.{name}"
+
+
+def test_importing_the_client_loads_no_library_that_few_programs_need() -> None:
+    """Arrow alone takes as long as the client."""
+    script = (
+        "import sys, sow_client; print(*sorted({name.partition('.')[0] for name in sys.modules}"
+        " & {'pyarrow', 'pandas', 'polars', 'numpy', 'pydantic', 'html', 'click', 'rich'}),"
+        " 'sow_client._frames' in sys.modules, 'sow_client._html' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, env=environment())
+    assert done.stdout.split() == ["False", "False"]
+
+
+def environment() -> dict[str, str]:
+    return os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
 
 
 def _public(kind: type) -> set[str]:
