@@ -52,6 +52,7 @@ class AsyncSubscription:
         self._closed = asyncio.Event()
         self._call: AioSubscribeCall | None = None
         self._loop: asyncio.AbstractEventLoop | None = None  # of the call
+        self._again = 0.0  # when the next call may be made
         self._reading: asyncio.Task[object] | None = None  # the next frame, which `next` has stopped waiting for
 
     async def open(self) -> None:
@@ -149,6 +150,8 @@ class AsyncSubscription:
 
     async def _advance(self, give_up: float | None = None) -> bool:
         """Takes in the next frame, or prepares for the next call; False when it was closed, or the time is over."""
+        if not await self._may_call(give_up):
+            return False
         try:
             error = await self._read(give_up)
         except TimeoutError:
@@ -165,7 +168,17 @@ class AsyncSubscription:
             raise
         finally:
             del error  # as in `Subscription`
-        return await self._rest(delay)
+        self._again = time.monotonic() + delay
+        return True
+
+    async def _may_call(self, give_up: float | None) -> bool:
+        """Waits until the next call may be made; False when it was closed meanwhile, or the time is over before."""
+        now = time.monotonic()
+        wait = self._again - now
+        if wait <= 0:
+            return True
+        allowed = wait if give_up is None else min(wait, max(0.0, give_up - now))
+        return await self._rest(allowed) and allowed == wait
 
     async def _read(self, give_up: float | None) -> SowError | None:
         """Takes in the next frame of the current call, or of a new one. Returns the error if the call ended instead.

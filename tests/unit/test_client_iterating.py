@@ -135,6 +135,19 @@ def test_a_call_that_breaks_while_nobody_waits_is_made_again(server: Server) -> 
     subscription.close()
 
 
+def test_the_pause_before_another_call_ends_with_the_time_as_well(server: Server) -> None:
+    opening = server.begin(lambda: server.client.subscribe("orders"))
+    _, rpc = server.take("Subscribe")
+    rpc.send_response(PROGRESS)
+    subscription = opening.result(SECONDS_MAX)
+    core: Any = getattr(subscription, "_target", subscription)
+    core._core.ended = lambda error, **_: 3600.0  # an hour, as a server may ask for
+    rpc.terminate((), grpc.StatusCode.UNAVAILABLE, "Socket closed")
+    for _ in range(3):
+        assert subscription.next(timeout=0.05) is None
+    subscription.close()
+
+
 def test_a_read_that_nobody_waits_for_ends_with_its_subscription(script: Any) -> None:
     """No task stays, and none complains that nobody has asked for its error."""
 
