@@ -33,8 +33,8 @@ FOLLOW_SECONDS: Final = 0.05
 """How often lost connections are looked for, where that matters. gRPC repeats a call 80 ms after it has lost one."""
 
 HEALTH_CHECK: Final = "/grpc.health.v1.Health/Check"
-"""Called on a channel that failed to connect, and may be connecting again just now. Such a call fails at once and names the cause: a refused connection, a
-certificate that is not trusted. gRPC's interface offers no other way to learn the cause."""
+"""Called on a channel that failed to connect, and may be connecting again just now. Such a call fails at once and names
+the cause: a refused connection, a certificate that is not trusted. gRPC's interface offers no other way to learn it."""
 
 
 # As gRPC's inside counts the states.
