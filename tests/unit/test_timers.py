@@ -195,10 +195,8 @@ def test_a_job_that_is_still_running_is_no_warning_but_is_seen_when_it_does_not_
     with ThreadPoolExecutor(1) as readers, caplog.at_level(logging.WARNING), capture_logs() as logged:
         asyncio.run(run(readers))
     assert not caplog.records
-    assert [(entry["event"], entry["job"]) for entry in logged if "job" in entry][:2] == [
-        ("job_does_not_end", "prune"),
-        ("job_has_ended", "prune"),
-    ]
+    told = [entry["event"] for entry in logged if entry.get("job") == "prune"]  # on a busy machine others are long, too
+    assert told[:2] == ["job_does_not_end", "job_has_ended"]
 
 
 def test_memory_is_trimmed_after_much_of_it_was_given_back(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
