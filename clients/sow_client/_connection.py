@@ -19,7 +19,6 @@ import grpc
 import grpc.aio
 
 from sow_client._channel import Tls, proxy_variable
-from sow_client._handshakes import looked
 from sow_client._statuses import EndedCall, closed, unreachable
 
 CLOSE_SECONDS_MAX: Final = 1.0
@@ -100,7 +99,7 @@ class Connection:
                     raise closed("client")
                 if (left := give_up - time.monotonic()) <= 0:
                     cause = self._ask_for_cause()
-                    problem = looked(self._server, self._tls, cause)
+                    problem = _looked(self._server, self._tls, cause)
                     proxy = proxy_variable(self._server, os.environ)
                     raise unreachable(self._server, timeout, cause, problem=problem, proxy=proxy)
                 self._inside.watch_connectivity_state(state, time.time() + min(left, WAIT_SECONDS))
@@ -197,7 +196,7 @@ class AioConnection:
                 self.connected += 1
             except TimeoutError as error:
                 cause = await self._ask_for_cause()
-                problem = await asyncio.to_thread(looked, self._server, self._tls, cause) if cause else ""
+                problem = await asyncio.to_thread(_looked, self._server, self._tls, cause) if cause else ""
                 proxy = proxy_variable(self._server, os.environ)
                 raise unreachable(self._server, timeout, cause, problem=problem, proxy=proxy) from error
 
@@ -208,6 +207,12 @@ class AioConnection:
         except grpc.RpcError as error:
             return cause_of(error)
         return ""  # the channel is connected by now
+
+
+def _looked(server: str, tls: Tls | None, cause: str) -> str:
+    from sow_client._handshakes import looked  # lazily: a connection that is made needs none of it
+
+    return looked(server, tls, cause)
 
 
 def cause_of(error: BaseException) -> str:
