@@ -14,6 +14,7 @@ import click
 
 from sow.durations import DurationError, parse_micros
 from sow.sizes import SizeError, parse_bytes
+from sow_cli.columns import Path, steps
 from sow_client import UNLIMITED
 
 NONE: Final = "none"
@@ -138,6 +139,14 @@ def refuse_together(*options: tuple[str, bool]) -> None:
     given = [name for name, is_given in options if is_given]
     if len(given) > 1:
         raise click.UsageError(f"{' and '.join(given)} exclude each other")
+
+
+def field_path(text: str, option: str) -> Path:
+    """The names on the way to a field, of a path such as /price/bid that `option` has."""
+    try:
+        return steps(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint=option) from error
 
 
 def comma_separated(text: str) -> tuple[str, ...]:

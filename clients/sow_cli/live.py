@@ -27,7 +27,7 @@ from rich.text import Text
 
 from sow_cli import display
 from sow_cli.messages import MARKS, TopicForms
-from sow_cli.output import KEY_WIDTH_MAX, fit, shown_payload
+from sow_cli.rows import KEY_WIDTH_MAX, fit, shown_payload
 from sow_client import Change, Record, View
 
 REFRESHES_PER_SECOND: Final = 4

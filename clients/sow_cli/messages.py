@@ -18,17 +18,9 @@ import click
 import msgspec
 
 from sow_cli import display
-from sow_cli.output import (
-    KEY_WIDTH_MAX,
-    Format,
-    Output,
-    RecordForm,
-    RecordLine,
-    fit,
-    one_line,
-    shown_payload,
-    terminal_width,
-)
+from sow_cli.columns import one_line
+from sow_cli.output import Format, Output, note
+from sow_cli.rows import KEY_WIDTH_MAX, RecordForm, RecordLine, fit, shown_payload, terminal_width
 from sow_client import Change, Client, Gap, NotFound, Record, TopicSettings
 
 MARKS: Final = frozenset({"snapshot_end", "resync"})
@@ -52,7 +44,7 @@ class TopicForms:
         form = self._forms.get(topic)
         if form is None:
             settings = self._settings[topic] = self._client.describe_topic(topic).settings
-            form = self._forms[topic] = RecordForm(topic, payload_is_json=settings.message_type == "json")
+            form = self._forms[topic] = RecordForm.of(topic, settings)
         return form
 
     def of_message(self, topic: str) -> RecordForm:
@@ -116,6 +108,8 @@ def message_writer(
     each shows its publish time and how often it was handed over."""
     if output.format is Format.TABLE:
         return _Lines(output, forms, several_topics=several_topics, colour=colour, browsed=browsed)
+    if output.format is Format.RAW:
+        return _Raw(output)
     if output.format is Format.CSV:
         return _Csv(output, forms, browsed=browsed)
     return _Json(output, forms, as_list=output.format is Format.JSON, browsed=browsed)
@@ -149,6 +143,23 @@ class _Json:
     def finish(self) -> None:
         if self._as_list:
             self._output.write(b"\n]\n" if self._written else b"[]\n")
+
+
+class _Raw:
+    """The payload of each record that there is now, and a line feed; marks and removed records have none."""
+
+    def __init__(self, output: Output) -> None:
+        self._output = output
+
+    def write(self, change: Change) -> None:
+        if change.record is not None:
+            self._output.write(self._output.raw(change.record.payload) + b"\n")
+
+    def write_gap(self, topic: str, gap: Gap) -> None:
+        note(f"gap in {topic}: {gap.reason}, up to {gap.upto}")
+
+    def finish(self) -> None:
+        pass
 
 
 class _Csv:

@@ -1,10 +1,12 @@
-"""Results on stdout, in one of four formats.
+"""Results on stdout, in the format that was asked for.
 
-[1]  `ndjson`, `csv` and `json` write as they read: memory is one batch, whatever the size of the result.
+[1]  Every format is written as it is read: memory is one batch, whatever the size of the result.
 [2]  The machine formats carry exact values under names that never change. An absent value is omitted in JSON and
-     empty in CSV.
-[3]  A record's payload is never decoded: the line gets the bytes that were published.
-[4]  A table is for people: times are relative, long values are cut with `…`, control characters are escaped.
+     empty in CSV, where an empty text is `""`. Times are integers under names that end in `_micros`.
+[3]  JSON and `raw` get a record's payload as it was published, without decoding it. In CSV and tables its fields are
+     columns, whose texts are exact (columns [1]).
+[4]  A table is for people: times are ISO 8601 or relative, long values are cut with `…`, control characters are
+     escaped.
 [5]  No control character of the data reaches a terminal, whatever the format. A pipe and a file get exact bytes.
 """
 
@@ -12,21 +14,32 @@ from __future__ import annotations
 
 import csv
 import io
-import shutil
 import sys
-from binascii import b2a_base64
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import Enum
-from itertools import repeat
 from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
 import click
 import msgspec
 
 from sow_cli import display
-from sow_client import Record, RecordBatch
+from sow_cli.columns import Columns
+from sow_cli.rows import (
+    Batch,
+    BatchColumns,
+    CsvRows,
+    RecordForm,
+    TableLayout,
+    TableRows,
+    harmless_text,
+    quoted_cell,
+    quoted_safely,
+    record_lines,
+    terminal_width,
+)
+from sow_client import Record
 
 if TYPE_CHECKING:  # a command that writes no table starts without rich
     from rich.progress import Progress
@@ -36,17 +49,14 @@ if TYPE_CHECKING:  # a command that writes no table starts without rich
 Scalar: TypeAlias = str | int | float | bool | None
 Nested: TypeAlias = Mapping[str, Scalar] | Sequence[Mapping[str, Scalar]]
 """Nested JSON; in CSV, JSON text."""
-Batch: TypeAlias = RecordBatch | Sequence[Record]
 Command = TypeVar("Command", bound=Callable[..., object])
 
-_NOT_A_TERMINAL_WIDTH: Final = 140
 _ROWS_MEASURED: Final = 1_000  # a table's columns get the widths that its first rows need
-KEY_WIDTH_MAX: Final = 48
-_NEVER_MICROS: Final = 2**63 - 1  # in a column of expire times
-_FORMULA_STARTS: Final = ("=", "+", "-", "@", "\t", "\r")
-"""A spreadsheet takes a cell that begins like this for a formula."""
 _CSV_SAFE: Final = "sow_cli.csv_safe"
 """Where the context of a command keeps `--csv-safe` until there is an Output."""
+_SOH: Final = "sow_cli.soh"
+_RAW: Final = "sow_cli.raw"
+"""The same for `--soh` and `--raw`."""
 
 
 class Format(Enum):
@@ -56,6 +66,13 @@ class Format(Enum):
     JSON = "json"
     NDJSON = "ndjson"
     CSV = "csv"
+    RAW = "raw"
+
+
+RESULT_FORMATS: Final = (Format.TABLE, Format.JSON, Format.NDJSON, Format.CSV)
+"""For results that are no records."""
+MESSAGE_FORMATS: Final = (*RESULT_FORMATS, Format.RAW)
+"""For records that come one by one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,43 +111,20 @@ def moment(name: str, time: datetime | None, *, label: str = "", more: str = "",
     return Fact(name, time.isoformat(), shown + more, label=label, in_lists=in_lists)
 
 
-class RecordLine(msgspec.Struct, gc=False):
-    """A record in JSON (docs/cli.md). Field order is the order on the line."""
-
-    topic: str
-    key: str
-    version: int
-    publish_time_micros: int
-    expire_time_micros: int | msgspec.UnsetType
-    origin: str
-    sequence: int
-    # msgspec writes Raw as it is and bytes as base64: a json topic's payload is Raw, another's is bytes.
-    payload: msgspec.Raw | bytes | msgspec.UnsetType
-
-
-_COLUMNS: Final = tuple(RecordLine.__struct_fields__)
-
-
-@dataclass(frozen=True, slots=True)
-class RecordForm:
-    """The form of the records of one answer."""
-
-    topic: str
-    payload_is_json: bool
-    keys_only: bool = False
-
-
 class Output:
     """Writes the results of one command. Owns stdout while the command runs."""
 
-    def __init__(self, chosen: Format, *, csv_safe: bool = False) -> None:
-        """`csv_safe`: no cell of a CSV is a formula to a spreadsheet."""
+    def __init__(self, chosen: Format, *, csv_safe: bool = False, soh: str = "") -> None:
+        """`csv_safe`: no cell of a CSV is a formula to a spreadsheet. `soh`: the text for the byte 1 in raw payloads;
+        empty: the byte itself."""
         self.format = chosen
         self._csv_safe = csv_safe
+        self._soh = soh.encode()
         self._encoder = msgspec.json.Encoder()
 
     def one(self, facts: Facts) -> None:
         """Writes one result; as a table, one fact per line."""
+        self._refuse_for_results()
         if self.format is Format.TABLE:
             self._print(_vertical(facts))
         elif self.format is Format.CSV:
@@ -142,6 +136,7 @@ class Output:
 
     def many(self, results: Sequence[Facts], *, names: Sequence[str], nothing: str) -> None:
         """Writes a list of results. `names`: the columns of a CSV; `nothing`: the text of an empty table."""
+        self._refuse_for_results()
         if self.format is Format.TABLE:
             self._print(_horizontal(results) if results else _text(nothing, style="dim"))
         elif self.format is Format.CSV:
@@ -153,13 +148,20 @@ class Output:
         else:
             self.write(self._encoder.encode_lines([_json_object(facts) for facts in results]))
 
+    def _refuse_for_results(self) -> None:
+        if self.format not in RESULT_FORMATS:
+            raise click.UsageError(f"--format {self.format.value} is for records")
+
     @property
     def is_table(self) -> bool:
         """True: a person reads the output, so remarks may be added."""
         return self.format is Format.TABLE
 
     def record(self, record: Record, form: RecordForm, now_micros: int) -> None:
-        """Writes one record; as a table, all its fields and the whole document."""
+        """Writes one record; as a table, all about it and the whole document; raw, its bytes and nothing more."""
+        if self.format is Format.RAW:
+            self.write(self.raw(record.payload) + (b"\n" if sys.stdout.isatty() else b""))
+            return
         if self.format is not Format.TABLE:
             self.records([[record]], form, now_micros=lambda: now_micros, as_list=False)
             return
@@ -175,19 +177,35 @@ class Output:
     ) -> int:
         """Writes records batch by batch ([1]) and returns their number. `as_list`: in JSON an array, even of one
         record."""
-        if self.format is Format.TABLE:
-            return self._record_table(batches, form, now_micros)
-        if self.format is Format.CSV:
-            return self._record_csv(batches, form)
-        if self.format is Format.NDJSON or not as_list:
-            return self._record_lines(batches, form)
-        return self._record_array(batches, form)
+        match self.format:
+            case Format.TABLE:
+                return self._record_table(batches, form, now_micros)
+            case Format.CSV:
+                return self._record_csv(batches, form)
+            case Format.RAW:
+                return self._raw_records(batches, form)
+            case Format.NDJSON:
+                return self._record_lines(batches, form)
+        return self._record_array(batches, form) if as_list else self._record_lines(batches, form)
+
+    def raw(self, payload: bytes) -> bytes:
+        """A payload as `--format raw` writes it."""
+        return payload.replace(b"\x01", self._soh) if self._soh else payload
+
+    def _raw_records(self, batches: Iterable[Batch], form: RecordForm) -> int:
+        written = 0
+        for batch in batches:
+            columns = BatchColumns.of(batch, form, exact=True)
+            lines = [key.encode() for key in columns.keys] if form.keys_only else map(self.raw, columns.payloads)
+            self.write(b"".join([line + b"\n" for line in lines]))
+            written += len(batch)
+        return written
 
     def _record_lines(self, batches: Iterable[Batch], form: RecordForm) -> int:
         written = 0
         encode = self._encoder.encode_lines
         for batch in batches:
-            self.write(encode(_lines(batch, form)))
+            self.write(encode(record_lines(batch, form)))
             written += len(batch)
         return written
 
@@ -196,7 +214,7 @@ class Output:
         encode = self._encoder.encode
         for batch in batches:
             if len(batch):
-                lines = b",\n".join([encode(line) for line in _lines(batch, form)])
+                lines = b",\n".join([encode(line) for line in record_lines(batch, form)])
                 self.write((b",\n" if written else b"[\n") + lines)
                 written += len(batch)
         self.write(b"\n]\n" if written else b"[]\n")
@@ -204,31 +222,45 @@ class Output:
 
     def _record_csv(self, batches: Iterable[Batch], form: RecordForm) -> int:
         written = 0
-        columns = _COLUMNS[:-1] if form.keys_only else _COLUMNS
-        quoted = _quoted_safely if self._csv_safe else _quoted
-        self.csv_rows([columns])
+        rows: CsvRows | None = None
         for batch in batches:
-            self.write(_record_csv(batch, form, quoted))
+            if not len(batch):
+                continue
+            if rows is None:
+                rows = CsvRows(form, batch, quoted_safely if self._csv_safe else quoted_cell)
+                self.csv_rows([rows.headings])
+            self.write(rows.lines(batch))
             written += len(batch)
+        if rows is None:
+            self.csv_rows([CsvRows(form, (), quoted_cell).headings])
+        else:
+            _tell_left_out(rows.columns)
         return written
 
     def _record_table(self, batches: Iterable[Batch], form: RecordForm, now_micros: Callable[[], int]) -> int:
         """A layout of our own: a rich table needs every row before it shows the first, and 0.3 ms per row."""
         written = 0
-        layout: _Layout | None = None
+        rows: TableRows | None = None
+        layout: TableLayout | None = None
         for batch in batches:
             if not len(batch):
                 continue
-            rows = [_record_row(record, form, now_micros()) for record in batch]
+            if rows is None:
+                rows = TableRows(form, batch)
+            texts = [rows.cells(record, now_micros()) for record in batch]
             if layout is None:
-                layout = _Layout.measured(
-                    _record_headings(form), rows[:_ROWS_MEASURED], terminal_width(), form.keys_only
+                layout = TableLayout.measured(
+                    rows.headings, texts[:_ROWS_MEASURED], terminal_width(), last_grows=rows.columns is None
                 )
-                self._print(_text(layout.line(_record_headings(form)), style="bold"))
-            self.write(("\n".join([layout.line(row) for row in rows]) + "\n").encode())
+                self._print(_text(layout.line(rows.headings), style="bold"))
+            self.write(("\n".join([layout.line(row) for row in texts]) + "\n").encode())
             written += len(batch)
-        if not written:
+        if layout is None or rows is None:
             self._print(_text("no records", style="dim"))
+            return written
+        if hidden := rows.headings[len(layout.widths) :]:
+            note(f"{len(hidden)} more columns: {', '.join(hidden)}; see --select, or --format ndjson")
+        _tell_left_out(rows.columns)
         return written
 
     def _print(self, content: Table | Text) -> None:
@@ -259,13 +291,63 @@ class Output:
 
 def output_option(command: Command) -> Command:
     """Adds `--format` and `--csv-safe` to a command, which receives them as `output: Output`."""
+    return _output_option(command, RESULT_FORMATS)
 
+
+def message_output_option(command: Command) -> Command:
+    """The same, and `raw`, for a command that shows records one by one."""
+    return _output_option(_soh_option(command), MESSAGE_FORMATS)
+
+
+def record_output_option(command: Command) -> Command:
+    """The same with every format, for a command that shows records."""
+    return _output_option(_soh_option(command), tuple(Format))
+
+
+def _soh_option(command: Command) -> Command:
+    def noted(ctx: click.Context, _param: click.Parameter, value: str | None) -> None:
+        ctx.meta[_SOH] = value or ""
+
+    return click.option(
+        "--soh",
+        metavar="TEXT",
+        is_eager=True,  # its value is there when that of --format is read
+        expose_value=False,
+        callback=noted,
+        help="With --format raw: what stands for the byte SOH, such as '|' between the fields of FIX.",
+    )(command)
+
+
+def raw_option(command: Command) -> Command:
+    """Adds `--raw`, which is short for `--format raw`."""
+
+    def noted(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
+        ctx.meta[_RAW] = value
+
+    return click.option(
+        "--raw",
+        is_flag=True,
+        is_eager=True,  # as `--soh`
+        expose_value=False,
+        callback=noted,
+        help="The payload as it was published: the same as --format raw.",
+    )(command)
+
+
+def _output_option(command: Command, formats: Sequence[Format]) -> Command:
     def chosen(ctx: click.Context, _param: click.Parameter, value: str | None) -> Output:
         csv_safe: bool = ctx.meta[_CSV_SAFE]
+        soh: str = ctx.meta.get(_SOH, "")
+        if ctx.meta.get(_RAW):
+            if value not in (None, Format.RAW.value):
+                raise click.UsageError(f"--raw and --format {value} exclude each other")
+            value = Format.RAW.value
         if csv_safe and value != Format.CSV.value:
             raise click.UsageError("--csv-safe is for --format csv")
+        if soh and value != Format.RAW.value:
+            raise click.UsageError("--soh is for --format raw")
         found = Format(value) if value else Format.TABLE if sys.stdout.isatty() else Format.NDJSON
-        return Output(found, csv_safe=csv_safe)
+        return Output(found, csv_safe=csv_safe, soh=soh)
 
     def noted(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
         ctx.meta[_CSV_SAFE] = value
@@ -281,7 +363,7 @@ def output_option(command: Command) -> Command:
     return click.option(
         "--format",
         "output",
-        type=click.Choice([one.value for one in Format]),
+        type=click.Choice([one.value for one in formats]),
         callback=chosen,
         help="How results are written.  [default: table on a terminal, ndjson in a pipe]",
     )(command)
@@ -312,101 +394,10 @@ def progress(*texts: str, measured: bool) -> Progress:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Columns:
-    """The records of a batch, column by column: half the time of asking each record for its values."""
-
-    keys: Sequence[str]
-    versions: Sequence[int]
-    publish_times_micros: Sequence[int]
-    expire_times_micros: Sequence[int]
-    """`_NEVER_MICROS` for never."""
-    origins: Sequence[str]
-    sequences: Sequence[int]
-    payloads: Sequence[bytes]
-
-    @classmethod
-    def of(cls, batch: Batch, form: RecordForm) -> _Columns:
-        if isinstance(batch, RecordBatch):
-            keys, versions, published = batch.keys, batch.versions, batch.publish_times_micros
-            expire, origins, sequences = batch.expire_times_micros, batch.origins, batch.sequences
-            payloads = batch.payloads
-        else:
-            keys, versions = [one.key for one in batch], [one.version for one in batch]
-            published, payloads = [one.publish_time_micros for one in batch], [one.payload for one in batch]
-            sequences, origins = [one.sequence for one in batch], [one.origin for one in batch]
-            expire = [_NEVER_MICROS if one.expire_time_micros is None else one.expire_time_micros for one in batch]
-        if form.payload_is_json:
-            # Line ends are rare: the whole batch is searched first, and each document only when there are any.
-            together = b"".join(payloads)
-            if b"\n" in together or b"\r" in together:
-                payloads = [one_line(document) for document in payloads]
-        return cls(keys, versions, published, expire, origins, sequences, payloads)
-
-
-def _lines(batch: Batch, form: RecordForm) -> list[RecordLine]:
-    columns = _Columns.of(batch, form)
-    unset = msgspec.UNSET
-    expire = [unset if micros == _NEVER_MICROS else micros for micros in columns.expire_times_micros]
-    payloads: Iterable[msgspec.Raw | bytes | msgspec.UnsetType] = columns.payloads
-    if form.keys_only:
-        payloads = repeat(unset)
-    elif form.payload_is_json:
-        payloads = map(msgspec.Raw, columns.payloads)
-    return list(
-        map(
-            RecordLine,
-            repeat(form.topic),
-            columns.keys,
-            columns.versions,
-            columns.publish_times_micros,
-            expire,
-            columns.origins,
-            columns.sequences,
-            payloads,
-        )
-    )
-
-
-def _record_csv(batch: Batch, form: RecordForm, quoted: Callable[[str], str]) -> bytes:
-    """Quoting of our own: the csv module looks at every character, and takes ten times as long. `quoted` makes cells of
-    texts."""
-    columns = _Columns.of(batch, form)
-    topic = quoted(form.topic)
-    keys, origins = map(quoted, columns.keys), map(quoted, columns.origins)
-    expire = ["" if micros == _NEVER_MICROS else micros for micros in columns.expire_times_micros]
-    numbers = (columns.versions, columns.publish_times_micros, expire)
-    if form.keys_only:
-        texts: Iterable[str] = repeat("")
-    elif form.payload_is_json:
-        texts = ["," + quoted(document.decode("utf-8", "backslashreplace")) for document in columns.payloads]
-    else:
-        texts = ["," + quoted(b2a_base64(payload, newline=False).decode()) for payload in columns.payloads]
-    lines = [
-        f"{topic},{key},{version},{published},{expires},{origin},{sequence}{text}\n"
-        for key, version, published, expires, origin, sequence, text in zip(
-            keys, *numbers, origins, columns.sequences, texts, strict=False
-        )
-    ]
-    return "".join(lines).encode()
-
-
-def _quoted(text: str) -> str:
-    if '"' in text:
-        return '"' + text.replace('"', '""') + '"'
-    return f'"{text}"' if "," in text or "\n" in text or "\r" in text else text
-
-
-def _quoted_safely(text: str) -> str:
-    return _quoted(_harmless_text(text))
-
-
-def one_line(document: bytes) -> bytes:
-    """Removes the line ends of a document that was published over several lines; its values stay. They would break
-    NDJSON."""
-    if b"\n" in document or b"\r" in document:
-        return msgspec.json.format(document, indent=-1)
-    return document
+def _tell_left_out(columns: Columns | None) -> None:
+    if columns is not None and columns.records_left_out:
+        names = ", ".join(columns.left_out)
+        note(f"{display.records(columns.records_left_out)} with fields that have no column: {names}; see --select")
 
 
 def _json_object(facts: Facts) -> dict[str, Scalar | Sequence[str] | Nested]:
@@ -415,11 +406,7 @@ def _json_object(facts: Facts) -> dict[str, Scalar | Sequence[str] | Nested]:
 
 def _harmless(cell: Scalar) -> Scalar:
     """A cell that no spreadsheet takes for a formula. Numbers stay numbers."""
-    return _harmless_text(cell) if isinstance(cell, str) else cell
-
-
-def _harmless_text(text: str) -> str:
-    return f"'{text}" if text.startswith(_FORMULA_STARTS) else text
+    return harmless_text(cell) if isinstance(cell, str) else cell
 
 
 def _csv_value(value: Scalar | Sequence[str] | Nested) -> Scalar:
@@ -429,57 +416,6 @@ def _csv_value(value: Scalar | Sequence[str] | Nested) -> Scalar:
         return value
     texts = [] if isinstance(value, Mapping) else [one for one in value if isinstance(one, str)]
     return " ".join(texts) if len(texts) == len(value) else msgspec.json.encode(value).decode()
-
-
-@dataclass(frozen=True, slots=True)
-class _Layout:
-    """Column widths of a table that is written while it is read."""
-
-    widths: tuple[int, ...]
-
-    @classmethod
-    def measured(cls, headings: Sequence[str], rows: Sequence[Sequence[str]], width: int, keys_only: bool) -> _Layout:
-        """Makes each column as wide as these rows need, the key up to its maximum; the payload, at the end, gets the
-        rest."""
-        from rich.cells import cell_len
-
-        widths = [max(cell_len(text) for text in column) for column in zip(headings, *rows, strict=True)]
-        widths[0] = min(widths[0], KEY_WIDTH_MAX if not keys_only else width)
-        if not keys_only:
-            widths[-1] = max(20, width - sum(widths[:-1]) - 2 * (len(widths) - 1))
-        return cls(tuple(widths))
-
-    def line(self, cells: Sequence[str]) -> str:
-        return "  ".join([fit(text, width) for text, width in zip(cells, self.widths, strict=True)]).rstrip()
-
-
-def fit(text: str, width: int) -> str:
-    """`text` in exactly `width` columns of a terminal."""
-    if text.isascii():
-        return text.ljust(width) if len(text) <= width else text[: width - 1] + "…"
-    from rich.cells import cell_len, set_cell_size
-
-    length = cell_len(text)
-    return text + " " * (width - length) if length <= width else set_cell_size(text, width - 1) + "…"
-
-
-def _record_headings(form: RecordForm) -> tuple[str, ...]:
-    return ("key", "expires", "published", "sequence") if form.keys_only else ("key", "expires", "published", "payload")
-
-
-def _record_row(record: Record, form: RecordForm, now_micros: int) -> tuple[str, str, str, str]:
-    last = str(record.sequence) if form.keys_only else shown_payload(record.payload, form)
-    return (
-        display.safe(record.key),
-        display.expires(record.expire_time_micros, now_micros),
-        display.short_instant(record.publish_time_micros, now_micros),
-        last,
-    )
-
-
-def shown_payload(payload: bytes, form: RecordForm) -> str:
-    """The beginning of a payload, for one line of a table ([4])."""
-    return display.safe_bytes(one_line(payload) if form.payload_is_json else payload, 400)
 
 
 def _record_facts(record: Record, form: RecordForm, now_micros: int) -> list[Fact]:
@@ -536,8 +472,3 @@ def _horizontal(results: Sequence[Facts]) -> Table:
     for facts in results:
         table.add_row(*(_text(fact.shown) for fact in facts if fact.in_lists))
     return table
-
-
-def terminal_width() -> int:
-    """The terminal's columns; a large number without a terminal, as nothing wraps there."""
-    return shutil.get_terminal_size((_NOT_A_TERMINAL_WIDTH, 40)).columns

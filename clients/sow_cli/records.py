@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from io import BufferedReader
 from typing import TypeVar, get_args
@@ -11,8 +11,10 @@ from typing import TypeVar, get_args
 import click
 
 from sow_cli import arguments, display
+from sow_cli.columns import METADATA
 from sow_cli.exits import SERVER_SAID_NO
-from sow_cli.output import Fact, Output, RecordForm, note, output_option, progress
+from sow_cli.output import Fact, Format, Output, note, output_option, progress, raw_option, record_output_option
+from sow_cli.rows import RecordForm
 from sow_cli.session import Session
 from sow_client import Client, Deleted, Published, QueryPlan, QueryResult, Refusal, TouchOnlyName
 
@@ -33,7 +35,7 @@ def _projection_options(command: Command) -> Command:
             type=arguments.comma_separated,
             multiple=True,
             metavar="PATH,…",
-            help="Only these payload fields, such as /id,/price/bid.",
+            help="Only these payload fields, such as /id,/price/bid; in tables and CSV also metadata, such as @key.",
         ),
     ):
         command = option(command)
@@ -61,7 +63,8 @@ _min_position_option = click.option(
     help="With --touch: only records with less left than this.",
 )
 @_min_position_option
-@output_option
+@raw_option
+@record_output_option
 @click.pass_obj
 def get(
     session: Session,
@@ -77,20 +80,22 @@ def get(
 ) -> None:
     """Show the records of TOPIC that have these keys.
 
-    The exit code is 1 when a key has no live record; the other records are still shown. In CSV the payload is one
-    column: JSON text for json topics, base64 for others.
+    The exit code is 1 when a key has no live record; the other records are still shown. --raw writes the payload as it
+    was published, byte by byte; of several keys a line feed follows each.
 
     \b
     Examples:
       sow get orders 1
-      sow get orders 1 2 3 --select /price --format csv
+      sow get orders 1 2 3 --select /id,/price --format csv
+      sow get images logo --raw > logo.png
+      sow get fix-orders 17 --raw --soh '|'
       sow get sessions alice --touch 20m --touch-below 5m
     """
     if touch_below is not None and touch is None:
         raise click.UsageError("--touch-below needs --touch")
-    include, leave_out = _paths(select, exclude)
+    named, include, leave_out = _paths(select, exclude)
     with session.client() as client:
-        form = _form(client, topic)
+        form = _form(client, topic, output, select=named)
         records = client.get_many(
             topic,
             list(keys),
@@ -133,7 +138,7 @@ def get(
     "--explain", is_flag=True, help="Show the plan of the query, and how much it reads, instead of the records."
 )
 @_min_position_option
-@output_option
+@record_output_option
 @click.pass_obj
 def query(
     session: Session,
@@ -155,17 +160,18 @@ def query(
     """Show the live records of TOPIC that match FILTER, in key order, as they were at one instant.
 
     Records are written as they come: `sow query big | head` is quick. In JSON the payload is the document itself for
-    json topics and base64 for others; in CSV it is one column with the same text. A table shows its beginning.
+    json topics and base64 for others. In tables and CSV its fields are columns: those of --select, else those of the
+    first records. With --format raw each payload is a line.
 
     \b
     Examples:
       sow query orders --top 20
       sow query orders "/price > 9 AND /symbol LIKE '^I'" --order-by "/price DESC"
-      sow query orders --select /id,/price --format csv > orders.csv
+      sow query orders --select /id,/price,@expire_time --format csv > orders.csv
       sow query orders "/symbol = 'IBM'" --explain
     """
-    include, leave_out = _paths(select, exclude)
-    for fields in (("--select", include is not None), ("--exclude", leave_out is not None)):
+    named, include, leave_out = _paths(select, exclude)
+    for fields in (("--select", bool(named)), ("--exclude", leave_out is not None)):
         arguments.refuse_together(fields, ("--keys-only", keys_only), ("--count", count_only))
     arguments.refuse_together(("--explain", explain), ("--count", count_only))
     arguments.refuse_together(("--explain", explain), ("--min-position", min_position is not None))
@@ -180,7 +186,8 @@ def query(
         if count_only and not (wanted or top or skip):
             output.one(_count_facts(topic, client.count(topic, filter_text, min_position=min_position)))
             return
-        form = _form(client, topic, keys_only=keys_only or count_only)
+        without_payload = keys_only or count_only or (bool(named) and include is None)
+        form = _form(client, topic, output, keys_only=without_payload, select=named)
         result = client.query(
             topic,
             filter_text,
@@ -379,18 +386,29 @@ def _write_outcomes(output: Output, topic: str, keys: tuple[str, ...], outcomes:
 _OUTCOME_NAMES = ("topic", "key", "version", "expire_time_micros", "sequence")
 
 
-def _form(client: Client, topic: str, *, keys_only: bool = False) -> RecordForm:
-    """Asks the server for the topic's message type, which records do not carry. Output of keys alone does not need
-    it."""
-    is_json = not keys_only and client.describe_topic(topic).settings.message_type == "json"
-    return RecordForm(topic, payload_is_json=is_json, keys_only=keys_only)
+def _form(
+    client: Client, topic: str, output: Output, *, keys_only: bool = False, select: Sequence[str] = ()
+) -> RecordForm:
+    """Asks the server for the topic's settings, which records do not carry. Keys and bytes as they are need none."""
+    if keys_only or output.format is Format.RAW:
+        return RecordForm(topic, payload_is_json=False, keys_only=keys_only, select=tuple(select))
+    return RecordForm.of(topic, client.describe_topic(topic).settings, select=select)
 
 
 def _paths(
     select: tuple[tuple[str, ...], ...], exclude: tuple[tuple[str, ...], ...]
-) -> tuple[list[str] | None, list[str] | None]:
+) -> tuple[list[str], list[str] | None, list[str] | None]:
+    """The columns that --select names; the fields to ask the server for; the fields to leave out."""
     arguments.refuse_together(("--select", bool(select)), ("--exclude", bool(exclude)))
-    return [path for some in select for path in some] or None, [path for some in exclude for path in some] or None
+    named = [path for some in select for path in some]
+    for one in named:
+        if one.startswith("@") and one[1:] not in METADATA:
+            known = ", ".join(f"@{name}" for name in METADATA)
+            raise click.BadParameter(f"{one!r} is none of {known}", param_hint="--select")
+        if not one.startswith("@"):
+            arguments.field_path(one, "--select")
+    fields = [path for path in named if not path.startswith("@")]
+    return named, fields or None, [path for some in exclude for path in some] or None
 
 
 def _as_of(result: QueryResult) -> int:

@@ -19,7 +19,7 @@ from click.core import ParameterSource
 from sow.durations import parse_micros
 from sow_cli import arguments, display, live
 from sow_cli.messages import MARKS, MessageWriter, TopicForms, message_writer
-from sow_cli.output import Output, note, output_option
+from sow_cli.output import Output, message_output_option, note
 from sow_cli.session import Session
 from sow_client import (
     Cancelled,
@@ -72,7 +72,7 @@ _LOOK_MILLISECONDS: Final = 1_000
     help="With --durable: acknowledge each change once it is written, so that it does not come again.  [default: ack]",
 )
 @click.option("--replicated", is_flag=True, help="With --durable: create it so that peers know it, too.")
-@output_option
+@message_output_option
 @click.pass_obj
 def subscribe(
     session: Session,

@@ -1,4 +1,4 @@
-"""The four formats: exact values for machines, safe and short text for people, nothing buffered whole."""
+"""The formats: exact values for machines, safe and short text for people, nothing buffered whole."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ import json
 import re
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 from click.testing import CliRunner, Result, _NamedTextIOWrapper
 
 from sow_cli import display
 from sow_cli.command import sow
-from sow_cli.output import Fact, Format, Output, RecordForm
+from sow_cli.output import Fact, Format, Output
+from sow_cli.rows import RecordForm
 from sow_client import RecordBatch
 from tests.support.fake_client import FakeClient
 from tests.support.fake_results import NOW_MICROS, Row
@@ -58,15 +60,125 @@ def test_json_is_an_array_of_the_same_records(client: FakeClient) -> None:
     assert json.loads(run(client, "get", "orders", "1", "2", "--format", "json").stdout) == lines[:2]
 
 
-def test_csv_has_the_payload_in_one_column(client: FakeClient) -> None:
+def test_csv_has_a_column_for_each_field_between_the_key_and_the_other_metadata(client: FakeClient) -> None:
+    client.query_batch_size = 10
     read = list(csv.DictReader(io.StringIO(run(client, "query", "orders", "--format", "csv").stdout)))
 
     assert list(read[0]) == [
-        "topic", "key", "version", "publish_time_micros", "expire_time_micros", "origin", "sequence", "payload",
+        "_key", "id", "price", "note",
+        "_version", "_publish_time_micros", "_expire_time_micros", "_origin", "_sequence",
     ]  # fmt: skip
-    assert [one["expire_time_micros"] for one in read] == ["1900000012300000", "", "1899999999999999"]
-    assert json.loads(read[1]["payload"]) == {"id": 2, "note": 'ä,"b"'}
+    assert [one["_expire_time_micros"] for one in read] == ["1900000012300000", "", "1899999999999999"]
+    assert [(one["id"], one["price"], one["note"]) for one in read] == [
+        ("1", "9.50", ""),
+        ("2", "", 'ä,"b"'),
+        ("3", "", ""),
+    ]
     assert run(client, "query", "orders", "--format", "csv", "--skip", "9").stdout.count("\n") == 1
+
+
+def test_csv_has_the_columns_that_were_selected_and_no_other(client: FakeClient) -> None:
+    client.tables["orders"].rows["1"].payload = b'{"id":1,"at":{"bid":1.10,"x/y":[1,\n 2]},"empty":"","none":null}'
+
+    text = run(client, "query", "orders", "--top", "1", "--format", "csv", "--select", "/at/bid,@key,/at/[x/y]").stdout
+    assert text == '/at/bid,_key,/at/[x/y]\n1.10,1,"[1,2]"\n'
+    assert client.arguments_of("query")["select"] == ["/at/bid", "/at/[x/y]"]
+
+    text = run(client, "get", "orders", "1", "--format", "csv", "--select", "/empty,/none,/missing").stdout
+    assert text == 'empty,none,missing\n"",,\n'
+    text = run(client, "get", "orders", "1", "--format", "csv", "--select", "/none").stdout
+    assert list(csv.reader(io.StringIO(text))) == [["none"], [""]]
+
+
+def test_metadata_alone_needs_no_payloads(client: FakeClient) -> None:
+    text = run(client, "query", "orders", "--format", "csv", "--select", "@key,@expire_time", "--top", "2").stdout
+    assert text == "_key,_expire_time_micros\n1,1900000012300000\n2,\n"
+    assert client.arguments_of("query")["keys_only"] is True
+
+
+@pytest.mark.parametrize("wrong", ["@expires", "price", "/a//b", "/[a"])
+def test_a_selected_column_that_is_none_is_wrong_usage(client: FakeClient, wrong: str) -> None:
+    result = CliRunner().invoke(sow, ["query", "orders", "--select", wrong], obj=lambda _session: client)
+    assert result.exit_code == 2
+    assert "--select" in result.stderr
+
+
+@pytest.mark.parametrize("output_format", ["csv", "table"])
+def test_fields_that_only_later_records_have_are_told(client: FakeClient, output_format: str) -> None:
+    """Story: the columns are those of the first records, and the others were lost without a word."""
+    result = run(client, "query", "orders", "--format", output_format)
+    assert "no column" not in result.stderr
+
+    client.tables["orders"].rows["3"].payload = b'{"id":3,"late":1,"/odd":2,"_key":3}'
+    result = run(client, "query", "orders", "--format", output_format)
+    told = "1 record with fields that have no column: late, /[/odd], /_key; see --select"
+    assert told in result.stderr.splitlines()
+
+
+def test_names_of_fields_never_look_like_metadata(client: FakeClient) -> None:
+    client.add("odd").rows["1"] = Row(b'{"_key":1,"@key":2,"/a/b":3,"":4,"ok":5}', 1, None, 1)
+    header = run(client, "query", "odd", "--format", "csv").stdout.splitlines()[0].split(",")
+    assert header[:6] == ["_key", "/_key", "/@key", "/[/a/b]", "/[]", "ok"]
+
+
+def test_fields_of_every_structured_type_are_columns(client: FakeClient) -> None:
+    client.add("fix", key=(), message_type="fix").rows["a"] = Row(b"35=D\x0155=IBM\x0155=X\x01", 1, None, 1)
+    client.add("nv", key=(), message_type="nvfix", fix_separator=";").rows["a"] = Row(b"sym=IBM;px=1.50;", 1, None, 1)
+    packed = msgspec.msgpack.encode({"a": 1, "b": {"c": [1, None]}, "d": "x"})
+    client.add("packed", key=(), message_type="msgpack").rows["a"] = Row(packed, 1, None, 1)
+
+    def first(topic: str) -> list[tuple[str, str]]:
+        (read,) = csv.DictReader(io.StringIO(run(client, "query", topic, "--format", "csv").stdout))
+        return [(name, value) for name, value in read.items() if not name.startswith("_")]
+
+    assert first("fix") == [("35", "D"), ("55", "IBM")]
+    assert first("nv") == [("sym", "IBM"), ("px", "1.50")]
+    assert first("packed") == [("a", "1"), ("b", '{"c":[1,null]}'), ("d", "x")]
+
+
+# --- raw -------------------------------------------------------------------------------------------------------------
+
+
+PNG = b"\x89PNG\r\n\x1a\n\x00\xff"
+
+
+def test_raw_writes_the_bytes_of_a_record_and_nothing_more(client: FakeClient) -> None:
+    client.add("images", key=(), message_type="binary").rows["logo"] = Row(PNG, 1, None, 1)
+
+    assert run(client, "get", "images", "logo", "--raw").stdout_bytes == PNG
+    assert run(client, "get", "images", "logo", "--format", "raw").stdout_bytes == PNG
+    assert ("describe_topic", {"name": "images"}) not in client.calls, "bytes as they are need no settings"
+
+
+def test_raw_writes_a_line_for_each_of_several_records(client: FakeClient) -> None:
+    together = b'{"id":1,"price":9.50}\n{"id":3}\n'
+    assert run(client, "get", "orders", "1", "3", "--raw").stdout_bytes == together
+    assert run(client, "query", "orders", "--keys", "1,3", "--format", "raw").stdout_bytes == together
+    assert run(client, "query", "orders", "--keys-only", "--format", "raw").stdout == "1\n2\n3\n"
+    followed = run(client, "subscribe", "orders", "--sow", "--count", "1", "--format", "raw")
+    assert followed.stdout_bytes == b'{"id":1,"price":9.50}\n'
+
+
+def test_fix_is_shown_with_another_separator_on_request(client: FakeClient) -> None:
+    client.add("fix", key=(), message_type="fix").rows["a"] = Row(b"35=D\x0155=IBM\x01", 1, None, 1)
+    assert run(client, "get", "fix", "a", "--raw", "--soh", "|").stdout == "35=D|55=IBM|"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("get", "orders", "1", "--raw", "--format", "csv"),
+        ("get", "orders", "1", "--soh", "|"),
+        ("query", "orders", "--count", "--format", "raw"),
+        ("query", "orders", "--explain", "--format", "raw"),
+        ("topics", "--format", "raw"),
+    ],
+)
+def test_raw_is_for_records_alone(client: FakeClient, arguments: tuple[str, ...]) -> None:
+    assert CliRunner().invoke(sow, arguments, obj=lambda _session: client).exit_code == 2
+
+
+# --- quoting ---------------------------------------------------------------------------------------------------------
 
 
 def test_csv_quotes_values_where_necessary(client: FakeClient) -> None:
@@ -75,14 +187,14 @@ def test_csv_quotes_values_where_necessary(client: FakeClient) -> None:
 
     read = list(csv.DictReader(io.StringIO(run(client, "query", "odd", "--format", "csv").stdout, newline="")))
 
-    assert [one["key"] for one in read] == sorted(keys)
+    assert [one["_key"] for one in read] == sorted(keys)
 
 
 def test_payloads_of_other_types_are_base64(client: FakeClient) -> None:
     client.add("blobs", key=(), message_type="binary").rows["a"] = Row(b"\x00\xff", 1, None, 1)
 
     assert json.loads(run(client, "query", "blobs").stdout)["payload"] == "AP8="
-    assert run(client, "query", "blobs", "--format", "csv").stdout.endswith(",AP8=\n")
+    assert run(client, "query", "blobs", "--format", "csv").stdout.splitlines()[1].startswith("a,AP8=,1,")
     assert "\\x00\\xff" in run(client, "query", "blobs", "--format", "table").stdout
 
 
@@ -90,28 +202,64 @@ def test_keys_only_leaves_the_payload_out_everywhere(client: FakeClient) -> None
     for output_format in Format:
         result = run(client, "query", "orders", "--keys-only", "--format", output_format.value)
         assert "payload" not in result.stdout
-        assert result.stdout.count("1899999995000000" if output_format is not Format.TABLE else "46:35.000Z") == 3
+        if output_format is not Format.RAW:
+            assert result.stdout.count("1899999995000000" if output_format is not Format.TABLE else "46:35.000Z") == 3
 
 
-def test_a_table_shows_time_left_and_cuts_long_payloads(client: FakeClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_table_has_the_key_the_time_left_and_the_fields(client: FakeClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    client.tables["orders"].rows["4"] = Row(b'{"id":4,"x":"' + b"y" * 500 + b'"}', 14, None, 4)
+    client.query_batch_size = 10
+    client.tables["orders"].rows["4"] = Row(b'{"id":40,"note":"' + b"y" * 500 + b'"}', 14, None, 4)
 
     result = run(client, "query", "orders", "--format", "table")
     lines = result.stdout.splitlines()
 
-    assert lines[0].split() == ["key", "expires", "published", "payload"]
-    assert "in 12.3s" in lines[1]
-    assert "never" in lines[2]
-    assert "1µs ago" in lines[3]
+    assert lines[0].split() == ["key", "expires", "id", "price", "note"]
+    assert lines[1] == "  1  in 12.3s   1   9.50"
+    assert lines[2] == '  2  never      2         ä,"b"'
+    assert lines[3] == "  3  1µs ago    3"
     assert len(lines[4]) == 80
     assert lines[4].endswith("…")
     assert result.stderr == "4 records, as of 2030-03-17 17:46:40.000Z\n"
 
 
+def test_a_table_names_the_columns_that_have_no_room(client: FakeClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "50")
+    document = {"id": 1, **{f"field_{number}": "x" * 12 for number in range(4)}}
+    client.add("wide", records=[document])
+
+    result = run(client, "query", "wide", "--format", "table")
+
+    assert result.stdout.splitlines()[0].split() == ["key", "expires", "id", "field_0", "field_1"]
+    assert max(map(len, result.stdout.splitlines())) <= 50
+    assert result.stderr.splitlines()[0] == "2 more columns: field_2, field_3; see --select, or --format ndjson"
+
+
+def test_a_table_shows_the_selected_columns_behind_the_key(client: FakeClient) -> None:
+    text = run(
+        client, "query", "orders", "--format", "table", "--top", "1", "--select", "/price,@publish_time,@sequence"
+    )
+    assert [line.split() for line in text.stdout.splitlines()] == [
+        ["key", "price", "publish_time", "sequence"],
+        ["1", "9.50", "17:46:35.000Z", "1"],
+    ]
+
+
+def test_payloads_without_fields_are_one_column_of_a_table(client: FakeClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    client.add("lists", key=()).rows.update({"a": Row(b"[1,\n2]", 1, None, 1), "b": Row(b'"' + b"y" * 500, 1, None, 1)})
+
+    lines = run(client, "query", "lists", "--format", "table").stdout.splitlines()
+
+    assert lines[0].split() == ["key", "expires", "published", "payload"]
+    assert lines[1].endswith("17:46:35.000Z  [1,2]")
+    assert len(lines[2]) == 80
+
+
 def test_a_table_spells_out_control_characters(client: FakeClient) -> None:
     client.tables["orders"].rows["\x1b[31mred"] = Row(b'{"id":"\x7f[bold]"}', 1, None, 1)
 
+    client.query_batch_size = 10
     table = run(client, "query", "orders", "--format", "table").stdout
 
     assert "\x1b" not in table
@@ -154,7 +302,7 @@ def test_no_control_character_of_the_data_reaches_a_terminal(
     text = written(hostile, monkeypatch, *command, "--format", output_format, is_terminal=True)
     text = re.sub(r"\x1b\[[0-9;]*m", "", text)  # a table's own colours
 
-    assert "x1b[2J" in text or "u001b[2J" in text
+    assert "x1b[2J" in text or "u001b[2J" in text or (output_format == "raw" and "u009b31m" in text)
     assert ON_A_TERMINAL.findall(text) == []
 
 
@@ -173,7 +321,7 @@ def test_a_pipe_gets_exact_bytes(hostile: FakeClient, monkeypatch: pytest.Monkey
     text = written(hostile, monkeypatch, "query", "hostile", is_terminal=False)
     assert f'"payload":{DOCUMENT}}}' in text
     text = written(hostile, monkeypatch, "query", "hostile", "--format", "csv", is_terminal=False)
-    assert next(csv.DictReader(io.StringIO(text, newline="")))["key"] == KEY
+    assert next(csv.DictReader(io.StringIO(text, newline="")))["_key"] == KEY
 
 
 FORMULAS = ["=1+2", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", '=A1&",x"', '=HYPERLINK("http://x","y")']
@@ -189,16 +337,16 @@ def test_csv_for_spreadsheets_has_no_formulas(client: FakeClient) -> None:
         return list(csv.DictReader(io.StringIO(text, newline="")))
 
     expected = {key: f"'{key}" if key in FORMULAS else key for key in keys}
-    assert {one["key"] for one in read("--csv-safe")} == set(expected.values())
+    assert {one["_key"] for one in read("--csv-safe")} == set(expected.values())
     assert {one["payload"] for one in read("--csv-safe")} == {"'-5"}
-    assert [one["key"] for one in read()] == sorted(keys)
+    assert [one["_key"] for one in read()] == sorted(keys)
     assert {one["payload"] for one in read()} == {"-5"}
 
 
 def test_payloads_in_base64_are_guarded_too(client: FakeClient) -> None:
     client.add("blobs", key=(), message_type="binary").rows["a"] = Row(b"\xf8\x00", 1, None, 1)
-    assert run(client, "query", "blobs", "--format", "csv").stdout.endswith(",+AA=\n")
-    assert run(client, "query", "blobs", "--format", "csv", "--csv-safe").stdout.endswith(",'+AA=\n")
+    assert run(client, "query", "blobs", "--format", "csv").stdout.splitlines()[1].startswith("a,+AA=,")
+    assert run(client, "query", "blobs", "--format", "csv", "--csv-safe").stdout.splitlines()[1].startswith("a,'+AA=,")
 
 
 def test_messages_and_results_are_guarded_and_numbers_stay_numbers(client: FakeClient) -> None:
@@ -241,7 +389,7 @@ def test_each_batch_is_written_before_the_next_is_asked_for(
     Output(output_format).records(batches(), RecordForm("orders", payload_is_json=True), now_micros=lambda: NOW_MICROS)
 
     assert len(seen) == 2
-    assert b"17" in seen[0] or b'"key":"2"' in seen[0] or b",2," in seen[0]
+    assert b'"key":"2"' in seen[0] or b"2," in seen[0] or b"2  never" in seen[0]
     assert all(seen)
 
 

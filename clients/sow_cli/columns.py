@@ -1,0 +1,211 @@
+"""Fields of payloads as columns, for every output that shows records in rows.
+
+A program that shows rows takes `Columns.of(fields, first payloads, chosen)` once, `headings` for its first line, and
+`Columns.texts(payload)` for each row.
+
+    [1]  Texts are exact: a number has the digits that were published, a string is its characters, an object or an array
+         is its JSON on one line. None stands for a field that is null or not there.
+    [2]  Columns that were not chosen are the top-level fields of the first records, in the order in which they come.
+         Later records may have other fields. These are counted, so that a command can tell what it left out.
+    [3]  The name of a column never stands for two things: metadata are `_key`, `_version` …, as in Spark, and a field
+         of such a name has its path as its name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+import msgspec
+
+Path: TypeAlias = tuple[str, ...]
+"""The names on the way to a field."""
+
+METADATA: Final = ("key", "version", "publish_time", "expire_time", "origin", "sequence")
+"""Metadata; `--select` and filters name them with `@` in front."""
+_TIMES: Final = ("publish_time", "expire_time")
+METADATA_COLUMNS: Final = {
+    **{f"_{name}": name for name in METADATA},
+    **{f"_{name}_micros": name for name in _TIMES},
+}
+"""The columns that hold metadata, with times in either form. In input they are no fields."""
+_LEFT_OUT_MAX: Final = 20
+
+_STEP: Final = re.compile(r"/(?:\[((?:[^\]\\]|\\.)*)\]|([^/\[][^/]*))")
+_ESCAPED: Final = re.compile(r"\\(.)")
+_NUMBER: Final = re.compile(r"-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?")
+_QUOTE: Final = ord('"')
+_decode_text: Final = msgspec.json.Decoder(str).decode
+_decode_fields: Final = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+
+
+class Columns:
+    """The columns of the fields in one output. Owns the count of what they leave out ([2])."""
+
+    __slots__ = ("_chosen", "_fields", "_names", "_paths", "left_out", "records_left_out")
+
+    def __init__(self, fields: Fields, paths: Iterable[Path], *, chosen: bool) -> None:
+        """`chosen`: the user has named them, so nothing counts as left out."""
+        self._fields = fields
+        self._paths = tuple(paths)
+        self._chosen = chosen
+        self._names = frozenset([path[0] for path in self._paths])
+        self.left_out: list[str] = []
+        """Names of fields without a column, as they came; at most `_LEFT_OUT_MAX`."""
+        self.records_left_out = 0
+        """Records with such fields."""
+
+    @classmethod
+    def of(cls, fields: Fields, payloads: Iterable[bytes], chosen: Sequence[str] = ()) -> Columns | None:
+        """The columns of these paths, or of the first payloads; None: the payloads have no fields. Raises ValueError
+        for a text that is no path."""
+        if chosen:
+            return cls(fields, [steps(path) for path in chosen], chosen=True)
+        names: dict[str, None] = {}
+        for payload in payloads:
+            names.update(dict.fromkeys(fields.of(payload) or ()))
+        return cls(fields, [(name,) for name in names], chosen=False) if names else None
+
+    @property
+    def headings(self) -> tuple[str, ...]:
+        """The names of the columns."""
+        return tuple([heading(path) for path in self._paths])
+
+    def texts(self, payload: bytes) -> list[str | None]:
+        """The texts of a record, column by column ([1])."""
+        found = self._fields.of(payload) or {}
+        if not self._chosen and not found.keys() <= self._names:
+            self._leave_out(found)
+        get = found.get
+        return [text(get(path[0]) if len(path) == 1 else below(get(path[0]), path[1:])) for path in self._paths]
+
+    def _leave_out(self, found: Iterable[str]) -> None:
+        self.records_left_out += 1
+        for name in found:
+            if len(self.left_out) < _LEFT_OUT_MAX and name not in self._names and heading((name,)) not in self.left_out:
+                self.left_out.append(heading((name,)))
+
+
+@dataclass(frozen=True, slots=True)
+class Fields:
+    """Reads the fields of payloads of one message type."""
+
+    message_type: str = "json"
+    separator: str = "\x01"
+    """Between the fields of fix and nvfix."""
+
+    def of(self, payload: bytes) -> Mapping[str, object] | None:
+        """The top-level fields; None: the payload has none. Those of JSON are `msgspec.Raw`: exact, and cheap where
+        they are not needed."""
+        match self.message_type:
+            case "json":
+                return _json_fields(payload)
+            case "msgpack":
+                return _msgpack_fields(payload)
+            case "fix" | "nvfix":
+                return _named_fields(payload, self.separator.encode())
+        return None
+
+
+def _json_fields(payload: bytes) -> dict[str, msgspec.Raw] | None:
+    try:
+        return _decode_fields(payload)
+    except msgspec.MsgspecError:  # no object, or no JSON
+        return None
+
+
+def _msgpack_fields(payload: bytes) -> dict[str, object] | None:
+    try:
+        return msgspec.msgpack.decode(payload, type=dict[str, object])
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return None
+
+
+def _named_fields(payload: bytes, separator: bytes) -> dict[str, object] | None:
+    """Of a repeated name the first field counts, as at the server."""
+    found: dict[str, object] = {}
+    for part in payload.split(separator):
+        name, equals, value = part.partition(b"=")
+        if equals:
+            found.setdefault(name.decode(errors="replace"), value.decode("utf-8", "backslashreplace"))
+    return found or None
+
+
+def below(value: object, path: Path) -> object:
+    """The value at the end of a path that begins in a value of `Fields.of`; None: there is none."""
+    for name in path:
+        found: object = _json_fields(bytes(value)) if isinstance(value, msgspec.Raw) else value
+        value = found.get(name) if isinstance(found, Mapping) else None
+    return value
+
+
+def text(value: object) -> str | None:
+    """The text of a value of `Fields.of` ([1])."""
+    match value:
+        case None | str():
+            return value
+        case msgspec.Raw():
+            data = bytes(value)
+            if data[0] == _QUOTE:
+                return _decode_text(data)
+            return None if data == b"null" else one_line(data).decode("utf-8", "backslashreplace")
+    try:
+        return msgspec.json.encode(value).decode()
+    except (TypeError, ValueError):  # an extension type of msgpack, say
+        return repr(value)
+
+
+def is_number(shown: str) -> bool:
+    """True for the text of a number."""
+    return _NUMBER.fullmatch(shown) is not None
+
+
+def one_line(document: bytes) -> bytes:
+    """Removes the line ends of a document that was published over several lines; its values stay. They would break
+    NDJSON."""
+    if b"\n" in document or b"\r" in document:
+        return msgspec.json.format(document, indent=-1)
+    return document
+
+
+# ---- names ----
+
+
+def steps(path: str) -> Path:
+    r"""The names of a path such as `/a/b`; `/[odd name]` holds slashes, and `\]` and `\\`. Raises ValueError."""
+    found = []
+    at = 0
+    while at < len(path):
+        match = _STEP.match(path, at)
+        if match is None:
+            raise ValueError(f"{path!r} is not a path such as /price or /price/bid, at {at}")
+        found.append(match[2] if match[1] is None else _ESCAPED.sub(r"\1", match[1]))
+        at = match.end()
+    if not found:
+        raise ValueError("a path is empty")
+    return tuple(found)
+
+
+def heading(path: Path) -> str:
+    """The name of a field's column ([3])."""
+    if len(path) == 1 and path[0] and path[0][0] not in "/@" and path[0] not in METADATA_COLUMNS:
+        return path[0]
+    return "".join([_step(name) for name in path])
+
+
+def path_of(column: str) -> Path:
+    """The field that a column of this name holds: the inverse of `heading`. Raises ValueError."""
+    return steps(column) if column.startswith("/") else (column,)
+
+
+def metadata_heading(name: str) -> str:
+    """The name of a column of metadata in CSV, where times are microseconds."""
+    return f"_{name}_micros" if name in _TIMES else f"_{name}"
+
+
+def _step(name: str) -> str:
+    if name and "/" not in name and not name.startswith("["):
+        return f"/{name}"
+    return "/[" + name.replace("\\", "\\\\").replace("]", "\\]") + "]"

@@ -1,0 +1,333 @@
+"""Records as rows: lines of JSON, of CSV and of a table, batch by batch.
+
+[1]  Lines of JSON hold a payload as it was published, without decoding it. In CSV and tables its fields are columns
+     (columns [1]); a payload without fields is one column, `payload`.
+[2]  The fields of the first batch are the columns, unless the user named them.
+[3]  The rows of a table are of one width each; columns that have no room are left out.
+"""
+
+from __future__ import annotations
+
+import shutil
+from binascii import b2a_base64
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import repeat
+from typing import Final, TypeAlias
+
+import msgspec
+
+from sow_cli import display
+from sow_cli.columns import METADATA, Columns, Fields, is_number, metadata_heading, one_line
+from sow_client import Record, RecordBatch, TopicSettings
+
+Batch: TypeAlias = RecordBatch | Sequence[Record]
+_NOT_A_TERMINAL_WIDTH: Final = 140
+KEY_WIDTH_MAX: Final = 48
+FIELD_WIDTH_MAX: Final = 40
+_CUT_WIDTH_MIN: Final = 12
+"""A column that has less room than it needs is shown only if it has this much."""
+_SHOWN_MAX: Final = 400
+"""Characters of a value in a table."""
+_NEVER_MICROS: Final = 2**63 - 1  # in a column of expire times
+_FORMULA_STARTS: Final = ("=", "+", "-", "@", "\t", "\r")
+"""A spreadsheet takes a cell that begins like this for a formula."""
+
+
+class RecordLine(msgspec.Struct, gc=False):
+    """A record in JSON (docs/cli.md). Field order is the order on the line."""
+
+    topic: str
+    key: str
+    version: int
+    publish_time_micros: int
+    expire_time_micros: int | msgspec.UnsetType
+    origin: str
+    sequence: int
+    # msgspec writes Raw as it is and bytes as base64: a json topic's payload is Raw, another's is bytes.
+    payload: msgspec.Raw | bytes | msgspec.UnsetType
+
+
+@dataclass(frozen=True, slots=True)
+class RecordForm:
+    """The form of the records of one answer."""
+
+    topic: str
+    payload_is_json: bool
+    keys_only: bool = False
+    message_type: str = ""
+    """Empty: json or binary, as `payload_is_json` says."""
+    fix_separator: str = "\x01"
+    select: tuple[str, ...] = ()
+    """The columns that the user named: paths of fields, and metadata such as `@key`. Empty: all."""
+
+    @classmethod
+    def of(
+        cls, topic: str, settings: TopicSettings, *, keys_only: bool = False, select: Sequence[str] = ()
+    ) -> RecordForm:
+        """The form of the records of a topic with these settings."""
+        kind = settings.message_type
+        return cls(topic, kind == "json", keys_only, kind, settings.fix_separator, tuple(select))
+
+    @property
+    def fields(self) -> Fields:
+        """The reader of the payloads' fields."""
+        return Fields(self.message_type or ("json" if self.payload_is_json else "binary"), self.fix_separator)
+
+    def columns(self, payloads: Iterable[bytes]) -> Columns | None:
+        """The columns of the payloads' fields; None: there are none."""
+        paths = [name for name in self.select if not name.startswith("@")]
+        if self.keys_only or (self.select and not paths):
+            return None
+        return Columns.of(self.fields, payloads, paths)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchColumns:
+    """The records of a batch, column by column: half the time of asking each record for its values."""
+
+    keys: Sequence[str]
+    versions: Sequence[int]
+    publish_times_micros: Sequence[int]
+    expire_times_micros: Sequence[int]
+    """`_NEVER_MICROS` for never."""
+    origins: Sequence[str]
+    sequences: Sequence[int]
+    payloads: Sequence[bytes]
+
+    @classmethod
+    def of(cls, batch: Batch, form: RecordForm, *, exact: bool = False) -> BatchColumns:
+        """`exact`: the line ends of documents stay."""
+        if isinstance(batch, RecordBatch):
+            keys, versions, published = batch.keys, batch.versions, batch.publish_times_micros
+            expire, origins, sequences = batch.expire_times_micros, batch.origins, batch.sequences
+            payloads = batch.payloads
+        else:
+            keys, versions = [one.key for one in batch], [one.version for one in batch]
+            published, payloads = [one.publish_time_micros for one in batch], [one.payload for one in batch]
+            sequences, origins = [one.sequence for one in batch], [one.origin for one in batch]
+            expire = [_NEVER_MICROS if one.expire_time_micros is None else one.expire_time_micros for one in batch]
+        if form.payload_is_json and not exact:
+            # Line ends are rare: the whole batch is searched first, and each document only when there are any.
+            together = b"".join(payloads)
+            if b"\n" in together or b"\r" in together:
+                payloads = [one_line(document) for document in payloads]
+        return cls(keys, versions, published, expire, origins, sequences, payloads)
+
+
+def record_lines(batch: Batch, form: RecordForm) -> list[RecordLine]:
+    """The lines of a batch, to be encoded."""
+    columns = BatchColumns.of(batch, form)
+    unset = msgspec.UNSET
+    expire = [unset if micros == _NEVER_MICROS else micros for micros in columns.expire_times_micros]
+    payloads: Iterable[msgspec.Raw | bytes | msgspec.UnsetType] = columns.payloads
+    if form.keys_only:
+        payloads = repeat(unset)
+    elif form.payload_is_json:
+        payloads = map(msgspec.Raw, columns.payloads)
+    return list(
+        map(
+            RecordLine,
+            repeat(form.topic),
+            columns.keys,
+            columns.versions,
+            columns.publish_times_micros,
+            expire,
+            columns.origins,
+            columns.sequences,
+            payloads,
+        )
+    )
+
+
+class CsvRows:
+    """Records as lines of CSV: the key, the fields, the other metadata; or the columns that the user named."""
+
+    def __init__(self, form: RecordForm, first: Batch, quoted: Callable[[str], str]) -> None:
+        """The fields of the records `first` are the columns. `quoted` makes cells of texts."""
+        self._form = form
+        self._quoted = quoted
+        self.columns = form.columns(BatchColumns.of(first, form).payloads)
+        fields = self.columns.headings if self.columns else () if form.keys_only else ("payload",)
+        if form.select:
+            left = iter(fields)
+            self.headings = [metadata_heading(name[1:]) if name[0] == "@" else next(left) for name in form.select]
+        else:
+            self.headings = ["_key", *fields, *map(metadata_heading, METADATA[1:])]
+
+    def lines(self, batch: Batch) -> bytes:
+        """Quoting of our own: the csv module looks at every character, and takes ten times as long."""
+        columns = BatchColumns.of(batch, self._form)
+        quoted = self._quoted
+        expire = ["" if micros == _NEVER_MICROS else str(micros) for micros in columns.expire_times_micros]
+        metadata: dict[str, Iterable[str]] = {
+            "key": map(quoted, columns.keys),
+            "version": map(str, columns.versions),
+            "publish_time": map(str, columns.publish_times_micros),
+            "expire_time": expire,
+            "origin": map(quoted, columns.origins),
+            "sequence": map(str, columns.sequences),
+        }
+        fields = self._fields(columns.payloads)
+        if self._form.select:
+            order = [metadata[name[1:]] if name[0] == "@" else next(fields) for name in self._form.select]
+        else:
+            order = [metadata.pop("key"), *fields, *metadata.values()]
+        if len(order) == 1:  # a line without a character would be no row
+            return "".join([(cell or '""') + "\n" for cell in order[0]]).encode()
+        return "".join([",".join(row) + "\n" for row in zip(*order, strict=True)]).encode()
+
+    def _fields(self, payloads: Sequence[bytes]) -> Iterator[Iterable[str]]:
+        """The cells of the fields, column by column."""
+        quoted = self._quoted
+        if self.columns:
+            texts = self.columns.texts
+            rows = [["" if cell is None else quoted(cell) for cell in texts(payload)] for payload in payloads]
+            yield from zip(*rows, strict=True)
+        elif not self._form.keys_only:
+            yield [quoted(_payload_text(payload, self._form)) for payload in payloads]
+
+
+def _payload_text(payload: bytes, form: RecordForm) -> str:
+    """A payload without fields, in one cell: JSON, or base64."""
+    if form.payload_is_json:
+        return payload.decode("utf-8", "backslashreplace")
+    return b2a_base64(payload, newline=False).decode()
+
+
+@dataclass(frozen=True, slots=True)
+class TableLayout:
+    """Column widths of a table that is written while it is read."""
+
+    widths: tuple[int, ...]
+    """Of the first columns: the others have no room."""
+    right: frozenset[int]
+    """The columns of numbers."""
+
+    @classmethod
+    def measured(
+        cls, headings: Sequence[str], rows: Sequence[Sequence[str]], width: int, *, last_grows: bool
+    ) -> TableLayout:
+        """A layout for these rows and similar ones. `last_grows`: the last column takes all the room that is left."""
+        from rich.cells import cell_len  # a command that writes no table starts without rich
+
+        needed = [max(cell_len(cell) for cell in column) for column in zip(headings, *rows, strict=True)]
+        widths: list[int] = []
+        left = width
+        for number, need in enumerate(needed):
+            most = KEY_WIDTH_MAX if number == 0 else width if number == len(needed) - 1 else FIELD_WIDTH_MAX
+            room = left - 2 * bool(number)
+            given = min(need, most)
+            if given > room:
+                if number and room < _CUT_WIDTH_MIN:
+                    break
+                given = room
+            widths.append(given)
+            left = room - given
+        if last_grows and len(widths) == len(needed):
+            widths[-1] = max(20, widths[-1] + left)
+        right = [
+            number
+            for number, column in enumerate(zip(*rows, strict=True))
+            if any(column) and all(not cell or is_number(cell) for cell in column)
+        ]
+        return cls(tuple(widths), frozenset(right))
+
+    def line(self, cells: Sequence[str]) -> str:
+        """A line of the table."""
+        parts = [fit(cell, width) for cell, width in zip(cells, self.widths, strict=False)]
+        for number in self.right:
+            if number < len(parts):
+                parts[number] = parts[number].rstrip().rjust(self.widths[number])
+        return "  ".join(parts).rstrip()
+
+
+class TableRows:
+    """Records as rows for people: the key, the time left and the fields; or the key and the columns that the user
+    named."""
+
+    def __init__(self, form: RecordForm, first: Batch) -> None:
+        """The fields of the records `first` are the columns."""
+        self._form = form
+        self.columns = form.columns([record.payload for record in first])
+        if form.select:
+            paths = iter(self.columns.headings if self.columns else ())
+            named = [name[1:] if name[0] == "@" else next(paths) for name in form.select]
+            self.headings: tuple[str, ...] = ("key", *(display.safe(name) for name in named))
+        elif self.columns:
+            self.headings = ("key", "expires", *map(display.safe, self.columns.headings))
+        else:
+            self.headings = ("key", "expires", "published", "sequence" if form.keys_only else "payload")
+
+    def cells(self, record: Record, now_micros: int) -> list[str]:
+        """The texts of a record."""
+        key = display.safe(record.key)
+        texts = self.columns.texts(record.payload) if self.columns else ()
+        fields = ["" if one is None else shown_text(one) for one in texts]
+        if named := self._form.select:
+            left = iter(fields)
+            return [key, *[_shown(record, one[1:], now_micros) if one[0] == "@" else next(left) for one in named]]
+        expires = _shown(record, "expire_time", now_micros)
+        if self.columns:
+            return [key, expires, *fields]
+        last = str(record.sequence) if self._form.keys_only else shown_payload(record.payload, self._form)
+        return [key, expires, _shown(record, "publish_time", now_micros), last]
+
+
+def _shown(record: Record, name: str, now_micros: int) -> str:
+    """Metadata for people."""
+    match name:
+        case "key":
+            return display.safe(record.key)
+        case "version":
+            return str(record.version)
+        case "publish_time":
+            return display.short_instant(record.publish_time_micros, now_micros)
+        case "expire_time":
+            return display.expires(record.expire_time_micros, now_micros)
+        case "origin":
+            return display.safe(record.origin)
+        case _:
+            return str(record.sequence)
+
+
+def shown_text(text: str) -> str:
+    """The beginning of a field's text, for one line of a table."""
+    return display.safe(text) if len(text) <= _SHOWN_MAX else display.safe(text[:_SHOWN_MAX]) + "…"
+
+
+def fit(text: str, width: int) -> str:
+    """`text` in exactly `width` columns of a terminal."""
+    if text.isascii():
+        return text.ljust(width) if len(text) <= width else text[: width - 1] + "…"
+    from rich.cells import cell_len, set_cell_size
+
+    length = cell_len(text)
+    return text + " " * (width - length) if length <= width else set_cell_size(text, width - 1) + "…"
+
+
+def shown_payload(payload: bytes, form: RecordForm) -> str:
+    """The beginning of a payload, for one line of a table."""
+    return display.safe_bytes(one_line(payload) if form.payload_is_json else payload, _SHOWN_MAX)
+
+
+def quoted_cell(text: str) -> str:
+    """A cell of a CSV. An empty text is quoted, as an empty cell stands for no value."""
+    if '"' in text or not text:
+        return '"' + text.replace('"', '""') + '"'
+    return f'"{text}"' if "," in text or "\n" in text or "\r" in text else text
+
+
+def quoted_safely(text: str) -> str:
+    """The same for spreadsheets."""
+    return quoted_cell(harmless_text(text))
+
+
+def harmless_text(text: str) -> str:
+    """A text that no spreadsheet takes for a formula."""
+    return f"'{text}" if text.startswith(_FORMULA_STARTS) else text
+
+
+def terminal_width() -> int:
+    """The terminal's columns; a large number without a terminal, as nothing wraps there."""
+    return shutil.get_terminal_size((_NOT_A_TERMINAL_WIDTH, 40)).columns
