@@ -26,6 +26,7 @@ COMMANDS: Final = {
     "get": "records",
     "query": "records",
     "count": "records",
+    "export": "exporting",
     "delete": "records",
     "touch": "records",
     "persist": "records",

@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 import click
 import msgspec
 
-from sow_cli import display
-from sow_cli.columns import Columns
+from sow_cli import arguments, display
+from sow_cli.columns import METADATA, Columns
 from sow_cli.rows import (
     Batch,
     BatchColumns,
@@ -67,6 +67,8 @@ class Format(Enum):
     NDJSON = "ndjson"
     CSV = "csv"
     RAW = "raw"
+    PARQUET = "parquet"
+    ARROW = "arrow"
 
 
 RESULT_FORMATS: Final = (Format.TABLE, Format.JSON, Format.NDJSON, Format.CSV)
@@ -184,6 +186,8 @@ class Output:
                 return self._record_csv(batches, form)
             case Format.RAW:
                 return self._raw_records(batches, form)
+            case Format.PARQUET | Format.ARROW:
+                return self._arrow_records(batches, form)
             case Format.NDJSON:
                 return self._record_lines(batches, form)
         return self._record_array(batches, form) if as_list else self._record_lines(batches, form)
@@ -195,17 +199,43 @@ class Output:
     def _raw_records(self, batches: Iterable[Batch], form: RecordForm) -> int:
         written = 0
         for batch in batches:
-            columns = BatchColumns.of(batch, form, exact=True)
+            columns = BatchColumns.of(batch)
             lines = [key.encode() for key in columns.keys] if form.keys_only else map(self.raw, columns.payloads)
             self.write(b"".join([line + b"\n" for line in lines]))
             written += len(batch)
+        return written
+
+    def _arrow_records(self, batches: Iterable[Batch], form: RecordForm) -> int:
+        """The types are those of the first records, which are kept until there are enough of them."""
+        from sow_cli.arrow import RECORDS_LOOKED_AT, ArrowFile, ArrowSchema
+
+        schema = ArrowSchema(form)
+        written = 0
+        remaining = iter(batches)
+        first: list[BatchColumns] = []
+        for batch in remaining:
+            first.append(BatchColumns.of(batch))
+            schema.look(first[-1].payloads)
+            written += len(batch)
+            if written >= RECORDS_LOOKED_AT:
+                break
+        file = ArrowFile(sys.stdout.buffer, schema, is_parquet=self.format is Format.PARQUET, is_stream=True)
+        for columns in first:
+            file.write(columns)
+        for batch in remaining:
+            file.write(BatchColumns.of(batch))
+            written += len(batch)
+        file.close()
+        sys.stdout.buffer.flush()
+        if schema.left_out:
+            note(f"fields that have no column: {', '.join(schema.left_out)}; see --select, or `sow export`")
         return written
 
     def _record_lines(self, batches: Iterable[Batch], form: RecordForm) -> int:
         written = 0
         encode = self._encoder.encode_lines
         for batch in batches:
-            self.write(encode(record_lines(batch, form)))
+            self.write(encode(record_lines(BatchColumns.of(batch), form)))
             written += len(batch)
         return written
 
@@ -214,7 +244,7 @@ class Output:
         encode = self._encoder.encode
         for batch in batches:
             if len(batch):
-                lines = b",\n".join([encode(line) for line in record_lines(batch, form)])
+                lines = b",\n".join([encode(line) for line in record_lines(BatchColumns.of(batch), form)])
                 self.write((b",\n" if written else b"[\n") + lines)
                 written += len(batch)
         self.write(b"\n]\n" if written else b"[]\n")
@@ -226,13 +256,14 @@ class Output:
         for batch in batches:
             if not len(batch):
                 continue
+            columns = BatchColumns.of(batch)
             if rows is None:
-                rows = CsvRows(form, batch, quoted_safely if self._csv_safe else quoted_cell)
-                self.csv_rows([rows.headings])
-            self.write(rows.lines(batch))
+                rows = CsvRows(form, form.columns(columns.payloads), quoted_safely if self._csv_safe else quoted_cell)
+                self.write(rows.first_line)
+            self.write(rows.lines(columns))
             written += len(batch)
         if rows is None:
-            self.csv_rows([CsvRows(form, (), quoted_cell).headings])
+            self.write(CsvRows(form, form.columns(())).first_line)
         else:
             _tell_left_out(rows.columns)
         return written
@@ -347,6 +378,12 @@ def _output_option(command: Command, formats: Sequence[Format]) -> Command:
         if soh and value != Format.RAW.value:
             raise click.UsageError("--soh is for --format raw")
         found = Format(value) if value else Format.TABLE if sys.stdout.isatty() else Format.NDJSON
+        if found in (Format.PARQUET, Format.ARROW):
+            from sow_cli.arrow import load_pyarrow
+
+            load_pyarrow()
+            if sys.stdout.isatty():
+                raise click.UsageError(f"--format {value} is not for a terminal: write it to a file or a pipe")
         return Output(found, csv_safe=csv_safe, soh=soh)
 
     def noted(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
@@ -367,6 +404,29 @@ def _output_option(command: Command, formats: Sequence[Format]) -> Command:
         callback=chosen,
         help="How results are written.  [default: table on a terminal, ndjson in a pipe]",
     )(command)
+
+
+def select_option(command: Command) -> Command:
+    """Adds `--select`, which `selected` reads."""
+    return click.option(
+        "--select",
+        type=arguments.comma_separated,
+        multiple=True,
+        metavar="PATH,…",
+        help="Only these payload fields, such as /id,/price/bid; where they are columns also metadata, such as @key.",
+    )(command)
+
+
+def selected(select: Iterable[Sequence[str]]) -> list[str]:
+    """The columns that `--select` names. Raises a usage error for one that cannot be."""
+    named = [path for some in select for path in some]
+    for one in named:
+        if one.startswith("@") and one[1:] not in METADATA:
+            known = ", ".join(f"@{name}" for name in METADATA)
+            raise click.BadParameter(f"{one!r} is none of {known}", param_hint="--select")
+        if not one.startswith("@"):
+            arguments.field_path(one, "--select")
+    return named
 
 
 def note(text: str) -> None:

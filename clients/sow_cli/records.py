@@ -11,9 +11,19 @@ from typing import TypeVar, get_args
 import click
 
 from sow_cli import arguments, display
-from sow_cli.columns import METADATA
 from sow_cli.exits import SERVER_SAID_NO
-from sow_cli.output import Fact, Format, Output, note, output_option, progress, raw_option, record_output_option
+from sow_cli.output import (
+    Fact,
+    Format,
+    Output,
+    note,
+    output_option,
+    progress,
+    raw_option,
+    record_output_option,
+    select_option,
+    selected,
+)
 from sow_cli.rows import RecordForm
 from sow_cli.session import Session
 from sow_client import Client, Deleted, Published, QueryPlan, QueryResult, Refusal, TouchOnlyName
@@ -30,13 +40,7 @@ def _projection_options(command: Command) -> Command:
             metavar="PATH,…",
             help="All payload fields but these.",
         ),
-        click.option(
-            "--select",
-            type=arguments.comma_separated,
-            multiple=True,
-            metavar="PATH,…",
-            help="Only these payload fields, such as /id,/price/bid; in tables and CSV also metadata, such as @key.",
-        ),
+        select_option,
     ):
         command = option(command)
     return command
@@ -400,13 +404,7 @@ def _paths(
 ) -> tuple[list[str], list[str] | None, list[str] | None]:
     """The columns that --select names; the fields to ask the server for; the fields to leave out."""
     arguments.refuse_together(("--select", bool(select)), ("--exclude", bool(exclude)))
-    named = [path for some in select for path in some]
-    for one in named:
-        if one.startswith("@") and one[1:] not in METADATA:
-            known = ", ".join(f"@{name}" for name in METADATA)
-            raise click.BadParameter(f"{one!r} is none of {known}", param_hint="--select")
-        if not one.startswith("@"):
-            arguments.field_path(one, "--select")
+    named = selected(select)
     fields = [path for path in named if not path.startswith("@")]
     return named, fields or None, [path for some in exclude for path in some] or None
 

@@ -9,17 +9,19 @@
 from __future__ import annotations
 
 import shutil
+import sys
+from array import array
 from binascii import b2a_base64
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import repeat
+from dataclasses import dataclass, replace
+from itertools import pairwise, repeat
 from typing import Final, TypeAlias
 
 import msgspec
 
 from sow_cli import display
 from sow_cli.columns import METADATA, Columns, Fields, is_number, metadata_heading, one_line
-from sow_client import Record, RecordBatch, TopicSettings
+from sow_client import PackedRecords, Record, RecordBatch, TopicSettings
 
 Batch: TypeAlias = RecordBatch | Sequence[Record]
 _NOT_A_TERMINAL_WIDTH: Final = 140
@@ -29,7 +31,7 @@ _CUT_WIDTH_MIN: Final = 12
 """A column that has less room than it needs is shown only if it has this much."""
 _SHOWN_MAX: Final = 400
 """Characters of a value in a table."""
-_NEVER_MICROS: Final = 2**63 - 1  # in a column of expire times
+NEVER_MICROS: Final = 2**63 - 1  # in a column of expire times
 _FORMULA_STARTS: Final = ("=", "+", "-", "@", "\t", "\r")
 """A spreadsheet takes a cell that begins like this for a formula."""
 
@@ -90,14 +92,14 @@ class BatchColumns:
     versions: Sequence[int]
     publish_times_micros: Sequence[int]
     expire_times_micros: Sequence[int]
-    """`_NEVER_MICROS` for never."""
+    """`NEVER_MICROS` for never."""
     origins: Sequence[str]
     sequences: Sequence[int]
     payloads: Sequence[bytes]
 
     @classmethod
-    def of(cls, batch: Batch, form: RecordForm, *, exact: bool = False) -> BatchColumns:
-        """`exact`: the line ends of documents stay."""
+    def of(cls, batch: Batch) -> BatchColumns:
+        """The columns of a batch."""
         if isinstance(batch, RecordBatch):
             keys, versions, published = batch.keys, batch.versions, batch.publish_times_micros
             expire, origins, sequences = batch.expire_times_micros, batch.origins, batch.sequences
@@ -106,20 +108,51 @@ class BatchColumns:
             keys, versions = [one.key for one in batch], [one.version for one in batch]
             published, payloads = [one.publish_time_micros for one in batch], [one.payload for one in batch]
             sequences, origins = [one.sequence for one in batch], [one.origin for one in batch]
-            expire = [_NEVER_MICROS if one.expire_time_micros is None else one.expire_time_micros for one in batch]
-        if form.payload_is_json and not exact:
-            # Line ends are rare: the whole batch is searched first, and each document only when there are any.
-            together = b"".join(payloads)
-            if b"\n" in together or b"\r" in together:
-                payloads = [one_line(document) for document in payloads]
+            expire = [NEVER_MICROS if one.expire_time_micros is None else one.expire_time_micros for one in batch]
         return cls(keys, versions, published, expire, origins, sequences, payloads)
 
+    @classmethod
+    def of_packed(cls, packed: PackedRecords) -> BatchColumns:
+        """All columns of a piece of an export."""
+        payloads, keys = packed.payloads, packed.keys
+        of_payloads, of_keys = _numbers(packed.payload_offsets, "i"), _numbers(packed.key_offsets, "i")
+        names = packed.origin_names
+        origins = [names[one] for one in _numbers(packed.origins, "H")] or list(names[:1]) * packed.count
+        return cls(
+            [keys[start:end].decode() for start, end in pairwise(of_keys)],
+            _numbers(packed.versions, "q"),
+            _numbers(packed.publish_times, "q"),
+            _numbers(packed.expire_times, "q"),
+            origins,
+            _numbers(packed.sequences, "q"),
+            [payloads[start:end] for start, end in pairwise(of_payloads)],
+        )
 
-def record_lines(batch: Batch, form: RecordForm) -> list[RecordLine]:
-    """The lines of a batch, to be encoded."""
-    columns = BatchColumns.of(batch, form)
+    def on_lines(self, form: RecordForm) -> BatchColumns:
+        """The same with each JSON document on one line."""
+        if not form.payload_is_json:
+            return self
+        # Line ends are rare: the whole batch is searched first, and each document only when there are any.
+        together = b"".join(self.payloads)
+        if b"\n" in together or b"\r" in together:
+            return replace(self, payloads=[one_line(document) for document in self.payloads])
+        return self
+
+
+def _numbers(data: bytes, code: str) -> Sequence[int]:
+    """Little-endian numbers of a packed column."""
+    values: array[int] = array(code)
+    values.frombytes(data)
+    if sys.byteorder == "big":
+        values.byteswap()
+    return values
+
+
+def record_lines(columns: BatchColumns, form: RecordForm) -> list[RecordLine]:
+    """The lines of some records, to be encoded."""
+    columns = columns.on_lines(form)
     unset = msgspec.UNSET
-    expire = [unset if micros == _NEVER_MICROS else micros for micros in columns.expire_times_micros]
+    expire = [unset if micros == NEVER_MICROS else micros for micros in columns.expire_times_micros]
     payloads: Iterable[msgspec.Raw | bytes | msgspec.UnsetType] = columns.payloads
     if form.keys_only:
         payloads = repeat(unset)
@@ -140,14 +173,31 @@ def record_lines(batch: Batch, form: RecordForm) -> list[RecordLine]:
     )
 
 
+def quoted_cell(text: str) -> str:
+    """A cell of a CSV. An empty text is quoted, as an empty cell stands for no value."""
+    if '"' in text or not text:
+        return '"' + text.replace('"', '""') + '"'
+    return f'"{text}"' if "," in text or "\n" in text or "\r" in text else text
+
+
+def quoted_safely(text: str) -> str:
+    """The same for spreadsheets."""
+    return quoted_cell(harmless_text(text))
+
+
+def harmless_text(text: str) -> str:
+    """A text that no spreadsheet takes for a formula."""
+    return f"'{text}" if text.startswith(_FORMULA_STARTS) else text
+
+
 class CsvRows:
     """Records as lines of CSV: the key, the fields, the other metadata; or the columns that the user named."""
 
-    def __init__(self, form: RecordForm, first: Batch, quoted: Callable[[str], str]) -> None:
-        """The fields of the records `first` are the columns. `quoted` makes cells of texts."""
+    def __init__(self, form: RecordForm, columns: Columns | None, quoted: Callable[[str], str] = quoted_cell) -> None:
+        """`columns`: of the fields; None: the payloads have none. `quoted` makes cells of texts."""
         self._form = form
         self._quoted = quoted
-        self.columns = form.columns(BatchColumns.of(first, form).payloads)
+        self.columns = columns
         fields = self.columns.headings if self.columns else () if form.keys_only else ("payload",)
         if form.select:
             left = iter(fields)
@@ -155,11 +205,16 @@ class CsvRows:
         else:
             self.headings = ["_key", *fields, *map(metadata_heading, METADATA[1:])]
 
-    def lines(self, batch: Batch) -> bytes:
+    @property
+    def first_line(self) -> bytes:
+        """The names of the columns."""
+        return (",".join([self._quoted(name) for name in self.headings]) + "\n").encode()
+
+    def lines(self, columns: BatchColumns) -> bytes:
         """Quoting of our own: the csv module looks at every character, and takes ten times as long."""
-        columns = BatchColumns.of(batch, self._form)
+        columns = columns.on_lines(self._form)
         quoted = self._quoted
-        expire = ["" if micros == _NEVER_MICROS else str(micros) for micros in columns.expire_times_micros]
+        expire = ["" if micros == NEVER_MICROS else str(micros) for micros in columns.expire_times_micros]
         metadata: dict[str, Iterable[str]] = {
             "key": map(quoted, columns.keys),
             "version": map(str, columns.versions),
@@ -309,23 +364,6 @@ def fit(text: str, width: int) -> str:
 def shown_payload(payload: bytes, form: RecordForm) -> str:
     """The beginning of a payload, for one line of a table."""
     return display.safe_bytes(one_line(payload) if form.payload_is_json else payload, _SHOWN_MAX)
-
-
-def quoted_cell(text: str) -> str:
-    """A cell of a CSV. An empty text is quoted, as an empty cell stands for no value."""
-    if '"' in text or not text:
-        return '"' + text.replace('"', '""') + '"'
-    return f'"{text}"' if "," in text or "\n" in text or "\r" in text else text
-
-
-def quoted_safely(text: str) -> str:
-    """The same for spreadsheets."""
-    return quoted_cell(harmless_text(text))
-
-
-def harmless_text(text: str) -> str:
-    """A text that no spreadsheet takes for a formula."""
-    return f"'{text}" if text.startswith(_FORMULA_STARTS) else text
 
 
 def terminal_width() -> int:

@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result, _NamedTextIOWrapper
 
 from sow_cli import display
 from sow_cli.command import sow
-from sow_cli.output import Fact, Format, Output
+from sow_cli.output import MESSAGE_FORMATS, Fact, Format, Output
 from sow_cli.rows import RecordForm
 from sow_client import RecordBatch
 from tests.support.fake_client import FakeClient
@@ -199,7 +199,7 @@ def test_payloads_of_other_types_are_base64(client: FakeClient) -> None:
 
 
 def test_keys_only_leaves_the_payload_out_everywhere(client: FakeClient) -> None:
-    for output_format in Format:
+    for output_format in MESSAGE_FORMATS:
         result = run(client, "query", "orders", "--keys-only", "--format", output_format.value)
         assert "payload" not in result.stdout
         if output_format is not Format.RAW:
@@ -289,7 +289,7 @@ def written(client: FakeClient, monkeypatch: pytest.MonkeyPatch, *arguments: str
     return run(client, *arguments).stdout_bytes.decode()
 
 
-@pytest.mark.parametrize("output_format", [one.value for one in Format])
+@pytest.mark.parametrize("output_format", [one.value for one in MESSAGE_FORMATS])
 @pytest.mark.parametrize(
     "command",
     [("query", "hostile"), ("get", "hostile", KEY), ("subscribe", "hostile", "--sow", "--count", "1")],
@@ -304,6 +304,18 @@ def test_no_control_character_of_the_data_reaches_a_terminal(
 
     assert "x1b[2J" in text or "u001b[2J" in text or (output_format == "raw" and "u009b31m" in text)
     assert ON_A_TERMINAL.findall(text) == []
+
+
+@pytest.mark.parametrize("output_format", ["parquet", "arrow"])
+def test_binary_formats_are_not_for_a_terminal(
+    client: FakeClient, monkeypatch: pytest.MonkeyPatch, output_format: str
+) -> None:
+    """X7."""
+    monkeypatch.setattr(_NamedTextIOWrapper, "isatty", lambda _: True, raising=False)
+    arguments = ["query", "orders", "--format", output_format]
+    result = CliRunner().invoke(sow, arguments, obj=lambda _session: client)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "is not for a terminal" in result.stderr
 
 
 def test_json_on_a_terminal_is_the_same_json(hostile: FakeClient, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,230 @@
+"""`sow export`: the records of a topic, as they were at one instant, in a file.
+
+[1]  The records are those of one snapshot of the server (rule Q6), whatever is published meanwhile.
+[2]  A file of that name is either the old one or a complete new one: the records go to a temporary file beside it,
+     which is synced and takes the name at the end.
+[3]  CSV, Parquet and Arrow have columns for the fields of all records: without --select the snapshot is read twice.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Final, Protocol
+
+import click
+import msgspec
+
+from sow_cli import arguments, display
+from sow_cli.columns import Columns
+from sow_cli.output import Fact, Format, Output, moment, output_option, progress, select_option, selected
+from sow_cli.rows import BatchColumns, CsvRows, RecordForm, record_lines
+from sow_cli.session import Session
+from sow_client import Client, Export, PackedColumn
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+_FORMATS: Final = {
+    ".parquet": Format.PARQUET,
+    ".arrow": Format.ARROW,
+    ".feather": Format.ARROW,
+    ".csv": Format.CSV,
+    ".ndjson": Format.NDJSON,
+    ".jsonl": Format.NDJSON,
+}
+_COLUMNS: Final[Sequence[PackedColumn]] = (
+    "payload", "key", "version", "publish_time", "expire_time", "origin", "sequence",
+)  # fmt: skip
+_BATCH_RECORDS: Final = 20_000
+"""Records of a message, and of a row group of Parquet."""
+_FIELDS_MAX: Final = 100
+"""The server leaves out fields for a reader of no more than these (rule Q6)."""
+
+
+@click.command(short_help="Write a topic to a file.")
+@click.argument("topic")
+@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+@click.option("--filter", "filter_text", metavar="FILTER", help="Only records that match.")
+@select_option
+@output_option
+@click.pass_obj
+def export(
+    session: Session,
+    *,
+    topic: str,
+    file: Path,
+    filter_text: str | None,
+    select: tuple[tuple[str, ...], ...],
+    output: Output,
+) -> None:
+    """Write the live records of TOPIC to FILE, as they are at one instant.
+
+    The end of the name tells the format: .parquet, .arrow, .csv or .ndjson. In the first three each field is a column,
+    of all records; `sow publish` and `sow load` read all four. FILE appears when it is complete, in place of an older
+    one. Parquet and Arrow need pyarrow: pip install 'sow[arrow]'.
+
+    \b
+    Examples:
+      sow export orders orders.parquet
+      sow export orders big.csv --filter "/price > 9" --select /id,/price,@expire_time
+    """
+    kind = _FORMATS.get(file.suffix.lower())
+    if kind is None:
+        raise click.BadParameter(f"the name ends in none of {', '.join(_FORMATS)}", param_hint="FILE")
+    named = selected(select)
+    if kind is Format.NDJSON and named:
+        raise click.UsageError("--select is for columns: a line of NDJSON has the whole record")
+    if kind in (Format.PARQUET, Format.ARROW):
+        from sow_cli.arrow import load_pyarrow
+
+        load_pyarrow()  # says now what is missing
+    started = time.monotonic()
+    with session.client() as client:
+        form = RecordForm.of(topic, client.describe_topic(topic).settings, select=named)
+        opened = client.open_export(topic, filter_text)
+        try:
+            with replaced(file) as sink:
+                written = _Exporting(client, opened, form, sink).write(kind)
+        finally:
+            with suppress(Exception):  # it ends by itself, and an error of its own would hide the first one
+                client.close_export(opened.id)
+    micros = round((time.monotonic() - started) * 1e6)
+    size = file.stat().st_size
+    output.one(
+        [
+            Fact("topic", topic, topic),
+            Fact("file", str(file), display.safe(str(file))),
+            Fact("records", written, display.count(written)),
+            Fact("bytes", size, display.size(size), label="size"),
+            moment("as_of", opened.as_of, label="as of"),
+            Fact("bookmark", opened.bookmark, opened.bookmark or ""),
+            Fact("elapsed_micros", micros, display.duration(micros), label="time"),
+        ]
+    )
+
+
+class _Exporting:
+    """Reads a snapshot and writes its records to an open file."""
+
+    def __init__(self, client: Client, export: Export, form: RecordForm, sink: IO[bytes]) -> None:
+        self._client = client
+        self._export = export
+        self._form = form
+        self._sink = sink
+
+    def write(self, kind: Format) -> int:
+        """Writes all records, and returns their number."""
+        records = sum(self._export.parts)
+        twice = kind is not Format.NDJSON and not self._form.select
+        with progress("{task.fields[figures]}", measured=records > 0) as bar:
+            task = bar.add_task("exporting", total=records * (2 if twice else 1), figures="")
+            writer = self._writer(kind, lambda batches: self._shown(bar, task, batches))
+            written = 0
+            for columns in self._shown(bar, task, self._batches()):
+                writer.write(columns)
+                written += len(columns.keys)
+            writer.close()
+        return written
+
+    def _shown(self, bar: Progress, task: TaskID, batches: Iterator[BatchColumns]) -> Iterator[BatchColumns]:
+        done = 0
+        for columns in batches:
+            yield columns
+            done += len(columns.payloads)
+            bar.update(task, advance=len(columns.payloads), figures=display.records(done))
+
+    def _batches(self) -> Iterator[BatchColumns]:
+        form = self._form
+        names = [name for name in form.select if not name.startswith("@")]
+        # Only top-level fields of JSON: the server reduces these without decoding the rest.
+        fields = sorted({arguments.field_path(name, "--select")[0] for name in names})
+        reduced = fields if form.payload_is_json and len(fields) <= _FIELDS_MAX else []
+        for part in range(len(self._export.parts)):
+            for packed in self._client.read_export(
+                self._export.id, part, columns=_COLUMNS, batch_size=_BATCH_RECORDS, fields=reduced
+            ):
+                yield BatchColumns.of_packed(packed)
+
+    def _payloads(self) -> Iterator[BatchColumns]:
+        """The payloads alone, to look at ([3])."""
+        for part in range(len(self._export.parts)):
+            for packed in self._client.read_export(self._export.id, part, batch_size=_BATCH_RECORDS):
+                yield BatchColumns.of_packed(packed)
+
+    def _writer(self, kind: Format, shown: Callable[[Iterator[BatchColumns]], Iterator[BatchColumns]]) -> _Writer:
+        form = self._form
+        if kind is Format.NDJSON:
+            return _Ndjson(form, self._sink)
+        looked_at = iter(()) if form.select else shown(self._payloads())
+        if kind is Format.CSV:
+            names: dict[str, None] = {}
+            for columns in looked_at:
+                for payload in columns.payloads:
+                    names.update(dict.fromkeys(form.fields.of(payload) or ()))
+            found = Columns(form.fields, [(name,) for name in names], chosen=True) if names else form.columns(())
+            return _Csv(CsvRows(form, found), self._sink)
+        from sow_cli.arrow import ArrowFile, ArrowSchema
+
+        schema = ArrowSchema(form)
+        for columns in self._payloads() if form.select else looked_at:
+            schema.look(columns.payloads)
+        return ArrowFile(self._sink, schema, is_parquet=kind is Format.PARQUET)
+
+
+class _Writer(Protocol):
+    def write(self, columns: BatchColumns, /) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class _Ndjson:
+    def __init__(self, form: RecordForm, sink: IO[bytes]) -> None:
+        self._form = form
+        self._sink = sink
+        self._encode = msgspec.json.Encoder().encode_lines
+
+    def write(self, columns: BatchColumns) -> None:
+        self._sink.write(self._encode(record_lines(columns, self._form)))
+
+    def close(self) -> None:
+        pass
+
+
+class _Csv:
+    def __init__(self, rows: CsvRows, sink: IO[bytes]) -> None:
+        self._rows = rows
+        self._sink = sink
+        sink.write(rows.first_line)
+
+    def write(self, columns: BatchColumns) -> None:
+        self._sink.write(self._rows.lines(columns))
+
+    def close(self) -> None:
+        pass
+
+
+@contextmanager
+def replaced(file: Path) -> Iterator[IO[bytes]]:
+    """A new file that takes the name `file` once it is complete ([2]); after an error nothing is left of it. Raises a
+    usage error where no file can be written."""
+    target = file.resolve()  # through a symbolic link, which stays
+    beside = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    except OSError as error:
+        raise click.FileError(str(file), hint=error.strerror or "unknown error") from error
+    try:
+        with open(descriptor, "wb", buffering=2**20) as sink:
+            yield sink
+            sink.flush()
+            os.fsync(sink.fileno())
+        beside.replace(target)
+    except BaseException:
+        with suppress(OSError):
+            beside.unlink()
+        raise
