@@ -1,42 +1,43 @@
-"""`sow publish`: NDJSON lines through the buffered publisher, or one record.
+"""`sow publish`: the records of files through the buffered publisher, or one record.
 
-[1]  A line that cannot be published is reported with its number, and the other lines are still published.
-[2]  With --strict everything before the first bad line is published, and nothing after it.
+[1]  A record that cannot be published is counted by its reason, and the others are still published. The first ones are
+     reported with their places; --errors has all.
+[2]  With --strict everything before the first bad record is published, and nothing after it.
 [3]  Records reported as published are acknowledged, not merely sent. When the stream breaks off, the report says how
      far the acknowledgements came.
+[4]  Under a condition (rule P3) each record is decided by itself, request by request: this is slower.
 """
 
 from __future__ import annotations
 
-import os
-import stat
-import sys
 import time
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from io import BufferedReader
-from itertools import groupby
+from itertools import groupby, islice
 from operator import attrgetter
-from typing import Final, get_args
+from typing import Final, Unpack, get_args
 
 import click
 
 from sow_cli import arguments, display
 from sow_cli.exits import SERVER_SAID_NO
-from sow_cli.lines import (
-    BadLine,
-    Item,
-    LineNumbers,
-    Parse,
-    base64_payload,
-    chunks,
-    document,
-    keyed_by,
-    record_form,
-)
-from sow_cli.output import Fact, Output, note, output_option, progress
+from sow_cli.lines import BadLine, Item, LineNumbers, Parse
+from sow_cli.output import Fact, Output, note, output_option
 from sow_cli.session import Session
+from sow_cli.sources import (
+    FileInput,
+    InputOptions,
+    Place,
+    Refusals,
+    buffered,
+    input_options,
+    line_parser,
+    reading_of,
+    standard_input,
+    target_of,
+)
 from sow_client import Client, DurabilityName, NotFound, Published, Refusal, SowError, Topic
 
 _STRICT_RECORDS_MAX: Final = 1_000  # an atomic request holds no more (rule K8)
@@ -61,39 +62,38 @@ class Merging:
     unset: list[str] | None
 
 
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """When a record is applied (rule P3)."""
+
+    absent: bool
+    present: bool
+    version: int | None
+
+    @property
+    def is_one(self) -> bool:
+        """True: there is a condition."""
+        return self.absent or self.present or self.version is not None
+
+
 @dataclass(slots=True)
 class Tally:
-    """Counts the outcomes of the lines."""
+    """Counts the outcomes of a run."""
 
+    refusals: Refusals
     published: int = 0
-    refused: int = 0
     started: float = field(default_factory=time.monotonic)
-
-    def bad(self, line: int, reason: str, message: str) -> None:
-        """Counts and reports a line that was not published."""
-        self.refused += 1
-        report(line, reason, message)
-
-
-def report(line: int, reason: str, message: str) -> None:
-    """Reports on stderr which line was not published, and why."""
-    note(f"line {line}: {reason}: {message}")
 
 
 @click.command(short_help="Publish records from a file or a pipe.")
 @click.argument("topic")
-@click.argument("file", type=click.File("rb"), default="-")
+@click.argument("files", nargs=-1, type=click.File("rb"), metavar="[FILE]...")
 @click.option("--data", metavar="TEXT", help="Publish this one document instead of a file.")
 @click.option(
     "--key",
     type=arguments.key,
     metavar="KEY",
     help="Key of one record: --data, or all of FILE (its bytes as they are). For topics without key fields.",
-)
-@click.option(
-    "--key-field",
-    metavar="NAME",
-    help="The field, a name or a path such as /a/b, whose text becomes the key. For topics without key fields.",
 )
 @click.option("--ttl", type=arguments.ttl, metavar="DURATION|never", help="Lifetime, such as 30s or 1h30m.")
 @click.option("--expire-at", type=arguments.instant, metavar="TIME", help="When to expire: 2030-01-31T12:00:00Z.")
@@ -130,17 +130,25 @@ def report(line: int, reason: str, message: str) -> None:
     help="Acknowledge once the records are on disk, in the system's memory, or on disk at sync peers, too.  [default: "
     "as configured at the server]",
 )
-@click.option("--strict", is_flag=True, help="Stop at the first bad line; nothing after it is published.")
+@click.option("--if-absent", is_flag=True, help="Only records whose key has no live record yet.")
+@click.option("--if-present", is_flag=True, help="Only records whose key has a live record.")
+@click.option(
+    "--if-version",
+    type=click.IntRange(min=1),
+    metavar="VERSION",
+    help="One record, only if the live record has this version.",
+)
+@click.option("--strict", is_flag=True, help="Stop at the first bad record; nothing after it is published.")
+@input_options
 @output_option
 @click.pass_obj
 def publish(
     session: Session,
     *,
     topic: str,
-    file: BufferedReader,
+    files: tuple[BufferedReader, ...],
     data: str | None,
     key: str | None,
-    key_field: str | None,
     ttl: str | None,
     expire_at: datetime | None,
     ttl_mode: str,
@@ -151,16 +159,22 @@ def publish(
     records: bool,
     batch_records: int,
     durability: DurabilityName | None,
+    if_absent: bool,
+    if_present: bool,
+    if_version: int | None,
     strict: bool,
     output: Output,
+    **given: Unpack[InputOptions],
 ) -> None:
-    """Publish records to TOPIC: one from each line of FILE, or of standard input (-).
+    """Publish records to TOPIC: those of the FILEs, or of standard input (-).
 
-    On a json topic a line is a document (NDJSON). On topics of other message types it is the base64 text of a
-    payload or, with --raw, the payload itself. Empty lines are skipped.
+    On a json topic a line is a document (NDJSON); also a JSON array, CSV, Parquet and Arrow are read, as the name of
+    the file or --as tells. On topics of other message types a line is the base64 text of a payload or, with --raw, the
+    payload itself. Empty lines are skipped.
 
-    A bad line is reported on stderr with its number, and the other lines are published; the exit code is then 1. With
-    --strict the first bad line ends the command: all lines before it are published, none after it.
+    A bad record does not stop the others; the first ten are reported on stderr with their places, all are counted, and
+    the exit code is then 1. With --strict the first bad record ends the command: all before it are published, none
+    after it.
 
     With --records lines carry their key, if the topic needs one, and their expire time, which overrides --ttl:
 
@@ -170,59 +184,73 @@ def publish(
     \b
     Examples:
       sow publish orders orders.ndjson --ttl 30s
-      sow publish orders --data '{"id": 1, "price": 9.5}'
+      sow publish orders --data '{"id": 1, "price": 9.5}' --if-absent
+      sow publish orders prices.csv --types zip=text --errors bad.ndjson
       sow publish sessions --key alice --data '{"page": "/home"}' --ttl 20m
       sow publish orders --delta --unset /note --data '{"id": 1, "price": 9.7}'
       tail -f ticks.ndjson | sow publish ticks --key-field symbol
       sow publish images --key logo logo.png
     """
     arguments.refuse_together(("--ttl", ttl is not None), ("--expire-at", expire_at is not None))
-    _check_input(data, key, key_field, raw=raw, records=records)
+    _check_input(data, key, files, given, raw=raw, records=records)
     if unset and not delta:
         raise click.UsageError("--unset is for --delta: a plain publish replaces the whole record")
     arguments.refuse_together(("--keep-ttl", keep_ttl), (f"--ttl-mode {ttl_mode}", ttl_mode == "extend"))
+    condition = Condition(if_absent, if_present, if_version)
+    arguments.refuse_together(
+        ("--if-absent", if_absent), ("--if-present", if_present), ("--if-version", if_version is not None)
+    )
+    if if_version is not None and data is None and key is None:
+        raise click.UsageError("--if-version is for one record: --data, or --key with a file")
     lifetime = Lifetime(ttl, expire_at, keep_ttl or ttl_mode == "keep", ttl_mode == "extend")
+    reading = reading_of(given, with_metadata=records, keep_spaces=raw)
+    inputs: tuple[BufferedReader, ...] = tuple(map(buffered, files)) or (standard_input(),)
     with session.client() as client:
-        described = _described(client, topic)
-        is_json = described is None or described.settings.message_type == "json"
+        described = described_topic(client, topic)
+        target = target_of(described)
         if described and described.settings.expiration == "disabled" and (expire_at or ttl not in (None, "never")):
             note(f"topic {topic} has expiration disabled: lifetimes are stored but not acted on")
-        if records:
-            parse = record_form(payload_is_json=is_json, with_key=described is None or not described.settings.key)
-        elif key_field is not None:
-            parse = keyed_by(key_field)
-        else:
-            # A file that is one record is used as it is: unlike a line, it may hold any bytes.
-            parse = document if is_json or raw or (key is not None and data is None) else base64_payload
+        whole_file = key is not None and data is None
+        parse = line_parser(reading, target, described, records=records, as_it_is=raw or whole_file)
         merging = Merging(delta, [path for some in unset for path in some] or None)
-        job = _Job(client, topic, lifetime, merging, durability, batch_records)
+        job = _Job(client, topic, lifetime, merging, durability, batch_records, condition)
         if data is not None or key is not None:
-            whole = file.read() if data is None else data.encode("utf-8", "surrogateescape")
+            whole = inputs[0].read() if data is None else data.encode("utf-8", "surrogateescape")
             output.one(published_facts(topic, _publish_one(job, whole, parse, key)))
             return
-        reading = _Reading(file, parse, keep_spaces=raw)
-        tally = Tally()
-        with reading.bar:
-            if strict:
-                _publish_strictly(job, reading, tally)
-            else:
-                _publish_all(job, reading, tally)
+        tally = Tally(Refusals(given["errors"]))
+        for file in inputs:
+            source = FileInput(file, parse, reading, target, in_progress="publishing", several=len(inputs) > 1)
+            with source.bar:
+                if not _publish_file(job, source, tally, strict=strict):
+                    break
+    tally.refusals.sum_up()
     output.one(_summary(topic, tally))
-    if tally.refused:
+    if tally.refusals.total:
         click.get_current_context().exit(SERVER_SAID_NO)
 
 
-def _check_input(data: str | None, key: str | None, key_field: str | None, *, raw: bool, records: bool) -> None:
+def _check_input(
+    data: str | None,
+    key: str | None,
+    files: tuple[BufferedReader, ...],
+    given: InputOptions,
+    *,
+    raw: bool,
+    records: bool,
+) -> None:
     """Refuses options that contradict each other about where the records and their keys come from."""
-    from_file = click.get_current_context().get_parameter_source("file") is click.core.ParameterSource.COMMANDLINE
-    arguments.refuse_together(("--data", data is not None), ("FILE", from_file))
+    of_lines = given["kind"] in (None, "ndjson")
+    arguments.refuse_together(("--data", data is not None), ("FILE", bool(files)))
     arguments.refuse_together(("--data", data is not None), ("--records", records))
     arguments.refuse_together(
-        ("--key", key is not None), ("--key-field", key_field is not None), ("--records", records)
+        ("--key", key is not None), ("--key-field", given["key_field"] is not None), ("--records", records)
     )
-    arguments.refuse_together(("--key-field", key_field is not None), ("--raw", raw), ("--records", records))
-    if key_field is not None and not all(key_field.removeprefix("/").split("/")):
-        raise click.BadParameter(f"{key_field!r} has an empty step", param_hint="--key-field")
+    arguments.refuse_together(("--key-field", given["key_field"] is not None), ("--raw", raw), ("--records", records))
+    arguments.refuse_together(("--raw", raw), (f"--as {given['kind']}", not of_lines))
+    arguments.refuse_together(("--data", data is not None), ("--as", given["kind"] is not None))
+    if key is not None and len(files) > 1:
+        raise click.UsageError("--key is for one file: its bytes are the record")
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,59 +263,7 @@ class _Job:
     merging: Merging
     durability: DurabilityName | None
     batch_records: int
-
-
-class _Reading:
-    """Turns the input into records. Owns the progress bar, as it knows how much of the file has been read."""
-
-    def __init__(self, file: BufferedReader, parse: Parse, *, keep_spaces: bool) -> None:
-        self._file = file
-        self._parse = parse
-        self._keep_spaces = keep_spaces
-        size = _size_of(file)
-        self.bar = progress("{task.fields[figures]}", measured=size is not None)
-        """The progress display. It is shown only on a terminal, and not while the input is typed there."""
-        if file.isatty():
-            self.bar.disable = True
-            if sys.stderr.isatty():
-                note("reading lines from the terminal; Ctrl-D ends the input")
-        self._task = self.bar.add_task("publishing", total=size, figures="")
-        self._started = time.monotonic()
-
-    def records(
-        self, numbers: LineNumbers, bad: Callable[[int, str, str], None], settled: Callable[[], int]
-    ) -> Iterator[tuple[int, Item]]:
-        """Yields (line number, record); reports bad lines to `bad` and continues when that returns.
-
-        `settled` returns the number of records that the server has answered: the progress display counts these.
-        """
-        parse, strip = self._parse, None if self._keep_spaces else b" \t\r"
-        line_number = position = 0
-        for chunk in chunks(self._file):
-            read = 0
-            for line in chunk:
-                line_number += 1
-                if line is None:
-                    numbers.skip(position)
-                    bad(line_number, "PAYLOAD_TOO_LARGE", "the line is longer than 16 MiB")
-                    continue
-                read += len(line) + 1
-                text = line if strip is None else line.strip(strip)
-                if not text:
-                    numbers.skip(position)
-                    continue
-                try:
-                    item = parse(text)
-                except BadLine as error:
-                    numbers.skip(position)
-                    bad(line_number, error.reason, error.message)
-                    continue
-                position += 1
-                yield line_number, item
-            if not self.bar.disable:
-                done = settled()
-                rate = round(done / max(time.monotonic() - self._started, 1e-3))
-                self.bar.update(self._task, advance=read, figures=f"{display.records(done)}  {display.count(rate)}/s")
+    condition: Condition
 
 
 class _Stop(Exception):
@@ -300,7 +276,7 @@ def _publish_one(job: _Job, whole: bytes, parse: Parse, key: str | None) -> Publ
     except BadLine as bad:
         raise click.UsageError(f"{bad.reason}: {bad.message}") from bad
     key = item.key if key is None else key
-    lifetime = job.lifetime
+    lifetime, condition = job.lifetime, job.condition
     if job.merging.delta:
         return job.client.delta_publish(
             job.topic,
@@ -311,6 +287,9 @@ def _publish_one(job: _Job, whole: bytes, parse: Parse, key: str | None) -> Publ
             expire_at=lifetime.expire_at,
             keep_ttl=lifetime.keep,
             extend_ttl=lifetime.extend,
+            only_if_absent=condition.absent,
+            only_if_present=condition.present,
+            only_if_version=condition.version,
             durability=job.durability,
         )
     return job.client.publish(
@@ -321,17 +300,32 @@ def _publish_one(job: _Job, whole: bytes, parse: Parse, key: str | None) -> Publ
         expire_at=lifetime.expire_at,
         keep_ttl=lifetime.keep,
         extend_ttl=lifetime.extend,
+        only_if_absent=condition.absent,
+        only_if_present=condition.present,
+        only_if_version=condition.version,
         durability=job.durability,
     )
 
 
-def _publish_all(job: _Job, reading: _Reading, tally: Tally) -> None:
-    """The fast way: pipelined batches; refusals come back later and are matched to their lines ([1])."""
+def _publish_file(job: _Job, source: FileInput, tally: Tally, *, strict: bool) -> bool:
+    """Publishes the records of a file. False: a strict run has met a bad one, which ends everything."""
+    if strict:
+        return _publish_strictly(job, source, tally)
+    if job.condition.is_one:
+        _publish_checked(job, source, tally)
+    else:
+        _publish_all(job, source, tally)
+    return True
+
+
+def _publish_all(job: _Job, source: FileInput, tally: Tally) -> None:
+    """The fast way: pipelined batches; refusals come back later and are matched to their places ([1])."""
     numbers = LineNumbers()
+    bad = partial(tally.refusals.add, source.place)
 
     def refused(refusal: Refusal) -> None:
-        # Runs on the publisher's own thread: it reports, and the publisher counts.
-        report(numbers.line(refusal.index), refusal.reason, refusal.message)
+        # Runs on the publisher's own thread.
+        bad(numbers.line(refusal.index), refusal.reason, refusal.message)
 
     publisher = job.client.publisher(
         job.topic,
@@ -348,26 +342,51 @@ def _publish_all(job: _Job, reading: _Reading, tally: Tally) -> None:
     try:
         with publisher:
             send = publisher.publish
-            for _, (data, key, expire_time_micros) in reading.records(
-                numbers, tally.bad, lambda: publisher.acknowledged
-            ):
+            for _, (data, key, expire_time_micros) in source.records(numbers, bad, lambda: publisher.acknowledged):
                 send(data, key=key, expire_at=expire_time_micros)
     except (SowError, KeyboardInterrupt):
         # [3]. Later lines may have been applied as well. Publishing them again does no harm, as they have keys.
         settled = publisher.acknowledged
-        note(
-            f"broke off: lines 1 to {numbers.line(settled - 1)} are published or refused"
-            if settled
-            else "broke off: no line is published"
-        )
+        _broke_off(source.place, numbers.line(settled - 1) if settled else 0)
         raise
     finally:
-        tally.published = publisher.applied + publisher.duplicates
-        tally.refused += publisher.refused
+        tally.published += publisher.applied + publisher.duplicates
 
 
-def _publish_strictly(job: _Job, reading: _Reading, tally: Tally) -> None:
-    """The exact way ([2]): atomic requests, one after another; the records before a bad one are sent once more."""
+def _publish_checked(job: _Job, source: FileInput, tally: Tally) -> None:
+    """Under a condition ([4]): requests one after another, each record by itself."""
+    bad = partial(tally.refusals.add, source.place)
+    records = source.records(LineNumbers(), bad, lambda: tally.published + tally.refusals.total)
+    done = 0
+    try:
+        while batch := list(islice(records, job.batch_records)):
+            # A request has one lifetime for all of its records, so a record with another lifetime ends a run.
+            for _, group in groupby(batch, key=lambda one: one[1].expire_time_micros):
+                run = list(group)
+                for (number, _), outcome in zip(run, _send(job, [item for _, item in run]), strict=True):
+                    if isinstance(outcome, Refusal):
+                        bad(number, outcome.reason, outcome.message)
+                    else:
+                        tally.published += 1
+                    done = number
+    except (SowError, KeyboardInterrupt):
+        _broke_off(source.place, done)
+        raise
+
+
+def _broke_off(place: Place, last: int) -> None:
+    """Reports how far a run came that ends with an error."""
+    where = f" of {place.file}" if place.file else ""
+    note(
+        f"broke off: {place.unit}s 1 to {last}{where} are published or refused"
+        if last
+        else f"broke off: no {place.unit}{where} is published"
+    )
+
+
+def _publish_strictly(job: _Job, source: FileInput, tally: Tally) -> bool:
+    """The exact way ([2]): atomic requests, one after another; the records before a bad one are sent once more. False:
+    there was a bad one."""
     batch: list[tuple[int, Item]] = []
     batch_bytes = 0
     batch_records = min(job.batch_records, _STRICT_RECORDS_MAX)
@@ -379,32 +398,34 @@ def _publish_strictly(job: _Job, reading: _Reading, tally: Tally) -> None:
         nonlocal batch_bytes
         pending, batch_bytes = batch.copy(), 0
         batch.clear()
-        # A request has one lifetime for all of its records, so a line with another lifetime ends a run.
+        # A request has one lifetime for all of its records, so a record with another lifetime ends a run.
         for _, run in groupby(pending, key=lambda one: one[1].expire_time_micros):
             _publish_atomically(job, list(run), tally)
 
     try:
-        for line_and_item in reading.records(LineNumbers(), bad, lambda: tally.published):
-            batch.append(line_and_item)
-            batch_bytes += len(line_and_item[1].data)
+        for number_and_item in source.records(LineNumbers(), bad, lambda: tally.published):
+            batch.append(number_and_item)
+            batch_bytes += len(number_and_item[1].data)
             if len(batch) >= batch_records or batch_bytes >= _STRICT_BYTES_MAX:
                 send()
         send()
     except _Stop as stop:
         line, reason, message = stop.args
         try:
-            send()  # the records read before a line that could not be parsed
+            send()  # the records read before one that could not be parsed
         except _Stop as earlier:
             line, reason, message = earlier.args
-        tally.bad(line, reason, message)
-        note(f"stopped at line {line}; published before it: {display.records(tally.published)}")
+        tally.refusals.add(source.place, line, reason, message)
+        note(f"stopped at {source.place.shown(line)}; published before it: {display.records(tally.published)}")
+        return False
+    return True
 
 
 def _publish_atomically(job: _Job, run: list[tuple[int, Item]], tally: Tally) -> None:
     """Publishes all of `run`, or the records before its first bad one, which then ends everything."""
     if not run:
         return
-    outcomes = _send_atomically(job, [item for _, item in run])
+    outcomes = _send(job, [item for _, item in run], atomic=True)
     bad = [one for one in outcomes if isinstance(one, Refusal) and one.reason != "ATOMIC_ABORTED"]
     if not bad:
         tally.published += len(run)
@@ -414,7 +435,8 @@ def _publish_atomically(job: _Job, run: list[tuple[int, Item]], tally: Tally) ->
     raise _Stop(run[first.index][0], first.reason, first.message)
 
 
-def _send_atomically(job: _Job, items: list[Item]) -> list[Published | Refusal]:
+def _send(job: _Job, items: list[Item], *, atomic: bool = False) -> list[Published | Refusal]:
+    """Publishes records that have one lifetime."""
     keys = [item.key for item in items if item.key is not None]
     own_expire_time = items[0].expire_time_micros
     return job.client.publish_many(
@@ -425,29 +447,22 @@ def _send_atomically(job: _Job, items: list[Item]) -> list[Published | Refusal]:
         expire_at=job.lifetime.expire_at if own_expire_time is None else own_expire_time,
         keep_ttl=job.lifetime.keep,
         extend_ttl=job.lifetime.extend,
+        only_if_absent=job.condition.absent,
+        only_if_present=job.condition.present,
         durability=job.durability,
-        atomic=True,
+        atomic=atomic,
         delta=job.merging.delta,
         unset=job.merging.unset,
         refusals="return",
     )
 
 
-def _described(client: Client, name: str) -> Topic | None:
+def described_topic(client: Client, name: str) -> Topic | None:
     """The topic; None when it does not exist yet: the first publish may create it (rule K1), as a json topic."""
     try:
         return client.describe_topic(name)
     except NotFound:
         return None
-
-
-def _size_of(file: BufferedReader) -> int | None:
-    """Bytes of a regular file; None for pipes and terminals, which end when they end."""
-    try:
-        status = os.fstat(file.fileno())
-    except (OSError, ValueError):
-        return None
-    return status.st_size if stat.S_ISREG(status.st_mode) else None
 
 
 def published_facts(topic: str, done: Published) -> list[Fact]:
@@ -484,7 +499,7 @@ def _summary(topic: str, tally: Tally) -> list[Fact]:
     return [
         Fact("topic", topic, topic),
         Fact("published", tally.published, display.records(tally.published)),
-        Fact("refused", tally.refused, display.records(tally.refused)),
+        *tally.refusals.facts(),
         Fact("seconds", round(seconds, 3), display.duration(round(seconds * 1e6)), label="time"),
         Fact("records_per_second", rate, f"{display.count(rate)} records/s", label="rate"),
     ]

@@ -11,7 +11,8 @@ from sow_client import (
     Unavailable,
 )
 from tests.support.commands import client, rows, run
-from tests.support.fake_client import FakeClient, FakePublisher
+from tests.support.fake_client import FakeClient
+from tests.support.fake_publishing import FakePublisher
 from tests.support.fake_results import NOW_MICROS
 
 __all__ = ["client"]  # a fixture

@@ -1,0 +1,450 @@
+"""Files of records as input: lines, a JSON document, CSV, Parquet and Arrow.
+
+[1]  Memory is bounded by a chunk of lines, or a batch of rows. A JSON document, and Parquet from a pipe, are read
+     whole.
+[2]  One bad record does not stop the others: it comes in its place, as `BadLine`, with its reason.
+[3]  The columns that an export writes are read as the same record: fields have their paths as names, and metadata are
+     no fields (columns [3]). A cell or a value that is empty or null is no field.
+"""
+
+from __future__ import annotations
+
+import base64
+import csv
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from io import BufferedReader, BytesIO
+from itertools import islice
+from math import isfinite
+from pathlib import PurePath
+from typing import Any, Final, Literal, Protocol, TypeAlias, cast, get_args
+
+import click
+import msgspec
+
+from sow_cli.columns import METADATA_COLUMNS, Path, path_of
+from sow_cli.lines import LINE_BYTES_MAX, BadLine, Item, Parse, chunks
+
+Kind: TypeAlias = Literal["ndjson", "json", "csv", "parquet", "arrow"]
+KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
+ColumnType: TypeAlias = Literal["text", "number", "int", "bool", "json"]
+COLUMN_TYPES: Final[tuple[ColumnType, ...]] = get_args(ColumnType)
+Outcome: TypeAlias = Item | BadLine | None
+"""A record, a bad one, or nothing: an empty line."""
+
+_SUFFIXES: Final[Mapping[str, Kind]] = {
+    ".csv": "csv",
+    ".tsv": "csv",
+    ".json": "json",
+    ".parquet": "parquet",
+    ".arrow": "arrow",
+    ".feather": "arrow",
+}
+_JSON_BYTES_MAX: Final = 2**30
+_BATCH_ROWS: Final = 10_000
+_ROWS_LOOKED_AT: Final = 1_000
+_NUMBER: Final = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
+_INT: Final = re.compile(r"-?(?:0|[1-9][0-9]*)")
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_encode: Final = msgspec.json.Encoder(decimal_format="number").encode
+
+
+class Input(Protocol):
+    """Records in the order of the input, a chunk at a time."""
+
+    unit: str
+    """The name of a position: line or record."""
+    total: int | None
+    """The size of the input, for a progress bar; None: unknown."""
+
+    def __iter__(self) -> Iterator[tuple[list[Outcome], int]]:
+        """Chunks: their outcomes, and their part of `total`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a topic's records are made of."""
+
+    message_type: str = "json"
+    separator: str = "\x01"
+    has_key: bool = False
+    """True: the key comes from fields of the payload."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How the user wants the input to be read."""
+
+    kind: Kind | None = None
+    """None: as the file's name and its first byte tell."""
+    types: Mapping[str, ColumnType] = field(default_factory=dict)
+    """The types of columns of CSV; under "" that of all others. Without one, the first rows tell."""
+    delimiter: str | None = None
+    with_metadata: bool = False
+    """True: the records have their own expire times."""
+    keyed: Parse | None = None
+    """Gives a document its key."""
+    keep_spaces: bool = False
+    """True: spaces around a line belong to it."""
+
+
+def opened(
+    file: BufferedReader, name: str, parse: Parse, reading: Reading, target: Target, *, size: int | None
+) -> Input:
+    """The input of a file or a pipe of this name. `parse` is for lines; `size`: the bytes of the file, if known."""
+    suffix = PurePath(name).suffix.lower()
+    kind = reading.kind or _SUFFIXES.get(suffix)
+    if kind is None and target.message_type == "json" and not file.isatty() and file.peek(1)[:1] == b"[":
+        kind = "json"  # no document on a line of its own begins like this where topics have keys
+    match kind:
+        case "csv":
+            delimiter = reading.delimiter or ("\t" if suffix == ".tsv" else ",")
+            return CsvInput(file, delimiter, reading, target, size=size)
+        case "parquet" | "arrow":
+            return ArrowInput(file, reading, target, is_parquet=kind == "parquet")
+        case "json":
+            return JsonInput(file, parse, size=size)
+    return LineInput(file, parse, size=size, keep_spaces=reading.keep_spaces)
+
+
+class LineInput:
+    """Lines; those without a character other than spaces are nothing."""
+
+    unit = "line"
+
+    def __init__(self, file: BufferedReader, parse: Parse, *, size: int | None, keep_spaces: bool = False) -> None:
+        self.total = size
+        self._file = file
+        self._parse = parse
+        self._spaces = b"" if keep_spaces else b" \t\r"
+
+    def __iter__(self) -> Iterator[tuple[list[Outcome], int]]:
+        for chunk in chunks(self._file):
+            yield self._outcomes(chunk), sum([0 if line is None else len(line) + 1 for line in chunk])
+
+    def _outcomes(self, lines: list[bytes | None]) -> list[Outcome]:
+        parse, spaces = self._parse, self._spaces
+        outcomes: list[Outcome] = []
+        for line in lines:
+            if line is None:
+                outcomes.append(BadLine("PAYLOAD_TOO_LARGE", "the line is longer than 16 MiB"))
+                continue
+            text = line.strip(spaces) if spaces else line
+            outcomes.append(_attempted(parse, text) if text else None)
+        return outcomes
+
+
+def _attempted(parse: Parse, text: bytes) -> Outcome:
+    try:
+        return parse(text)
+    except BadLine as bad:
+        return bad
+
+
+class JsonInput:
+    """A JSON array of documents, or one document over any number of lines; anything else is lines ([1])."""
+
+    unit = "record"
+
+    def __init__(self, file: BufferedReader, parse: Parse, *, size: int | None) -> None:
+        self.total = size
+        self._file = file
+        self._parse = parse
+
+    def __iter__(self) -> Iterator[tuple[list[Outcome], int]]:
+        whole = self._file.read(_JSON_BYTES_MAX + 1)
+        if len(whole) > _JSON_BYTES_MAX:
+            raise click.UsageError("a JSON array of more than 1 GiB; make lines of it: jq -c '.[]'")
+        if whole.lstrip()[:1] == b"[":
+            try:
+                documents = [bytes(one) for one in msgspec.json.decode(whole, type=list[msgspec.Raw])]
+            except msgspec.DecodeError as error:
+                raise click.UsageError(f"the input is no JSON array: {error}") from error
+        elif _is_json(whole):
+            documents = [whole]
+        else:
+            documents = [line for line in whole.split(b"\n") if line.strip()]
+        for start in range(0, len(documents), _BATCH_ROWS):
+            batch = documents[start : start + _BATCH_ROWS]
+            yield [_attempted(self._parse, one) for one in batch], round(len(whole) * len(batch) / len(documents))
+
+
+class CsvInput:
+    """CSV whose first line has the names of the fields."""
+
+    unit = "record"
+
+    def __init__(
+        self, file: BufferedReader, delimiter: str, reading: Reading, target: Target, *, size: int | None
+    ) -> None:
+        self.total = size
+        self._file = file
+        self._delimiter = delimiter
+        self._reading = reading
+        self._target = target
+        self._read = 0
+        self._in_chunk = 0
+
+    def __iter__(self) -> Iterator[tuple[list[Outcome], int]]:
+        csv.field_size_limit(LINE_BYTES_MAX)
+        reader = csv.reader(self._lines(), delimiter=self._delimiter, strict=True)
+        try:
+            header = next(reader, [])
+        except csv.Error as error:
+            raise click.UsageError(f"the first line is no CSV: {error}") from error
+        maker = RecordMaker(header, self._reading, self._target)
+        first = list(islice(self._rows(reader), _ROWS_LOOKED_AT))
+        cells = [_cell(self._type(name, number, first)) for number, name in enumerate(header)]
+        yield [_row(one, cells, maker) for one in first], self._taken()
+        while rows := list(islice(self._rows(reader), _BATCH_ROWS)):
+            yield [_row(one, cells, maker) for one in rows], self._taken()
+
+    def _lines(self) -> Iterator[str]:
+        is_first = True
+        for chunk in chunks(self._file):
+            self._in_chunk = len(chunk)
+            for line in chunk:
+                self._in_chunk -= 1
+                if line is None:
+                    raise click.UsageError("a line of the CSV is longer than 16 MiB")
+                self._read += len(line) + 1
+                text = line.decode("utf-8", "surrogateescape")
+                yield (text.removeprefix("\ufeff") if is_first else text) + "\n"
+                is_first = False
+
+    def _rows(self, reader: Iterator[list[str]]) -> Iterator[list[str] | csv.Error]:
+        """Rows, to the end of the chunk that was read: a pipe may have no more for a while."""
+        while True:
+            try:
+                yield next(reader)
+            except StopIteration:
+                return
+            except csv.Error as error:
+                yield error
+            if not self._in_chunk:
+                return
+
+    def _taken(self) -> int:
+        read, self._read = self._read, 0
+        return read
+
+    def _type(self, name: str, number: int, rows: Iterable[list[str] | csv.Error]) -> ColumnType:
+        types = self._reading.types
+        known = types.get(name) or types.get("")
+        if known is not None or name in METADATA_COLUMNS:
+            return known or "text"
+        cells = [row[number] for row in rows if isinstance(row, list) and len(row) > number and row[number]]
+        if not cells:
+            return "text"
+        if all(_NUMBER.fullmatch(cell) for cell in cells):
+            return "number"
+        if all(cell in ("true", "false") for cell in cells):
+            return "bool"
+        return "json" if all(cell[0] in "{[" and _is_json(_bytes(cell)) for cell in cells) else "text"
+
+
+def _row(row: list[str] | csv.Error, cells: Sequence[Callable[[str], object]], maker: RecordMaker) -> Outcome:
+    if isinstance(row, csv.Error):
+        return BadLine("PAYLOAD_MALFORMED", f"no CSV: {row}")
+    if not row:
+        return None
+    if len(row) != len(cells):
+        return BadLine("PAYLOAD_MALFORMED", f"has {len(row)} cells where the first line has {len(cells)}")
+    values: list[object] = []
+    for number, (cell, convert) in enumerate(zip(row, cells, strict=True)):
+        try:
+            values.append(convert(cell) if cell else None)
+        except ValueError as error:
+            return BadLine("PAYLOAD_MALFORMED", f"column {maker.names[number]}: {cell[:40]!r} is {error}; see --types")
+    return maker.outcome(values)
+
+
+def _cell(kind: ColumnType) -> Callable[[str], object]:
+    """What makes a value of the text of a cell; raises ValueError. Numbers keep their digits."""
+
+    def number(text: str) -> object:
+        if not (_INT if kind == "int" else _NUMBER).fullmatch(text):
+            raise ValueError("not a whole number" if kind == "int" else "not a number")
+        return msgspec.Raw(text.encode())
+
+    def boolean(text: str) -> object:
+        if text not in ("true", "false"):
+            raise ValueError("not true or false")
+        return text == "true"
+
+    def json(text: str) -> object:
+        data = _bytes(text)
+        if not _is_json(data):
+            raise ValueError("not JSON")
+        return msgspec.Raw(data)
+
+    makers: dict[ColumnType, Callable[[str], object]] = {
+        "text": str,
+        "number": number,
+        "int": number,
+        "bool": boolean,
+        "json": json,
+    }
+    return makers[kind]
+
+
+def _bytes(cell: str) -> bytes:
+    """The bytes of a cell, as they are in the file."""
+    return cell.encode("utf-8", "surrogateescape")
+
+
+def _is_json(text: bytes) -> bool:
+    try:
+        msgspec.json.decode(text, type=msgspec.Raw)
+    except msgspec.DecodeError:
+        return False
+    return True
+
+
+class ArrowInput:
+    """The rows of a Parquet file, or of an Arrow file or stream."""
+
+    unit = "record"
+
+    def __init__(self, file: BufferedReader, reading: Reading, target: Target, *, is_parquet: bool) -> None:
+        from importlib import import_module
+
+        from sow_cli.arrow import load_pyarrow
+
+        pa = load_pyarrow()
+        self.total: int | None = None
+        self._reading = reading
+        self._target = target
+        source: Any = file if file.seekable() else BytesIO(file.read())
+        try:
+            if is_parquet:
+                table = import_module("pyarrow.parquet").ParquetFile(source)
+                self.total = table.metadata.num_rows
+                self._names: list[str] = table.schema_arrow.names
+                self._batches: Iterable[Any] = table.iter_batches(batch_size=_BATCH_ROWS)
+            else:
+                is_file = source.read(6) == b"ARROW1"
+                source.seek(0)
+                opened_file = (pa.ipc.open_file if is_file else pa.ipc.open_stream)(source)
+                self._names = opened_file.schema.names
+                number = opened_file.num_record_batches if is_file else 0
+                self._batches = (opened_file.get_batch(one) for one in range(number)) if is_file else opened_file
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise click.UsageError(f"cannot read the input: {error}") from error
+
+    def __iter__(self) -> Iterator[tuple[list[Outcome], int]]:
+        maker = RecordMaker(self._names, self._reading, self._target)
+        for batch in self._batches:
+            columns = [column.to_pylist() for column in batch.columns]
+            yield [maker.outcome(row) for row in zip(*columns, strict=True)], batch.num_rows
+
+
+class RecordMaker:
+    """Makes records of rows whose columns have names ([3])."""
+
+    def __init__(self, names: Sequence[str], reading: Reading, target: Target) -> None:
+        """Raises a usage error for a name that is no field."""
+        self.names = names
+        self._target = target
+        self._keyed = reading.keyed
+        self._paths: list[tuple[int, Path]] = []
+        self._key = self._expires = self._payload = -1
+        for number, name in enumerate(names):
+            metadata = METADATA_COLUMNS.get(name)
+            if metadata == "key" and not target.has_key:
+                self._key = number
+            elif metadata == "expire_time" and reading.with_metadata:
+                self._expires = number
+            elif metadata is None:
+                self._paths.append((number, self._path(name)))
+        if target.message_type == "binary" or (
+            target.message_type != "json" and [path for _, path in self._paths] == [("payload",)]
+        ):
+            self._payload = next((number for number, path in self._paths if path == ("payload",)), -1)
+            if self._payload < 0:
+                raise click.UsageError("a binary topic needs a column payload, and the input has none")
+
+    def _path(self, name: str) -> Path:
+        try:
+            path = path_of(name)
+        except ValueError as error:
+            raise click.UsageError(f"the column {name!r}: {error}") from error
+        if not name:
+            raise click.UsageError("a column has no name")
+        return path
+
+    def outcome(self, values: Sequence[object]) -> Outcome:
+        """The record of a row, whose values are None where there is none."""
+        try:
+            data = self._data(values)
+            key = None if self._key < 0 else _key_text(values[self._key])
+            item = Item(data, key, None if self._expires < 0 else _micros(values[self._expires]))
+            if self._keyed is not None:
+                return self._keyed(data)._replace(expire_time_micros=item.expire_time_micros)
+        except BadLine as bad:
+            return bad
+        except (TypeError, ValueError, UnicodeError, msgspec.MsgspecError) as error:
+            return BadLine("PAYLOAD_MALFORMED", str(error))
+        return item
+
+    def _data(self, values: Sequence[object]) -> bytes:
+        if self._payload >= 0:
+            payload = values[self._payload]
+            return payload if isinstance(payload, bytes) else base64.b64decode(str(payload or ""), validate=True)
+        document: dict[str, object] = {}
+        for number, path in self._paths:
+            value = values[number]
+            if value is None:
+                continue
+            _refuse_not_finite(value, self.names[number])
+            inside = document
+            for name in path[:-1]:
+                inside = cast(dict[str, object], inside.setdefault(name, {}))
+            inside[path[-1]] = value
+        if self._target.message_type in ("fix", "nvfix"):
+            separator = self._target.separator
+            return "".join([f"{name}={_text(value)}{separator}" for name, value in document.items()]).encode()
+        data = _encode(document)
+        return data if self._target.message_type == "json" else msgspec.msgpack.encode(msgspec.json.decode(data))
+
+
+def _refuse_not_finite(value: object, name: str) -> None:
+    """JSON has no NaN and no infinity, and a null in their place would be another value."""
+    if isinstance(value, float):
+        finite = isfinite(value)
+    elif isinstance(value, Decimal):
+        finite = value.is_finite()
+    elif isinstance(value, Mapping | list):
+        for one in value.values() if isinstance(value, Mapping) else value:
+            _refuse_not_finite(one, name)
+        return
+    else:
+        return
+    if not finite:
+        raise BadLine("PAYLOAD_MALFORMED", f"column {name}: {value} is no number of JSON")
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else _encode(value).decode()
+
+
+def _key_text(value: object) -> str | None:
+    return None if value is None else value if isinstance(value, str) else _encode(value).decode()
+
+
+def _micros(value: object) -> int | None:
+    """An expire time: microseconds, or a time with a zone; None: never."""
+    if value is None or isinstance(value, int):
+        return value
+    moment = value if isinstance(value, datetime) else None
+    if moment is None:
+        text = bytes(value).decode() if isinstance(value, msgspec.Raw) else str(value)
+        if text.isdecimal():
+            return int(text)
+        moment = datetime.fromisoformat(text)
+    if moment.tzinfo is None:
+        raise ValueError(f"the expire time {moment.isoformat()} has no time zone")
+    return (moment - _EPOCH) // timedelta(microseconds=1)

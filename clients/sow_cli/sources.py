@@ -1,0 +1,237 @@
+"""Files as the input of a command: its options, the progress on a terminal, and the report about bad records.
+
+[1]  Of the records that were refused, the first ones are reported one by one with their places. All are counted by
+     their reasons, and go to the file of --errors.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from io import BufferedReader, RawIOBase
+from typing import BinaryIO, Final, TypedDict, TypeVar, cast
+
+import click
+import msgspec
+
+from sow_cli import arguments, display
+from sow_cli.inputs import COLUMN_TYPES, KINDS, ColumnType, Kind, Reading, Target, opened
+from sow_cli.lines import BadLine, Item, LineNumbers, Parse, base64_payload, document, keyed_by, record_form
+from sow_cli.output import Fact, note, progress
+from sow_client import Topic
+
+Command = TypeVar("Command", bound=Callable[..., object])
+
+REPORTED_MAX: Final = 10
+"""Refused records that are reported one by one."""
+
+
+class FileInput:
+    """The records of one file. Owns the progress bar, as it knows how much of the file has been read."""
+
+    def __init__(
+        self,
+        file: BufferedReader,
+        parse: Parse,
+        reading: Reading,
+        target: Target,
+        *,
+        in_progress: str,
+        several: bool,
+    ) -> None:
+        """`in_progress`: the word in front of the bar. `several`: there are other files, so places name this one."""
+        self._input = opened(file, name_of(file), parse, reading, target, size=_size_of(file))
+        self.place = Place(name_of(file) if several else "", self._input.unit)
+        total = self._input.total
+        self.bar = progress("{task.fields[figures]}", measured=total is not None)
+        """The progress display. It is shown only on a terminal, and not while the input is typed there."""
+        if file.isatty():
+            self.bar.disable = True
+            if sys.stderr.isatty():
+                note("reading lines from the terminal; Ctrl-D ends the input")
+        self._task = self.bar.add_task(in_progress, total=total, figures="")
+        self._started = time.monotonic()
+
+    def records(
+        self, numbers: LineNumbers, bad: Callable[[int, str, str], None], settled: Callable[[], int]
+    ) -> Iterator[tuple[int, Item]]:
+        """Yields (number of the line or record, record); reports bad ones to `bad` and continues when that returns.
+
+        `settled` returns the number of records that the server has answered: the progress display counts these.
+        """
+        number = position = 0
+        for outcomes, read in self._input:
+            for outcome in outcomes:
+                number += 1
+                if type(outcome) is Item:
+                    position += 1
+                    yield number, outcome
+                    continue
+                numbers.skip(position)
+                if isinstance(outcome, BadLine):
+                    bad(number, outcome.reason, outcome.message)
+            if not self.bar.disable:
+                done = settled()
+                rate = round(done / max(time.monotonic() - self._started, 1e-3))
+                self.bar.update(self._task, advance=read, figures=f"{display.records(done)}  {display.count(rate)}/s")
+
+
+class Refusals:
+    """Counts the records that were refused, and reports them ([1]). Any thread may add one."""
+
+    def __init__(self, errors: BinaryIO | None) -> None:
+        """`errors`: gets a line of JSON for each."""
+        self.reasons: Counter[str] = Counter()
+        self._errors = errors
+        self._lock = threading.Lock()
+
+    @property
+    def total(self) -> int:
+        """The number of all."""
+        return self.reasons.total()
+
+    def add(self, place: Place, number: int, reason: str, message: str) -> None:
+        """Counts and reports a record."""
+        with self._lock:
+            self.reasons[reason] += 1
+            if self.total <= REPORTED_MAX:
+                note(f"{place.shown(number)}: {reason}: {message}")
+            if self._errors is not None:
+                told = {"file": place.file} if place.file else {}
+                line = told | {place.unit: number, "reason": reason, "message": message}
+                self._errors.write(msgspec.json.encode(line) + b"\n")
+
+    def sum_up(self) -> None:
+        """Reports the number for each reason, if there are more than were reported one by one."""
+        if self.total > REPORTED_MAX:
+            hint = "" if self._errors else "; --errors FILE writes all"
+            note(f"… {self.total:,} refused: {self.shown}{hint}")
+
+    @property
+    def shown(self) -> str:
+        """The numbers by reason."""
+        return ", ".join([f"{number:,} {reason}" for reason, number in self.reasons.most_common()])
+
+    def facts(self) -> list[Fact]:
+        """The numbers in a result."""
+        facts = [Fact("refused", self.total, display.records(self.total))]
+        if self.reasons:
+            facts.append(Fact("refused_by_reason", dict(self.reasons.most_common()), self.shown, label="reasons"))
+        return facts
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a record stands: the file, if there are several, and line or record."""
+
+    file: str
+    unit: str
+
+    def shown(self, number: int) -> str:
+        """The place of one record."""
+        return f"{self.file} {self.unit} {number}".lstrip()
+
+
+def input_options(command: Command) -> Command:
+    """Adds the options that say how files are read: `given: Unpack[InputOptions]`."""
+    for option in (
+        click.option(
+            "--errors",
+            type=click.File("wb", lazy=False),
+            metavar="FILE",
+            help="A file for all records that are refused: a line of JSON each.",
+        ),
+        click.option(
+            "--delimiter", type=arguments.separator, metavar="CHAR", help="Between the cells of CSV; default ,"
+        ),
+        click.option(
+            "--types",
+            multiple=True,
+            type=arguments.comma_separated,
+            metavar="[COLUMN=]TYPE,…",
+            help="Types of the columns of CSV: text, number, int, bool or json; without a name, of all.  [default: as "
+            "the first rows tell]",
+        ),
+        click.option("--as", "kind", type=click.Choice(KINDS), help="How to read FILE.  [default: as its name tells]"),
+        click.option(
+            "--key-field",
+            metavar="NAME",
+            help="The field, a name or a path such as /a/b, whose text becomes the key. For topics without key fields.",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+class InputOptions(TypedDict):
+    """The values of `input_options`."""
+
+    errors: BinaryIO | None
+    delimiter: str | None
+    types: tuple[tuple[str, ...], ...]
+    kind: Kind | None
+    key_field: str | None
+
+
+def reading_of(given: InputOptions, *, with_metadata: bool, keep_spaces: bool = False) -> Reading:
+    """How the options want files to be read. Raises a usage error."""
+    types: dict[str, ColumnType] = {}
+    for one in [one for some in given["types"] for one in some]:
+        name, _, kind = one.rpartition("=")
+        if kind not in COLUMN_TYPES:
+            raise click.BadParameter(f"{kind!r} is none of {', '.join(COLUMN_TYPES)}", param_hint="--types")
+        types[name] = kind
+    key_field = given["key_field"]
+    if key_field is not None and not all(key_field.removeprefix("/").split("/")):
+        raise click.BadParameter(f"{key_field!r} has an empty step", param_hint="--key-field")
+    keyed = None if key_field is None else keyed_by(key_field)
+    return Reading(given["kind"], types, given["delimiter"], with_metadata, keyed, keep_spaces)
+
+
+def target_of(topic: Topic | None) -> Target:
+    """The form of a topic's records. A topic that does not exist is a json topic without key fields (rule K1)."""
+    if topic is None:
+        return Target()
+    settings = topic.settings
+    return Target(settings.message_type, settings.fix_separator, bool(settings.key))
+
+
+def line_parser(reading: Reading, target: Target, topic: Topic | None, *, records: bool, as_it_is: bool) -> Parse:
+    """What makes a record of a line. `as_it_is`: its bytes are the payload, whatever the message type."""
+    is_json = target.message_type == "json"
+    if records:
+        return record_form(payload_is_json=is_json, with_key=topic is None or not target.has_key)
+    if reading.keyed is not None:
+        return reading.keyed
+    return document if is_json or as_it_is else base64_payload
+
+
+def standard_input() -> BufferedReader:
+    """Standard input, in bytes."""
+    return buffered(sys.stdin.buffer)
+
+
+def buffered(stream: BinaryIO) -> BufferedReader:
+    """The stream as one that can be peeked into; tests give others."""
+    return stream if isinstance(stream, BufferedReader) else BufferedReader(cast(RawIOBase, stream))
+
+
+def _size_of(file: BufferedReader) -> int | None:
+    """Bytes of a regular file; None for pipes and terminals, which end when they end."""
+    try:
+        status = os.fstat(file.fileno())
+    except (OSError, ValueError):
+        return None
+    return status.st_size if stat.S_ISREG(status.st_mode) else None
+
+
+def name_of(file: BufferedReader) -> str:
+    """The name of a file; of standard input "-"."""
+    name = getattr(file, "name", "-")
+    return name if isinstance(name, str) and name != "<stdin>" else "-"

@@ -1,0 +1,311 @@
+"""The files that `sow publish` reads: JSON, CSV, Parquet and Arrow; and the report about bad records."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from decimal import Decimal
+from pathlib import Path
+
+import msgspec
+import pyarrow as pa
+import pytest
+from pyarrow import ipc, parquet
+
+from tests.support.commands import client, rows, run
+from tests.support.fake_client import FakeClient
+from tests.support.fake_results import NOW_MICROS, Row
+
+__all__ = ["client"]  # a fixture
+
+
+def stored(client: FakeClient, topic: str = "orders") -> dict[str, object]:
+    return {key: json.loads(row.payload) for key, row in client.tables[topic].rows.items()}
+
+
+# ---- JSON ----
+
+
+@pytest.mark.parametrize("layout", [b'[{"id":1},{"id":2,"x":[1,\n{}]}]', b' [\n{"id":1}\n,\n{"id":2,"x":[1,{}]}\n]\n'])
+def test_a_json_array_is_its_documents(client: FakeClient, tmp_path: Path, layout: bytes) -> None:
+    client.add("orders")
+    file = tmp_path / "orders.json"
+    file.write_bytes(layout)
+
+    assert run(client, "publish", "orders", str(file)).exit_code == 0
+    assert stored(client) == {"1": {"id": 1}, "2": {"id": 2, "x": [1, {}]}}
+    if layout.startswith(b"["):
+        assert run(client, "publish", "orders", stdin=layout.replace(b"2", b"3")).exit_code == 0
+        assert "3" in stored(client), "a pipe that begins with [ is an array, too"
+
+
+def test_a_json_file_may_hold_one_document_or_lines(client: FakeClient, tmp_path: Path) -> None:
+    client.add("orders")
+    file = tmp_path / "orders.json"
+    for content in (b'{\n  "id": 1\n}\n', b'{"id":2}\n\n{"id":3}\n'):
+        file.write_bytes(content)
+        assert run(client, "publish", "orders", str(file)).exit_code == 0
+    assert list(stored(client)) == ["1", "2", "3"]
+
+
+def test_a_bad_document_of_an_array_is_reported_with_its_number(client: FakeClient) -> None:
+    client.add("orders")
+    result = run(client, "publish", "orders", stdin=b'[{"id":1},{"no":1},{"id":3}]')
+    assert result.exit_code == 1
+    assert result.stderr.startswith("record 2: KEY_FIELD_MISSING: ")
+    assert run(client, "publish", "orders", stdin=b'[{"id":1},').exit_code == 2
+
+
+# ---- CSV ----
+
+
+def published(client: FakeClient, text: str, *options: str, code: int = 0) -> str:
+    result = run(client, "publish", "orders", "--as", "csv", *options, stdin=text.encode())
+    assert result.exit_code == code, result.output
+    return result.stderr
+
+
+def test_the_first_line_of_csv_names_the_fields_and_the_rows_tell_their_types(client: FakeClient) -> None:
+    client.add("orders")
+    published(
+        client,
+        "\ufeffid,price,zip,ok,note,list,/at/bid,none\r\n"
+        '1,9.50,01234,true,"a,""b""","[1,2]",7,\r\n'
+        "\r\n"
+        '2,1e3,99999,false,"two\nlines","{""x"":1}",8,\r\n',
+    )
+    assert client.tables["orders"].rows["1"].payload == (
+        b'{"id":1,"price":9.50,"zip":"01234","ok":true,"note":"a,\\"b\\"","list":[1,2],"at":{"bid":7}}'
+    )
+    second = {
+        "id": 2,
+        "price": 1e3,
+        "zip": "99999",
+        "ok": False,
+        "note": "two\nlines",
+        "list": {"x": 1},
+        "at": {"bid": 8},
+    }
+    assert stored(client)["2"] == second
+
+
+def test_types_of_columns_can_be_given(client: FakeClient) -> None:
+    client.add("orders")
+    published(client, "id,zip,n\n1,12345,7\n", "--types", "zip=text,n=int")
+    assert stored(client)["1"] == {"id": 1, "zip": "12345", "n": 7}
+    published(client, "id,zip\n2,12345\n", "--types", "text")
+    assert stored(client)["2"] == {"id": "2", "zip": "12345"}
+    assert "none of text" in published(client, "id\n", "--types", "id=date", code=2)
+
+
+def test_cells_that_do_not_fit_are_bad_records_and_the_others_are_published(client: FakeClient) -> None:
+    client.add("orders")
+    many = "".join(f"{number},1\n" for number in range(1_000))
+    told = published(client, f"id,price\n{many}a,2\n1001,n/a\n1002\n1003,3\n", code=1)
+    assert told.splitlines() == [
+        "record 1001: PAYLOAD_MALFORMED: column id: 'a' is not a number; see --types",
+        "record 1002: PAYLOAD_MALFORMED: column price: 'n/a' is not a number; see --types",
+        "record 1003: PAYLOAD_MALFORMED: has 1 cells where the first line has 2",
+    ]
+    assert len(stored(client)) == 1_001
+
+
+def test_other_separators_and_names(client: FakeClient, tmp_path: Path) -> None:
+    client.add("orders")
+    published(client, "id;price\n1;2\n", "--delimiter", ";")
+    (tmp_path / "more.tsv").write_text("id\tprice\n2\t3\n")
+    (tmp_path / "more.csv").write_text("id,price\n3,4\n")
+    assert run(client, "publish", "orders", str(tmp_path / "more.tsv"), str(tmp_path / "more.csv")).exit_code == 0
+    assert stored(client) == {"1": {"id": 1, "price": 2}, "2": {"id": 2, "price": 3}, "3": {"id": 3, "price": 4}}
+
+
+@pytest.mark.parametrize("text", ["id,\n1,2\n", "id,/a//b\n1,2\n", '"id\n'])
+def test_a_first_line_that_names_no_fields_is_wrong_usage(client: FakeClient, text: str) -> None:
+    client.add("orders")
+    published(client, text, code=2)
+
+
+def test_what_a_query_writes_as_csv_is_read_as_the_same_records(client: FakeClient) -> None:
+    table = client.add("sessions", key=(), expiration="enabled")
+    document = b'{"page":"/","at":{"x":1},"_key":"odd","/a":1}'
+    table.rows["alice"] = Row(document, 1, NOW_MICROS + 1, 1)
+    table.rows["bob"] = Row(b'{"page":"/b"}', 1, None, 2)
+    target = client.add("copy", key=(), expiration="enabled")
+
+    text = run(client, "query", "sessions", "--format", "csv").stdout_bytes
+    result = run(client, "publish", "copy", "--as", "csv", "--records", "--ttl", "never", stdin=text)
+
+    assert result.exit_code == 0, result.output
+    assert stored(client, "copy") == stored(client, "sessions")
+    assert {key: row.expire_time_micros for key, row in target.rows.items()} == {"alice": NOW_MICROS + 1, "bob": None}
+
+
+@pytest.mark.parametrize("message_type", ["binary", "fix", "nvfix", "msgpack"])
+def test_payloads_of_every_type_come_back_from_csv(client: FakeClient, message_type: str) -> None:
+    payload = {
+        "binary": b"\x89PNG\n\x00",
+        "fix": b"35=D\x0155=IBM\x01",
+        "nvfix": b"sym=IBM\x01px=1.50\x01",
+        "msgpack": msgspec.msgpack.encode({"a": 1, "b": [1, "x"]}),
+    }[message_type]
+    client.add("source", key=(), message_type=message_type).rows["a"] = Row(payload, 1, None, 1)
+    target = client.add("copy", key=(), message_type=message_type)
+
+    text = run(client, "query", "source", "--format", "csv").stdout_bytes
+    assert run(client, "publish", "copy", "--as", "csv", stdin=text).exit_code == 0
+    assert target.rows["a"].payload == payload
+
+
+def test_a_key_field_gives_rows_their_keys(client: FakeClient) -> None:
+    client.add("orders", key=())
+    published(client, "symbol,price\nIBM,1\n,2\n", "--key-field", "symbol", code=1)
+    assert stored(client) == {"IBM": {"symbol": "IBM", "price": 1}}
+
+
+# ---- Parquet and Arrow ----
+
+TABLE: Mapping[str, object] = {
+    "id": [1, 2],
+    "price": pa.array([9.5, None]),
+    "at": pa.array([{"bid": 1}, None]),
+    "day": pa.array([datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC), None]),
+    "cost": pa.array([Decimal("1.10"), None]),
+    "raw": pa.array([b"hi", None]),
+    "_version": [7, 8],
+    "_expire_time": pa.array([datetime(2030, 3, 17, 18, tzinfo=UTC), None]),
+}
+DOCUMENTS = {
+    "1": {"id": 1, "price": 9.5, "at": {"bid": 1}, "day": "2026-01-02T03:04:05Z", "cost": 1.1, "raw": "aGk="},
+    "2": {"id": 2},
+}
+
+
+def written(kind: str) -> bytes:
+    table = pa.table(TABLE)
+    sink = io.BytesIO()
+    if kind == "parquet":
+        parquet.write_table(table, sink)
+    else:
+        with (ipc.new_stream if kind == "stream" else ipc.new_file)(sink, table.schema) as writer:
+            writer.write_table(table)
+    return sink.getvalue()
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow", "stream"])
+def test_columns_of_parquet_and_arrow_are_fields(client: FakeClient, tmp_path: Path, kind: str) -> None:
+    table = client.add("orders", expiration="enabled")
+    data = written(kind)
+    file = tmp_path / f"orders.{'parquet' if kind == 'parquet' else 'arrow'}"
+    file.write_bytes(data)
+
+    assert run(client, "publish", "orders", str(file)).exit_code == 0
+    assert stored(client) == DOCUMENTS
+    assert {row.expire_time_micros for row in table.rows.values()} == {None}
+    result = run(client, "publish", "orders", "--as", file.suffix[1:], "--records", stdin=data)
+    assert result.exit_code == 0, result.output
+    assert [row.expire_time_micros for row in table.rows.values()] == [1_900_000_800_000_000, None]
+
+
+def test_numbers_that_json_does_not_have_are_bad_records(client: FakeClient, tmp_path: Path) -> None:
+    client.add("orders")
+    table = pa.table({"id": [1, 2, 3], "x": [float("nan"), float("inf"), 1.0], "y": [[1.0], [1.0], [float("nan")]]})
+    parquet.write_table(table, tmp_path / "odd.parquet")
+    result = run(client, "publish", "orders", str(tmp_path / "odd.parquet"))
+    assert result.stderr.splitlines()[:3] == [
+        "record 1: PAYLOAD_MALFORMED: column x: nan is no number of JSON",
+        "record 2: PAYLOAD_MALFORMED: column x: inf is no number of JSON",
+        "record 3: PAYLOAD_MALFORMED: column y: nan is no number of JSON",
+    ]
+    assert stored(client) == {}
+
+
+def test_a_file_that_is_no_parquet_is_wrong_usage(client: FakeClient, tmp_path: Path) -> None:
+    client.add("orders")
+    (tmp_path / "odd.parquet").write_text("no")
+    assert run(client, "publish", "orders", str(tmp_path / "odd.parquet")).exit_code == 2
+
+
+# ---- the report ----
+
+
+def test_twenty_thousand_bad_records_are_ten_lines_and_a_count_by_reason(client: FakeClient, tmp_path: Path) -> None:
+    """Story: each bad line was a line on stderr."""
+    client.add("orders")
+    lines = b"".join(b'{"price":%d}\n' % number for number in range(20_000)) + b"nonsense\n" + b'{"id":1}\n'
+
+    result = run(client, "publish", "orders", "--errors", str(tmp_path / "bad.ndjson"), stdin=lines)
+
+    told = result.stderr.splitlines()
+    assert result.exit_code == 1
+    assert [line.split(":")[0] for line in told[:10]] == [f"line {number}" for number in range(1, 11)]
+    assert told[10:] == ["… 20,001 refused: 20,000 KEY_FIELD_MISSING, 1 PAYLOAD_MALFORMED"]
+    (summary,) = rows(result)
+    assert (summary["published"], summary["refused"]) == (1, 20_001)
+    assert summary["refused_by_reason"] == {"KEY_FIELD_MISSING": 20_000, "PAYLOAD_MALFORMED": 1}
+    errors = [json.loads(line) for line in (tmp_path / "bad.ndjson").read_bytes().splitlines()]
+    assert len(errors) == 20_001
+    assert errors[20_000] | {"message": ""} == {"line": 20_001, "reason": "PAYLOAD_MALFORMED", "message": ""}
+
+    told = run(client, "publish", "orders", stdin=lines[:300]).stderr.splitlines()
+    assert told[-1].endswith("; --errors FILE writes all")
+
+
+def test_of_several_files_the_bad_record_tells_which(client: FakeClient, tmp_path: Path) -> None:
+    client.add("orders")
+    files = [tmp_path / "a.ndjson", tmp_path / "b.ndjson"]
+    for file in files:
+        file.write_bytes(b'{"id":1}\n{"no":1}\n')
+    result = run(client, "publish", "orders", *map(str, files), "--errors", str(tmp_path / "bad"))
+    assert [line.split(": ")[0] for line in result.stderr.splitlines()] == [f"{file} line 2" for file in files]
+    assert [json.loads(line)["file"] for line in (tmp_path / "bad").read_bytes().splitlines()] == list(map(str, files))
+    strict = run(client, "publish", "orders", "--strict", *map(str, files))
+    assert strict.stderr.splitlines()[-1] == f"stopped at {files[0]} line 2; published before it: 1 record"
+
+
+# ---- conditions ----
+
+
+@pytest.mark.parametrize(
+    ("options", "applied"), [(["--if-absent"], ["2"]), (["--if-present"], ["1"]), (["--if-absent", "--delta"], ["2"])]
+)
+def test_a_condition_decides_about_each_record(client: FakeClient, options: list[str], applied: list[str]) -> None:
+    """Rule P3."""
+    table = client.add("orders", records=[{"id": 1}])
+    before = {key: row.version for key, row in table.rows.items()}
+
+    result = run(client, "publish", "orders", "--batch", "2", *options, stdin=b'{"id":1}\n{"no":1}\n{"id":2}\n')
+
+    assert result.exit_code == 1
+    assert [key for key, row in table.rows.items() if row.version != before.get(key)] == applied
+    assert rows(result)[0]["refused_by_reason"] == {"CONDITION_FAILED": 1, "KEY_FIELD_MISSING": 1}
+    assert "CONDITION_FAILED" in result.stderr
+
+
+def test_a_condition_on_one_record_is_its_exit_code(client: FakeClient) -> None:
+    """Rule P3."""
+    client.add("orders")
+    first = run(client, "publish", "orders", "--data", '{"id":1}', "--if-absent")
+    version = rows(first)[0]["version"]
+    assert run(client, "publish", "orders", "--data", '{"id":1}', "--if-absent").stderr.startswith(
+        "sow: CONDITION_FAILED"
+    )
+    assert run(client, "publish", "orders", "--data", '{"id":1,"x":1}', "--if-version", str(version)).exit_code == 0
+    assert run(client, "publish", "orders", "--data", '{"id":1,"x":2}', "--if-version", str(version)).exit_code == 1
+    assert stored(client)["1"] == {"id": 1, "x": 1}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--if-absent", "--if-present"),
+        ("--if-version", "1"),
+        ("--raw", "--as", "csv"),
+        ("--data", "{}", "--as", "csv"),
+        ("--key", "a", __file__, __file__),
+    ],
+)
+def test_options_that_contradict_each_other_are_wrong_usage(client: FakeClient, options: tuple[str, ...]) -> None:
+    client.add("orders", key=())
+    assert run(client, "publish", "orders", *options, stdin=b"{}").exit_code == 2
