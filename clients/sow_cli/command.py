@@ -23,6 +23,7 @@ COMMANDS: Final = {
     "topics": "topics",
     "topic": "topics",
     "publish": "publishing",
+    "load": "loading",
     "get": "records",
     "query": "records",
     "count": "records",

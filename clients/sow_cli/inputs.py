@@ -338,7 +338,7 @@ class ArrowInput:
     def __iter__(self) -> Iterator[tuple[list[Outcome], int]]:
         maker = RecordMaker(self._names, self._reading, self._target)
         for batch in self._batches:
-            columns = [column.to_pylist() for column in batch.columns]
+            columns = [column.to_pylist(maps_as_pydicts="strict") for column in batch.columns]
             yield [maker.outcome(row) for row in zip(*columns, strict=True)], batch.num_rows
 
 
@@ -399,11 +399,10 @@ class RecordMaker:
             value = values[number]
             if value is None:
                 continue
-            _refuse_not_finite(value, self.names[number])
             inside = document
             for name in path[:-1]:
                 inside = cast(dict[str, object], inside.setdefault(name, {}))
-            inside[path[-1]] = value
+            inside[path[-1]] = _cleaned(value, self.names[number])
         if self._target.message_type in ("fix", "nvfix"):
             separator = self._target.separator
             return "".join([f"{name}={_text(value)}{separator}" for name, value in document.items()]).encode()
@@ -411,20 +410,23 @@ class RecordMaker:
         return data if self._target.message_type == "json" else msgspec.msgpack.encode(msgspec.json.decode(data))
 
 
-def _refuse_not_finite(value: object, name: str) -> None:
-    """JSON has no NaN and no infinity, and a null in their place would be another value."""
-    if isinstance(value, float):
-        finite = isfinite(value)
-    elif isinstance(value, Decimal):
-        finite = value.is_finite()
-    elif isinstance(value, Mapping | list):
-        for one in value.values() if isinstance(value, Mapping) else value:
-            _refuse_not_finite(one, name)
-        return
-    else:
-        return
+def _cleaned(value: object, name: str) -> object:
+    """The value without the nulls of objects ([3]). JSON has no NaN and no infinity, and a null in their place would be
+    another value."""
+    match value:
+        case dict():
+            return {field: _cleaned(one, name) for field, one in value.items() if one is not None}
+        case list():
+            return [_cleaned(one, name) for one in value]
+        case float() if not isfinite(value):
+            finite = False
+        case Decimal():
+            finite = value.is_finite()
+        case _:
+            finite = True
     if not finite:
         raise BadLine("PAYLOAD_MALFORMED", f"column {name}: {value} is no number of JSON")
+    return value
 
 
 def _text(value: object) -> str:

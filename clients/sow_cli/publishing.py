@@ -196,12 +196,7 @@ def publish(
     if unset and not delta:
         raise click.UsageError("--unset is for --delta: a plain publish replaces the whole record")
     arguments.refuse_together(("--keep-ttl", keep_ttl), (f"--ttl-mode {ttl_mode}", ttl_mode == "extend"))
-    condition = Condition(if_absent, if_present, if_version)
-    arguments.refuse_together(
-        ("--if-absent", if_absent), ("--if-present", if_present), ("--if-version", if_version is not None)
-    )
-    if if_version is not None and data is None and key is None:
-        raise click.UsageError("--if-version is for one record: --data, or --key with a file")
+    condition = _condition(if_absent, if_present, if_version, of_one=data is not None or key is not None)
     lifetime = Lifetime(ttl, expire_at, keep_ttl or ttl_mode == "keep", ttl_mode == "extend")
     reading = reading_of(given, with_metadata=records, keep_spaces=raw)
     inputs: tuple[BufferedReader, ...] = tuple(map(buffered, files)) or (standard_input(),)
@@ -221,13 +216,19 @@ def publish(
         tally = Tally(Refusals(given["errors"]))
         for file in inputs:
             source = FileInput(file, parse, reading, target, in_progress="publishing", several=len(inputs) > 1)
-            with source.bar:
-                if not _publish_file(job, source, tally, strict=strict):
-                    break
+            if not _publish_file(job, source, tally, strict=strict):
+                break
     tally.refusals.sum_up()
     output.one(_summary(topic, tally))
     if tally.refusals.total:
         click.get_current_context().exit(SERVER_SAID_NO)
+
+
+def _condition(absent: bool, present: bool, version: int | None, *, of_one: bool) -> Condition:
+    arguments.refuse_together(("--if-absent", absent), ("--if-present", present), ("--if-version", version is not None))
+    if version is not None and not of_one:
+        raise click.UsageError("--if-version is for one record: --data, or --key with a file")
+    return Condition(absent, present, version)
 
 
 def _check_input(
@@ -309,12 +310,13 @@ def _publish_one(job: _Job, whole: bytes, parse: Parse, key: str | None) -> Publ
 
 def _publish_file(job: _Job, source: FileInput, tally: Tally, *, strict: bool) -> bool:
     """Publishes the records of a file. False: a strict run has met a bad one, which ends everything."""
-    if strict:
-        return _publish_strictly(job, source, tally)
-    if job.condition.is_one:
-        _publish_checked(job, source, tally)
-    else:
-        _publish_all(job, source, tally)
+    with source.bar:
+        if strict:
+            return _publish_strictly(job, source, tally)
+        if job.condition.is_one:
+            _publish_checked(job, source, tally)
+        else:
+            _publish_all(job, source, tally)
     return True
 
 

@@ -107,6 +107,11 @@ class Refusals:
                 line = told | {place.unit: number, "reason": reason, "message": message}
                 self._errors.write(msgspec.json.encode(line) + b"\n")
 
+    def add_more(self, number: int) -> None:
+        """Counts records of which the server did not say more."""
+        if number:
+            self.reasons["OTHERS"] += number
+
     def sum_up(self) -> None:
         """Reports the number for each reason, if there are more than were reported one by one."""
         if self.total > REPORTED_MAX:

@@ -154,3 +154,117 @@ def test_a_file_that_cannot_be_written_is_wrong_usage(
     assert run(server, "export", "orders", tmp_path / arguments[0], *arguments[1:]).exit_code == 2
     assert run(server, "export", "orders", tmp_path / "no" / "folder.csv").exit_code != 0
     assert list(tmp_path.iterdir()) == []
+
+
+# ---- publishes ----
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "arrow", "csv", "ndjson"])
+def test_an_export_is_published_as_the_same_records(server: ServerProcess, tmp_path: Path, suffix: str) -> None:
+    topic = f"copy-{suffix}"
+    with server.client() as client:
+        client.create_topic(topic, key=("/id",), expiration="enabled")
+    done(server, "export", "orders", tmp_path / f"orders.{suffix}", "--filter", "/id != 4")
+    told = done(server, "publish", topic, tmp_path / f"orders.{suffix}", "--records")
+    assert told["published"] == 3
+
+    def documents(name: str) -> list[object]:
+        lines = run(server, "query", name, "/id != 4").stdout.splitlines()
+        return [json.loads(line)["payload"] for line in lines]
+
+    expected = documents("orders")
+    if suffix == "csv":
+        expected[2]["note"] = None  # type: ignore[index]  # an empty cell is no field
+        expected = [{name: value for name, value in one.items() if value is not None} for one in expected]  # type: ignore[attr-defined]
+    assert documents(topic) == expected
+
+
+def test_conditions_hold_against_what_is_there(server: ServerProcess) -> None:
+    """Rule P3."""
+    with server.client() as client:
+        client.create_topic("locks", key=("/id",))
+    told = done(server, "publish", "locks", "--if-absent", given=b'{"id":1}\n{"id":2}\n')
+    assert told["published"] == 2
+    again = run(server, "publish", "locks", "--if-absent", given=b'{"id":2,"x":1}\n{"id":3}\n')
+    assert again.exit_code == 1
+    assert "line 1: CONDITION_FAILED: " in again.stderr
+    version = json.loads(run(server, "get", "locks", "2").stdout)["version"]
+    assert run(server, "publish", "locks", "--data", '{"id":2}', "--if-version", str(version + 1)).exit_code == 1
+    done(server, "publish", "locks", "--data", '{"id":2,"y":1}', "--if-version", str(version))
+    assert json.loads(run(server, "get", "locks", "2").stdout)["payload"] == {"id": 2, "y": 1}
+    assert run(server, "publish", "locks", "--if-present", given=b'{"id":9}\n').exit_code == 1
+    assert done(server, "count", "locks")["count"] == 3
+
+
+# ---- loads ----
+
+
+def keys(server: ServerProcess, topic: str) -> list[str]:
+    return run(server, "query", topic, "--keys-only", "--format", "raw").stdout.split()
+
+
+@pytest.fixture
+def venues(server: ServerProcess, request: pytest.FixtureRequest) -> Iterator[str]:
+    """A topic with the records 1 and 2."""
+    with server.client() as client:
+        client.create_topic("venues", key=("/id",), expiration="enabled")
+        client.publish_many("venues", [{"id": 1}, {"id": 2}])
+        yield "venues"
+        client.delete_topic("venues", force=True)
+
+
+def test_a_load_replaces_the_content(server: ServerProcess, venues: str, tmp_path: Path) -> None:
+    """Rule P9."""
+    (tmp_path / "a.csv").write_text("id,name\n2,two\n3,three\n3,again\n")
+    (tmp_path / "b.ndjson").write_text('{"id":4}\n')
+    told = done(server, "load", venues, tmp_path / "a.csv", tmp_path / "b.ndjson", "--ttl", "1h", "--force")
+    assert {name: told[name] for name in ("staged", "applied", "repeated", "deleted", "refused")} == {
+        "staged": 4, "applied": 3, "repeated": 1, "deleted": 1, "refused": 0,
+    }  # fmt: skip
+    assert keys(server, venues) == ["2", "3", "4"]
+    record = json.loads(run(server, "get", venues, "3").stdout)
+    assert record["payload"] == {"id": 3, "name": "again"}
+    assert "expire_time_micros" in record
+
+
+def test_a_bad_record_leaves_everything_as_it_was(server: ServerProcess, venues: str, tmp_path: Path) -> None:
+    """Rule P9."""
+    bad = b'{"id":7}\nnonsense\n{"no":1}\n{"id":8}\n'
+    result = run(server, "load", venues, "--force", "--errors", tmp_path / "bad", given=bad)
+    assert result.exit_code == 1
+    assert [line.split(":")[0] for line in result.stderr.splitlines()] == ["line 2", "line 3", "nothing was changed"]
+    assert [json.loads(line)["line"] for line in (tmp_path / "bad").read_bytes().splitlines()] == [2, 3]
+    assert keys(server, venues) == ["1", "2"]
+    assert run(server, "load", venues, "--force", "--skip-bad", given=bad).exit_code == 1
+    assert keys(server, venues) == ["7", "8"]
+
+
+def test_nothing_is_lost_by_mistake(server: ServerProcess, venues: str) -> None:
+    assert run(server, "load", venues, given=b'{"id":9}').exit_code == 2, "nobody can be asked"
+    empty = run(server, "load", venues, "--force", given=b"\n")
+    assert (empty.exit_code, "the input has no record" in empty.stderr) == (1, True)
+    assert run(server, "load", "nowhere", "--force", given=b"{}").exit_code == 1
+    assert keys(server, venues) == ["1", "2"]
+    with server.client() as client:
+        assert [one.phase for one in client.loads(venues) if one.phase == "staging"] == [], "no load is left open"
+    assert done(server, "load", venues, "--force", "--allow-empty", given=b"")["deleted"] == 2
+    assert keys(server, venues) == []
+
+
+def test_a_load_of_records_keeps_keys_and_expire_times(server: ServerProcess) -> None:
+    with server.client() as client:
+        client.create_topic("keyless", expiration="enabled")
+        client.create_topic("loaded", expiration="enabled")
+        client.publish("keyless", {"page": "/"}, key="alice", expire_at=datetime(2030, 1, 1, tzinfo=UTC))
+        client.publish("keyless", {"page": "/b"}, key="bob")
+    lines = run(server, "query", "keyless").stdout_bytes
+    done(server, "load", "loaded", "--records", "--force", given=lines)
+    rows = [json.loads(line) for line in run(server, "query", "loaded").stdout.splitlines()]
+    assert [(row["key"], row.get("expire_time_micros")) for row in rows] == [
+        ("alice", 1_893_456_000_000_000),
+        ("bob", None),
+    ]
+    text = b"_key,page\nalice,/\n,/none\nbob,/b\n"
+    result = run(server, "load", "loaded", "--as", "csv", "--force", "--skip-bad", given=text)
+    assert "record 2: KEY_" in result.stderr
+    assert keys(server, "loaded") == ["alice", "bob"]

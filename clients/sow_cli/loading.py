@@ -1,0 +1,189 @@
+"""`sow load`: the records of files as the whole content of a topic.
+
+[1]  All or nothing (rule P9): until the commit nobody sees a record, and a bad record, an error or Ctrl-C ends the load
+     without a change, unless --skip-bad is given.
+[2]  Nothing is lost by mistake: it asks first, and an input without a record is refused.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from io import BufferedReader
+from itertools import groupby, islice
+from typing import Final, Unpack
+
+import click
+
+from sow_cli import arguments, display
+from sow_cli.exits import SERVER_SAID_NO
+from sow_cli.lines import Item, LineNumbers
+from sow_cli.output import Fact, Output, note, output_option, progress
+from sow_cli.session import Session
+from sow_cli.sources import (
+    FileInput,
+    InputOptions,
+    Refusals,
+    buffered,
+    input_options,
+    line_parser,
+    reading_of,
+    standard_input,
+    target_of,
+)
+from sow_cli.topics import confirm
+from sow_client import Client, LoadFigures, LoadPart, LoadStager
+
+_BATCH_RECORDS: Final = 5_000
+_EXPIRE_TIME: Final = 2  # LifetimeKind
+
+
+@click.command(short_help="Replace the content of a topic.")
+@click.argument("topic")
+@click.argument("files", nargs=-1, type=click.File("rb"), metavar="[FILE]...")
+@click.option(
+    "--ttl",
+    type=arguments.ttl,
+    metavar="DURATION|never",
+    help="Lifetime of the records; it begins when a record is applied.",
+)
+@click.option("--raw", is_flag=True, help="Each line is an unchanged payload, whatever the topic's message type.")
+@click.option("--records", is_flag=True, help="Each line is a record as `sow query --format ndjson` writes it.")
+@click.option("--skip-bad", is_flag=True, help="Load the other records where some are bad.")
+@click.option("--allow-empty", is_flag=True, help="Empty the topic where the input has no record.")
+@click.option("-f", "--force", is_flag=True, help="Do not ask first.")
+@input_options
+@output_option
+@click.pass_obj
+def load(
+    session: Session,
+    *,
+    topic: str,
+    files: tuple[BufferedReader, ...],
+    ttl: str | None,
+    raw: bool,
+    records: bool,
+    skip_bad: bool,
+    allow_empty: bool,
+    force: bool,
+    output: Output,
+    **given: Unpack[InputOptions],
+) -> None:
+    """Replace the whole content of TOPIC by the records of the FILEs, or of standard input (-), all or nothing.
+
+    The files are those of `sow publish`. Until all of them are read and checked nothing changes. Then each record is
+    replaced at once, and the records that were not loaded are deleted at the end. Records that others change meanwhile
+    stay as they are. The command asks first on a terminal; without a terminal it needs --force.
+
+    \b
+    Examples:
+      sow load venues venues.csv --force
+      sow load orders orders.parquet --ttl 12h --skip-bad --errors bad.ndjson
+      sow query orders --format ndjson | sow load copy --records --force
+    """
+    arguments.refuse_together(("--raw", raw), ("--records", records), ("--key-field", given["key_field"] is not None))
+    arguments.refuse_together(("--raw", raw), (f"--as {given['kind']}", given["kind"] not in (None, "ndjson")))
+    inputs = tuple(map(buffered, files)) or (standard_input(),)
+    reading = reading_of(given, with_metadata=records, keep_spaces=raw)
+    started = time.monotonic()
+    refusals = Refusals(given["errors"])
+    with session.client() as client:
+        described = client.describe_topic(topic)
+        target = target_of(described)
+        parse = line_parser(reading, target, described, records=records, as_it_is=raw)
+        if ttl not in (None, "never") and described.settings.expiration == "disabled":
+            note(f"topic {topic} has expiration disabled: lifetimes are stored but not acted on")
+        confirm(f"Replace the content of topic {topic}?", force=force)
+        with _open_load(client, topic) as load_id:
+            parts = []
+            for number, file in enumerate(inputs):
+                source = FileInput(file, parse, reading, target, in_progress="reading", several=len(inputs) > 1)
+                with source.bar, client.stage_load(load_id, part=number, attempt=1) as stager:
+                    parts.append(_stage(source, stager, refusals, ttl))
+            refusals.sum_up()
+            _check(refusals.total, sum(part.rows for part in parts), skip_bad=skip_bad, allow_empty=allow_empty)
+            figures = _commit(client, load_id, parts)
+    micros = round((time.monotonic() - started) * 1e6)
+    facts = [Fact("topic", topic, topic), Fact("staged", figures.staged, display.records(figures.staged), label="read")]
+    for name in ("applied", "superseded", "repeated", "deleted"):
+        value: int = getattr(figures, name)
+        facts.append(Fact(name, value, display.count(value)))
+    facts += [*refusals.facts(), Fact("elapsed_micros", micros, display.duration(micros), label="time")]
+    output.one(facts)
+    if refusals.total:
+        click.get_current_context().exit(SERVER_SAID_NO)
+
+
+@contextmanager
+def _open_load(client: Client, topic: str) -> Iterator[str]:
+    """An open load. After an error or Ctrl-C it is dropped, unless it is committed already ([1])."""
+    opened = client.open_load(topic)
+    try:
+        yield opened.id
+    except BaseException:
+        with suppress(Exception):  # its lease ends it, too, and the first error is the one to tell
+            client.abort_load(opened.id)
+        raise
+
+
+def _stage(source: FileInput, stager: LoadStager, refusals: Refusals, ttl: str | None) -> LoadPart:
+    """Stages the records of a file."""
+    numbers = LineNumbers()
+    bad = partial(refusals.add, source.place)
+    records = source.records(numbers, bad, lambda: stager.staged + stager.refused)
+    while batch := [item for _, item in islice(records, _BATCH_RECORDS)]:
+        _hand_over(stager, batch, ttl)
+    stager.flush()
+    for refusal in stager.refusals:
+        bad(numbers.line(refusal.index), refusal.reason, refusal.message)
+    refusals.add_more(stager.refused - len(stager.refusals))
+    return stager.part()
+
+
+def _hand_over(stager: LoadStager, batch: list[Item], ttl: str | None) -> None:
+    # A request has keys for all of its rows or for none, so a row without a key among others ends a run: the server
+    # refuses it.
+    for _, group in groupby(batch, key=lambda item: item.key is None):
+        run = list(group)
+        keys = [item.key for item in run if item.key is not None]
+        times = [item.expire_time_micros for item in run]
+        own = any(time is not None for time in times)
+        stager.stage(
+            [item.data for item in run],
+            keys=keys or None,
+            lifetime=ttl,
+            lifetime_kinds=[0 if time is None else _EXPIRE_TIME for time in times] if own else None,
+            lifetime_micros=[time or 0 for time in times] if own else None,
+        )
+
+
+def _check(refused: int, staged: int, *, skip_bad: bool, allow_empty: bool) -> None:
+    """Ends the command where the load would not be what the user wanted ([1], [2])."""
+    if refused and not skip_bad:
+        note(f"nothing was changed: {display.records(refused)} of the input are bad; --skip-bad loads the others")
+    elif not staged and not allow_empty:
+        note("nothing was changed: the input has no record; --allow-empty empties the topic")
+    else:
+        return
+    click.get_current_context().exit(SERVER_SAID_NO)
+
+
+def _commit(client: Client, load_id: str, parts: list[LoadPart]) -> LoadFigures:
+    """Commits the load and waits for its end."""
+    figures: LoadFigures | None = None
+    total = sum(part.rows for part in parts)
+    try:
+        with progress("{task.fields[figures]}", measured=total > 0) as bar:
+            task = bar.add_task("applying", total=total, figures="")
+            for told in client.commit_load(load_id, parts):
+                figures = told.figures
+                done = figures.applied + figures.superseded + figures.repeated
+                bar.update(task, completed=done, figures=f"{display.records(done)}, {figures.deleted:,} deleted")
+    except BaseException:
+        if figures is not None:
+            note(f"the load {load_id} is committed: the server goes on with it")
+        raise
+    assert figures is not None, "a commit that succeeds tells its figures"
+    return figures
