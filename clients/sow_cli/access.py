@@ -175,6 +175,6 @@ def sessions(session: Session, output: Output, end: str | None) -> None:
                 )
                 for found in client.sessions()
             ],
-            names=("id", "identity", "credential", "address", "since", "calls"),
+            names=("id", "identity", "credential", "address", "since_micros", "calls"),
             nothing="nobody is connected",
         )

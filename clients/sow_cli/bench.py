@@ -27,7 +27,7 @@ _NAMES: Final = (
     "work",
     "operations",
     "operation",
-    "seconds",
+    "elapsed_micros",
     "per_second",
     "p50_micros",
     "p99_micros",
@@ -201,7 +201,7 @@ def _facts(measured: Measured) -> list[Fact]:
         Fact("work", measured.work, measured.work),
         Fact("operations", measured.operations, display.count(measured.operations), right=True),
         Fact("operation", operation, "", in_lists=False),
-        Fact("seconds", round(measured.seconds, 3), f"{measured.seconds:.1f}s", label="time", right=True),
+        Fact("elapsed_micros", round(measured.seconds * 1e6), f"{measured.seconds:.1f}s", label="time", right=True),
         Fact(
             "per_second",
             round(measured.per_second, 1),

@@ -85,13 +85,14 @@ def expires(expire_time_micros: int | None, now_micros: int) -> str:
 
 
 def instant(micros: int) -> str:
-    """A time in UTC to the millisecond; the raw number when the calendar has no such year."""
+    """A time of ISO 8601 in UTC to the millisecond, as options take it: `2030-03-17T17:46:40.123Z`. The raw number when
+    the calendar has no such year."""
     try:
         time = datetime.fromtimestamp(micros // 1_000_000, UTC)
     except (OverflowError, ValueError, OSError):
         return f"{micros}µs"
     # isoformat, because strftime costs ten times as much, and a table has a time in every row.
-    return f"{time.replace(tzinfo=None).isoformat(' ')}.{micros // 1_000 % 1_000:03}Z"
+    return f"{time.replace(tzinfo=None).isoformat()}.{micros // 1_000 % 1_000:03}Z"
 
 
 def short_instant(micros: int, now_micros: int) -> str:
@@ -118,7 +119,7 @@ def exact_size(byte_count: int) -> str:
 
 
 def exact_duration(length: timedelta) -> str:
-    """A length of time as Go prints it, to the microsecond: `1h30m0s`, as a duration option takes it."""
+    """A length of time to the microsecond, in the notation of options: `7d`, `1h30m`."""
     return format_micros(length // timedelta(microseconds=1))
 
 

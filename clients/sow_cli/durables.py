@@ -10,7 +10,7 @@ import click
 
 from sow_cli import arguments, display, settings
 from sow_cli.messages import TopicForms, message_writer
-from sow_cli.output import Fact, Output, moment, note, output_option
+from sow_cli.output import Fact, Output, length, moment, note, output_option
 from sow_cli.session import Session
 from sow_cli.topics import confirm
 from sow_client import Client, Durable
@@ -24,8 +24,8 @@ _NAMES: Final = (
     "attached",
     "replicated",
     "consumer_at",
-    "create_time",
-    "last_use_time",
+    "create_time_micros",
+    "last_use_time_micros",
     "retain_time",
     "retain_bytes",
     "backlog_ttl",
@@ -35,7 +35,7 @@ _NAMES: Final = (
     "total_bytes",
     "unacknowledged_entries",
     "unacknowledged_bytes",
-    "oldest_unacknowledged_age",
+    "oldest_unacknowledged_age_micros",
     "set_aside_entries",
     "exact",
 )
@@ -226,8 +226,6 @@ def _facts(one: Durable) -> list[Fact]:
     figures = one.figures
     if figures is None:
         return facts
-    age = figures.oldest_unacknowledged_age
-    oldest = None if age is None else display.exact_duration(age)
     entries, size = figures.unacknowledged_entries, figures.unacknowledged_bytes
     counted = "those that match its filter" if figures.exact else "before its filter"
     return [
@@ -236,7 +234,7 @@ def _facts(one: Durable) -> list[Fact]:
         Fact("total_bytes", figures.total_bytes, display.exact_size(figures.total_bytes), in_lists=False),
         Fact("unacknowledged_entries", entries, display.count(entries), column="unacked"),
         Fact("unacknowledged_bytes", size, display.exact_size(size), column="bytes"),
-        Fact("oldest_unacknowledged_age", oldest, oldest or display.NOT_SET, column="oldest"),
+        length("oldest_unacknowledged_age", figures.oldest_unacknowledged_age, column="oldest"),
         Fact("set_aside_entries", figures.set_aside_entries, display.count(figures.set_aside_entries), in_lists=False),
         Fact("exact", figures.exact, counted, label="counted", in_lists=False),
     ]

@@ -381,6 +381,8 @@ class RecordMaker:
         try:
             data = self._data(values)
             key = None if self._key < 0 else _key_text(values[self._key])
+            if key is None and self._key >= 0 and self._keyed is None:
+                return BadLine("KEY_REQUIRED", f"column {self.names[self._key]} is empty")
             item = Item(data, key, None if self._expires < 0 else _micros(values[self._expires]))
             if self._keyed is not None:
                 return self._keyed(data)._replace(expire_time_micros=item.expire_time_micros)

@@ -154,6 +154,8 @@ def record_form(*, payload_is_json: bool, with_key: bool) -> Parse:
             encoded = None if payload_is_json else decode_text(record.payload).encode()
         except msgspec.DecodeError as error:
             raise BadLine("PAYLOAD_MALFORMED", f"not a record: {error}") from error
+        if with_key and record.key is None:
+            raise BadLine("KEY_REQUIRED", "the record has no key, which the topic needs")
         data = bytes(record.payload) if encoded is None else base64_payload(encoded).data
         return Item(data, record.key if with_key else None, record.expire_time_micros)
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from io import BufferedReader
-from itertools import groupby, islice
+from itertools import islice
 from typing import Final, Unpack
 
 import click
@@ -143,20 +143,16 @@ def _stage(source: FileInput, stager: LoadStager, refusals: Refusals, ttl: str |
 
 
 def _hand_over(stager: LoadStager, batch: list[Item], ttl: str | None) -> None:
-    # A request has keys for all of its rows or for none, so a row without a key among others ends a run: the server
-    # refuses it.
-    for _, group in groupby(batch, key=lambda item: item.key is None):
-        run = list(group)
-        keys = [item.key for item in run if item.key is not None]
-        times = [item.expire_time_micros for item in run]
-        own = any(time is not None for time in times)
-        stager.stage(
-            [item.data for item in run],
-            keys=keys or None,
-            lifetime=ttl,
-            lifetime_kinds=[0 if time is None else _EXPIRE_TIME for time in times] if own else None,
-            lifetime_micros=[time or 0 for time in times] if own else None,
-        )
+    keys = [item.key for item in batch if item.key is not None]  # of all or of none: others are bad lines
+    times = [item.expire_time_micros for item in batch]
+    own = any(time is not None for time in times)
+    stager.stage(
+        [item.data for item in batch],
+        keys=keys or None,
+        lifetime=ttl,
+        lifetime_kinds=[0 if time is None else _EXPIRE_TIME for time in times] if own else None,
+        lifetime_micros=[time or 0 for time in times] if own else None,
+    )
 
 
 def _check(refused: int, staged: int, *, skip_bad: bool, allow_empty: bool) -> None:

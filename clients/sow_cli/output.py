@@ -17,7 +17,7 @@ import io
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from enum import Enum
 from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
@@ -52,6 +52,7 @@ Nested: TypeAlias = Mapping[str, Scalar] | Sequence[Mapping[str, Scalar]]
 Command = TypeVar("Command", bound=Callable[..., object])
 
 _ROWS_MEASURED: Final = 1_000  # a table's columns get the widths that its first rows need
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _CSV_SAFE: Final = "sow_cli.csv_safe"
 """Where the context of a command keeps `--csv-safe` until there is an Output."""
 _SOH: Final = "sow_cli.soh"
@@ -105,12 +106,21 @@ Facts: TypeAlias = Sequence[Fact]
 
 
 def moment(name: str, time: datetime | None, *, label: str = "", more: str = "", in_lists: bool = True) -> Fact:
-    """A time, as every command shows it: ISO 8601 in JSON and CSV, in UTC to the millisecond in a table. `more` stands
-    behind it there."""
+    """A time, as every command shows it: microseconds since the epoch under `name` and `_micros` in JSON and CSV, ISO
+    8601 in UTC to the millisecond in a table. `more` stands behind it there."""
+    name, label = f"{name}_micros", label or name.replace("_", " ")
     if time is None:
         return Fact(name, None, "", label=label, in_lists=in_lists)
-    shown = display.instant(round(time.astimezone(UTC).timestamp() * 1e6))
-    return Fact(name, time.isoformat(), shown + more, label=label, in_lists=in_lists)
+    micros = (time - _EPOCH) // timedelta(microseconds=1)
+    return Fact(name, micros, display.instant(micros) + more, label=label, in_lists=in_lists)
+
+
+def length(name: str, time: timedelta | None, *, column: str = "", in_lists: bool = True) -> Fact:
+    """A length of time that was measured: microseconds under `name` and `_micros` in JSON and CSV, exact in a table."""
+    micros = None if time is None else time // timedelta(microseconds=1)
+    shown = display.NOT_SET if time is None else display.exact_duration(time)
+    label = name.replace("_", " ")
+    return Fact(f"{name}_micros", micros, shown, label=label, column=column, in_lists=in_lists)
 
 
 class Output:

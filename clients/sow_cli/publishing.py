@@ -497,11 +497,11 @@ def published_facts(topic: str, done: Published) -> list[Fact]:
 
 def _summary(topic: str, tally: Tally) -> list[Fact]:
     seconds = max(time.monotonic() - tally.started, 1e-6)
-    rate = round(tally.published / seconds)
+    micros, rate = round(seconds * 1e6), round(tally.published / seconds)
     return [
         Fact("topic", topic, topic),
         Fact("published", tally.published, display.records(tally.published)),
         *tally.refusals.facts(),
-        Fact("seconds", round(seconds, 3), display.duration(round(seconds * 1e6)), label="time"),
+        Fact("elapsed_micros", micros, display.duration(micros), label="time"),
         Fact("records_per_second", rate, f"{display.count(rate)} records/s", label="rate"),
     ]

@@ -40,11 +40,11 @@ _LINK_NAMES: Final = (
     "address",
     "topics_pattern",
     "origin",
-    "since",
+    "since_micros",
     "topics",
     "last_error_reason",
     "last_error",
-    "last_error_time",
+    "last_error_time_micros",
 )
 _VERIFIED_NAMES: Final = (
     "topic",

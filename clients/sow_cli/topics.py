@@ -10,7 +10,7 @@ import click
 
 from sow_cli import arguments, display, settings
 from sow_cli.exits import SERVER_SAID_NO
-from sow_cli.output import Fact, Output, moment, note, output_option, progress
+from sow_cli.output import Fact, Output, length, moment, note, output_option, progress
 from sow_cli.session import Session
 from sow_client import EffectiveSetting, Restamped, RestampMode, Topic, TopicChecked, UnsoundRow
 
@@ -25,7 +25,7 @@ _NAMES: Final = (
     "index",
     "index_building",
     "set_in_config",
-    "create_time",
+    "create_time_micros",
     "live_records",
     "overdue_records",
     "stored_bytes",
@@ -34,7 +34,7 @@ _NAMES: Final = (
     "floor_sequence",
     "durables",
     "backlog_bytes",
-    "backlog_age",
+    "backlog_age_micros",
     "backlog_entries",
     "slowest_durable",
     "tombstones",
@@ -250,7 +250,6 @@ def _facts(topic: Topic) -> list[Fact]:
     ]
     if figures is None:
         return facts
-    age = None if figures.backlog_age is None else display.exact_duration(figures.backlog_age)
     return [
         *facts,
         Fact("live_records", figures.live_records, display.count(figures.live_records), right=True),
@@ -261,7 +260,7 @@ def _facts(topic: Topic) -> list[Fact]:
         Fact("floor_sequence", figures.floor_sequence, str(figures.floor_sequence), in_lists=False),
         Fact("durables", figures.durables, display.count(figures.durables), in_lists=False),
         Fact("backlog_bytes", figures.backlog_bytes, display.exact_size(figures.backlog_bytes), in_lists=False),
-        Fact("backlog_age", age, age or display.NOT_SET, in_lists=False),
+        length("backlog_age", figures.backlog_age, in_lists=False),
         Fact("backlog_entries", figures.backlog_entries, display.count(figures.backlog_entries), in_lists=False),
         Fact(
             "slowest_durable",

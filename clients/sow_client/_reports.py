@@ -84,7 +84,7 @@ class EffectiveSetting:
     name: str
     """The name of a setting of a topic."""
     value: str
-    """In the form of the command line: Go-style durations, binary sizes, "unlimited", "never"."""
+    """In the form of the command line: durations such as `7d`, binary sizes, "unlimited", "never"."""
     origin: str
     """ "topic", "config", "policy NAME", "operator policy NAME" or "default"."""
 

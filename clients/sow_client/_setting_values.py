@@ -12,7 +12,7 @@ from sow.sizes import SizeError, parse_bytes
 from sow_client._records import NEVER, Count, Size, Ttl, invalid, ttl_micros
 
 SettingValue: TypeAlias = str | int | bool
-"""A setting of a policy: a duration such as "1h0m0s", a word, a number, or yes or no."""
+"""A setting of a policy: a duration such as "1h", a word, a number, or yes or no."""
 
 
 MessageTypeName: TypeAlias = Literal["json", "msgpack", "fix", "nvfix", "binary"]
@@ -65,7 +65,7 @@ class TopicSettingsArguments(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class TopicSettings:
-    """Settings of a topic. However they were given, durations are kept in one notation ("1h30m0s"), sizes as bytes.
+    """Settings of a topic. However they were given, durations are kept in one notation ("1h30m"), sizes as bytes.
 
     A setting that is not set (None, unless its line says otherwise) takes its value from a policy that matches the
     topic, else from the server's defaults.

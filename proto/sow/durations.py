@@ -81,7 +81,8 @@ def parse_micros(text: str) -> int:
 
 
 def format_micros(micros: int) -> str:
-    """Return `micros` microseconds in Go's notation: `72h3m0.5s`, `1.5ms`, `2µs`, `0s` (rule L1).
+    """Return `micros` microseconds with all units that are not zero: `7d`, `1h30m`, `3d3m0.5s`, `1.5ms`, `2µs`, `0s`
+    (rule L1).
 
     A negative duration, such as a difference of clocks, gets a leading `-`. Rule L1 refuses it on input.
     """
@@ -94,11 +95,10 @@ def format_micros(micros: int) -> str:
     if micros < 1_000_000:
         return f"{_decimal(micros, 1_000)}ms"
     minutes, rest = divmod(micros, 60_000_000)
-    seconds = f"{_decimal(rest, 1_000_000)}s"
-    if minutes == 0:
-        return seconds
     hours, minutes = divmod(minutes, 60)
-    return f"{hours}h{minutes}m{seconds}" if hours else f"{minutes}m{seconds}"
+    days, hours = divmod(hours, 24)
+    parts = [f"{count}{unit}" for count, unit in ((days, "d"), (hours, "h"), (minutes, "m")) if count]
+    return "".join([*parts, f"{_decimal(rest, 1_000_000)}s"] if rest else parts)
 
 
 def _decimal(count: int, unit: int) -> str:

@@ -175,7 +175,7 @@ def test_the_pin_follows_the_committed_offset_which_has_its_name(server: ServerP
     reader = reader_of(server, "s5", startingFrom="earliest", pinLease="30m")
     start = reader.initialOffset()
     pin = client.describe_durable("s5", start["pin"])
-    assert pin.settings.idle_ttl == "30m0s"
+    assert pin.settings.idle_ttl == "30m"
     end = reader.latestOffset(start, ReadAllAvailable())
     assert end["pin"] == start["pin"]
     assert kept(client, start) == 2

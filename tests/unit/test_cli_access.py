@@ -139,10 +139,10 @@ NOW = datetime(2030, 3, 17, 17, 46, 40, 123_456, tzinfo=UTC)
 def test_times_of_callers_are_shown_as_all_others(command: str) -> None:
     """They were the raw text with microseconds and an offset, in tables too."""
     shown = CliRunner().invoke(sow, [command, "--format", "table"], obj=lambda _session: Known())
-    assert "2030-03-17 17:46:40.123Z" in shown.stdout
+    assert "2030-03-17T17:46:40.123Z" in shown.stdout
     assert "+00:00" not in shown.stdout
     raw = CliRunner().invoke(sow, [command, "--format", "json"], obj=lambda _session: Known())
-    assert NOW.isoformat() in raw.stdout
+    assert '_micros": 1900000000123456' in raw.stdout
 
 
 def refused(error: SowError, *options: str) -> str:

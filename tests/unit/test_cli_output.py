@@ -220,7 +220,7 @@ def test_a_table_has_the_key_the_time_left_and_the_fields(client: FakeClient, mo
     assert lines[3] == "  3  1µs ago    3"
     assert len(lines[4]) == 80
     assert lines[4].endswith("…")
-    assert result.stderr == "4 records, as of 2030-03-17 17:46:40.000Z\n"
+    assert result.stderr == "4 records, as of 2030-03-17T17:46:40.000Z\n"
 
 
 def test_a_table_names_the_columns_that_have_no_room(client: FakeClient, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ from sow_client import (
     Verified,
 )
 from tests.support.fake_client import FakeClient
-from tests.support.fake_results import NOW
+from tests.support.fake_results import NOW, NOW_MICROS
 
 OUT = OutgoingLink(
     peer="ldn-1",
@@ -100,14 +100,14 @@ def test_every_link_is_a_line_with_exact_values(client: FakeClient) -> None:
         "acknowledged_sequence": 1_000,
         "address": "ldn.example:7450",
         "topics_pattern": "orders.*",
-        "since": NOW.isoformat(),
+        "since_micros": NOW_MICROS,
         "topics": [
             {"topic": "orders.eu", "state": "refused", "message": "it has \x1b[2J other key fields"},
             {"topic": "orders.us", "state": "seeding"},
         ],
         "last_error_reason": "TOPIC_DIFFERS",
         "last_error": "it has other key fields",
-        "last_error_time": NOW.isoformat(),
+        "last_error_time_micros": NOW_MICROS,
     }
     assert into == {
         "direction": "in",

@@ -387,8 +387,8 @@ def test_settings_make_the_way_to_the_server_and_back() -> None:
         replicate_durables=True,
     )
     assert values.named() == set(TopicSettings.__dataclass_fields__), "none is left out here"
-    assert (values.backlog_quota_age, values.durable_idle_ttl) == ("1m30s", "168h0m0s")
-    assert (values.expiration, values.max_ttl, values.key) == ("1m30s", "1h0m0s", ("/carrier", "/flight"))
+    assert (values.backlog_quota_age, values.durable_idle_ttl) == ("1m30s", "7d")
+    assert (values.expiration, values.max_ttl, values.key) == ("1m30s", "1h", ("/carrier", "/flight"))
     message = _admin.create_request("orders", values, {}).settings
     assert message.HasField("retain_time")  # zero is not unset
     assert _admin.topic(admin_pb2.Topic(name="orders", settings=message)).settings == values
@@ -428,11 +428,11 @@ def test_a_described_topic_has_the_settings_in_force_and_their_sources() -> None
             statistics=admin_pb2.TopicStatistics(
                 durables=2, backlog_bytes=7, backlog_age=Duration(seconds=90), tombstones=4
             ),
-            effective=[admin_pb2.EffectiveSetting(name="max_ttl", value="1h0m0s", origin="policy short")],
+            effective=[admin_pb2.EffectiveSetting(name="max_ttl", value="1h", origin="policy short")],
             planned_journal_bytes=-1,
         )
     )
-    assert described.effective == (EffectiveSetting("max_ttl", "1h0m0s", "policy short"),)
+    assert described.effective == (EffectiveSetting("max_ttl", "1h", "policy short"),)
     assert described.planned_journal_bytes == -1
     assert described.statistics is not None
     assert (described.statistics.durables, described.statistics.backlog_bytes) == (2, 7)
@@ -538,12 +538,12 @@ def test_a_policy_has_only_its_declared_settings() -> None:
     told = _retention.policy(of_topics)
     assert told == Policy(
         "p", "a.*", -3, "topics", True,
-        {"max_ttl": "1h0m0s", "retain_bytes": 0, "expiration": "disabled", "auto_delete": False,
+        {"max_ttl": "1h", "retain_bytes": 0, "expiration": "disabled", "auto_delete": False,
          "retain_time": "unlimited", "dead_letter": "dead"},
         0,
     )  # fmt: skip
     of_durables = policy(durables={"idle_ttl": "1d", "retain_time": "0s"})
-    assert _retention.policy(of_durables).settings == {"idle_ttl": "24h0m0s", "retain_time": "0s"}
+    assert _retention.policy(of_durables).settings == {"idle_ttl": "1d", "retain_time": "0s"}
     assert _retention.policy(of_durables).applies_to == "durables"
 
 
@@ -605,7 +605,7 @@ def test_settings_are_taken_in_every_sensible_form() -> None:
     )  # fmt: skip
     assert (settings.retain_bytes, settings.max_bytes, settings.backlog_quota_bytes) == (2**30, 3 * 2**19, -1)
     assert (settings.max_entries, settings.delivery_limit) == (-1, -1)
-    assert settings.max_age == settings.idle_ttl == settings.backlog_ttl == "10m0s"
+    assert settings.max_age == settings.idle_ttl == settings.backlog_ttl == "10m"
     assert (settings.min_ttl, settings.key, settings.index) == ("500ms", ("/id",), ("/a",))
     for unlimited in (UNLIMITED, "unlimited", NEVER, "never"):
         assert TopicSettings(retain_time=unlimited).retain_time == "unlimited"

@@ -345,7 +345,7 @@ def test_a_token_may_stand_in_a_file_of_its_own(write: Write, tmp_path: Path) ->
         (PEER + '[replication]\ntoken_file = "b"', "[replication] token_file: b cannot be read (No such file"),
         (
             PEER + '[replication]\ntombstone_grace = "1s"',
-            "[replication] tombstone_grace: 1s is below the minimum, 1m0s",
+            "[replication] tombstone_grace: 1s is below the minimum, 1m",
         ),
         (
             PEER.replace("[server]", '[server]\ndurability = "replicated"'),

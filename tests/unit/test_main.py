@@ -112,7 +112,7 @@ def test_checking_warns_of_retention_without_a_bound_in_bytes(
     assert forever.startswith(f"sow-server: warning: {file}: [topics.forever] retain_bytes: ")
     assert "keeps everything, however large" in forever
     assert "[topics.hour] retain_bytes: " in hour
-    assert "younger than 1h0m0s" in hour
+    assert "younger than 1h" in hour
     file.write_text("[defaults]\nretain_bytes = 'unlimited'\n[topics.a]\n[topics.b]\nretain_bytes = '1GiB'\n")
     assert program.main(["--config", str(file), "--check-config"]) == 0
     told = capsys.readouterr().err.splitlines()

@@ -274,7 +274,7 @@ ENABLED: Final[Declared] = {"expiration": Expiration.ENABLED}
     ("declared", "message"),
     [
         ({"retain_time_micros": 0}, "retain_time: 0s and retain_bytes 256MiB (default) must both be zero"),
-        ({"retain_bytes": 0}, "retain_time: 10m0s (default) and retain_bytes 0B must both be zero"),
+        ({"retain_bytes": 0}, "retain_time: 10m (default) and retain_bytes 0B must both be zero"),
         ({"retain_time_micros": 0, "retain_bytes": None}, "retain_time: 0s and retain_bytes unlimited must both be"),
         ({"retain_time_micros": None, "retain_bytes": 0}, "retain_time: unlimited and retain_bytes 0B must both be"),
         ({"retain_time_micros": 0, "retain_bytes": 1025}, "retain_time: 0s and retain_bytes 1025B must both be zero"),
@@ -284,7 +284,7 @@ ENABLED: Final[Declared] = {"expiration": Expiration.ENABLED}
         ),
         (
             {"backlog_quota_age_micros": HOUR, "retain_time_micros": HOUR},
-            "backlog_quota_age: 1h0m0s is not below retain_time, 1h0m0s",
+            "backlog_quota_age: 1h is not below retain_time, 1h",
         ),
         ({"idle_ttl_micros": 0}, "idle_ttl: 0s must be above zero"),
         ({"durable_idle_ttl_micros": 0}, "durable_idle_ttl: 0s must be above zero"),
@@ -300,7 +300,7 @@ ENABLED: Final[Declared] = {"expiration": Expiration.ENABLED}
         ({"min_ttl_micros": 2 * SECOND, "max_ttl_micros": 1_500_000}, "min_ttl: 2s is above max_ttl, 1.5s"),
         (
             {**ENABLED, "default_ttl_micros": HOUR + 1, "max_ttl_micros": HOUR},
-            "default_ttl: 1h0m0.000001s is above max_ttl, 1h0m0s",
+            "default_ttl: 1h0.000001s is above max_ttl, 1h",
         ),
         ({**ENABLED, "default_ttl_micros": 1, "min_ttl_micros": 2}, "default_ttl: 1µs is below min_ttl, 2µs"),
         ({"default_ttl_micros": SECOND}, "default_ttl: 1s has no meaning with expiration = 'disabled'"),
@@ -400,7 +400,7 @@ def test_an_operator_policy_has_limits_only(field: str) -> None:
 @pytest.mark.parametrize(
     ("field", "value", "shown"),
     [
-        ("max_ttl_micros", 259_380_500_000, "72h3m0.5s"),
+        ("max_ttl_micros", 259_380_500_000, "3d3m0.5s"),
         ("max_ttl_micros", None, "none"),
         ("idle_ttl_micros", None, "never"),
         ("retain_time_micros", None, "unlimited"),

@@ -196,9 +196,9 @@ def test_every_setting_is_shown_with_its_value_and_its_source() -> None:
     told = {one.name: (one.value, one.origin) for one in found}
     assert [one.name for one in found][:3] == ["key", "message_type", "expiration"], "as in the contract"
     assert set(told) == set(convert._FIELDS)
-    assert told["max_age"] == ("72h3m0.5s", "operator policy o")
+    assert told["max_age"] == ("3d3m0.5s", "operator policy o")
     assert told["retain_bytes"] == ("unlimited", "topic")
     assert told["max_bytes"] == ("1025B", "topic")
-    assert told["retain_time"] == ("10m0s", "default")
+    assert told["retain_time"] == ("10m", "default")
     assert told["idle_ttl"] == ("never", "default")
     assert told["fix_separator"] == ('"\\u0001"', "default")
