@@ -34,7 +34,10 @@ def load_pyarrow() -> ModuleType:
     try:
         return import_module("pyarrow")
     except ImportError as error:
-        raise click.UsageError("Parquet and Arrow need the package pyarrow: pip install 'sow[arrow]'") from error
+        raise click.UsageError(
+            "Parquet and Arrow need the Python package pyarrow: pip install 'sow[arrow]', or in a checkout: pip install "
+            "'.[arrow]'"
+        ) from error
 
 
 class ArrowSchema:

@@ -37,6 +37,7 @@ _STEP: Final = re.compile(r"/(?:\[((?:[^\]\\]|\\.)*)\]|([^/\[][^/]*))")
 _ESCAPED: Final = re.compile(r"\\(.)")
 _NUMBER: Final = re.compile(r"-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?")
 _QUOTE: Final = ord('"')
+_NINE: Final = ord("9")  # a text that begins at or below it, and with no quote, is a number
 _decode_text: Final = msgspec.json.Decoder(str).decode
 _decode_fields: Final = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
@@ -44,14 +45,15 @@ _decode_fields: Final = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 class Columns:
     """The columns of the fields in one output. Owns the count of what they leave out ([2])."""
 
-    __slots__ = ("_chosen", "_fields", "_names", "_paths", "left_out", "records_left_out")
+    __slots__ = ("_chosen", "_fields", "_firsts", "_names", "_paths", "left_out", "records_left_out")
 
     def __init__(self, fields: Fields, paths: Iterable[Path], *, chosen: bool) -> None:
         """`chosen`: the user has named them, so nothing counts as left out."""
         self._fields = fields
         self._paths = tuple(paths)
         self._chosen = chosen
-        self._names = frozenset([path[0] for path in self._paths])
+        self._firsts = [path[0] for path in self._paths]
+        self._names = frozenset(self._firsts)
         self.left_out: list[str] = []
         """Names of fields without a column, as they came; at most `_LEFT_OUT_MAX`."""
         self.records_left_out = 0
@@ -78,8 +80,11 @@ class Columns:
         found = self._fields.of(payload) or {}
         if not self._chosen and not found.keys() <= self._names:
             self._leave_out(found)
-        get = found.get
-        return [text(get(path[0]) if len(path) == 1 else below(get(path[0]), path[1:])) for path in self._paths]
+        values = list(map(found.get, self._firsts))
+        for number, path in enumerate(self._paths) if self._chosen else ():
+            if len(path) > 1:
+                values[number] = below(values[number], path[1:])
+        return list(map(text, values))
 
     def _leave_out(self, found: Iterable[str]) -> None:
         self.records_left_out += 1
@@ -143,14 +148,16 @@ def below(value: object, path: Path) -> object:
 
 def text(value: object) -> str | None:
     """The text of a value of `Fields.of` ([1])."""
-    match value:
-        case None | str():
-            return value
-        case msgspec.Raw():
-            data = bytes(value)
-            if data[0] == _QUOTE:
-                return _decode_text(data)
-            return None if data == b"null" else one_line(data).decode("utf-8", "backslashreplace")
+    if type(value) is msgspec.Raw:  # the usual way is short: this is done for each cell
+        data = bytes(value)
+        first = data[0]
+        if first == _QUOTE:
+            return _decode_text(data)
+        if first <= _NINE:
+            return data.decode()
+        return None if data == b"null" else one_line(data).decode("utf-8", "backslashreplace")
+    if value is None or isinstance(value, str):
+        return value
     try:
         return msgspec.json.encode(value).decode()
     except (TypeError, ValueError):  # an extension type of msgpack, say

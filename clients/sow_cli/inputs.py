@@ -128,12 +128,16 @@ class LineInput:
     def _outcomes(self, lines: list[bytes | None]) -> list[Outcome]:
         parse, spaces = self._parse, self._spaces
         outcomes: list[Outcome] = []
-        for line in lines:
+        add = outcomes.append
+        for line in lines:  # without further calls: there may be millions
             if line is None:
-                outcomes.append(BadLine("PAYLOAD_TOO_LARGE", "the line is longer than 16 MiB"))
+                add(BadLine("PAYLOAD_TOO_LARGE", "the line is longer than 16 MiB"))
                 continue
             text = line.strip(spaces) if spaces else line
-            outcomes.append(_attempted(parse, text) if text else None)
+            try:
+                add(parse(text) if text else None)
+            except BadLine as bad:
+                add(bad)
         return outcomes
 
 

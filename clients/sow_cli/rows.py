@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
 from array import array
@@ -32,6 +33,7 @@ _CUT_WIDTH_MIN: Final = 12
 _SHOWN_MAX: Final = 400
 """Characters of a value in a table."""
 NEVER_MICROS: Final = 2**63 - 1  # in a column of expire times
+_QUOTABLE: Final = re.compile('[",\r\n]')
 _FORMULA_STARTS: Final = ("=", "+", "-", "@", "\t", "\r")
 """A spreadsheet takes a cell that begins like this for a formula."""
 
@@ -236,9 +238,13 @@ class CsvRows:
         """The cells of the fields, column by column."""
         quoted = self._quoted
         if self.columns:
-            texts = self.columns.texts
-            rows = [["" if cell is None else quoted(cell) for cell in texts(payload)] for payload in payloads]
-            yield from zip(*rows, strict=True)
+            # Column by column: most columns have nothing to quote, and one search in all of their cells shows it.
+            for column in zip(*map(self.columns.texts, payloads), strict=True):
+                together = "".join([cell or '"' for cell in column])
+                if quoted is quoted_cell and not _QUOTABLE.search(together):
+                    yield column
+                else:
+                    yield ["" if cell is None else quoted(cell) for cell in column]
         elif not self._form.keys_only:
             yield [quoted(_payload_text(payload, self._form)) for payload in payloads]
 

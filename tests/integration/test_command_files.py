@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,6 +17,7 @@ from pyarrow import ipc, parquet
 
 from sow_cli import command
 from tests.support.server import ServerProcess
+from tests.support.terminals import REAL, SECONDS_MAX, Terminal, plain
 
 TOPICS = """
 [topics.orders]
@@ -268,3 +270,46 @@ def test_a_load_of_records_keeps_keys_and_expire_times(server: ServerProcess) ->
     result = run(server, "load", "loaded", "--as", "csv", "--force", "--skip-bad", given=text)
     assert "record 2: KEY_" in result.stderr
     assert keys(server, "loaded") == ["alice", "bob"]
+
+
+# ---- on a terminal ----
+
+
+@pytest.fixture
+def terminals() -> Iterator[list[Terminal]]:
+    opened: list[Terminal] = []
+    yield opened
+    for terminal in opened:
+        terminal.close()
+
+
+def test_a_load_asks_on_a_terminal_and_shows_its_progress(
+    server: ServerProcess, venues: str, tmp_path: Path, terminals: list[Terminal]
+) -> None:
+    file = tmp_path / "venues.csv"
+    file.write_text("id,name\n" + "".join(f"{number},name {number}\n" for number in range(3, 20_003)))
+    text = ""
+    for answer, code in (("n", 1), ("y", 0)):
+        terminal = Terminal("--server", server.address, "load", venues, str(file), program=REAL)
+        terminals.append(terminal)
+        terminal.read_until(f"Replace the content of topic {venues}? [y/N]: ")
+        terminal.type(f"{answer}\n")
+        text = plain(terminal.read_until(None))
+        assert terminal.process.wait(SECONDS_MAX) == code
+        assert ("nothing was done" in text) is (code == 1)
+    assert "reading" in text
+    assert "100%" in text
+    assert re.search("applied +20,000", text)
+    assert re.search("deleted +2", text)
+
+
+def test_an_export_shows_its_progress_on_a_terminal(
+    server: ServerProcess, tmp_path: Path, terminals: list[Terminal]
+) -> None:
+    file = tmp_path / "orders.csv"
+    terminals.append(Terminal("--server", server.address, "export", "orders", str(file), program=REAL))
+    text = plain(terminals[0].read_until(None))
+    assert terminals[0].process.wait(SECONDS_MAX) == 0
+    assert "exporting" in text
+    assert re.search("records +4", text)
+    assert re.search(r"as of +20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", text)

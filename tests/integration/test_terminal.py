@@ -82,6 +82,7 @@ def test_publishing_a_file_shows_progress_on_a_terminal(terminals: list[Terminal
     assert "publishing" in text
     assert "100%" in text
     assert "line 2: KEY_FIELD_MISSING: key field /id is missing or null" in text
+    assert re.search("refused +1 record", text)
     assert "20,001 records" in text
 
 

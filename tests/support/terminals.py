@@ -33,10 +33,14 @@ sow(prog_name="sow", obj=lambda session: client)
 """
 
 
-def start(*arguments: str, stdin: int, stdout: int, stderr: int) -> subprocess.Popen[bytes]:
+REAL = "from sow_cli.command import sow; sow(prog_name='sow')"
+"""The command as it is, for a server; in place of PROGRAM."""
+
+
+def start(*arguments: str, stdin: int, stdout: int, stderr: int, program: str = PROGRAM) -> subprocess.Popen[bytes]:
     path = os.pathsep.join([str(ROOT), str(ROOT / "proto"), str(ROOT / "clients")])
     return subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, *arguments],
+        [sys.executable, "-c", program, *arguments],
         stdin=stdin,
         stdout=stdout,
         stderr=stderr,
@@ -48,9 +52,9 @@ def start(*arguments: str, stdin: int, stdout: int, stderr: int) -> subprocess.P
 class Terminal:
     """The other end of the pseudo-terminal that a process runs on."""
 
-    def __init__(self, *arguments: str) -> None:
+    def __init__(self, *arguments: str, program: str = PROGRAM) -> None:
         self._end, other = pty.openpty()
-        self.process = start(*arguments, stdin=other, stdout=other, stderr=other)
+        self.process = start(*arguments, stdin=other, stdout=other, stderr=other, program=program)
         os.close(other)
         self.text = ""
 
