@@ -35,8 +35,8 @@ def load_pyarrow() -> ModuleType:
         return import_module("pyarrow")
     except ImportError as error:
         raise click.UsageError(
-            "Parquet and Arrow need the Python package pyarrow: pip install 'sow[arrow]', or in a checkout: pip install "
-            "'.[arrow]'"
+            "Parquet and Arrow need the Python package pyarrow: pip install 'sow[arrow]', or in a checkout: "
+            "pip install '.[arrow]'"
         ) from error
 
 

@@ -21,8 +21,8 @@ import msgspec
 
 from sow_cli import arguments, display
 from sow_cli.columns import Columns
-from sow_cli.output import Fact, Format, Output, moment, output_option, progress, select_option, selected
-from sow_cli.rows import BatchColumns, CsvRows, RecordForm, record_lines
+from sow_cli.output import Fact, Format, Output, file_output_option, moment, progress, select_option, selected
+from sow_cli.rows import BatchColumns, CsvRows, RecordForm, quoted_cell, quoted_safely, record_lines
 from sow_cli.session import Session
 from sow_client import Client, Export, PackedColumn
 
@@ -51,7 +51,7 @@ _FIELDS_MAX: Final = 100
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--filter", "filter_text", metavar="FILTER", help="Only records that match.")
 @select_option
-@output_option
+@file_output_option
 @click.pass_obj
 def export(
     session: Session,
@@ -79,6 +79,8 @@ def export(
     named = selected(select)
     if kind is Format.NDJSON and named:
         raise click.UsageError("--select is for columns: a line of NDJSON has the whole record")
+    if output.csv_safe and kind is not Format.CSV:
+        raise click.UsageError("--csv-safe is for a file of CSV")
     if kind in (Format.PARQUET, Format.ARROW):
         from sow_cli.arrow import load_pyarrow
 
@@ -89,7 +91,7 @@ def export(
         opened = client.open_export(topic, filter_text)
         try:
             with replaced(file) as sink:
-                written = _Exporting(client, opened, form, sink).write(kind)
+                written = _Exporting(client, opened, form, sink, csv_safe=output.csv_safe).write(kind)
         finally:
             with suppress(Exception):  # it ends by itself, and an error of its own would hide the first one
                 client.close_export(opened.id)
@@ -111,7 +113,8 @@ def export(
 class _Exporting:
     """Reads a snapshot and writes its records to an open file."""
 
-    def __init__(self, client: Client, export: Export, form: RecordForm, sink: IO[bytes]) -> None:
+    def __init__(self, client: Client, export: Export, form: RecordForm, sink: IO[bytes], *, csv_safe: bool) -> None:
+        self._quoted = quoted_safely if csv_safe else quoted_cell
         self._client = client
         self._export = export
         self._form = form
@@ -167,7 +170,7 @@ class _Exporting:
                 for payload in columns.payloads:
                     names.update(dict.fromkeys(form.fields.of(payload) or ()))
             found = Columns(form.fields, [(name,) for name in names], chosen=True) if names else form.columns(())
-            return _Csv(CsvRows(form, found), self._sink)
+            return _Csv(CsvRows(form, found, self._quoted), self._sink)
         from sow_cli.arrow import ArrowFile, ArrowSchema
 
         schema = ArrowSchema(form)

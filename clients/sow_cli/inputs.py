@@ -97,8 +97,8 @@ def opened(
     """The input of a file or a pipe of this name. `parse` is for lines; `size`: the bytes of the file, if known."""
     suffix = PurePath(name).suffix.lower()
     kind = reading.kind or _SUFFIXES.get(suffix)
-    if kind is None and target.message_type == "json" and not file.isatty() and file.peek(1)[:1] == b"[":
-        kind = "json"  # no document on a line of its own begins like this where topics have keys
+    if reading.kind is None and kind in (None, "json"):
+        kind = _kind_of_start(file, kind) if target.message_type == "json" and not file.isatty() else None
     match kind:
         case "csv":
             delimiter = reading.delimiter or ("\t" if suffix == ".tsv" else ",")
@@ -108,6 +108,16 @@ def opened(
         case "json":
             return JsonInput(file, parse, size=size)
     return LineInput(file, parse, size=size, keep_spaces=reading.keep_spaces)
+
+
+def _kind_of_start(file: BufferedReader, named: Kind | None) -> Kind | None:
+    """How a file begins: an array, which no line of its own is where topics have keys; for a file that is `named` JSON
+    also one document over several lines, whose first line is no JSON. Anything else is lines."""
+    start = file.peek(1)
+    if start.lstrip()[:1] == b"[":
+        return "json"
+    first, end, _ = start.partition(b"\n")
+    return "json" if named and end and first.strip() and not _is_json(first) else None
 
 
 class LineInput:
@@ -364,6 +374,9 @@ class RecordMaker:
                 self._expires = number
             elif metadata is None:
                 self._paths.append((number, self._path(name)))
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if list(names).count(name) > 1)
+            raise click.UsageError(f"the column {twice!r} is there twice")
         if target.message_type == "binary" or (
             target.message_type != "json" and [path for _, path in self._paths] == [("payload",)]
         ):

@@ -130,7 +130,7 @@ class Output:
         """`csv_safe`: no cell of a CSV is a formula to a spreadsheet. `soh`: the text for the byte 1 in raw payloads;
         empty: the byte itself."""
         self.format = chosen
-        self._csv_safe = csv_safe
+        self.csv_safe = csv_safe
         self._soh = soh.encode()
         self._encoder = msgspec.json.Encoder()
 
@@ -268,7 +268,7 @@ class Output:
                 continue
             columns = BatchColumns.of(batch)
             if rows is None:
-                rows = CsvRows(form, form.columns(columns.payloads), quoted_safely if self._csv_safe else quoted_cell)
+                rows = CsvRows(form, form.columns(columns.payloads), quoted_safely if self.csv_safe else quoted_cell)
                 self.write(rows.first_line)
             self.write(rows.lines(columns))
             written += len(batch)
@@ -317,7 +317,7 @@ class Output:
         """Writes CSV: few rows, or rows that come one by one; `_record_csv` is for many."""
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
-        writer.writerows([[_harmless(cell) for cell in row] for row in rows] if self._csv_safe else rows)
+        writer.writerows([[_harmless(cell) for cell in row] for row in rows] if self.csv_safe else rows)
         self.write(text.getvalue().encode())
 
     def write(self, data: bytes) -> None:
@@ -375,7 +375,12 @@ def raw_option(command: Command) -> Command:
     )(command)
 
 
-def _output_option(command: Command, formats: Sequence[Format]) -> Command:
+def file_output_option(command: Command) -> Command:
+    """As `output_option`, for a command that writes a file, which `--csv-safe` is about."""
+    return _output_option(command, RESULT_FORMATS, of_files=True)
+
+
+def _output_option(command: Command, formats: Sequence[Format], *, of_files: bool = False) -> Command:
     def chosen(ctx: click.Context, _param: click.Parameter, value: str | None) -> Output:
         csv_safe: bool = ctx.meta[_CSV_SAFE]
         soh: str = ctx.meta.get(_SOH, "")
@@ -383,7 +388,7 @@ def _output_option(command: Command, formats: Sequence[Format]) -> Command:
             if value not in (None, Format.RAW.value):
                 raise click.UsageError(f"--raw and --format {value} exclude each other")
             value = Format.RAW.value
-        if csv_safe and value != Format.CSV.value:
+        if csv_safe and value != Format.CSV.value and not of_files:
             raise click.UsageError("--csv-safe is for --format csv")
         if soh and value != Format.RAW.value:
             raise click.UsageError("--soh is for --format raw")

@@ -113,6 +113,16 @@ def test_arrow_and_csv_have_the_same_columns(server: ServerProcess, tmp_path: Pa
     assert rows[1]["_expire_time_micros"] == "1893456000000000"
 
 
+def test_an_export_for_spreadsheets_has_no_formulas(server: ServerProcess, tmp_path: Path) -> None:
+    """X7."""
+    with server.client() as client:
+        client.create_topic("formulas")
+        client.publish("formulas", {"a": "=1+2"}, key="k")
+    done(server, "export", "formulas", tmp_path / "a.csv", "--select", "/a", "--csv-safe")
+    assert (tmp_path / "a.csv").read_text() == "a\n'=1+2\n"
+    assert run(server, "export", "formulas", tmp_path / "a.ndjson", "--csv-safe").exit_code == 2
+
+
 def test_ndjson_is_as_a_query_writes_it(server: ServerProcess, tmp_path: Path) -> None:
     done(server, "export", "orders", tmp_path / "orders.ndjson")
     assert (tmp_path / "orders.ndjson").read_bytes() == run(server, "query", "orders").stdout_bytes

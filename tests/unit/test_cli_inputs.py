@@ -50,6 +50,15 @@ def test_a_json_file_may_hold_one_document_or_lines(client: FakeClient, tmp_path
     assert list(stored(client)) == ["1", "2", "3"]
 
 
+def test_lines_in_a_json_file_are_read_line_by_line(client: FakeClient, tmp_path: Path) -> None:
+    """Story: they were read whole, up to 1 GiB."""
+    client.add("orders")
+    file = tmp_path / "orders.json"
+    file.write_bytes(b'{"id":1}\nnonsense\n{"id":3}')
+    assert run(client, "publish", "orders", str(file)).stderr.startswith("line 2: PAYLOAD_MALFORMED")
+    assert list(stored(client)) == ["1", "3"]
+
+
 def test_a_bad_document_of_an_array_is_reported_with_its_number(client: FakeClient) -> None:
     client.add("orders")
     result = run(client, "publish", "orders", stdin=b'[{"id":1},{"no":1},{"id":3}]')
@@ -121,7 +130,7 @@ def test_other_separators_and_names(client: FakeClient, tmp_path: Path) -> None:
     assert stored(client) == {"1": {"id": 1, "price": 2}, "2": {"id": 2, "price": 3}, "3": {"id": 3, "price": 4}}
 
 
-@pytest.mark.parametrize("text", ["id,\n1,2\n", "id,/a//b\n1,2\n", '"id\n'])
+@pytest.mark.parametrize("text", ["id,\n1,2\n", "id,id\n1,2\n", "id,/a//b\n1,2\n", '"id\n'])
 def test_a_first_line_that_names_no_fields_is_wrong_usage(client: FakeClient, text: str) -> None:
     client.add("orders")
     published(client, text, code=2)
