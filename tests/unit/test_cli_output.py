@@ -14,6 +14,7 @@ import pytest
 from click.testing import CliRunner, Result, _NamedTextIOWrapper
 
 from sow_cli import display
+from sow_cli.arguments import instant
 from sow_cli.command import sow
 from sow_cli.output import MESSAGE_FORMATS, Fact, Format, Output
 from sow_cli.rows import RecordForm
@@ -434,3 +435,45 @@ def test_times_beyond_the_calendar_are_shown_as_numbers() -> None:
 )
 def test_sizes_have_binary_units(byte_count: int, text: str) -> None:
     assert display.size(byte_count) == text
+
+
+# --- one form of times -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("status",),
+        ("accept-clock",),
+        ("topics",),
+        ("topic", "describe", "orders"),
+        ("durable", "list"),
+        ("replication", "status"),
+        ("get", "orders", "1"),
+        ("publish", "orders", "--data", '{"id":9}', "--ttl", "1h"),
+        ("touch", "orders", "1", "--ttl", "1h"),
+    ],
+    ids=" ".join,
+)
+def test_machine_formats_have_times_as_micros_and_no_texts_of_them(
+    client: FakeClient, arguments: tuple[str, ...]
+) -> None:
+    """Story: JSON had ISO 8601 here and microseconds there."""
+    client.keep("orders", "billing")
+    text = run(client, *arguments, "--format", "json").stdout
+
+    assert re.findall(r"\d{4}-\d\d-\d\d[T ]", text) == []
+    numbers = re.findall(r'"(\w+)": *\d{15,}', text)
+    assert [name for name in numbers if not name.endswith("_micros") and name not in ("version", "sequence")] == []
+    assert re.findall(r"\dh0m|m0s", text) == []
+
+
+@pytest.mark.parametrize(
+    "arguments", [("status",), ("get", "orders", "1"), ("durable", "describe", "orders", "billing")]
+)
+def test_tables_have_times_as_options_take_them(client: FakeClient, arguments: tuple[str, ...]) -> None:
+    client.keep("orders", "billing")
+    text = run(client, *arguments, "--format", "table").stdout
+    times = re.findall(r"20\d\d-\S+", text)
+    assert times
+    assert all(instant(time) for time in times)
