@@ -16,6 +16,7 @@ from click.testing import CliRunner, Result
 from pyarrow import ipc, parquet
 
 from sow_cli import command
+from sow_cli.exporting import replaced
 from tests.support.server import ServerProcess
 from tests.support.terminals import REAL, SECONDS_MAX, Terminal, plain
 
@@ -157,6 +158,21 @@ def test_an_export_that_fails_leaves_the_older_file(server: ServerProcess, tmp_p
     done(server, "export", "orders", file)
     assert len(file.read_text().splitlines()) == 4
     assert [one.name for one in tmp_path.iterdir()] == ["orders.ndjson"]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError("no space left")], ids=["Ctrl-C", "full disk"])
+def test_a_file_that_is_not_complete_never_has_the_name(tmp_path: Path, error: BaseException) -> None:
+    file, link = tmp_path / "orders.csv", tmp_path / "link.csv"
+    link.symlink_to(file)
+    with pytest.raises(type(error)), replaced(link) as sink:
+        sink.write(b"half")
+        raise error
+    assert [one.name for one in tmp_path.iterdir()] == ["link.csv"]
+
+    with replaced(link) as sink:
+        sink.write(b"whole")
+        assert not file.exists()
+    assert (file.read_bytes(), link.is_symlink()) == (b"whole", True)
 
 
 @pytest.mark.parametrize("arguments", [("orders.xlsx",), ("orders",), ("orders.ndjson", "--select", "/id")])
