@@ -127,7 +127,7 @@ class Output:
     """Writes the results of one command. Owns stdout while the command runs."""
 
     def __init__(self, chosen: Format, *, csv_safe: bool = False, soh: str = "") -> None:
-        """`csv_safe`: no cell of a CSV is a formula to a spreadsheet. `soh`: the text for the byte 1 in raw payloads;
+        """`csv_safe`: no cell of a CSV is a formula to a spreadsheet. `soh`: the text for the byte 1 in whole payloads;
         empty: the byte itself."""
         self.format = chosen
         self.csv_safe = csv_safe
@@ -177,7 +177,7 @@ class Output:
         if self.format is not Format.TABLE:
             self.records([[record]], form, now_micros=lambda: now_micros, as_list=False)
             return
-        self._print(_vertical(_record_facts(record, form, now_micros)))
+        self._print(_vertical(_record_facts(record, self.raw(record.payload), form, now_micros)))
 
     def records(
         self,
@@ -355,7 +355,7 @@ def _soh_option(command: Command) -> Command:
         is_eager=True,  # its value is there when that of --format is read
         expose_value=False,
         callback=noted,
-        help="With --format raw: what stands for the byte SOH, such as '|' between the fields of FIX.",
+        help="In raw payloads, and in the table of one record: what stands for the byte SOH, such as '|' in FIX.",
     )(command)
 
 
@@ -390,9 +390,9 @@ def _output_option(command: Command, formats: Sequence[Format], *, of_files: boo
             value = Format.RAW.value
         if csv_safe and value != Format.CSV.value and not of_files:
             raise click.UsageError("--csv-safe is for --format csv")
-        if soh and value != Format.RAW.value:
-            raise click.UsageError("--soh is for --format raw")
         found = Format(value) if value else Format.TABLE if sys.stdout.isatty() else Format.NDJSON
+        if soh and found not in (Format.RAW, Format.TABLE):
+            raise click.UsageError("--soh is for --format raw, and for a table")
         if found in (Format.PARQUET, Format.ARROW):
             from sow_cli.arrow import load_pyarrow
 
@@ -493,7 +493,7 @@ def _csv_value(value: Scalar | Sequence[str] | Nested) -> Scalar:
     return " ".join(texts) if len(texts) == len(value) else msgspec.json.encode(value).decode()
 
 
-def _record_facts(record: Record, form: RecordForm, now_micros: int) -> list[Fact]:
+def _record_facts(record: Record, payload: bytes, form: RecordForm, now_micros: int) -> list[Fact]:
     expire = record.expire_time_micros
     expires = display.expires(expire, now_micros)
     published_ago = display.duration(max(0, now_micros - record.publish_time_micros))
@@ -507,7 +507,7 @@ def _record_facts(record: Record, form: RecordForm, now_micros: int) -> list[Fac
         Fact("sequence", record.sequence, str(record.sequence)),
     ]
     if not form.keys_only:
-        facts.append(Fact("payload", None, _full_payload(record.payload, form)))
+        facts.append(Fact("payload", None, _full_payload(payload, form)))
     return facts
 
 

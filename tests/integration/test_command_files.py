@@ -164,9 +164,14 @@ def test_an_export_that_fails_leaves_the_older_file(server: ServerProcess, tmp_p
 def test_a_file_that_is_not_complete_never_has_the_name(tmp_path: Path, error: BaseException) -> None:
     file, link = tmp_path / "orders.csv", tmp_path / "link.csv"
     link.symlink_to(file)
-    with pytest.raises(type(error)), replaced(link) as sink:
-        sink.write(b"half")
-        raise error
+
+    def fails() -> None:
+        with replaced(link) as sink:
+            sink.write(b"half")
+            raise error
+
+    with pytest.raises(type(error)):
+        fails()
     assert [one.name for one in tmp_path.iterdir()] == ["link.csv"]
 
     with replaced(link) as sink:

@@ -163,6 +163,8 @@ def test_raw_writes_a_line_for_each_of_several_records(client: FakeClient) -> No
 def test_fix_is_shown_with_another_separator_on_request(client: FakeClient) -> None:
     client.add("fix", key=(), message_type="fix").rows["a"] = Row(b"35=D\x0155=IBM\x01", 1, None, 1)
     assert run(client, "get", "fix", "a", "--raw", "--soh", "|").stdout == "35=D|55=IBM|"
+    shown = run(client, "get", "fix", "a", "--format", "table", "--soh", "|").stdout
+    assert "payload    35=D|55=IBM|" in shown
 
 
 @pytest.mark.parametrize(
