@@ -36,10 +36,13 @@ _FORMATS: Final = {
     ".csv": Format.CSV,
     ".ndjson": Format.NDJSON,
     ".jsonl": Format.NDJSON,
+    ".json": Format.JSON,
 }
 _COLUMNS: Final[Sequence[PackedColumn]] = (
     "payload", "key", "version", "publish_time", "expire_time", "origin", "sequence",
 )  # fmt: skip
+_WHOLE: Final = (Format.NDJSON, Format.JSON)
+"""Formats without columns."""
 _BATCH_RECORDS: Final = 20_000
 """Records of a message, and of a row group of Parquet."""
 _FIELDS_MAX: Final = 100
@@ -64,9 +67,9 @@ def export(
 ) -> None:
     """Write the live records of TOPIC to FILE, as they are at one instant.
 
-    The end of the name tells the format: .parquet, .arrow, .csv or .ndjson. In the first three each field is a column,
-    of all records; `sow publish` and `sow load` read all four. FILE appears when it is complete, in place of an older
-    one. Parquet and Arrow need pyarrow: pip install 'sow[arrow]'.
+    The end of the name tells the format: .parquet, .arrow, .csv, .ndjson or .json. In the first three each field is a
+    column, of all records; `sow publish` and `sow load` read all of them. FILE appears when it is complete, in place of
+    an older one. Parquet and Arrow need pyarrow: pip install 'sow[arrow]'.
 
     \b
     Examples:
@@ -77,8 +80,8 @@ def export(
     if kind is None:
         raise click.BadParameter(f"the name ends in none of {', '.join(_FORMATS)}", param_hint="FILE")
     named = selected(select)
-    if kind is Format.NDJSON and named:
-        raise click.UsageError("--select is for columns: a line of NDJSON has the whole record")
+    if kind in _WHOLE and named:
+        raise click.UsageError("--select is for columns: JSON and NDJSON have whole records")
     if output.csv_safe and kind is not Format.CSV:
         raise click.UsageError("--csv-safe is for a file of CSV")
     if kind in (Format.PARQUET, Format.ARROW):
@@ -123,7 +126,7 @@ class _Exporting:
     def write(self, kind: Format) -> int:
         """Writes all records, and returns their number."""
         records = sum(self._export.parts)
-        twice = kind is not Format.NDJSON and not self._form.select
+        twice = kind not in _WHOLE and not self._form.select
         with progress("{task.fields[figures]}", measured=records > 0) as bar:
             task = bar.add_task("exporting", total=records * (2 if twice else 1), figures="")
             writer = self._writer(kind, lambda batches: self._shown(bar, task, batches))
@@ -163,6 +166,8 @@ class _Exporting:
         form = self._form
         if kind is Format.NDJSON:
             return _Ndjson(form, self._sink)
+        if kind is Format.JSON:
+            return _Json(form, self._sink)
         looked_at = iter(()) if form.select else shown(self._payloads())
         if kind is Format.CSV:
             names: dict[str, None] = {}
@@ -196,6 +201,22 @@ class _Ndjson:
 
     def close(self) -> None:
         pass
+
+
+class _Json:
+    def __init__(self, form: RecordForm, sink: IO[bytes]) -> None:
+        self._form = form
+        self._sink = sink
+        self._encode = msgspec.json.Encoder().encode
+        self._between = b"["
+
+    def write(self, columns: BatchColumns) -> None:
+        for line in record_lines(columns, self._form):
+            self._sink.write(self._between + b"\n" + self._encode(line))
+            self._between = b","
+
+    def close(self) -> None:
+        self._sink.write(b"[]\n" if self._between == b"[" else b"\n]\n")
 
 
 class _Csv:

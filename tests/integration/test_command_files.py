@@ -126,7 +126,14 @@ def test_an_export_for_spreadsheets_has_no_formulas(server: ServerProcess, tmp_p
 
 def test_ndjson_is_as_a_query_writes_it(server: ServerProcess, tmp_path: Path) -> None:
     done(server, "export", "orders", tmp_path / "orders.ndjson")
-    assert (tmp_path / "orders.ndjson").read_bytes() == run(server, "query", "orders").stdout_bytes
+    lines = run(server, "query", "orders").stdout_bytes
+    assert (tmp_path / "orders.ndjson").read_bytes() == lines
+
+    done(server, "export", "orders", tmp_path / "orders.json")
+    array = json.loads((tmp_path / "orders.json").read_bytes())
+    assert array == [json.loads(line) for line in lines.splitlines()]
+    done(server, "export", "orders", tmp_path / "none.json", "--filter", "/id > 9")
+    assert (tmp_path / "none.json").read_bytes() == b"[]\n"
 
 
 def test_binary_payloads_are_one_column(server: ServerProcess, tmp_path: Path) -> None:
@@ -192,7 +199,7 @@ def test_a_file_that_cannot_be_written_is_wrong_usage(
 # ---- publishes ----
 
 
-@pytest.mark.parametrize("suffix", ["parquet", "arrow", "csv", "ndjson"])
+@pytest.mark.parametrize("suffix", ["parquet", "arrow", "csv", "ndjson", "json"])
 def test_an_export_is_published_as_the_same_records(server: ServerProcess, tmp_path: Path, suffix: str) -> None:
     topic = f"copy-{suffix}"
     with server.client() as client:
