@@ -9,7 +9,7 @@ import click
 
 from sow_cli.connection import CONTEXT_VARIABLE, Source, found_settings, given, session_of
 from sow_cli.context_files import NAMES, ContextFiles, checked_name
-from sow_cli.output import Fact, Format, Output, note, output_option
+from sow_cli.output import RESULT_FORMATS, Fact, Output, note, output_option
 from sow_cli.session import connect
 
 _FILES: Final = ("tls_ca", "tls_cert", "tls_key", "token_file")
@@ -31,7 +31,10 @@ def context() -> None:
 @context.command(short_help="Save a context.")
 @click.argument("name")
 @click.option(
-    "--format", "saved_format", type=click.Choice([one.value for one in Format]), help="The default of --format."
+    "--format",
+    "saved_format",
+    type=click.Choice([one.value for one in RESULT_FORMATS]),
+    help="The default of --format.",
 )
 @click.option("--use", "uses", is_flag=True, help="Use it from now on.")
 @click.option("--replace", is_flag=True, help="Replace a context of that name.")

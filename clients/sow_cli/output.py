@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
 import click
 import msgspec
+from click.core import ParameterSource
 
 from sow_cli import arguments, display
 from sow_cli.columns import METADATA, Columns
@@ -385,7 +386,8 @@ def _output_option(command: Command, formats: Sequence[Format], *, of_files: boo
         csv_safe: bool = ctx.meta[_CSV_SAFE]
         soh: str = ctx.meta.get(_SOH, "")
         if ctx.meta.get(_RAW):
-            if value not in (None, Format.RAW.value):
+            given = ctx.get_parameter_source("output") is ParameterSource.COMMANDLINE  # not a default of the user
+            if given and value != Format.RAW.value:
                 raise click.UsageError(f"--raw and --format {value} exclude each other")
             value = Format.RAW.value
         if csv_safe and value != Format.CSV.value and not of_files:

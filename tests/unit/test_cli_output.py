@@ -479,3 +479,10 @@ def test_tables_have_times_as_options_take_them(client: FakeClient, arguments: t
     times = re.findall(r"20\d\d-\S+", text)
     assert times
     assert all(instant(time) for time in times)
+
+
+def test_raw_counts_also_where_the_user_has_another_default(
+    client: FakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SOW_FORMAT", "json")
+    assert run(client, "get", "orders", "3", "--raw").stdout == '{"id":3}'

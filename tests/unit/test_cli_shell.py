@@ -243,7 +243,7 @@ def test_each_line_becomes_a_block_and_other_text_stays() -> None:
     assert out.getvalue().decode().splitlines() == [
         f"{stars} 1. row {stars}",
         "       topic: orders",
-        "publish_time: 1970-01-01 00:00:00.000Z",
+        "publish_time: 1970-01-01T00:00:00.000Z",
         "         /id: 1",
         "        /a/b: [1,2]",
         "          /t: \\x1b[2J",
