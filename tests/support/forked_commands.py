@@ -1,0 +1,157 @@
+"""The commands `sow` and `sow-server` for shells, by fork: a process that has imported them forks one for each call.
+
+A page of the documentation has dozens of commands, and a new interpreter for each would import for 0.3 s of CPU time.
+
+    [1]  A forked command is a process of its own, with the arguments, folder, environment and open files of the caller.
+    [2]  The program that a shell starts in its place ends with its exit code, and hands on SIGINT and SIGTERM.
+    [3]  No command outlives the process that forks: that kills those that are left when the process of the tests ends.
+
+The process that forks has one thread and has opened nothing of gRPC or RocksDB, so a fork of it is sound.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Final, NoReturn, Self
+
+MESSAGE_BYTES_MAX: Final = 200_000
+MODULES: Final = {"sow": "sow_cli.__main__", "sow-server": "sow_server.__main__"}
+IMPORTED: Final = ("sow_cli.command", "sow_server.app")
+"""What every command would import. Some import more when they run."""
+SHIM: Final = """\
+#!{python} -IS
+import json, os, signal, socket, sys
+service = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+service.connect({address!r})
+wanted = {{"program": {program!r}, "arguments": sys.argv[1:], "folder": os.getcwd(), "environment": dict(os.environ)}}
+socket.send_fds(service, [json.dumps(wanted).encode()], [0, 1, 2])
+pid = int(service.recv(100))
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, lambda number, frame: os.kill(pid, number))
+code = int(service.recv(100) or b"1")
+if code < 0:
+    signal.signal(-code, signal.SIG_DFL)
+    os.kill(os.getpid(), -code)
+sys.exit(code)
+"""
+
+
+class ForkedCommands:
+    """Owns the process that forks. `install` makes the commands known to shells."""
+
+    def __init__(self, folder: Path, paths: Sequence[str]) -> None:
+        """`folder` gets the socket: a short path. `paths` is where Python finds the packages."""
+        self._address = str(folder / "commands")
+        ours, theirs = socket.socketpair()
+        self._alive = ours
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "GRPC_VERBOSITY": "NONE"}
+        with theirs, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+            listener.bind(self._address)
+            listener.listen(16)
+            descriptors = [listener.fileno(), theirs.fileno()]
+            self._process = subprocess.Popen(
+                [sys.executable, str(Path(__file__)), *map(str, descriptors)], env=environment, pass_fds=descriptors
+            )
+
+    def install(self, folder: Path) -> None:
+        """Writes the programs into a folder, for PATH."""
+        for program in MODULES:
+            path = folder / program
+            path.write_text(SHIM.format(python=sys.executable, address=self._address, program=program))
+            path.chmod(0o755)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._alive.close()
+        self._process.wait()
+
+
+# -- in the process that forks ----------------------------------------------------------------------------------------
+
+
+def main() -> None:
+    listener = socket.socket(fileno=int(sys.argv[1]))
+    alive = socket.socket(fileno=int(sys.argv[2]))
+    del sys.path[0]  # this folder, whose modules nobody imports by their bare names
+    for name in IMPORTED:
+        importlib.import_module(name)
+    ended, wake = socket.socketpair()
+    wake.setblocking(False)
+    signal.set_wakeup_fd(wake.fileno())
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    callers: dict[int, socket.socket] = {}
+    while True:
+        ready, _, _ = select.select([listener, alive, ended], [], [])
+        if alive in ready:
+            break
+        if ended in ready:
+            ended.recv(4096)
+            for pid in list(callers):
+                found, status = os.waitpid(pid, os.WNOHANG)
+                if found:
+                    with callers.pop(pid) as caller:
+                        _tell(caller, os.waitstatus_to_exitcode(status))
+        if listener in ready:
+            caller, _ = listener.accept()
+            message, files, _, _ = socket.recv_fds(caller, MESSAGE_BYTES_MAX, 3)
+            pid = os.fork()
+            if not pid:
+                signal.set_wakeup_fd(-1)
+                for opened in (listener, alive, ended, wake, caller, *callers.values()):
+                    opened.close()
+                _run(json.loads(message), files)
+            for file in files:
+                os.close(file)
+            callers[pid] = caller
+            _tell(caller, pid)
+    for pid in callers:
+        os.kill(pid, signal.SIGKILL)
+
+
+def _tell(caller: socket.socket, number: int) -> None:
+    try:
+        caller.send(b"%d" % number)
+    except OSError:
+        pass  # its shell was killed
+
+
+def _run(wanted: dict[str, object], files: list[int]) -> NoReturn:
+    code = 1
+    try:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        os.chdir(str(wanted["folder"]))
+        os.environ.clear()
+        os.environ.update(wanted["environment"])  # type: ignore[call-overload]  # the JSON of a mapping
+        for number, file in enumerate(files):
+            os.dup2(file, number)
+            os.close(file)
+        program = str(wanted["program"])
+        sys.argv = [program, *wanted["arguments"]]  # type: ignore[misc]  # the JSON of a list
+        code = importlib.import_module(MODULES[program]).main() or 0
+    except SystemExit as ended:
+        code = ended.code if isinstance(ended.code, int) else 0 if ended.code is None else 1
+    except BaseException:  # as the interpreter would
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    main()
