@@ -1,7 +1,7 @@
 # Every target sets up what it needs of .venv by itself, a line for each step; `make clean` takes it away again.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 # A variable, as the commas would separate arguments of `call`.
-EVERYTHING = '.[server,spark,dev,otel]'
+EVERYTHING = '.[server,spark,dev,otel,docs]'
 PIP = .venv/bin/python -m pip install --quiet --disable-pip-version-check
 # $(call step,WHAT,COMMAND): says what is done before it is done, and how long it took.
 step = @printf '%s … ' "$(1)"; began=$$(date +%s); $(2) || exit 1; echo "$$(($$(date +%s) - began)) s"
@@ -14,7 +14,7 @@ PYTEST = .venv/bin/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo demo-cluster test test-long test-fast test-versions test-lives test-robustness \
-	test-ts mutants coverage check bench serve dist requirements proto client clean
+	test-ts mutants coverage check bench serve docs dist requirements proto client clean
 
 demo: .venv/.server .venv/.flights
 	.venv/bin/python -m examples.demo
@@ -46,7 +46,7 @@ test-versions:
 		venv=build/python$$version; \
 		echo "python$$version: setting up $$venv, then the tests"; \
 		test -x $$venv/bin/python || $$python -m venv $$venv || exit 1; \
-		$$venv/bin/python -m pip install --quiet --disable-pip-version-check -e '.[server,spark,dev,otel]' || exit 1; \
+		$$venv/bin/python -m pip install --quiet --disable-pip-version-check -e $(EVERYTHING) || exit 1; \
 		$$venv/bin/python -m pytest -q -n $(PYTEST_WORKERS) --dist loadfile -m "not long" tests/unit tests/property || exit 1; \
 	done
 
@@ -93,6 +93,11 @@ serve: .venv/.server
 	@test -f sow-demo.toml || { echo "sow-demo.toml is missing: make demo writes it" >&2; exit 1; }
 	.venv/bin/sow-server --config sow-demo.toml
 
+# The site of the documentation, in build/site: open build/site/index.html. A fault of a link or an anchor ends it.
+docs: .venv/.docs
+	NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs build --strict --quiet
+	@echo build/site/index.html
+
 # The wheel and the sdist, in dist. hatchling builds both without any other environment.
 dist: .venv/.server
 	$(call step,1/2 installing hatchling (a few seconds),$(PIP) 'hatchling>=1.27')
@@ -120,6 +125,10 @@ clean:
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or later is needed: make PYTHON=/path/to/python" >&2; exit 1; }
 	$(call step,creating .venv with $(PYTHON) (5 to 15 s),test -x .venv/bin/python || $(PYTHON) -m venv .venv)
 	$(call step,installing the server and its libraries (100 MB; 10 to 30 s),$(PIP) -e '.[server]')
+	@touch $@
+
+.venv/.docs: .venv/.server
+	$(call step,installing MkDocs (60 MB; 10 to 30 s),$(PIP) -e '.[server,docs]')
 	@touch $@
 
 # What tests and checks need besides. PySpark is 450 MB of it to load, and is built on this machine.

@@ -48,7 +48,8 @@ class EtcdServer(Process):
     def __init__(self, directory: Path) -> None:
         """Starts it and waits until a put is answered. Raises NotInstalled."""
         path = program("etcd", "etcd-server")
-        client, peer = f"http://127.0.0.1:{free_port()}", f"http://127.0.0.1:{free_port()}"
+        self.address = f"127.0.0.1:{free_port()}"
+        client, peer = f"http://{self.address}", f"http://127.0.0.1:{free_port()}"
         super().__init__(
             [
                 *(path, "--name", "bench", "--data-dir", str(directory)),
@@ -57,7 +58,7 @@ class EtcdServer(Process):
                 *("--initial-cluster", f"bench={peer}", "--logger", "zap", "--log-level", "error"),
             ]
         )
-        self._channel = grpc.insecure_channel(client.removeprefix("http://"))
+        self._channel = grpc.insecure_channel(self.address)
         self._put = self._channel.unary_unary(
             f"/{_PACKAGE}.KV/Put",
             request_serializer=_PutRequest.SerializeToString,

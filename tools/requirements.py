@@ -26,7 +26,7 @@ FILES: Final[Mapping[str, tuple[str, ...]]] = {
     "base": (),
     "server": ("server", "jwt", "otel"),
     "spark": ("spark",),
-    "dev": ("server", "spark", "dev", "otel"),
+    "dev": ("server", "spark", "dev", "otel", "docs"),
 }
 """The extras in each file."""
 BUILD: Final = "build"
@@ -51,7 +51,8 @@ def name_of(text: str) -> str:
 
 def compiled(uv: str, source: str, extras: Sequence[str], constraints: Path) -> str:
     """The complete list of what `source` needs, for all Pythons and systems, with hashes."""
-    command = [uv, "pip", "compile", "--universal", "--python-version", "3.11", "--generate-hashes", "--quiet"]
+    # Not 3.11.0: a package of the extra `docs` needs 3.11.5. The other files are the same for both.
+    command = [uv, "pip", "compile", "--universal", "--python-version", "3.11.5", "--generate-hashes", "--quiet"]
     command += ["--no-header", "--no-annotate", "--no-emit-index-url", "--no-emit-find-links"]
     command += ["--constraints", str(constraints), *(part for extra in extras for part in ("--extra", extra)), source]
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
