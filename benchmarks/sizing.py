@@ -221,12 +221,25 @@ class Pinned:
 
 
 @dataclass(frozen=True, slots=True)
+class Kept:
+    """The bytes of records and of their changes, of one size of payload."""
+
+    payload_bytes: int
+    records: int
+    disk_bytes: int
+    """Of the records, after a compaction, without journal."""
+    journal_bytes: int
+    """Of their changes, as the settings of retention count them, before compression."""
+
+
+@dataclass(frozen=True, slots=True)
 class Sweep:
     """All raw figures."""
 
     machine: str
     points: Sequence[Point]
     pinned: Sequence[Pinned]
+    kept: Sequence[Kept] = ()
 
 
 def to_json(sweep: Sweep) -> str:
@@ -244,4 +257,5 @@ def read(text: str) -> Sweep:
             Pinned(Load(**one["load"]), {int(cores): rate for cores, rate in one["measured"].items()})
             for one in raw["pinned"]
         ],
+        tuple(Kept(**one) for one in raw["kept"]),
     )

@@ -25,7 +25,8 @@ import click
 
 from benchmarks.processes import SowServer
 from benchmarks.setting import measure_machine
-from benchmarks.sizing import FIGURES, FORMULAS, Load, Pinned, Point, Sweep, fit, read, to_json
+from benchmarks.sizing import FIGURES, FORMULAS, Kept, Load, Pinned, Point, Sweep, fit, read, to_json
+from sow.sizes import format_bytes
 from sow_cli.server_usage import LocalProcess
 from sow_cli.workload import WORKS, Measured, Plan, Work, Workload
 from sow_client import AsyncClient, Client, SowError
@@ -44,6 +45,15 @@ prune_interval = "10s"
 retain_time = "0s"
 retain_bytes = 0
 """
+KEEPING: Final = """\
+[journal]
+prune_interval = "1s"
+[defaults]
+retain_time = "1d"
+retain_bytes = "100GiB"
+"""
+KEPT_RECORDS: Final = 50_000
+KEPT_PAYLOADS: Final = (64, 160, 512, 1_024, 4_096, 16_384)
 _DELIVER: Final[Sequence[Work]] = ("publish", "deliver")
 
 
@@ -81,9 +91,11 @@ def works(plan: Plan) -> Sequence[Work]:
 
 
 @contextmanager
-def _bench(directory: Path, plan: Plan, runner: asyncio.Runner) -> Iterator[tuple[SowServer, Client, Workload]]:
+def _bench(
+    directory: Path, plan: Plan, runner: asyncio.Runner, more: str = CONFIG
+) -> Iterator[tuple[SowServer, Client, Workload]]:
     with ExitStack() as stack:
-        server = stack.enter_context(SowServer(directory, more=CONFIG))
+        server = stack.enter_context(SowServer(directory, more=more))
         client = stack.enter_context(Client(server.address, timeout=CALLS_MAX))
 
         def left(name: str, error: SowError) -> None:
@@ -115,6 +127,20 @@ def measure(directory: Path, plan: Plan, runner: asyncio.Runner) -> Point:
             memory_bytes,
             client.status().disk_bytes,
         )
+
+
+def measure_kept(directory: Path, payload_bytes: int, records: int, runner: asyncio.Runner) -> Kept:
+    """The bytes of records on disk, and of their changes in the journal."""
+    plan = _plan(records, payload_bytes)
+    with _bench(directory, plan, runner, KEEPING) as (_, client, workload):
+        workload.run("publish")
+        (name,) = plan.names
+        figures = client.describe_topic(name).statistics
+        assert figures is not None
+        client.alter_topic(name, retain_time="0s", retain_bytes=0)
+        _await_pruned(client, plan)
+        client.compact()
+        return Kept(payload_bytes, records, client.status().disk_bytes, figures.journal_bytes)
 
 
 def _await_pruned(client: Client, plan: Plan) -> None:
@@ -239,7 +265,16 @@ def tables(sweep: Sweep) -> Mapping[str, list[str]]:
             micros = " | ".join(f"{point.cpu_micros[work]:.3g} µs" for work in GROWTH_WORKS)
             memory, disk = point.memory_bytes / 2**20, point.disk_bytes / 2**20
             growth.append(f"| {point.records:,} | {micros} | {memory:,.0f} MiB | {disk:,.0f} MiB |")
-    return {"formulas": formulas, "growth": growth, "pinned": pinned, "cores": cores}
+    kept = [
+        "| payload | a record on disk | a change in the journal |",
+        "|---|---|---|",
+        *(
+            f"| {format_bytes(one.payload_bytes)} | {one.disk_bytes / one.records:,.0f} B "
+            f"| {one.journal_bytes / one.records:,.0f} B |"
+            for one in sweep.kept
+        ),
+    ]
+    return {"formulas": formulas, "growth": growth, "pinned": pinned, "cores": cores, "kept": kept}
 
 
 def _rate(per_second: float) -> str:
@@ -250,7 +285,9 @@ def _rate(per_second: float) -> str:
 @click.option("--quick", is_flag=True, help="Few small points: a look at whether it works.")
 @click.option("--json", "json_file", default=FIGURES, type=click.Path(path_type=Path), help="The raw figures.")
 @click.option("--rounds", default=5, show_default=True, help="Of the part that pins.")
-@click.option("--only", type=click.Choice(["points", "pinned"]), help="Measure one part; the file keeps the other.")
+@click.option(
+    "--only", type=click.Choice(["points", "pinned", "kept"]), help="Measure one part; the file keeps the others."
+)
 @click.option("--tables", "only_tables", is_flag=True, help="Measure nothing; print the tables of the file.")
 @click.option(
     "--directory", type=click.Path(path_type=Path, file_okay=False, exists=True), default=Path(tempfile.gettempdir())
@@ -265,13 +302,19 @@ def main(quick: bool, json_file: Path, rounds: int, only: str | None, only_table
         home = Path(tempfile.mkdtemp(prefix="sow-sweep-", dir=directory))
         runner = asyncio.Runner()
         try:
-            machine = f"{measure_machine(home)}; {os.cpu_count()} cores, Python {platform.python_version()}"
-            sweep = replace(sweep, machine=machine)
-            if only != "points":
+            if only != "kept":  # bytes are the same on every machine
+                machine = f"{measure_machine(home)}; {os.cpu_count()} cores, Python {platform.python_version()}"
+                sweep = replace(sweep, machine=machine)
+            if only in (None, "kept"):
+                sizes = KEPT_PAYLOADS[:2] if quick else KEPT_PAYLOADS
+                kept = [measure_kept(home / f"kept-{one}", one, KEPT_RECORDS, runner) for one in sizes]
+                sweep = replace(sweep, kept=kept)
+                json_file.write_text(to_json(sweep))
+            if only in (None, "pinned"):
                 sweep = replace(sweep, pinned=measure_pinned(home / "pinned", 1 if quick else rounds, runner))
                 json_file.write_text(to_json(sweep))
             points: list[Point] = []
-            for number, plan in enumerate(plans if only != "pinned" else ()):
+            for number, plan in enumerate(plans if only in (None, "points") else ()):
                 begin = time.monotonic()
                 points.append(measure(home / str(number), plan, runner))
                 shutil.rmtree(home / str(number))

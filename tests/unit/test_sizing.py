@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.sizing import FIGURES, FORMULAS, Formula, Load, Pinned, Point, Sweep, fit, read, to_json
+from benchmarks.sizing import FIGURES, FORMULAS, Formula, Kept, Load, Pinned, Point, Sweep, fit, read, to_json
 from benchmarks.sweep import POINTS, tables
 from sow_cli.workload import Plan
 
@@ -77,7 +77,12 @@ def test_the_rate_ends_where_all_cores_or_one_interpreter_is_busy(
 
 
 def test_figures_come_back_from_their_file() -> None:
-    sweep = Sweep("a machine", [point(160, 1, 2.5)], [Pinned(Load("get", 1.0, 2.0, 3.0), {1: 10.0, 2: 20.0})])
+    sweep = Sweep(
+        "a machine",
+        [point(160, 1, 2.5)],
+        [Pinned(Load("get", 1.0, 2.0, 3.0), {1: 10.0, 2: 20.0})],
+        (Kept(160, 10, 1_780, 1_720),),
+    )
 
     assert read(to_json(sweep)) == sweep
 
