@@ -96,7 +96,7 @@ serve: .venv/.server
 # The site of the documentation, in build/site: open build/site/index.html. A fault of a link or an anchor ends it.
 docs: .venv/.docs
 	NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs build --strict --quiet
-	@echo build/site/index.html
+	@echo "build/site/index.html; with the search: .venv/bin/python -m http.server -d build/site"
 
 # The wheel and the sdist, in dist. hatchling builds both without any other environment.
 dist: .venv/.server

@@ -198,7 +198,7 @@ def python() -> dict[str, str]:
             "AsyncClient", "The same calls for asyncio, and what they return.", ["AsyncClient", *asynchronous]
         ),
         "reference/python/values.md": _api(
-            "Values", "What calls of both clients take and return, in the order of the alphabet.", values
+            "Values", "The values that calls of both clients take and return, in the order of the alphabet.", values
         ),
         "reference/python/errors.md": _api(
             "Exceptions", "All derive from `SowError`. [Errors](../../errors.md) has every reason.", errors

@@ -35,7 +35,7 @@ FENCE: Final = re.compile(r"^ *(`{3,})")
 ITEM: Final = re.compile(r"^ {0,3}(?:[-*]|[0-9]+\.) ")
 CODE: Final = re.compile(r"`[^`]+`")
 STATED: Final = re.compile(r"^\*\*([A-Z][0-9]+) · ([^*]+)\*\*", re.MULTILINE)
-CITED: Final = re.compile(r"(?<![\w#>/.-])([ADFJKLNPQRSTX][0-9]{1,2})(?![\w.-])")
+CITED: Final = re.compile(r"(?<![\w#>/.-])([ADFJKLNPQRSTX][0-9]{1,2})(?![\w-]|\.\w)")
 KEPT: Final = re.compile(r"<(a|pre|code|h[1-6]|title|style|script)\b.*?</\1>|<[^>]+>", re.DOTALL)
 """Parts of a page in which nothing is a citation."""
 

@@ -81,6 +81,15 @@ def test_a_page_does_what_it_says(
         reader.close()
 
 
+@pytest.mark.long
+def test_the_tutorial_works_with_commands_as_users_start_them(tmp_path: Path) -> None:
+    reader = Reader(tmp_path)
+    try:
+        reader.follow_page(DOCS / "tutorial.md")
+    finally:
+        reader.close()
+
+
 def others(page: str) -> list[str]:
     """The commands of the other system on a page, without those that wait for something to happen."""
     found = [command for block in blocks(DOCS / "migrate" / page) for command in block.other]
