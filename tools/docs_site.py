@@ -32,7 +32,7 @@ CONTRACT: Final = "proto/sow/v1"
 LANGUAGES: Final = {".py": "python", ".toml": "toml", ".yml": "yaml", ".yaml": "yaml", ".json": "json", ".sh": "sh"}
 LINK: Final = re.compile(r"(?<=\]\()(?![a-z]+:|#)([^)\s#]+)(#[^)\s]+)?(?=\))")
 FENCE: Final = re.compile(r"^ *(`{3,})")
-ITEM: Final = re.compile(r"^ {0,3}(?:[-*]|[0-9]+\.) ")
+ITEM: Final = re.compile(r"^(?:[-*]|[0-9]+\.) +")
 CODE: Final = re.compile(r"`[^`]+`")
 STATED: Final = re.compile(r"^\*\*([A-Z][0-9]+) · ([^*]+)\*\*", re.MULTILINE)
 CITED: Final = re.compile(r"(?<![\w#>/.-])([ADFJKLNPQRSTX][0-9]{1,2})(?![\w-]|\.\w)")
@@ -186,19 +186,26 @@ def with_links(markdown: str, path: str) -> str:
 
 
 def with_blank_lines(markdown: str) -> str:
-    """The page with a blank line in front of each list, and without backslashes in front of the bars in the code of
-    tables."""
-    lines = markdown.split("\n")
+    """The page with a blank line in front of each list, the parts of its items indented by four, and no backslashes in
+    front of the bars in the code of tables."""
     outside = dict(lines_outside_fences(markdown))
     made: list[str] = []
-    in_list = False
-    for number, line in enumerate(lines):
-        if number in outside:
-            if line.startswith("|"):
-                line = CODE.sub(lambda code: code[0].replace(r"\|", "|"), line)  # noqa: PLW2901
-            starts = bool(ITEM.match(line))
-            if starts and not in_list and made and made[-1].strip():
+    width = 0
+    """Of the marker of the list that a line is in; 0: in none."""
+    for number, line in enumerate(markdown.split("\n")):
+        if width and line.startswith(" " * width):  # a part of the item, whatever it is
+            made.append(" " * (4 - width) + line)
+            continue
+        if number not in outside:
+            width = 0
+            made.append(line)
+            continue
+        marker = ITEM.match(line)
+        if marker:
+            if not width and made and made[-1].strip():
                 made.append("")
-            in_list = starts or (in_list and bool(line.strip()))
-        made.append(line)
+            width = min(len(marker[0]), 4)
+        elif not (line.strip() and made and made[-1].strip()):  # else a lazy continuation
+            width = width if not line.strip() else 0
+        made.append(CODE.sub(lambda code: code[0].replace(r"\|", "|"), line) if line.startswith("|") else line)
     return "\n".join(made)

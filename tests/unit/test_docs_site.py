@@ -64,7 +64,17 @@ def test_the_navigation_has_every_page() -> None:
 def test_a_list_gets_the_blank_line_that_the_site_needs() -> None:
     page = "Text:\n- one\n  more\n- two\n\n```sh\nText\n- none\n```\n| `a\\|b` |\n"
     assert docs_site.with_blank_lines(page) == (
-        "Text:\n\n- one\n  more\n- two\n\n```sh\nText\n- none\n```\n| `a|b` |\n"
+        "Text:\n\n- one\n    more\n- two\n\n```sh\nText\n- none\n```\n| `a|b` |\n"
+    )
+
+
+def test_the_parts_of_an_item_get_the_indentation_that_the_site_needs() -> None:
+    page = (
+        "- one\n\n      code\n\n  more\n  - inner\n\n1. first\n   still\n\n   ```sh\n   run\n   ```\n\nText\n  none\n"
+    )
+    assert docs_site.with_blank_lines(page) == (
+        "- one\n\n        code\n\n    more\n    - inner\n\n"
+        "1. first\n    still\n\n    ```sh\n    run\n    ```\n\nText\n  none\n"
     )
 
 
