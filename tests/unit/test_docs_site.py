@@ -120,6 +120,14 @@ def test_the_monitoring_page_explains_every_alert() -> None:
         assert f"**{rule['alert']}**" in page
 
 
+def test_the_monitoring_page_asks_for_metrics_that_the_server_has() -> None:
+    page = (DOCS / "operations" / "monitoring.md").read_text(encoding="utf-8")
+    documented = set(re.findall(r"^\| `(\w+)` \|", (DOCS / "metrics.md").read_text(encoding="utf-8"), re.MULTILINE))
+    asked = {re.sub("_bucket$", "", name) for name in re.findall(r"\b(?:sow|process)_\w+", page)} - {"sow_"}
+    assert len(asked) > 8
+    assert asked <= documented
+
+
 # -- how tests read a page --------------------------------------------------------------------------------------------
 
 
