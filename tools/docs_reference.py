@@ -23,6 +23,7 @@ from google.protobuf.descriptor_pb2 import (
 
 import sow_client
 from sow_server import config
+from sow_server.config.sections import LISTENERS_TABLE, PEERS_TABLE
 
 DESCRIPTORS: Final = Path(__file__).resolve().parents[1] / "proto" / "sow" / "v1" / "descriptors.binpb"
 PACKAGE: Final = ".sow.v1."
@@ -100,7 +101,8 @@ def _text(comment: str) -> str:
 
 
 def _cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", "&#124;")
+    parts = " ".join(text.split()).split("`")  # every second one is code, in which a bar does no harm
+    return "`".join(part if number % 2 else part.replace("|", "&#124;") for number, part in enumerate(parts))
 
 
 def _file(file: FileDescriptorProto, places: Mapping[str, str]) -> str:
@@ -224,8 +226,9 @@ def settings() -> str:
     for knob in config.knobs():
         if knob.table != table:
             table = knob.table
-            parts.append(f"\n## [{table}] {{ #{_anchor(table)} }}\n\n| key | default | bounds |\n|---|---|---|")
-        default = f"`{_cell(knob.default)}`" if knob.default else "–"
+            name = f"[[{table}]]" if table in (LISTENERS_TABLE, PEERS_TABLE) else f"[{table}]"
+            parts.append(f"\n## {name} {{ #{_anchor(table)} }}\n\n| key | default | bounds |\n|---|---|---|")
+        default = _cell(f"`{knob.default}`") if knob.default else "–"
         parts.append(f"| `{knob.key}` | {default} | {knob.bounds.replace(chr(34), '') or '–'} |")
     return "\n".join(parts)
 

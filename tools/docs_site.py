@@ -53,7 +53,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     """Puts a page into the form for Python-Markdown [1]."""
     name = page.file.src_uri
     if name.startswith("reference/") and not (ROOT / DOCS / name).exists():
-        return markdown
+        return with_blank_lines(markdown)
     path = repository_path(name)
     if path is None:  # a page of [2] about a file that is no page itself
         return markdown
