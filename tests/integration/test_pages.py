@@ -6,6 +6,7 @@ The pages for users of other systems have commands side by side. Those of Redis 
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -31,6 +32,8 @@ PAGES: Final = [
     *(page for folder in FOLDERS for page in sorted((DOCS / folder).glob("*.md"))),
 ]
 REDIS_PORT: Final = "6379"
+TOOLS: Final = ("curl", "jq")
+"""Programs that a page may use, and a machine may lack."""
 # Records expire while they are followed.
 pytestmark = pytest.mark.smoke
 
@@ -67,6 +70,9 @@ def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
 def test_a_page_does_what_it_says(
     page: Path, tmp_path: Path, commands: ForkedCommands, request: pytest.FixtureRequest
 ) -> None:
+    for tool in TOOLS:
+        if shutil.which(tool) is None and any(re.search(rf"\b{tool} ", block.text) for block in blocks(page)):
+            pytest.skip(f"the page uses {tool}, which is not installed")
     port = None
     if not starts_a_server(page):
         shared: ServerProcess = request.getfixturevalue("server")
