@@ -1,6 +1,7 @@
 # Every target sets up what it needs of .venv by itself, a line for each step; `make clean` takes it away again.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
-# A variable, as the commas would separate arguments of `call`.
+# Variables, as the commas would separate arguments of `call`.
+FOR_DOCS = '.[server,docs]'
 EVERYTHING = '.[server,spark,dev,otel,docs]'
 PIP = .venv/bin/python -m pip install --quiet --disable-pip-version-check
 # $(call step,WHAT,COMMAND): says what is done before it is done, and how long it took.
@@ -128,7 +129,7 @@ clean:
 	@touch $@
 
 .venv/.docs: .venv/.server
-	$(call step,installing MkDocs (60 MB; 10 to 30 s),$(PIP) -e '.[server,docs]')
+	$(call step,installing MkDocs (60 MB; 10 to 30 s),$(PIP) -e $(FOR_DOCS))
 	@touch $@
 
 # What tests and checks need besides. PySpark is 450 MB of it to load, and is built on this machine.
