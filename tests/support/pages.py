@@ -138,6 +138,7 @@ class Reader:
             "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
             "PYTHONPATH": os.pathsep.join([*PATHS, os.environ.get("PYTHONPATH", "")]),
             "SOW_SERVER": f"127.0.0.1:{self.port}",
+            "XDG_CONFIG_HOME": str(folder / "config"),  # no contexts of whoever runs the test
             "TERM": "xterm",
             "NO_COLOR": "1",
             "COLUMNS": str(COLUMNS),
