@@ -12,6 +12,10 @@ def main() -> None:
     """Runs the command line of this process and exits with its code (see `sow_cli.exits`)."""
     # gRPC would write remarks about failing connections between ours. The user may set this variable to see them.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    for name in ("stdin", "stdout", "stderr"):  # closed ones; a file or a socket would get their numbers
+        if getattr(sys, name) is None:
+            mode = "r" if name == "stdin" else "w"
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 (until the end)
     try:
         from sow_cli.command import sow  # after that, as it is read when grpc is imported
 

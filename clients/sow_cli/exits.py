@@ -3,7 +3,7 @@
 | code | meaning |
 |---|---|
 | 0   | done; also when the reader of a pipe went away (`sow query … | head`) |
-| 1   | the server refused the request or some records; or you declined when asked |
+| 1   | the server refused the request or some records; you declined when asked; output cannot be written |
 | 2   | wrong usage: arguments, options, input that cannot be read |
 | 3   | the server is not reachable, or gave no answer in time |
 | 4   | no secure connection: TLS at one end only, or a certificate that is not accepted |
@@ -80,6 +80,10 @@ class RootGroup(click.Group):
             ctx.exit(INTERRUPTED)
         except BrokenPipeError:
             _leave_quietly(ctx)
+        except OSError as error:
+            # The disk is full, above all. What is left of the output cannot be written at the end, either.
+            _discard_output()
+            raise Refused(f"cannot write: {error.strerror or error}") from error
         except SowError as error:
             failure = Refused
             if is_unanswered(error):
@@ -125,7 +129,13 @@ def describe(error: SowError) -> str:
 
 
 def _leave_quietly(ctx: click.Context) -> NoReturn:
-    """Ends with 0, and prevents an error when the interpreter flushes stdout once more at its end."""
+    """Ends with 0."""
+    _discard_output()
+    ctx.exit(0)
+
+
+def _discard_output() -> None:
+    """Prevents an error when the interpreter flushes stdout once more at its end."""
     try:
         descriptor = sys.stdout.fileno()
     except (OSError, ValueError):
@@ -134,4 +144,3 @@ def _leave_quietly(ctx: click.Context) -> NoReturn:
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, descriptor)
         os.close(null)
-    ctx.exit(0)

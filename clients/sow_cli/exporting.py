@@ -2,7 +2,7 @@
 
 [1]  The records are those of one snapshot of the server (rule Q6), whatever is published meanwhile.
 [2]  A file of that name is either the old one or a complete new one: the records go to a temporary file beside it,
-     which is synced and takes the name at the end.
+     which is synced and takes the name, and the permissions of the old one, at the end.
 [3]  CSV, Parquet and Arrow have columns for the fields of all records: without --select the snapshot is read twice.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -239,11 +240,20 @@ def replaced(file: Path) -> Iterator[IO[bytes]]:
     target = file.resolve()  # through a symbolic link, which stays
     beside = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
     try:
+        older = target.stat() if target.exists() else None
+        if older is not None and not stat.S_ISREG(older.st_mode):
+            raise click.UsageError(
+                f"{display.safe(str(file))} is a device or a pipe; sow query --format writes to pipes"
+            )
         descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     except OSError as error:
-        raise click.FileError(str(file), hint=error.strerror or "unknown error") from error
+        raise click.UsageError(
+            f"cannot write {display.safe(str(file))}: {error.strerror or 'unknown error'}"
+        ) from error
     try:
         with open(descriptor, "wb", buffering=2**20) as sink:
+            if older is not None:  # before the first byte: nobody else reads what the older file kept to its owner
+                os.fchmod(descriptor, stat.S_IMODE(older.st_mode))
             yield sink
             sink.flush()
             os.fsync(sink.fileno())

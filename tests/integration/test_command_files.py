@@ -5,7 +5,10 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -351,3 +354,49 @@ def test_an_export_shows_its_progress_on_a_terminal(
     assert "exporting" in text
     assert re.search("records +4", text)
     assert re.search(r"as of +20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", text)
+
+
+def test_the_new_file_has_the_permissions_of_the_older_one(tmp_path: Path) -> None:
+    """Story: a file that only its owner could read was readable by all after the next export."""
+    file = tmp_path / "orders.csv"
+    file.write_bytes(b"old")
+    file.chmod(0o600)
+    with replaced(file) as sink:
+        sink.write(b"new")
+        assert {one.stat().st_mode & 0o777 for one in tmp_path.iterdir()} == {0o600}, "also while it is written"
+    assert (file.read_bytes(), file.stat().st_mode & 0o777) == (b"new", 0o600)
+
+
+def test_no_device_and_no_pipe_is_replaced(server: ServerProcess, tmp_path: Path) -> None:
+    """Story: `sow export` by root, through a link to a device, made a regular file of the device."""
+    os.mkfifo(tmp_path / "fifo.csv")
+    (tmp_path / "link.csv").symlink_to(tmp_path / "fifo.csv")
+    for name in ("fifo.csv", "link.csv", "no/orders.csv"):
+        assert run(server, "export", "orders", tmp_path / name).exit_code == 2, name
+    assert (tmp_path / "fifo.csv").is_fifo()
+
+
+@pytest.mark.parametrize("form", ["ndjson", "csv", "table", "parquet"])
+def test_a_full_disk_is_a_sentence(server: ServerProcess, form: str) -> None:
+    """Story: a traceback."""
+    with open("/dev/full", "wb") as full:
+        made = subprocess.run(
+            [sys.executable, "-m", "sow_cli", "--server", server.address, "query", "orders", "--format", form],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            timeout=SECONDS_MAX,
+            check=False,
+        )
+    assert (made.returncode, made.stderr.splitlines()[0]) == (1, b"sow: cannot write: No space left on device")
+
+
+def test_a_closed_output_is_no_fault(server: ServerProcess) -> None:
+    """Story: a traceback, as Python has no sys.stdout then."""
+    command = 'exec "$0" -m sow_cli --server "$1" count orders <&- >&-'
+    made = subprocess.run(
+        ["/bin/sh", "-c", command, sys.executable, server.address],
+        stderr=subprocess.PIPE,
+        timeout=SECONDS_MAX,
+        check=False,
+    )
+    assert (made.returncode, made.stderr) == (0, b"")
