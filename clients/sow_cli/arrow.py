@@ -18,6 +18,7 @@ import msgspec
 
 from sow_cli import display
 from sow_cli.columns import METADATA, Path, heading, steps
+from sow_cli.lines import BadLine
 from sow_cli.rows import NEVER_MICROS, BatchColumns, RecordForm
 
 DataType: TypeAlias = Any
@@ -213,6 +214,46 @@ class _Sink:
 
     def seekable(self) -> bool:
         return False
+
+
+def read_values(pa: ModuleType, name: str, column: Any) -> list[object]:
+    """The values of a column of a file; a BadLine in place of one that Python does not have."""
+    kind = _in_micros(pa, column.type)
+    try:
+        values: list[object] = (column if kind == column.type else column.cast(kind)).to_pylist(
+            maps_as_pydicts="strict"
+        )
+    except (pa.ArrowException, KeyError, OverflowError, ValueError):
+        return [_read_value(pa, name, column.slice(row, 1), kind) for row in range(len(column))]
+    return values
+
+
+def _read_value(pa: ModuleType, name: str, one: Any, kind: DataType) -> object:
+    try:
+        value: object = (one if kind == one.type else one.cast(kind)).to_pylist(maps_as_pydicts="strict")[0]
+    except (pa.ArrowException, KeyError, OverflowError, ValueError) as error:
+        return BadLine("PAYLOAD_MALFORMED", f"column {name}: {error}")
+    return value
+
+
+def _in_micros(pa: ModuleType, kind: DataType) -> DataType:
+    """The type with times in microseconds, which Python has: Spark and pandas write nanoseconds."""
+    types = pa.types
+    if types.is_timestamp(kind) and kind.unit == "ns":
+        return pa.timestamp("us", tz=kind.tz)
+    if types.is_duration(kind) and kind.unit == "ns":
+        return pa.duration("us")
+    if types.is_time64(kind):
+        return pa.time64("us")
+    if types.is_struct(kind):
+        return pa.struct([field.with_type(_in_micros(pa, field.type)) for field in _fields(kind)])
+    if types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_in_micros(pa, kind.value_type)))
+    if types.is_large_list(kind):
+        return pa.large_list(kind.value_field.with_type(_in_micros(pa, kind.value_type)))
+    if types.is_map(kind):
+        return pa.map_(kind.key_type, kind.item_field.with_type(_in_micros(pa, kind.item_type)))
+    return _in_micros(pa, kind.value_type) if types.is_dictionary(kind) else kind
 
 
 def _document(payload: bytes, form: RecordForm) -> dict[str, object] | None:

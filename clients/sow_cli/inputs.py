@@ -25,8 +25,9 @@ from typing import Any, Final, Literal, Protocol, TypeAlias, cast, get_args
 import click
 import msgspec
 
+from sow_cli import display
 from sow_cli.columns import METADATA_COLUMNS, Path, path_of
-from sow_cli.lines import LINE_BYTES_MAX, BadLine, Item, Parse, chunks
+from sow_cli.lines import LINE_BYTES_MAX, BadLine, Item, Parse, canonical_text, chunks
 
 Kind: TypeAlias = Literal["ndjson", "json", "csv", "parquet", "arrow"]
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
@@ -44,6 +45,9 @@ _SUFFIXES: Final[Mapping[str, Kind]] = {
     ".feather": "arrow",
 }
 _JSON_BYTES_MAX: Final = 2**30
+_GZIP: Final = b"\x1f\x8b"
+_MARK: Final = "\ufeff".encode()
+"""The mark that programs of Windows write in front of UTF-8. It belongs to no record."""
 _BATCH_ROWS: Final = 10_000
 _ROWS_LOOKED_AT: Final = 1_000
 _NUMBER: Final = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
@@ -96,6 +100,8 @@ def opened(
 ) -> Input:
     """The input of a file or a pipe of this name. `parse` is for lines; `size`: the bytes of the file, if known."""
     suffix = PurePath(name).suffix.lower()
+    if not reading.keep_spaces and not file.isatty() and file.peek(2)[:2] == _GZIP:
+        raise click.UsageError(f"the input is compressed; decompress it: gunzip -c {display.safe(name)} | sow …")
     kind = reading.kind or _SUFFIXES.get(suffix)
     if reading.kind is None and kind in (None, "json"):
         kind = _kind_of_start(file, kind) if target.message_type == "json" and not file.isatty() else None
@@ -113,7 +119,7 @@ def opened(
 def _kind_of_start(file: BufferedReader, named: Kind | None) -> Kind | None:
     """How a file begins: an array, which no line of its own is where topics have keys; for a file that is `named` JSON
     also one document over several lines, whose first line is no JSON. Anything else is lines."""
-    start = file.peek(1)
+    start = file.peek(1).removeprefix(_MARK)
     if start.lstrip()[:1] == b"[":
         return "json"
     first, end, _ = start.partition(b"\n")
@@ -132,7 +138,11 @@ class LineInput:
         self._spaces = b"" if keep_spaces else b" \t\r"
 
     def __iter__(self) -> Iterator[tuple[list[Outcome], int]]:
+        is_first = bool(self._spaces)  # with --raw each byte belongs to a payload
         for chunk in chunks(self._file):
+            if is_first and chunk:
+                chunk[0] = chunk[0] and chunk[0].removeprefix(_MARK)
+                is_first = False
             yield self._outcomes(chunk), sum([0 if line is None else len(line) + 1 for line in chunk])
 
     def _outcomes(self, lines: list[bytes | None]) -> list[Outcome]:
@@ -172,6 +182,7 @@ class JsonInput:
         whole = self._file.read(_JSON_BYTES_MAX + 1)
         if len(whole) > _JSON_BYTES_MAX:
             raise click.UsageError("a JSON array of more than 1 GiB; make lines of it: jq -c '.[]'")
+        whole = whole.removeprefix(_MARK)
         if whole.lstrip()[:1] == b"[":
             try:
                 documents = [bytes(one) for one in msgspec.json.decode(whole, type=list[msgspec.Raw])]
@@ -209,6 +220,8 @@ class CsvInput:
             header = next(reader, [])
         except csv.Error as error:
             raise click.UsageError(f"the first line is no CSV: {error}") from error
+        if header and (unknown := self._reading.types.keys() - {"", *header}):
+            raise click.UsageError(f"--types: the input has no column {min(unknown)!r}")
         maker = RecordMaker(header, self._reading, self._target)
         first = list(islice(self._rows(reader), _ROWS_LOOKED_AT))
         cells = [_cell(self._type(name, number, first)) for number, name in enumerate(header)]
@@ -351,9 +364,25 @@ class ArrowInput:
 
     def __iter__(self) -> Iterator[tuple[list[Outcome], int]]:
         maker = RecordMaker(self._names, self._reading, self._target)
-        for batch in self._batches:
-            columns = [column.to_pylist(maps_as_pydicts="strict") for column in batch.columns]
-            yield [maker.outcome(row) for row in zip(*columns, strict=True)], batch.num_rows
+        from sow_cli.arrow import load_pyarrow, read_values
+
+        pa = load_pyarrow()
+        batches = iter(self._batches)
+        read = 0
+        while True:
+            try:
+                batch = next(batches, None)
+            except (pa.ArrowException, OSError) as error:
+                raise click.UsageError(f"cannot read the input after record {read}: {error}") from error
+            if batch is None:
+                return
+            columns = [read_values(pa, *one) for one in zip(self._names, batch.columns, strict=True)]
+            yield [_first_bad(row) or maker.outcome(row) for row in zip(*columns, strict=True)], batch.num_rows
+            read += batch.num_rows
+
+
+def _first_bad(row: Sequence[object]) -> BadLine | None:
+    return next((one for one in row if type(one) is BadLine), None)
 
 
 class RecordMaker:
@@ -377,6 +406,10 @@ class RecordMaker:
         if len(set(names)) < len(names):
             twice = next(name for name in names if list(names).count(name) > 1)
             raise click.UsageError(f"the column {twice!r} is there twice")
+        paths = {path for _, path in self._paths}
+        for number, path in self._paths:
+            if any(path[:steps] in paths for steps in range(1, len(path))):
+                raise click.UsageError(f"the column {names[number]!r} is inside the field of another column")
         if target.message_type == "binary" or (
             target.message_type != "json" and [path for _, path in self._paths] == [("payload",)]
         ):
@@ -397,7 +430,7 @@ class RecordMaker:
         """The record of a row, whose values are None where there is none."""
         try:
             data = self._data(values)
-            key = None if self._key < 0 else _key_text(values[self._key])
+            key = None if self._key < 0 else _key_text(values[self._key], self.names[self._key])
             if key is None and self._key >= 0 and self._keyed is None:
                 return BadLine("KEY_REQUIRED", f"column {self.names[self._key]} is empty")
             item = Item(data, key, None if self._expires < 0 else _micros(values[self._expires]))
@@ -424,6 +457,9 @@ class RecordMaker:
             inside[path[-1]] = _cleaned(value, self.names[number])
         if self._target.message_type in ("fix", "nvfix"):
             separator = self._target.separator
+            for name, value in document.items():
+                if "=" in name or separator in name or separator in _text(value):
+                    raise BadLine("PAYLOAD_MALFORMED", f"column {name}: it has the separator of the fields")
             return "".join([f"{name}={_text(value)}{separator}" for name, value in document.items()]).encode()
         data = _encode(document)
         return data if self._target.message_type == "json" else msgspec.msgpack.encode(msgspec.json.decode(data))
@@ -449,11 +485,17 @@ def _cleaned(value: object, name: str) -> object:
 
 
 def _text(value: object) -> str:
-    return value if isinstance(value, str) else _encode(value).decode()
+    if isinstance(value, str):
+        return value
+    data = _encode(value)
+    return str(msgspec.json.decode(data)) if data[:1] == b'"' else data.decode()  # of dates, the text itself
 
 
-def _key_text(value: object) -> str | None:
-    return None if value is None else value if isinstance(value, str) else _encode(value).decode()
+def _key_text(value: object, name: str) -> str | None:
+    """The key that the server would make of a document with this value."""
+    if value is None or isinstance(value, str):
+        return value
+    return canonical_text(msgspec.json.decode(_encode(_cleaned(value, name))), name)
 
 
 def _micros(value: object) -> int | None:

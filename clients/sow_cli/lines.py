@@ -118,12 +118,13 @@ def keyed_by(field: str) -> Parse:
             raise BadLine("KEY_FIELD_MISSING", f"no field {field}: {error}") from error
         except msgspec.DecodeError as error:
             raise BadLine("PAYLOAD_MALFORMED", str(error)) from error
-        return Item(line, _canonical_text(value, field))
+        return Item(line, canonical_text(value, field))
 
     return keyed
 
 
-def _canonical_text(value: object, field: str) -> str:
+def canonical_text(value: object, field: str) -> str:
+    """The record key of a document whose key field has this value (rule K4). Raises BadLine."""
     if isinstance(value, str):
         return value
     if isinstance(value, bool):

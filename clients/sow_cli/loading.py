@@ -27,6 +27,7 @@ from sow_cli.sources import (
     InputOptions,
     Refusals,
     buffered,
+    errors_file,
     input_options,
     line_parser,
     reading_of,
@@ -88,7 +89,7 @@ def load(
     inputs = tuple(map(buffered, files)) or (standard_input(),)
     reading = reading_of(given, with_metadata=records, keep_spaces=raw)
     started = time.monotonic()
-    refusals = Refusals(given["errors"])
+    refusals = Refusals(errors_file(given, inputs))
     with session.client() as client:
         described = client.describe_topic(topic)
         target = target_of(described)

@@ -32,6 +32,7 @@ from sow_cli.sources import (
     Place,
     Refusals,
     buffered,
+    errors_file,
     input_options,
     line_parser,
     reading_of,
@@ -213,7 +214,7 @@ def publish(
             whole = inputs[0].read() if data is None else data.encode("utf-8", "surrogateescape")
             output.one(published_facts(topic, _publish_one(job, whole, parse, key)))
             return
-        tally = Tally(Refusals(given["errors"]))
+        tally = Tally(Refusals(errors_file(given, inputs)))
         for file in inputs:
             source = FileInput(file, parse, reading, target, in_progress="publishing", several=len(inputs) > 1)
             if not _publish_file(job, source, tally, strict=strict):
@@ -346,10 +347,11 @@ def _publish_all(job: _Job, source: FileInput, tally: Tally) -> None:
             send = publisher.publish
             for _, (data, key, expire_time_micros) in source.records(numbers, bad, lambda: publisher.acknowledged):
                 send(data, key=key, expire_at=expire_time_micros)
-    except (SowError, KeyboardInterrupt):
+    except (SowError, KeyboardInterrupt, click.UsageError) as error:
         # [3]. Later lines may have been applied as well. Publishing them again does no harm, as they have keys.
         settled = publisher.acknowledged
-        _broke_off(source.place, numbers.line(settled - 1) if settled else 0)
+        if settled or not isinstance(error, click.UsageError):  # of a file that cannot be read further
+            _broke_off(source.place, numbers.line(settled - 1) if settled else 0)
         raise
     finally:
         tally.published += publisher.applied + publisher.duplicates

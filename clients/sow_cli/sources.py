@@ -12,9 +12,10 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from io import BufferedReader, RawIOBase
+from pathlib import Path
 from typing import BinaryIO, Final, TypedDict, TypeVar, cast
 
 import click
@@ -148,7 +149,7 @@ def input_options(command: Command) -> Command:
     for option in (
         click.option(
             "--errors",
-            type=click.File("wb", lazy=False),
+            type=click.Path(dir_okay=False, path_type=Path),
             metavar="FILE",
             help="A file for all records that are refused: a line of JSON each.",
         ),
@@ -177,11 +178,29 @@ def input_options(command: Command) -> Command:
 class InputOptions(TypedDict):
     """The values of `input_options`."""
 
-    errors: BinaryIO | None
+    errors: Path | None
     delimiter: str | None
     types: tuple[tuple[str, ...], ...]
     kind: Kind | None
     key_field: str | None
+
+
+def errors_file(given: InputOptions, inputs: Iterable[BufferedReader]) -> BinaryIO | None:
+    """The file of --errors, opened until the command ends. Raises a usage error if it is one of the inputs, which would
+    be emptied before it is read."""
+    path = given["errors"]
+    if path is None:
+        return None
+    try:
+        if path.is_file() and any(
+            _size_of(one) is not None and os.path.samestat(os.fstat(one.fileno()), path.stat()) for one in inputs
+        ):
+            raise click.UsageError(f"--errors: {display.safe(str(path))} is the input")
+        opened_file = path.open("wb")
+    except OSError as error:
+        raise click.UsageError(f"--errors: cannot write {display.safe(str(path))}: {error.strerror}") from error
+    click.get_current_context().call_on_close(opened_file.close)
+    return opened_file
 
 
 def reading_of(given: InputOptions, *, with_metadata: bool, keep_spaces: bool = False) -> Reading:

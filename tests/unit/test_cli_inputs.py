@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -318,3 +320,109 @@ def test_a_condition_on_one_record_is_its_exit_code(client: FakeClient) -> None:
 def test_options_that_contradict_each_other_are_wrong_usage(client: FakeClient, options: tuple[str, ...]) -> None:
     client.add("orders", key=())
     assert run(client, "publish", "orders", *options, stdin=b"{}").exit_code == 2
+
+
+# ---- what broke it ----
+
+
+def test_the_mark_of_windows_in_front_of_utf8_belongs_to_no_record(client: FakeClient, tmp_path: Path) -> None:
+    """Story: of lines the first one was malformed, and of an array all of it."""
+    client.add("orders")
+    for content in (b'\xef\xbb\xbf{"id":1}\n{"id":2}\n', b'\xef\xbb\xbf[{"id":3}]', b'\xef\xbb\xbf{\n"id":4}'):
+        file = tmp_path / "orders.json"
+        file.write_bytes(content)
+        assert run(client, "publish", "orders", str(file)).exit_code == 0
+    assert list(stored(client)) == ["1", "2", "3", "4"]
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.csv.gz", "a.ndjson"])
+def test_a_compressed_file_is_wrong_usage(client: FakeClient, tmp_path: Path, name: str) -> None:
+    """Story: as CSV it was a header without rows, which is no error."""
+    client.add("orders")
+    (tmp_path / name).write_bytes(gzip.compress(b"id\n1\n"))
+    result = run(client, "publish", "orders", str(tmp_path / name))
+    assert (result.exit_code, "gunzip -c" in result.stderr) == (2, True)
+
+
+def test_the_file_of_errors_is_never_the_input(client: FakeClient, tmp_path: Path) -> None:
+    """Story: it was emptied before it was read."""
+    client.add("orders")
+    file = tmp_path / "orders.ndjson"
+    file.write_bytes(b'{"id":1}\n')
+    (tmp_path / "same").symlink_to(file)
+    for command in (("publish",), ("load", "--force")):
+        assert run(client, *command, "orders", str(file), "--errors", str(tmp_path / "same")).exit_code == 2
+    assert file.read_bytes() == b'{"id":1}\n'
+    assert run(client, "publish", "orders", str(file), "--errors", str(tmp_path / "no" / "x")).exit_code == 2
+
+
+def test_a_type_is_for_a_column_that_is_there(client: FakeClient) -> None:
+    client.add("orders")
+    assert "no column 'zp'" in published(client, "id,zip\n1,01\n", "--types", "zp=text", code=2)
+
+
+@pytest.mark.parametrize("header", ["id,/a,/a/b", "id,/a/b,/a"])
+def test_no_column_is_inside_the_field_of_another(client: FakeClient, header: str) -> None:
+    """Story: the second order lost the cell of /a/b in silence."""
+    client.add("orders")
+    assert "another column" in published(client, f"{header}\n1,2,3\n", code=2)
+    assert not stored(client)
+
+
+def test_a_cell_brings_no_fields_of_its_own_into_fix(client: FakeClient) -> None:
+    """Story: the text x, the separator and 999=evil were two fields."""
+    client.add("fix", message_type="fix", key=())
+    text = "_key,58\na,x\x01999=evil\nb,y\n"
+    result = run(client, "publish", "fix", "--as", "csv", stdin=text.encode())
+    assert (result.exit_code, "record 1: PAYLOAD_MALFORMED: column 58" in result.stderr) == (1, True)
+    assert {key: row.payload for key, row in client.tables["fix"].rows.items()} == {"b": b"58=y\x01"}
+
+
+def parquet_of(**columns: Any) -> bytes:
+    sink = io.BytesIO()
+    parquet.write_table(pa.table(columns), sink)
+    return sink.getvalue()
+
+
+def test_nanoseconds_of_spark_and_pandas_are_times_as_others(client: FakeClient) -> None:
+    """Story: each of their records was refused where pandas is installed, and ended the command where it is not."""
+    client.add("orders")
+    moments = pa.array([1_500_000_000, 1], pa.timestamp("ns", tz="UTC"))
+    data = parquet_of(
+        id=[1, 2], at=moments, deep=pa.array([[{"at": 1000}]] * 2, pa.list_(pa.struct([("at", moments.type)])))
+    )
+    result = run(client, "publish", "orders", "--as", "parquet", stdin=data)
+    assert stored(client) == {
+        "1": {"id": 1, "at": "1970-01-01T00:00:01.500000Z", "deep": [{"at": "1970-01-01T00:00:00.000001Z"}]}
+    }
+    assert result.stderr.startswith("record 2: PAYLOAD_MALFORMED: column at: "), "no value is rounded"
+
+
+def test_a_value_that_python_does_not_have_is_a_bad_record(client: FakeClient) -> None:
+    """Story: a traceback, and none of the records."""
+    client.add("orders")
+    pairs = pa.array([[("a", 1), ("a", 2)], None, [("b", 1)]], pa.map_(pa.string(), pa.int64()))
+    data = parquet_of(id=[1, 2, 3], at=pa.array([None, 2**62, 0], pa.timestamp("us")), map=pairs)
+    result = run(client, "publish", "orders", "--as", "parquet", stdin=data)
+    assert (result.exit_code, result.stderr.count("PAYLOAD_MALFORMED")) == (1, 2)
+    assert stored(client) == {"3": {"id": 3, "at": "1970-01-01T00:00:00", "map": {"b": 1}}}
+
+
+def test_a_file_that_is_damaged_in_the_middle_is_wrong_usage(client: FakeClient) -> None:
+    client.add("orders")
+    sink = io.BytesIO()
+    batches = pa.table({"id": range(1000)}).to_batches(max_chunksize=100)
+    with ipc.new_stream(sink, batches[0].schema) as file:
+        for batch in batches:
+            file.write_batch(batch)
+    result = run(client, "publish", "orders", "--as", "arrow", stdin=sink.getvalue()[:4000])
+    assert result.exit_code == 2
+    assert "cannot read the input after record" in result.stderr
+
+
+def test_a_column_of_keys_gives_the_keys_that_the_server_makes(client: FakeClient) -> None:
+    """Story: a date had its quotation marks, 1.0 was another key than 1, and NaN was the key null."""
+    client.add("sessions", key=())
+    for keys in ([1.0, float("nan"), -0.0], [date(2030, 1, 2)], [True], [7]):
+        run(client, "publish", "sessions", "--as", "parquet", stdin=parquet_of(_key=keys, x=[1] * len(keys)))
+    assert list(client.tables["sessions"].rows) == ["1", "0", "2030-01-02", "true", "7"]
