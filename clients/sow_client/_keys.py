@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from math import isfinite
 from typing import TypeAlias
 
@@ -41,14 +41,16 @@ def optional_key(key: Key | None) -> str | None:
 def key_texts(keys: Iterable[Key], field: str = "keys") -> list[str]:
     """The record keys as texts."""
     # A lone text is an iterable of texts too: "abc" would ask for the keys a, b and c.
-    if isinstance(keys, str) or not isinstance(keys, Iterable):
+    # Bytes are an iterable of numbers, and a mapping one of its names.
+    if isinstance(keys, str | bytes | bytearray | memoryview | Mapping) or not isinstance(keys, Iterable):
         raise invalid(field, f"must be a list of keys; write [{reprlib.repr(keys)}]")
     return [key if type(key) is str else key_text(key, field) for key in keys]
 
 
 def _canonical(value: object, field: str) -> str:
     if type(value).__module__ == "numpy" and getattr(value, "ndim", None) == 0:
-        value = value.item()  # type: ignore[attr-defined]  # every scalar of numpy has it, which need not be installed
+        # Every scalar of numpy has these, which need not be installed. `item` makes numbers of some of its times.
+        value = value.item() if value.dtype.kind in "biufU" else value  # type: ignore[attr-defined]
     if isinstance(value, str):
         return str.__str__(value)  # of an Enum, too, it is the text that its document has
     if isinstance(value, bool):

@@ -69,11 +69,17 @@ def test_a_value_that_no_key_has_is_refused_by_name(key: Any) -> None:
     assert caught.value.details["field"] == "key"
 
 
-@pytest.mark.parametrize("keys", ["abc", 7])
+@pytest.mark.parametrize("keys", ["abc", 7, b"12", bytearray(b"12"), {"a": 1}])
 def test_one_key_is_not_a_list_of_keys(keys: Any) -> None:
     with pytest.raises(InvalidArgument, match="keys: must be a list of keys; write") as caught:
         key_texts(keys)
     assert caught.value.details["field"] == "keys"
+
+
+def test_a_time_of_numpy_is_no_number() -> None:
+    """Story: `item` makes a number of nanoseconds, so a time was a key."""
+    with pytest.raises(TypeError):
+        key_text(numpy.datetime64(1, "ns"))  # type: ignore[arg-type]
 
 
 RESULT = sow_pb2.PublishResult(key="1", version=5, sequence=9)
