@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from itertools import chain
@@ -17,7 +17,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias, get_args
 
 import msgspec
 
-from sow_client._documents import decode, encode, is_json_object
+from sow_client._documents import decode, encode, is_json_object, not_finite
 from sow_client._keys import Key
 from sow_client._records import NEVER_MICROS, RecordBatch, invalid
 from sow_client.errors import InvalidArgument
@@ -32,9 +32,10 @@ PAYLOAD: Final = "payload"
 """The column of payloads that are no JSON objects."""
 ROWS_AT_ONCE: Final = 1_000
 _BLOCK_BYTES: Final = 1 << 20
-_LONG_NUMBER: Final = re.compile(rb"[:,\[ ]-?[0-9]{19}")
-"""Where a whole number begins that may not fit into 64 bits."""
-_LONG: Final = b"0" * 19
+_LONG_NUMBER: Final = re.compile(rb"[:,\[ ]-?[0-9]{16}")
+"""Where a whole number begins that a float may not hold."""
+_LONG: Final = b"0" * 16
+_EXACT_IN_FLOAT: Final = 2.0**53
 _DIGITS_TO_ZERO: Final = bytes.maketrans(b"123456789", b"0" * 9)
 _SAMPLE_BYTES: Final = 1 << 16
 
@@ -160,11 +161,40 @@ def _read(pa: Any, payloads: Sequence[bytes], schema: Any) -> Any:
         table = read(pa.schema([_without_times(pa, field) for field in sample if _has_times(pa, field)]), "infer")
         if any(_has_times(pa, field) for field in table.schema):
             table = read(pa.schema([_without_times(pa, field) for field in table.schema]), "infer")
-        floats = any(_has(pa, field.type, pa.types.is_floating) for field in table.schema)
+        is_rounded = any(map(_has_large, _all_floats(pa, table))) and _has_long_number(lines)
         order = dict.fromkeys([*sample.names, *table.column_names])  # the reader puts given fields first
-        return None if floats and _has_long_number(lines) else table.select(list(order))
+        return None if is_rounded else table.select(list(order))
     except pa.ArrowInvalid:
         return None
+
+
+def _all_floats(pa: Any, table: Any) -> Iterator[Any]:
+    """The floats in a table, also those in structs and lists."""
+    for column in table.columns:
+        if _has(pa, column.type, pa.types.is_floating):
+            for chunk in column.chunks:
+                yield from _floats(pa, chunk)
+
+
+def _floats(pa: Any, array: Any) -> Iterator[Any]:
+    kind, types = array.type, pa.types
+    if types.is_floating(kind):
+        yield array
+    elif types.is_struct(kind):
+        for below in array.flatten():
+            yield from _floats(pa, below)
+    elif types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        yield from _floats(pa, array.flatten())
+    elif types.is_map(kind):
+        yield from _floats(pa, array.items)
+    elif types.is_dictionary(kind):
+        yield from _floats(pa, array.dictionary)
+
+
+def _has_large(floats: Any) -> bool:
+    pc = import_module("pyarrow.compute")
+    most = pc.max(pc.abs(floats)).as_py()
+    return most is not None and most >= _EXACT_IN_FLOAT
 
 
 def _has_long_number(lines: bytes) -> bool:
@@ -179,7 +209,7 @@ def _has_times(pa: Any, field: Any) -> bool:
 def _has(pa: Any, kind: Any, wanted: Callable[[Any], bool]) -> bool:
     if pa.types.is_struct(kind):
         return any(_has(pa, field.type, wanted) for field in kind)
-    return _has(pa, kind.value_type, wanted) if pa.types.is_list(kind) else wanted(kind)
+    return _has(pa, kind.value_type, wanted) if pa.types.is_list(kind) else bool(wanted(kind))
 
 
 def _without_times(pa: Any, field: Any) -> Any:
@@ -219,6 +249,8 @@ def _alike(pa: Any, values: Sequence[Any]) -> Any:
 
 def _of_type(pa: Any, values: Sequence[Any], field: Any) -> Any:
     try:
+        if pa.types.is_integer(field.type) and (cut := [one for one in values if type(one) is float and one % 1]):
+            raise pa.ArrowInvalid(f"{cut[0]} is no whole number")  # Arrow would cut it
         return pa.array(values, field.type)
     except (pa.ArrowException, OverflowError) as error:
         raise invalid("schema", f"the field {field.name!r} has values that are not {field.type}: {error}") from error
@@ -305,11 +337,19 @@ def _table(pa: Any, frame: Any, nan: NanMode) -> Any:
         return frame
     if isinstance(frame, pa.RecordBatch):
         return pa.Table.from_batches([frame])
-    if type(frame).__module__.partition(".")[0] == "pandas":
+    package = type(frame).__module__.partition(".")[0]
+    if package == "pandas" and hasattr(frame, "columns"):
         return _of_pandas(pa, frame, nan)
+    is_polars = package == "polars" and isinstance(getattr(frame, "schema", None), Mapping)
+    objects = [name for name, kind in frame.schema.items() if str(kind) == "Object"] if is_polars else []
+    if objects:  # of these Arrow gets addresses in memory
+        raise invalid("frame", f"the column {objects[0]!r} has objects of Python")
     if not hasattr(frame, "__arrow_c_stream__"):
         raise TypeError(f"frame: a {type(frame).__name__} is no frame of pandas or polars, and no table of Arrow")
-    return pa.table(frame)
+    try:
+        return pa.table(frame)
+    except (pa.ArrowException, TypeError) as error:
+        raise invalid("frame", f"Arrow does not take it: {error}") from error
 
 
 def _of_pandas(pa: Any, frame: Any, nan: NanMode) -> Any:
@@ -319,15 +359,28 @@ def _of_pandas(pa: Any, frame: Any, nan: NanMode) -> Any:
         if str(series.dtype).startswith("float"):  # of numpy; the Float64 of pandas has nulls
             arrays.append(pa.array(series.to_numpy(), from_pandas=False))  # NaN stays NaN, to be refused or asked for
             continue
-        if str(series.dtype) == "object" and nan == "refuse":
+        if str(series.dtype) == "object":
             for index, value in enumerate(series):
-                if isinstance(value, float) and value != value:
-                    raise _not_finite(name, index)
+                below = _nan_in(value)
+                if below or (below is not None and nan == "refuse"):  # Arrow would take it for a missing value
+                    raise _not_finite(name, index, below)
         try:
             arrays.append(pa.array(series, from_pandas=True))
         except (pa.ArrowException, OverflowError) as error:
             raise invalid("frame", f"the column {name!r} has values of several types: {error}") from error
     return pa.table(arrays, names=[name if isinstance(name, str) else _no_text(name) for name in names])
+
+
+def _nan_in(value: Any) -> str | None:
+    """The path of a NaN or an infinity in a value of any type; empty: the value itself is one; None: there is none."""
+    if isinstance(value, str | int | bytes | None):
+        return None
+    if hasattr(value, "tolist"):  # an array of numpy
+        value = value.tolist()
+    try:
+        return not_finite(value)
+    except (TypeError, ValueError, OverflowError):
+        return None  # a value that Arrow, or the document, refuses
 
 
 def _no_text(name: object) -> str:
@@ -347,6 +400,10 @@ def _checked(pa: Any, table: Any, nan: NanMode) -> Any:
             wrong = pc.index(pc.fill_null(pc.invert(pc.is_finite(column)), False), True).as_py()
             if wrong >= 0:
                 raise _not_finite(field.name, wrong)
+        elif any(not pc.all(pc.is_finite(one)).as_py() for one in _all_floats(pa, table.select([at]))):
+            for row, value in enumerate(column.to_pylist()):  # it may be below a null, and then it is not published
+                if below := not_finite(value):
+                    raise _not_finite(field.name, row, below)
         target = _micros(pa, field.type)
         if target != field.type:
             try:
@@ -370,9 +427,10 @@ def _micros(pa: Any, kind: Any) -> Any:
     return pa.list_(_micros(pa, kind.value_type)) if pa.types.is_list(kind) else kind
 
 
-def _not_finite(name: object, index: int) -> InvalidArgument:
+def _not_finite(name: object, index: int, below: str = "") -> InvalidArgument:
+    hint = "" if below else '; nan="null" publishes NaN as null'
     return InvalidArgument(
-        f'row {index}: /{name} is NaN or infinite, which JSON cannot express; nan="null" publishes NaN as null',
+        f"row {index}: /{name}{below} is NaN or infinite, which JSON cannot express{hint}",
         reason="PAYLOAD_MALFORMED",
-        details={"field": "frame", "path": f"/{name}", "row": str(index)},
+        details={"field": "frame", "path": f"/{name}{below}", "row": str(index)},
     )

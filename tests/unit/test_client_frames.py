@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import polars as pl
 import pyarrow as pa
@@ -299,3 +300,48 @@ def test_a_frame_that_cannot_be_published_is_refused(frame: Any, arguments: dict
 def test_something_else_is_a_type_error() -> None:
     with pytest.raises(TypeError, match="a list is no frame of pandas or polars"):
         rows([{"a": 1}])
+
+
+@pytest.mark.parametrize(
+    "document", ['{"a":9007199254740993}', '{"a":[9007199254740993]}', '{"a":{"b":9007199254740993}}']
+)
+def test_no_whole_number_beside_floats_is_rounded(document: str) -> None:
+    """Story: only those of 19 digits and more were looked for."""
+    kind, values = fields(document, document.replace("9007199254740993", "0.5"))["a"]
+    assert kind == "string"
+    assert "9007199254740993" in values[0]
+
+
+def test_a_schema_cuts_no_number() -> None:
+    with pytest.raises(InvalidArgument, match=r"1\.5 is no whole number"):
+        table(b'{"a":1.5}', schema=pa.schema([("a", pa.int64())]))
+
+
+@pytest.mark.parametrize("value", [[1.5, NAN], {"b": NAN}, np.array([1.5, NAN])])
+@pytest.mark.parametrize("nan", ["refuse", "null"])
+def test_nan_inside_objects_of_pandas_is_refused(value: object, nan: str) -> None:
+    """Story: it was published as null without being asked to."""
+    with pytest.raises(InvalidArgument, match=r"row 1: /a(\[1\]|/b) is NaN"):
+        rows(pd.DataFrame({"a": [None, value]}), nan=nan)
+
+
+def test_a_decimal_that_is_nan_is_refused() -> None:
+    with pytest.raises(InvalidArgument, match="row 0: /a is NaN"):
+        rows(pd.DataFrame({"a": [Decimal("NaN")]}))
+
+
+def test_nan_deep_inside_a_later_row_is_refused_before_the_first_row() -> None:
+    """Story: the rows before it had been sent."""
+    with pytest.raises(InvalidArgument, match=r"row 1: /a\[0\] is NaN"):
+        _frames.rows(pa.table({"a": [[1.0], [NAN]]}), key=None, ttl_column=None, expire_time_column=None, nan="refuse")
+
+
+def test_objects_of_python_in_polars_are_refused() -> None:
+    """Story: their addresses in memory were published."""
+    with pytest.raises(InvalidArgument, match="objects of Python"):
+        rows(pl.DataFrame({"a": pl.Series([object()], dtype=pl.Object)}))
+
+
+def test_a_series_is_no_frame() -> None:
+    with pytest.raises(TypeError, match="a Series is no frame"):
+        rows(pd.Series([1]))
