@@ -81,8 +81,11 @@ class RootGroup(click.Group):
         except BrokenPipeError:
             _leave_quietly(ctx)
         except OSError as error:
-            # The disk is full, above all. What is left of the output cannot be written at the end, either.
-            _discard_output()
+            # A full disk, above all: of a file, or of the output, whose rest cannot be written at the end.
+            try:
+                sys.stdout.flush()
+            except OSError:
+                _discard_output()
             raise Refused(f"cannot write: {error.strerror or error}") from error
         except SowError as error:
             failure = Refused

@@ -116,6 +116,18 @@ def test_ctrl_c_ends_the_command_and_not_the_shell(begin: Begin) -> None:
     assert shell.end() == 0
 
 
+def test_the_shell_goes_on_after_a_command_whose_file_cannot_be_written(begin: Begin, tmp_path: Path) -> None:
+    """Story: the output of the shell went to /dev/null from then on."""
+    (tmp_path / "bad.ndjson").write_bytes(b"{bad\n")
+    shell = begin()
+    shell.until("> ", last=True)
+    shell.type(f"publish orders {tmp_path}/bad.ndjson --errors /dev/full\r")
+    shell.until("cannot write: No space left on device")
+    shell.until("> ", last=True)
+    shell.type("count orders\r")
+    shell.until("3 records")
+
+
 def test_backslash_g_shows_a_line_for_each_field(begin: Begin) -> None:
     shell = begin()
     shell.until("> ", last=True)
