@@ -76,12 +76,22 @@ def duration(micros: int) -> str:
     return f"{days}d{hours}h"
 
 
-def expires(expire_time_micros: int | None, now_micros: int) -> str:
-    """`in 12.3s`, `12.3s ago`, or `never`."""
+def expires(expire_time_micros: int | None, now_micros: int, *, acts: bool = True) -> str:
+    """`in 12.3s`, `12.3s ago`, or `never`; `never (off)` for a stamp that the topic does not act on."""
     if expire_time_micros is None:
         return "never"
+    if not acts:
+        return "never (off)"
     left = expire_time_micros - now_micros
     return f"in {duration(left)}" if left >= 0 else f"{duration(-left)} ago"
+
+
+def expire_time(expire_time_micros: int | None, now_micros: int, *, acts: bool = True) -> str:
+    """An expire time in full: `2030-03-17 17:46:40.123Z  (in 12.3s)`, or `never`."""
+    if expire_time_micros is None:
+        return "never"
+    remark = expires(expire_time_micros, now_micros) if acts else "without effect: the topic has expiration disabled"
+    return f"{instant(expire_time_micros)}  ({remark})"
 
 
 def instant(micros: int) -> str:

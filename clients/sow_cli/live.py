@@ -170,7 +170,7 @@ class LiveTable:
         now_micros = self._now_micros()
         cells = [
             display.safe(key),
-            display.expires(record.expire_time_micros, now_micros),
+            display.expires(record.expire_time_micros, now_micros, acts=self._forms.of_message(topic).acts),
             display.short_instant(record.publish_time_micros, now_micros),
             shown_payload(record.payload, self._forms.of_message(topic)),
         ]

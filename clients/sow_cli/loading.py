@@ -19,6 +19,7 @@ import click
 
 from sow_cli import arguments, display
 from sow_cli.exits import SERVER_SAID_NO
+from sow_cli.ignored import remark
 from sow_cli.lines import Item, LineNumbers
 from sow_cli.output import Fact, Output, note, output_option, progress
 from sow_cli.session import Session
@@ -94,15 +95,19 @@ def load(
         described = client.describe_topic(topic)
         target = target_of(described)
         parse = line_parser(reading, target, described, records=records, as_it_is=raw)
-        if ttl not in (None, "never") and described.settings.expiration == "disabled":
-            note(f"topic {topic} has expiration disabled: lifetimes are stored but not acted on")
+        is_off = described.settings.expiration == "disabled"
+        is_told = is_off and ttl not in (None, "never")
+        if is_told:
+            remark(topic)
         confirm(f"Replace the content of topic {topic}?", force=force)
         with _open_load(client, topic) as load_id:
             parts = []
+            own = False
             for number, file in enumerate(inputs):
                 source = FileInput(file, parse, reading, target, in_progress="reading", several=len(inputs) > 1)
                 with source.bar, client.stage_load(load_id, part=number, attempt=1) as stager:
-                    parts.append(_stage(source, stager, refusals, ttl))
+                    own |= _stage(source, stager, refusals, ttl)
+                    parts.append(stager.part())
             refusals.sum_up()
             _check(refusals.total, sum(part.rows for part in parts), skip_bad=skip_bad, allow_empty=allow_empty)
             figures = _commit(client, load_id, parts)
@@ -113,6 +118,8 @@ def load(
         facts.append(Fact(name, value, display.count(value)))
     facts += [*refusals.facts(), Fact("elapsed_micros", micros, display.duration(micros), label="time")]
     output.one(facts)
+    if is_off and own and not is_told:
+        remark(topic)
     if refusals.total:
         click.get_current_context().exit(SERVER_SAID_NO)
 
@@ -129,21 +136,22 @@ def _open_load(client: Client, topic: str) -> Iterator[str]:
         raise
 
 
-def _stage(source: FileInput, stager: LoadStager, refusals: Refusals, ttl: str | None) -> LoadPart:
-    """Stages the records of a file."""
+def _stage(source: FileInput, stager: LoadStager, refusals: Refusals, ttl: str | None) -> bool:
+    """Stages the records of a file. True: one has an expire time of its own."""
+    own = False
     numbers = LineNumbers()
     bad = partial(refusals.add, source.place)
     records = source.records(numbers, bad, lambda: stager.staged + stager.refused)
     while batch := [item for _, item in islice(records, _BATCH_RECORDS)]:
-        _hand_over(stager, batch, ttl)
+        own |= _hand_over(stager, batch, ttl)
     stager.flush()
     for refusal in stager.refusals:
         bad(numbers.line(refusal.index), refusal.reason, refusal.message)
     refusals.add_more(stager.refused - len(stager.refusals))
-    return stager.part()
+    return own
 
 
-def _hand_over(stager: LoadStager, batch: list[Item], ttl: str | None) -> None:
+def _hand_over(stager: LoadStager, batch: list[Item], ttl: str | None) -> bool:
     keys = [item.key for item in batch if item.key is not None]  # of all or of none: others are bad lines
     times = [item.expire_time_micros for item in batch]
     own = any(time is not None for time in times)
@@ -154,6 +162,7 @@ def _hand_over(stager: LoadStager, batch: list[Item], ttl: str | None) -> None:
         lifetime_kinds=[0 if time is None else _EXPIRE_TIME for time in times] if own else None,
         lifetime_micros=[time or 0 for time in times] if own else None,
     )
+    return own
 
 
 def _check(refused: int, staged: int, *, skip_bad: bool, allow_empty: bool) -> None:

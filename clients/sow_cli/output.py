@@ -496,15 +496,13 @@ def _csv_value(value: Scalar | Sequence[str] | Nested) -> Scalar:
 
 
 def _record_facts(record: Record, payload: bytes, form: RecordForm, now_micros: int) -> list[Fact]:
-    expire = record.expire_time_micros
-    expires = display.expires(expire, now_micros)
     published_ago = display.duration(max(0, now_micros - record.publish_time_micros))
     facts = [
         Fact("topic", form.topic, form.topic),
         Fact("key", record.key, display.safe(record.key)),
         Fact("version", record.version, str(record.version)),
         Fact("published", None, f"{display.instant(record.publish_time_micros)}  ({published_ago} ago)"),
-        Fact("expires", None, expires if expire is None else f"{display.instant(expire)}  ({expires})"),
+        Fact("expires", None, display.expire_time(record.expire_time_micros, now_micros, acts=form.acts)),
         Fact("origin", record.origin, display.safe(record.origin)),
         Fact("sequence", record.sequence, str(record.sequence)),
     ]

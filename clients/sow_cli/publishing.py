@@ -23,6 +23,7 @@ import click
 
 from sow_cli import arguments, display
 from sow_cli.exits import SERVER_SAID_NO
+from sow_cli.ignored import count_ignored, remark, told_in_remarks
 from sow_cli.lines import BadLine, Item, LineNumbers, Parse
 from sow_cli.output import Fact, Output, note, output_option
 from sow_cli.session import Session
@@ -83,6 +84,7 @@ class Tally:
 
     refusals: Refusals
     published: int = 0
+    ttls_ignored: int = 0
     started: float = field(default_factory=time.monotonic)
 
 
@@ -201,11 +203,13 @@ def publish(
     lifetime = Lifetime(ttl, expire_at, keep_ttl or ttl_mode == "keep", ttl_mode == "extend")
     reading = reading_of(given, with_metadata=records, keep_spaces=raw)
     inputs: tuple[BufferedReader, ...] = tuple(map(buffered, files)) or (standard_input(),)
-    with session.client() as client:
+    with session.client() as client, told_in_remarks():
         described = described_topic(client, topic)
         target = target_of(described)
-        if described and described.settings.expiration == "disabled" and (expire_at or ttl not in (None, "never")):
-            note(f"topic {topic} has expiration disabled: lifetimes are stored but not acted on")
+        is_off = described is not None and described.settings.expiration == "disabled"
+        is_told = is_off and (expire_at is not None or ttl not in (None, "never"))
+        if is_told:
+            remark(topic)  # now, as the input may never end
         whole_file = key is not None and data is None
         parse = line_parser(reading, target, described, records=records, as_it_is=raw or whole_file)
         merging = Merging(delta, [path for some in unset for path in some] or None)
@@ -221,6 +225,8 @@ def publish(
                 break
     tally.refusals.sum_up()
     output.one(_summary(topic, tally))
+    if tally.ttls_ignored and not is_told:
+        remark(topic)
     if tally.refusals.total:
         click.get_current_context().exit(SERVER_SAID_NO)
 
@@ -355,6 +361,7 @@ def _publish_all(job: _Job, source: FileInput, tally: Tally) -> None:
         raise
     finally:
         tally.published += publisher.applied + publisher.duplicates
+        tally.ttls_ignored += publisher.ttls_ignored
 
 
 def _publish_checked(job: _Job, source: FileInput, tally: Tally) -> None:
@@ -367,7 +374,9 @@ def _publish_checked(job: _Job, source: FileInput, tally: Tally) -> None:
             # A request has one lifetime for all of its records, so a record with another lifetime ends a run.
             for _, group in groupby(batch, key=lambda one: one[1].expire_time_micros):
                 run = list(group)
-                for (number, _), outcome in zip(run, _send(job, [item for _, item in run]), strict=True):
+                outcomes = _send(job, [item for _, item in run])
+                tally.ttls_ignored += count_ignored(outcomes)
+                for (number, _), outcome in zip(run, outcomes, strict=True):
                     if isinstance(outcome, Refusal):
                         bad(number, outcome.reason, outcome.message)
                     else:
@@ -433,6 +442,7 @@ def _publish_atomically(job: _Job, run: list[tuple[int, Item]], tally: Tally) ->
     bad = [one for one in outcomes if isinstance(one, Refusal) and one.reason != "ATOMIC_ABORTED"]
     if not bad:
         tally.published += len(run)
+        tally.ttls_ignored += count_ignored(outcomes)
         return
     first = min(bad, key=attrgetter("index"))
     _publish_atomically(job, run[: first.index], tally)
@@ -473,7 +483,11 @@ def published_facts(topic: str, done: Published) -> list[Fact]:
     """The facts that a publish or a touch of one record returns."""
     expire = done.expire_time_micros
     now_micros = time.time_ns() // 1_000
-    expires = display.expires(expire, now_micros) if done.expire_time_known else display.UNKNOWN
+    expires = (
+        display.expire_time(expire, now_micros, acts=not done.ttl_ignored)
+        if done.expire_time_known
+        else display.UNKNOWN
+    )
     facts = [
         Fact("topic", topic, topic),
         Fact("key", done.key, display.safe(done.key)),
@@ -481,7 +495,7 @@ def published_facts(topic: str, done: Published) -> list[Fact]:
         Fact(
             "expire_time_micros",
             expire,
-            expires if expire is None else f"{display.instant(expire)}  ({expires})",
+            expires,
             label="expires",
         ),
         Fact("sequence", done.sequence or None, str(done.sequence or display.UNKNOWN)),
@@ -489,7 +503,7 @@ def published_facts(topic: str, done: Published) -> list[Fact]:
         Fact("delivered", done.delivered, "" if done.delivered is None else display.count(done.delivered)),
     ]
     if done.ttl_ignored:
-        facts.append(Fact("ttl_ignored", True, "yes: the topic has expiration disabled"))
+        facts.append(Fact("ttl_ignored", True, "" if expire is not None else "yes: the topic has expiration disabled"))
     if done.duplicate:
         facts.append(Fact("duplicate", True, "yes: an earlier attempt had been applied"))
     if not done.expire_time_known:
@@ -500,10 +514,12 @@ def published_facts(topic: str, done: Published) -> list[Fact]:
 def _summary(topic: str, tally: Tally) -> list[Fact]:
     seconds = max(time.monotonic() - tally.started, 1e-6)
     micros, rate = round(seconds * 1e6), round(tally.published / seconds)
+    ignored = tally.ttls_ignored
     return [
         Fact("topic", topic, topic),
         Fact("published", tally.published, display.records(tally.published)),
         *tally.refusals.facts(),
+        *([Fact("ttls_ignored", ignored, f"of {display.records(ignored)}", label="no effect: ttl")] if ignored else []),
         Fact("elapsed_micros", micros, display.duration(micros), label="time"),
         Fact("records_per_second", rate, f"{display.count(rate)} records/s", label="rate"),
     ]

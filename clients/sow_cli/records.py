@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from io import BufferedReader
 from typing import TypeVar, get_args
@@ -12,6 +12,7 @@ import click
 
 from sow_cli import arguments, display
 from sow_cli.exits import SERVER_SAID_NO
+from sow_cli.ignored import count_ignored, remark, told_in_remarks
 from sow_cli.output import (
     Fact,
     Format,
@@ -24,9 +25,9 @@ from sow_cli.output import (
     select_option,
     selected,
 )
-from sow_cli.rows import RecordForm
+from sow_cli.rows import NEVER_MICROS, RecordForm
 from sow_cli.session import Session
-from sow_client import Client, Deleted, Published, QueryPlan, QueryResult, Refusal, TouchOnlyName
+from sow_client import Client, Deleted, Published, QueryPlan, QueryResult, RecordBatch, Refusal, TouchOnlyName
 
 Command = TypeVar("Command", bound=Callable[..., object])
 
@@ -99,7 +100,7 @@ def get(
         raise click.UsageError("--touch-below needs --touch")
     named, include, leave_out = _paths(select, exclude)
     with session.client() as client:
-        form = _form(client, topic, output, select=named)
+        form = _form(client, topic, output, select=named, has_lifetime=touch not in (None, "never"))
         records = client.get_many(
             topic,
             list(keys),
@@ -114,6 +115,9 @@ def get(
         output.record(records[0], form, now_micros)
     elif records or len(keys) > 1:
         output.records([records], form, now_micros=lambda: now_micros)
+    stamped = any(record.expire_time_micros is not None for record in records)
+    if not form.acts and (touch not in (None, "never") or (output.is_table and stamped)):
+        remark(topic)
     missing = sorted(set(keys) - {record.key for record in records})
     for key in missing:
         note(f"sow: RECORD_NOT_FOUND: key: there is no live record {key!r}")
@@ -208,11 +212,14 @@ def query(
             if count_only:
                 output.one(_count_facts(topic, sum(len(batch) for batch in result.batches())))
                 return
-            written = output.records(result.batches(), form, now_micros=lambda: _as_of(result))
+            stamps = _Stamps(result.batches())
+            written = output.records(stamps, form, now_micros=lambda: _as_of(result))
         if output.is_table and result.footer is not None:
             matched = result.footer.matched
             shown = display.records(matched) if matched == written else f"{written:,} of {display.records(matched)}"
             note(f"{shown}, as of {display.instant(_as_of(result))}")
+            if stamps.seen and not form.acts:
+                remark(topic)
 
 
 @click.command(short_help="Count the records of a topic.")
@@ -350,7 +357,7 @@ def touch(
       sow touch sessions alice --ttl 20m --only later
     """
     arguments.refuse_together(("--ttl", ttl is not None), ("--expire-at", expire_at is not None))
-    with session.client() as client:
+    with session.client() as client, told_in_remarks():
         outcomes = client.touch(topic, list(keys), ttl=ttl, expire_at=expire_at, only=only, atomic=atomic)
     _write_outcomes(output, topic, keys, outcomes)
 
@@ -381,6 +388,8 @@ def _write_outcomes(output: Output, topic: str, keys: tuple[str, ...], outcomes:
         output.one(done[0])
     elif done:
         output.many(done, names=_OUTCOME_NAMES, nothing="")
+    if count_ignored(outcomes):
+        remark(topic)
     for refusal in refused:
         note(f"{keys[refusal.index]}: {refusal.reason}: {refusal.message}")
     if refused:
@@ -391,12 +400,32 @@ _OUTCOME_NAMES = ("topic", "key", "version", "expire_time_micros", "sequence")
 
 
 def _form(
-    client: Client, topic: str, output: Output, *, keys_only: bool = False, select: Sequence[str] = ()
+    client: Client,
+    topic: str,
+    output: Output,
+    *,
+    keys_only: bool = False,
+    select: Sequence[str] = (),
+    has_lifetime: bool = False,
 ) -> RecordForm:
-    """Asks the server for the topic's settings, which records do not carry. Keys and bytes as they are need none."""
-    if keys_only or output.format is Format.RAW:
+    """Asks the server for the topic's settings, which records do not carry. Lines of keys and bytes as they are need
+    none, unless records get a lifetime, which may have no effect."""
+    if (keys_only or output.format is Format.RAW) and not (output.is_table or has_lifetime):
         return RecordForm(topic, payload_is_json=False, keys_only=keys_only, select=tuple(select))
-    return RecordForm.of(topic, client.describe_topic(topic).settings, select=select)
+    return RecordForm.of(topic, client.describe_topic(topic).settings, keys_only=keys_only, select=select)
+
+
+class _Stamps:
+    """Passes batches on, and remembers whether a record had an expire time."""
+
+    def __init__(self, batches: Iterable[RecordBatch]) -> None:
+        self._batches = batches
+        self.seen = False
+
+    def __iter__(self) -> Iterator[RecordBatch]:
+        for batch in self._batches:
+            self.seen = self.seen or any(micros != NEVER_MICROS for micros in batch.expire_times_micros)
+            yield batch
 
 
 def _paths(

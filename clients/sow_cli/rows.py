@@ -64,6 +64,8 @@ class RecordForm:
     fix_separator: str = "\x01"
     select: tuple[str, ...] = ()
     """The columns that the user named: paths of fields, and metadata such as `@key`. Empty: all."""
+    acts: bool = True
+    """False: the topic has expiration disabled, so expire times have no effect (rule L3)."""
 
     @classmethod
     def of(
@@ -71,7 +73,8 @@ class RecordForm:
     ) -> RecordForm:
         """The form of the records of a topic with these settings."""
         kind = settings.message_type
-        return cls(topic, kind == "json", keys_only, kind, settings.fix_separator, tuple(select))
+        acts = settings.expiration != "disabled"
+        return cls(topic, kind == "json", keys_only, kind, settings.fix_separator, tuple(select), acts)
 
     @property
     def fields(self) -> Fields:
@@ -327,15 +330,16 @@ class TableRows:
         fields = ["" if one is None else shown_text(one) for one in texts]
         if named := self._form.select:
             left = iter(fields)
-            return [key, *[_shown(record, one[1:], now_micros) if one[0] == "@" else next(left) for one in named]]
-        expires = _shown(record, "expire_time", now_micros)
+            shown = [_shown(record, one[1:], now_micros, self._form) if one[0] == "@" else next(left) for one in named]
+            return [key, *shown]
+        expires = _shown(record, "expire_time", now_micros, self._form)
         if self.columns:
             return [key, expires, *fields]
         last = str(record.sequence) if self._form.keys_only else shown_payload(record.payload, self._form)
-        return [key, expires, _shown(record, "publish_time", now_micros), last]
+        return [key, expires, _shown(record, "publish_time", now_micros, self._form), last]
 
 
-def _shown(record: Record, name: str, now_micros: int) -> str:
+def _shown(record: Record, name: str, now_micros: int, form: RecordForm) -> str:
     """Metadata for people."""
     match name:
         case "key":
@@ -345,7 +349,7 @@ def _shown(record: Record, name: str, now_micros: int) -> str:
         case "publish_time":
             return display.short_instant(record.publish_time_micros, now_micros)
         case "expire_time":
-            return display.expires(record.expire_time_micros, now_micros)
+            return display.expires(record.expire_time_micros, now_micros, acts=form.acts)
         case "origin":
             return display.safe(record.origin)
         case _:

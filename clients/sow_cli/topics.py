@@ -73,7 +73,8 @@ def topic() -> None:
 def create(session: Session, output: Output, name: str, **given: Unpack[settings.TopicOptions]) -> None:
     """Create the topic NAME.
 
-    Without --key every publish supplies the key. Without --expiration records do not expire.
+    Without --key every publish supplies the key. Records that are published with a lifetime expire, unless --expiration
+    says otherwise.
 
     \b
     Example:

@@ -310,6 +310,7 @@ class AsyncPublisher(PublisherBase):
                     if self._linger is not None:
                         self._linger.cancel()
                     self._lingered()
+                self._heed(ack)
                 self._deliver(ack)
                 if error is not None:
                     return error

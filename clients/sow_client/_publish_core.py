@@ -90,6 +90,8 @@ class Ack:
     bookmark: str | None = None
     """The `start` of a subscription to the changes after these records. None: no position of these records is known, or
     the server is an older one."""
+    ttls_ignored: int = 0
+    """Applied records whose ttl or expire time has no effect, because the topic has expiration disabled (rule L3)."""
 
     @property
     def records(self) -> int:
@@ -329,6 +331,7 @@ class PublishCore:
         self.applied = 0
         self.duplicates = 0
         self.refused = 0
+        self.ttls_ignored = 0
         self.publisher_epoch = publisher_epoch
         """Stamped on requests when they are sent, so it may become known after the first records were taken."""
         self.publisher_token = publisher_token
@@ -502,6 +505,7 @@ class PublishCore:
             bookmark=_writes.bookmark(
                 response.journal_epoch, max(response.last_sequence, response.last_duplicate_sequence)
             ),
+            ttls_ignored=response.ttls_ignored,
         )
         if ack.records != settled or settled > sealed.records:
             raise _statuses.malformed(f"an answer for {ack.records} of {settled} records")
@@ -517,6 +521,7 @@ class PublishCore:
                 sealed.request.publisher.unit_done = False  # the rest of the request is not the whole unit
         self.applied += ack.applied
         self.duplicates += ack.duplicates
+        self.ttls_ignored += ack.ttls_ignored
         self.refused += len(refusals)
         self._refusals.extend(refusals[: REFUSALS_KEPT_MAX - len(self._refusals)])
         if settled:
@@ -539,6 +544,11 @@ class PublishCore:
         """The stream is gone: its unacknowledged requests are queued again, in order ([1])."""
         self._queued.extendleft(reversed(self._sent))
         self._sent.clear()
+
+    @property
+    def topic(self) -> str:
+        """The topic of all records."""
+        return self._defaults.topic
 
     @property
     def is_bound(self) -> bool:

@@ -12,7 +12,7 @@ from typing import Final, Literal, NoReturn, Protocol, Self
 import grpc
 
 from sow.v1 import sow_pb2
-from sow_client import _lifetimes, _statuses
+from sow_client import _ignored, _lifetimes, _statuses
 from sow_client._documents import Document, encode
 from sow_client._keys import Key, key_text
 from sow_client._publish_core import (
@@ -45,6 +45,8 @@ class PublisherBase:
         self._core = core
         self._on_ack = on_ack
         self._on_refusal = on_refusal
+        self._made_at = _ignored.place()
+        self._has_warned = False
         self._closing = False
         self._failure: BaseException | None = None
         self._stopped = False  # closing, or failed
@@ -76,6 +78,11 @@ class PublisherBase:
         return self._core.refused
 
     @property
+    def ttls_ignored(self) -> int:
+        """Applied records whose ttl or expire time has no effect: the topic has expiration disabled (rule L3)."""
+        return self._core.ttls_ignored
+
+    @property
     def acknowledged(self) -> int:
         """Records settled: applied, duplicate or refused."""
         return self._core.acknowledged
@@ -90,6 +97,12 @@ class PublisherBase:
 
     def _stop_error(self) -> BaseException:
         return self._failure or _statuses.closed("publisher")
+
+    def _heed(self, ack: Ack) -> None:
+        """Warns once, at the line that made the publisher, of lifetimes without effect."""
+        if ack.ttls_ignored and not self._has_warned:
+            self._has_warned = True
+            _ignored.warn(self._core.topic, self._made_at)
 
     def _deliver(self, ack: Ack) -> None:
         if self._on_ack is not None:
@@ -415,6 +428,7 @@ class Publisher(PublisherBase):
             self._progress.notify_all()
             if self._pending:
                 self._work.notify_all()  # lingering records may have waited for room
+        self._heed(ack)
         if self._delivering:
             self._deliver(ack)
             with self._lock:

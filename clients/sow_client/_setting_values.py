@@ -77,8 +77,9 @@ class TopicSettings:
     """Key paths such as "/carrier"; empty: publishers supply the key. Rule: K3."""
     message_type: MessageTypeName = "json"
     """Encoding of the payloads. Rule: K2."""
-    expiration: Ttl = "disabled"
-    """ "disabled", "enabled", "reject", or the duration that records without a lifetime get. Rules: L1, L3."""
+    expiration: Ttl | None = None
+    """ "disabled", "enabled", "reject", or the duration that records without a lifetime get. None: "enabled", unless a
+    policy or the server's defaults say otherwise. Rules: L1, L3."""
     min_ttl: Ttl | None = None
     """Shorter lifetimes are raised to it. None: no bound. Rule: L4."""
     max_ttl: Ttl | None = None

@@ -65,6 +65,14 @@ def _restore(kind: type[SowError], args: tuple[object, ...], state: dict[str, ob
     return error
 
 
+class LifetimeIgnoredWarning(UserWarning):
+    """A record got a ttl or an expire time that has no effect, because its topic has expiration disabled (rule L3).
+
+    Python shows it once for each line of a program. `warnings.simplefilter("error", LifetimeIgnoredWarning)` makes it
+    an exception, which is raised after the publish.
+    """
+
+
 class InvalidArgument(SowError):
     """The request, or one of its fields, is invalid in itself."""
 

@@ -367,6 +367,7 @@ def stream_response(outcome: Outcome, journal_epoch: str) -> sow_pb2.PublishStre
         last_duplicate_version=outcome.last_duplicate_version,
         last_duplicate_sequence=outcome.last_duplicate_sequence,
         journal_epoch=journal_epoch,
+        ttls_ignored=outcome.ttls_ignored,
     )
 
 

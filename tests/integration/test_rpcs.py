@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from itertools import count
@@ -12,7 +13,18 @@ import grpc
 import pytest
 
 from sow.v1 import sow_pb2, sow_pb2_grpc, types_pb2
-from sow_client import NEVER, Ack, Client, ConditionFailed, Deleted, InvalidArgument, Published, PublishFailed, Refusal
+from sow_client import (
+    NEVER,
+    Ack,
+    Client,
+    ConditionFailed,
+    Deleted,
+    InvalidArgument,
+    LifetimeIgnoredWarning,
+    Published,
+    PublishFailed,
+    Refusal,
+)
 from tests.support.clients import CLIENT_KINDS, EventLoop, blocking
 from tests.support.server import ServerProcess, reason_of, until
 
@@ -194,9 +206,41 @@ def test_lifetimes_arrive(client: Client, topic: str) -> None:
     assert stamp(ttl="0s") is not None
     assert client.get(topic, "k") is None
     assert client.publish("orders", {"id": 2}, ttl=NEVER).expire_time_micros is not None, "max_ttl binds never, too"
-    assert client.publish("plain", {}, key="1", ttl="1s").ttl_ignored
+    with pytest.warns(LifetimeIgnoredWarning):
+        assert client.publish("plain", {}, key="1", ttl="1s").ttl_ignored
     assert reason_of(lambda: client.publish("strict", {}, key="1", ttl="1s")) == "LIFETIME_REJECTED"
     assert reason_of(lambda: client.publish(topic, {}, key="k", ttl="100000h")) == "LIFETIME_TOO_LONG"
+
+
+def test_a_lifetime_without_effect_warns_wherever_it_is_given(client: Client, topic: str) -> None:
+    """L3. The warning names the caller's line, of a publisher the line that made it."""
+
+    def warned(call: Callable[[], object]) -> bool:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            call()
+        assert all(one.category is LifetimeIgnoredWarning for one in caught)
+        assert len(caught) <= 1
+        assert not any("sow_client" in one.filename for one in caught), "a line of the caller"
+        return bool(caught)
+
+    def streamed(name: str, count: int, **lifetime: object) -> int:
+        with client.publisher(name, batch_records=10) as publisher:
+            for number in range(count):
+                publisher.publish({}, key=f"{number}", **lifetime)  # type: ignore[arg-type]  # keywords of several types
+        return publisher.ttls_ignored
+
+    assert warned(lambda: client.publish("plain", {}, key="1", ttl="1s"))
+    assert warned(lambda: client.delta_publish("plain", {}, key="1", expire_at=now()))
+    assert warned(lambda: client.publish_many("plain", [{}, {}], keys=["1", "2"], ttl="1s"))
+    assert warned(lambda: client.touch("plain", "1", ttl="1s"))
+    assert warned(lambda: client.touch("plain", ["1", "2"], ttl="1s"))
+    assert warned(lambda: streamed("plain", 25, ttl="1s") == 25 or pytest.fail("each of them is counted"))
+    assert not warned(lambda: client.publish("plain", {}, key="1"))
+    assert not warned(lambda: client.publish("plain", {}, key="1", ttl=NEVER)), "that is what it gets"
+    assert not warned(lambda: streamed("plain", 25, ttl=NEVER) == 0 or pytest.fail("none is ignored"))
+    assert not warned(lambda: client.publish(topic, {}, key="1", ttl="1h"))
+    assert not warned(lambda: streamed(topic, 25, ttl="1h") == 0 or pytest.fail("none is ignored"))
 
 
 def test_conditions_are_checked_with_the_write(client: Client, topic: str) -> None:

@@ -363,7 +363,8 @@ class FakeClient(FakePublishing):
                 continue
             lasts = isinstance(ttl, str) and ttl != "never"
             rows[one].expire_time_micros = NOW_MICROS + parse_micros(str(ttl)) if lasts else None
-            outcomes.append(self._published(topic, one))
+            is_off = self._table(topic).settings.expiration == "disabled"
+            outcomes.append(self._published(topic, one, ttl_ignored=is_off and ttl is not None))
         return outcomes
 
     # ---- the server ----

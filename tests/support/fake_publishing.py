@@ -221,6 +221,7 @@ class FakePublisher:
         self.applied = 0
         self.duplicates = 0
         self.refused = 0
+        self.ttls_ignored = 0
 
     def __enter__(self) -> Self:
         return self
@@ -244,3 +245,4 @@ class FakePublisher:
             self._on_refusal(outcome)
         else:
             self.applied += 1
+            self.ttls_ignored += outcome.ttl_ignored

@@ -286,9 +286,14 @@ class Rig:
         in_config: bool = False,
         **more: object,
     ) -> Topic:
-        """Creates a topic whose declaration gives it `settings`, with the other arguments. Raises StoreError."""
+        """Creates a topic whose declaration gives it `settings`, with the other arguments. Raises StoreError.
+
+        A topic of the configuration that does not declare its expiration has none; of others it is declared.
+        """
         answers: list[Topic | StoreError] = []
         declared = {**declared_of(settings), **changes, **more}
+        if not in_config:
+            declared.setdefault("expiration", settings.expiration)
         self.store.administration.create_topic(name, declared, answers.append, in_config=in_config)
         return self.answer(answers)
 

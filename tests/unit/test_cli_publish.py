@@ -239,6 +239,36 @@ def test_a_lifetime_that_will_be_ignored_is_remarked_upon(client: FakeClient) ->
     assert rows(result)[0]["ttl_ignored"] is True
 
 
+def test_records_that_are_copied_with_lifetimes_of_no_effect_are_remarked_upon(client: FakeClient) -> None:
+    """L3. `--records` takes the lifetimes from the lines: only the answers tell that they have no effect."""
+    client.add("orders", records=[{"id": 1}, {"id": 2}])
+    client.add("copy", expiration="disabled")
+    run(client, "publish", "orders", "--data", '{"id":3}', "--ttl", "30s")
+    lines = run(client, "query", "orders").stdout_bytes
+
+    for options in ([], ["--strict"]):
+        result = run(client, "publish", "copy", "--records", *options, stdin=lines)
+
+        assert result.exit_code == 0
+        assert result.stderr.count("expiration disabled") == 1
+        assert rows(result)[0]["ttls_ignored"] == 1
+
+
+def test_a_lifetime_without_effect_is_never_shown_as_one_that_is_over(client: FakeClient) -> None:
+    """L3. A table showed "20m01s ago", and the record was there for ever."""
+    client.add("orders", expiration="disabled")
+    published = run(client, "publish", "orders", "--data", '{"id":1}', "--ttl", "1s", "--format", "table")
+    got = run(client, "get", "orders", "1", "--format", "table")
+    found = run(client, "query", "orders", "--format", "table")
+    touched = run(client, "touch", "orders", "1", "--ttl", "1s", "--format", "table")
+
+    for result in (published, got, touched):
+        assert "without effect: the topic has expiration disabled" in result.stdout
+    assert "never (off)" in found.stdout
+    for result in (published, got, found, touched):
+        assert "sow topic alter orders --expiration enabled" in result.stderr
+
+
 @pytest.mark.parametrize(
     ("error", "code"), [(KeyboardInterrupt(), 130), (Unavailable("gone", reason="UNREACHABLE"), 3)]
 )

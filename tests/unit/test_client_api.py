@@ -28,7 +28,7 @@ PUBLIC = {
     "Key",
     "Token",
     "EARLIEST", "NEVER", "UNLIMITED", "Aborted", "Ack", "AlreadyExists", "AsyncClient", "AsyncDurableSubscription",
-    "AsyncLease", "Lease", "LeaseLost", "TouchOnlyName",
+    "AsyncLease", "Lease", "LeaseLost", "LifetimeIgnoredWarning", "TouchOnlyName",
     "AsyncLoadStager", "AsyncPublisher", "AsyncQueryResult", "AsyncSubscription", "BacklogActionName", "BackupMade",
     "Browsed", "Cancelled", "Change", "ChangesPlan", "Client", "ClockAccepted", "Compacted", "ConditionFailed",
     "DataLoss",

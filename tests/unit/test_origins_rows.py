@@ -62,19 +62,24 @@ def expire_time(rig: Rig, topic: str, key: str) -> int:
 # --- A: expiration ---------------------------------------------------------------------------------------------------
 
 
-def test_a_topic_that_a_first_publish_makes_has_expiration_on_and_no_default(tmp_path: Path) -> None:
-    """AMPS 1: the exception to "off unless enabled" (rule K1): records with a lifetime expire there, others stay."""
+def test_a_topic_has_expiration_on_and_no_default_unless_the_configuration_has_it(tmp_path: Path) -> None:
+    """AMPS 1: the exception to "off unless enabled" (rule L1): records with a lifetime expire there, others stay."""
     rig = Rig(tmp_path, options=StoreOptions(dynamic_topics=True))
     rig.put("made", "stays", b"{}")
     rig.put("made", "goes", b"{}", ttl=SECOND)
-    rig.create_topic("declared", TopicSettings())
+    rig.store.administration.create_topic("asked", {}, lambda _: None)
+    rig.store.writer.step()
+    rig.put("asked", "stays", b"{}")
+    rig.put("asked", "goes", b"{}", ttl=SECOND)
+    rig.create_topic("declared", TopicSettings(), in_config=True)
     rig.put("declared", "stays, too", b"{}", ttl=SECOND)
-    assert rig.topic("made").settings.expiration is Expiration.ENABLED
-    assert rig.topic("made").settings.default_ttl_micros is None
+    for name in ("made", "asked"):
+        assert rig.topic(name).settings.expiration is Expiration.ENABLED
+        assert rig.topic(name).settings.default_ttl_micros is None
     rig.time.tick(1000 * HOUR)
     restart(rig)
     rig.store.sweep()
-    assert list(rig.stored("made")) == [b"stays"]
+    assert list(rig.stored("made")) == list(rig.stored("asked")) == [b"stays"]
     assert list(rig.stored("declared")) == [b"stays, too"]
     rig.close()
 
@@ -305,8 +310,8 @@ def test_a_message_is_as_old_as_its_receipt_and_a_consumer_as_its_last_position(
 def test_lifetimes_are_of_a_topic_of_a_group_of_topics_or_of_a_record_and_operators_bound_them(rig: Rig) -> None:
     """RabbitMQ 1, by the stamps of records."""
     rig.create_topic("eu.own", JSON, default_ttl_micros=5 * MINUTE)
-    rig.create_topic("eu.group", TopicSettings(retain_bytes=None))
-    rig.create_topic("us", TopicSettings(retain_bytes=None))
+    rig.create_topic("eu.group", TopicSettings(retain_bytes=None), in_config=True)
+    rig.create_topic("us", TopicSettings(retain_bytes=None), in_config=True)
     rig.set_policy("eu", r"eu\..*", {"expiration": Expiration.ENABLED, "default_ttl_micros": 2 * HOUR})
 
     def lifetimes(**ttls: int) -> dict[str, int | None]:

@@ -162,13 +162,13 @@ def test_expiration_and_its_default_come_from_one_place() -> None:
     assert (found.settings.default_ttl_micros, found.origins["default_ttl_micros"]) == (None, "topic")
 
 
-def test_a_topic_that_a_first_publish_has_made_is_enabled_unless_somebody_says_otherwise() -> None:
-    """K1, T2."""
-    assert resolve_topic("new", {}, dynamic=True).settings == TopicSettings(expiration=Expiration.ENABLED)
+def test_a_topic_that_a_publish_or_an_administrator_has_made_expires_unless_somebody_says_otherwise() -> None:
+    """L1, T2."""
+    assert resolve_topic("new", {}, expiring=True).settings == TopicSettings(expiration=Expiration.ENABLED)
     policies = Policies([policy("p", expiration=Expiration.ENABLED, default_ttl_micros=MINUTE)])
-    assert resolve_topic("new", {}, policies, dynamic=True).settings.default_ttl_micros == MINUTE
+    assert resolve_topic("new", {}, policies, expiring=True).settings.default_ttl_micros == MINUTE
     defaults: Declared = {"expiration": Expiration.DISABLED}
-    assert resolve_topic("new", {}, defaults=defaults, dynamic=True).settings.expiration is Expiration.DISABLED
+    assert resolve_topic("new", {}, defaults=defaults, expiring=True).settings.expiration is Expiration.DISABLED
 
 
 def test_a_maximum_lowers_minimum_and_default_from_elsewhere() -> None:

@@ -91,8 +91,8 @@ def test_limits_act_at_once_and_stamps_never_change(rig: Rig) -> None:
 
 def test_disabling_by_policy_expires_overdue_records_first_and_enabling_later_ones(rig: Rig) -> None:
     """L12, through a policy as through the topic itself; AMPS 11."""
-    rig.create_topic("orders", PLAIN)
-    rig.create_topic("quotes", PLAIN)
+    rig.create_topic("orders", PLAIN, in_config=True)
+    rig.create_topic("quotes", PLAIN, in_config=True)
     rig.set_policy("p", "orders|quotes", ENABLED)
     for topic in ("orders", "quotes"):
         rig.put(topic, "soon", ttl=SECOND)
@@ -115,7 +115,7 @@ def test_a_policy_that_disables_while_the_expiry_index_is_being_filled_hides_not
 ) -> None:
     """L12: overdue records that are not in the index yet are removed first."""
     monkeypatch.setattr(background, "REARM_CHUNK", 2)
-    rig.create_topic("orders", PLAIN)
+    rig.create_topic("orders", PLAIN, in_config=True)
     for number in range(9):
         rig.put("orders", f"{number}", ttl=SECOND)
     rig.time.tick(SECOND)
@@ -134,7 +134,7 @@ def test_many_topics_that_are_disabled_while_they_are_re_armed_share_no_huge_com
     """L14: a commit takes up some of them, until all are complete."""
     monkeypatch.setattr(expiration, "REARM_ROUND", 4)
     for number in range(5):
-        rig.create_topic(f"t{number}", PLAIN)
+        rig.create_topic(f"t{number}", PLAIN, in_config=True)
         for key in range(3):
             rig.put(f"t{number}", f"{key}", ttl=SECOND)
     rig.time.tick(SECOND)
@@ -155,7 +155,7 @@ def test_many_topics_are_enabled_one_after_the_other(tmp_path: Path) -> None:
     rig = Rig(tmp_path, options=options)
     names = [f"t{number}" for number in range(10)]
     for name in names:
-        rig.create_topic(name, PLAIN)
+        rig.create_topic(name, PLAIN, in_config=True)
         rig.put(name, "a", ttl=SECOND)
     rig.set_policy("p", "t.*", ENABLED)
     rig.time.tick(SECOND)
@@ -169,7 +169,7 @@ def test_a_topic_that_cannot_be_re_armed_does_not_keep_the_others_from_it(
 ) -> None:
     """L12: of the others, records that have become overdue are expired at once."""
     for name in ("a", "b", "c"):
-        rig.create_topic(name, PLAIN)
+        rig.create_topic(name, PLAIN, in_config=True)
         rig.put(name, "key", ttl=SECOND)
     rig.time.tick(SECOND)
     stage_records = Rearming.stage_records
@@ -190,7 +190,7 @@ def test_a_policy_and_its_effects_are_written_atomically(tmp_path: Path, written
     """T4: a process that is killed while a policy is set has it on all topics, or on none."""
     rig = Rig(tmp_path, options=StoreOptions(writer=WriterOptions(stall_patience_micros=0)))
     for number in range(5):
-        rig.create_topic(f"t{number}", PLAIN)
+        rig.create_topic(f"t{number}", PLAIN, in_config=True)
     faulty = FaultyRocks(rig)
     if not written:
         faulty.writes = [Stalled("as asked for")] * 1000
@@ -212,7 +212,7 @@ def test_a_policy_and_its_effects_are_written_atomically(tmp_path: Path, written
 def test_a_start_applies_changed_defaults(tmp_path: Path) -> None:
     """T2: the server's defaults may change between two starts; topics that they disable expire first (L12)."""
     rig = Rig(tmp_path, options=StoreOptions(defaults={**ENABLED, "retain_bytes": 5}))
-    rig.create_topic("orders", PLAIN)
+    rig.create_topic("orders", PLAIN, in_config=True)
     assert (rig.topic("orders").settings.retain_bytes, origin(rig, "orders", "retain_bytes")) == (5, "default")
     rig.put("orders", "soon", ttl=SECOND)
     rig.put("orders", "later", ttl=DAY)

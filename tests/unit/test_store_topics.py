@@ -10,11 +10,15 @@ import pytest
 from sow_server.engine.store import StoreOptions
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import (
+    Condition,
+    ConditionKind,
     Expiration,
     Lifetime,
     LifetimeKind,
     MessageType,
+    Outcome,
     Publish,
+    PublisherPosition,
     TopicSettings,
 )
 from tests.support.stores import BINARY, DAY, MINUTE, SECOND, Rig, replaced
@@ -232,3 +236,67 @@ def test_a_topic_that_exists_is_not_created_again_with_equal_settings_either(rig
     assert rig.topic("orders") is before
     assert before.settings.acts_on_expiration
     assert rig.get("orders", "1") is not None
+
+
+REFUSED_FIRST = {
+    "without keys": Publish("new", [b"{}"]),
+    "malformed": Publish("new", [b"{", b"nothing"], ["a", "b"]),
+    "too large": Publish("new", [b"{}" * 2**20], ["a"]),
+    "wanted to be there": Publish("new", [b"{}"], ["a"], conditions=[Condition(ConditionKind.IF_PRESENT)]),
+    "a negative lifetime": Publish("new", [b"{}"], ["a"], lifetime=Lifetime(LifetimeKind.TTL, -1)),
+    "atomic, and one is malformed": Publish("new", [b"{}", b"{"], ["a", "b"], atomic=True),
+}
+
+
+@pytest.mark.parametrize("request_", REFUSED_FIRST.values(), ids=REFUSED_FIRST)
+def test_a_refused_first_publish_creates_no_topic(tmp_path: Path, request_: Publish) -> None:
+    """K1. `sow publish nope --data '{"id":1}'` was refused for its missing key, and left an empty topic `nope` whose
+    expiration, key and type nobody had chosen."""
+    rig = Rig(tmp_path, options=StoreOptions(dynamic_topics=True))
+    (answer,) = rig.run_together([request_])
+    assert isinstance(answer, StoreError) or (answer.refusals and not answer.applied)
+    assert "new" not in rig.store.topics.by_name
+    rig.put("made", "a", b"{}")
+    assert rig.topic("made").id == 1, "no id was used either"
+    rig.crash()
+    assert list(rig.store.topics.by_name) == ["made"]
+    rig.close()
+
+
+def test_a_first_publish_with_one_good_record_creates_the_topic(tmp_path: Path) -> None:
+    """K1: records stand alone (P4), so the others are refused as at any other time."""
+    rig = Rig(tmp_path, options=StoreOptions(dynamic_topics=True))
+    outcome = rig.run(Publish("new", [b"{", b"{}"], ["a", "b"]))
+    assert (outcome.applied, [refusal.index for refusal in outcome.refusals]) == (1, [0])
+    assert list(rig.live("new")) == [b"b"]
+    rig.close()
+
+
+def test_a_publisher_remembers_what_was_refused_before_its_topic_was_there(tmp_path: Path) -> None:
+    """K1, P6: a retry of the refused record gets the same answer, and the next sequence is no gap."""
+    rig = Rig(tmp_path, options=StoreOptions(dynamic_topics=True))
+    bad = Publish("new", [b"{"], ["a"], publisher=PublisherPosition("p", 1, 1), want_results=True)
+    good = Publish("new", [b"{}"], ["b"], publisher=PublisherPosition("p", 1, 2))
+    first = rig.run(bad)
+    assert "new" not in rig.store.topics.by_name
+    assert rig.run(good).applied == 1
+    rig.crash()
+    again = rig.run(bad)
+    assert [one.reason for one in again.refusals] == [one.reason for one in first.refusals]
+    assert rig.run(good).duplicates == 1
+    assert list(rig.live("new")) == [b"b"]
+    rig.close()
+
+
+def test_a_refused_first_publish_waits_for_what_its_publisher_sent_before(tmp_path: Path) -> None:
+    """K1, P6. Both are in one turn of the writer: decided first, the refused one would make the other a duplicate."""
+    rig = Rig(tmp_path, options=StoreOptions(dynamic_topics=True))
+    rig.create_topic("orders", TopicSettings())
+    good = Publish("orders", [b"{}"], ["a"], publisher=PublisherPosition("p", 1, 1))
+    bad = Publish("new", [b"{"], ["a"], publisher=PublisherPosition("p", 1, 2))
+    first, second = rig.run_together([good, bad])
+    assert isinstance(first, Outcome)
+    assert isinstance(second, Outcome)
+    assert (first.applied, first.duplicates, len(second.refusals)) == (1, 0, 1)
+    assert list(rig.live("orders")) == [b"a"]
+    rig.close()

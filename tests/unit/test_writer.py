@@ -205,7 +205,7 @@ def test_nothing_is_written_after_a_failure_in_the_same_turn(tmp_path: Path) -> 
     rig.put("orders", "first")
     rocks = FaultyRocks(rig)
     rocks.syncs.append(Failed("IO error"))
-    answers = rig.run_together([put("a"), Publish("new", [b"{}"], ["a"]), put("b")])
+    answers = rig.run_together([Publish("new", [b"{}"], ["a"]), put("a"), put("b")])
     assert [reason(answer) for answer in answers] == [Reason.STORE_FAILED] * 3
     assert list(rig.stored("orders")) == [b"first"]
     rig.close()

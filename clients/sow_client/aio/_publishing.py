@@ -10,7 +10,7 @@ import grpc
 import grpc.aio
 
 from sow.v1 import sow_pb2
-from sow_client import _keys, _lifetimes, _lines, _publish_core, _reads, _statuses, _transport, _writes
+from sow_client import _ignored, _keys, _lifetimes, _lines, _publish_core, _reads, _statuses, _transport, _writes
 from sow_client._aio_publisher import AioStreamCall, AsyncPublisher
 from sow_client._contract import KNOWN_ELSEWHERE, needed
 from sow_client._documents import Document, encode
@@ -76,7 +76,9 @@ class AsyncPublishing(AsyncCalls):
             ),
             durability=durability,
         )
-        return _writes.only(await self._publish(request))
+        done = _writes.only(await self._publish(request))
+        _ignored.heed(topic, [done])
+        return done
 
     async def delta_publish(
         self,
@@ -115,7 +117,9 @@ class AsyncPublishing(AsyncCalls):
             delta=True,
             unset=unset,
         )
-        return _writes.only(await self._publish(request))
+        done = _writes.only(await self._publish(request))
+        _ignored.heed(topic, [done])
+        return done
 
     @overload
     async def publish_many(
@@ -211,6 +215,7 @@ class AsyncPublishing(AsyncCalls):
             results += _writes.outcomes(
                 response, expected=len(batch.records), first_index=batch.first_index, atomic=atomic
             )
+        _ignored.heed(topic, results)
         return _writes.answered(results, refusals)
 
     async def publish_frame(
@@ -417,8 +422,11 @@ class AsyncPublishing(AsyncCalls):
             )
             response = await self._call(self._sow.Touch, request, once=True)
             if not isinstance(key, list):
-                return _writes.only(response)
+                done = _writes.only(response)
+                _ignored.heed(topic, [done])
+                return done
             results += _writes.outcomes(response, expected=len(chunk), first_index=first, atomic=atomic)
+        _ignored.heed(topic, results)
         return results
 
     async def persist(self, topic: str, key: Key, *, durability: DurabilityName | None = None) -> Published:

@@ -65,7 +65,7 @@ class _Expiration:
 class _ExpirationEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Expiration.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     EXPIRATION_UNSPECIFIED: _Expiration.ValueType  # 0
-    """Same as DISABLED."""
+    """Not set: ENABLED, unless a policy or the server's defaults say otherwise (rule L1)."""
     EXPIRATION_DISABLED: _Expiration.ValueType  # 1
     """Lifetimes are stored but not acted on."""
     EXPIRATION_ENABLED: _Expiration.ValueType  # 2
@@ -77,7 +77,7 @@ class Expiration(_Expiration, metaclass=_ExpirationEnumTypeWrapper):
     """Whether and how records of a topic expire (rule L3)."""
 
 EXPIRATION_UNSPECIFIED: Expiration.ValueType  # 0
-"""Same as DISABLED."""
+"""Not set: ENABLED, unless a policy or the server's defaults say otherwise (rule L1)."""
 EXPIRATION_DISABLED: Expiration.ValueType  # 1
 """Lifetimes are stored but not acted on."""
 EXPIRATION_ENABLED: Expiration.ValueType  # 2

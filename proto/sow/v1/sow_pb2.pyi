@@ -462,6 +462,7 @@ class PublishStreamResponse(_message.Message):
     LAST_DUPLICATE_VERSION_FIELD_NUMBER: _builtins.int
     LAST_DUPLICATE_SEQUENCE_FIELD_NUMBER: _builtins.int
     JOURNAL_EPOCH_FIELD_NUMBER: _builtins.int
+    TTLS_IGNORED_FIELD_NUMBER: _builtins.int
     applied: _builtins.int
     """Records of the request that were applied now."""
     duplicates: _builtins.int
@@ -478,6 +479,10 @@ class PublishStreamResponse(_message.Message):
     """Journal sequence of that record; 0 when there was none, or it is not remembered."""
     journal_epoch: _builtins.str
     """Epoch of the journal of the sequences: `EPOCH.SEQUENCE` is a bookmark. Empty from a server older than this field."""
+    ttls_ignored: _builtins.int
+    """Records that were applied now with a ttl or an expire time which is stored but not acted on, because the topic has
+    expiration disabled (rule L3).
+    """
     @_builtins.property
     def refusals(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.Refusal]:
         """The refused records, in order."""
@@ -494,10 +499,11 @@ class PublishStreamResponse(_message.Message):
         last_duplicate_version: _builtins.int = ...,
         last_duplicate_sequence: _builtins.int = ...,
         journal_epoch: _builtins.str = ...,
+        ttls_ignored: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "duplicates", b"duplicates", "durability", b"durability", "journal_epoch", b"journal_epoch", "last_duplicate_sequence", b"last_duplicate_sequence", "last_duplicate_version", b"last_duplicate_version", "last_sequence", b"last_sequence", "last_version", b"last_version", "refusals", b"refusals"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "duplicates", b"duplicates", "durability", b"durability", "journal_epoch", b"journal_epoch", "last_duplicate_sequence", b"last_duplicate_sequence", "last_duplicate_version", b"last_duplicate_version", "last_sequence", b"last_sequence", "last_version", b"last_version", "refusals", b"refusals", "ttls_ignored", b"ttls_ignored"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -34,8 +34,8 @@ class AlterTopic:
         topic = alterable(self._parts.topics, self._name, in_config=self._in_config)
         declared = tidy(self._change(topic.declared))
         check_settings(declared, topic=self._name, in_config=self._in_config)
-        dynamic = topic.dynamic and not self._in_config
-        self._new = NewSettings(self._parts, topic, declared, in_config=self._in_config, dynamic=dynamic)
+        expiring = topic.expiring and not self._in_config
+        self._new = NewSettings(self._parts, topic, declared, in_config=self._in_config, expiring=expiring)
         return self._new.stage(draft)
 
     def committed(self) -> Topic:
@@ -55,7 +55,7 @@ class ReleaseTopic:
     def stage(self, draft: Draft) -> Staged:
         """Stages the settings as they are when the file no longer has a say."""
         topic = self._parts.topics.find(self._name)
-        self._new = NewSettings(self._parts, topic, topic.declared, in_config=False, dynamic=topic.dynamic)
+        self._new = NewSettings(self._parts, topic, topic.declared, in_config=False, expiring=topic.expiring)
         return self._new.stage(draft)
 
     def committed(self) -> Topic:
@@ -67,13 +67,13 @@ class ReleaseTopic:
 class NewSettings:
     """New settings of one topic, as one change in rounds."""
 
-    def __init__(self, parts: Parts, topic: Topic, declared: Declared, *, in_config: bool, dynamic: bool) -> None:
+    def __init__(self, parts: Parts, topic: Topic, declared: Declared, *, in_config: bool, expiring: bool) -> None:
         self._parts = parts
         self._topic = topic
         self._declared = declared
         self._in_config = in_config
-        self._dynamic = dynamic
-        self._settings = parts.policies.resolve(topic.name, declared, in_config=in_config, dynamic=dynamic).settings
+        self._expiring = expiring
+        self._settings = parts.policies.resolve(topic.name, declared, in_config=in_config, expiring=expiring).settings
         self._draft: Draft | None = None
         self._indexes = topic.indexes
         self._letters_wait = False
@@ -99,7 +99,7 @@ class NewSettings:
         self._letters_wait = of_another_kind and parts.background.stage_delivery(draft, topic)
         self._indexes = self._stage_indexes(draft)
         draft.batch.puts[META][TOPIC_KEY + topic.prefix] = encode_topic(
-            topic, settings, self._indexes, declared=self._declared, in_config=self._in_config, dynamic=self._dynamic
+            topic, settings, self._indexes, declared=self._declared, in_config=self._in_config, expiring=self._expiring
         )
         self._draft = draft
         return Staged.DONE
@@ -143,7 +143,7 @@ class NewSettings:
         """The topic, with the settings in force."""
         assert self._draft is not None, "it was staged"
         topic, background, before = self._topic, self._parts.background, self._topic.indexes
-        topic.declared, topic.in_config, topic.dynamic = self._declared, self._in_config, self._dynamic
+        topic.declared, topic.in_config, topic.expiring = self._declared, self._in_config, self._expiring
         take_into_force(self._parts, self._draft, [(topic, self._settings, self._indexes)])
         if self._letters_wait:
             background.deliver(topic)

@@ -52,7 +52,8 @@ class TopicCreation:
         self, name: str, declared: Declared, done: Callable[[Topic | StoreError], None], *, in_config: bool
     ) -> None:
         """Creates a topic that declares these settings. TOPIC_NAME_INVALID, TOPIC_EXISTS, INVALID_ARGUMENT."""
-        self._commits.run(CreateTopic(self, name, declared, in_config=in_config), done)
+        # The file says itself which of its topics expire, so that it means the same with every release.
+        self._commits.run(CreateTopic(self, name, declared, in_config=in_config, expiring=not in_config), done)
 
     def create_dynamic(self, name: str, done: Callable[[Topic | StoreError], None]) -> None:
         """Creates a topic as the first publish to it does. TOPIC_NAME_INVALID, TOPIC_EXISTS."""
@@ -60,22 +61,28 @@ class TopicCreation:
 
     def dynamic_step(self, name: str) -> CreateTopic:
         """The step by which the first publish to a topic creates it."""
-        return CreateTopic(self, name, NOTHING, dynamic=True)
+        return CreateTopic(self, name, NOTHING, expiring=True)
 
 
 class CreateTopic:
     """The step that creates a topic; answers the topic."""
 
     def __init__(
-        self, creation: TopicCreation, name: str, declared: Declared, *, in_config: bool = False, dynamic: bool = False
+        self, creation: TopicCreation, name: str, declared: Declared, *, in_config: bool = False, expiring: bool = False
     ) -> None:
         self._in = creation
         self._name = name
         self._declared = declared
         self._in_config = in_config
-        self._dynamic = dynamic
+        self._expiring = expiring
         self._topic: Topic | None = None
         self._letters_wait = False
+
+    @property
+    def topic(self) -> Topic:
+        """The topic as it was staged last."""
+        assert self._topic is not None, "it was staged"
+        return self._topic
 
     def stage(self, draft: Draft) -> None:
         """Stages the rows of the topic."""
@@ -86,7 +93,9 @@ class CreateTopic:
             raise StoreError(Reason.TOPIC_EXISTS, f"topic: {name} exists already", field="name")
         declared = tidy(self._declared)
         check_settings(declared, topic=name, in_config=self._in_config)
-        settings = self._in.policies.resolve(name, declared, in_config=self._in_config, dynamic=self._dynamic).settings
+        settings = self._in.policies.resolve(
+            name, declared, in_config=self._in_config, expiring=self._expiring
+        ).settings
         check_dead_letters(topics, draft, name, settings, declared)
         topic_id = unpack_u32(self._in.rocks.get(META, NEXT_TOPIC_KEY) or u32(1))
         topic = Topic(
@@ -98,13 +107,13 @@ class CreateTopic:
             statistics=StoredStatistics(created_sequence=draft.next_sequence - 1),
             indexes=altered(NO_INDEXES, topic_id, paths_and_steps(settings), keep=False, complete=True),
             declared=declared,
-            dynamic=self._dynamic,
+            expiring=self._expiring,
         )
         topic.replicated = self._in.covers(name)
         meta = draft.batch.puts[META]
         meta[NEXT_TOPIC_KEY] = u32(topic_id + 1)
         meta[TOPIC_KEY + topic.prefix] = encode_topic(
-            topic, settings, topic.indexes, declared=declared, in_config=self._in_config, dynamic=self._dynamic
+            topic, settings, topic.indexes, declared=declared, in_config=self._in_config, expiring=self._expiring
         )
         meta[STATISTICS_KEY + topic.prefix] = encode_statistics(topic.statistics)
         self._letters_wait = self._in.background.stage_delivery(draft, topic)
@@ -112,8 +121,7 @@ class CreateTopic:
 
     def committed(self) -> Topic:
         """The topic, which is there from now on."""
-        topic = self._topic
-        assert topic is not None, "it was staged"
+        topic = self.topic
         self._in.topics.created(topic)
         self._in.topics.add(topic)
         if self._letters_wait:

@@ -101,7 +101,7 @@ class NewPolicies:
                 topic.indexes,
                 declared=topic.declared,
                 in_config=topic.in_config,
-                dynamic=topic.dynamic,
+                expiring=topic.expiring,
             )
         self._draft = draft
         return Staged.DONE

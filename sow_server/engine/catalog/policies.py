@@ -17,14 +17,14 @@ class PoliciesInForce:
         self._defaults: Final = defaults
 
     def resolve(
-        self, name: str, declared: Declared, policies: Policies | None = None, *, in_config: bool, dynamic: bool
+        self, name: str, declared: Declared, policies: Policies | None = None, *, in_config: bool, expiring: bool
     ) -> Effective:
         """The settings of a topic that declares these, under `policies`; None: under those in force."""
         if name == UNDELIVERED:  # the store's own: no policy applies to it
             return resolve_topic(name, declared)
         policies = self.current if policies is None else policies
-        return resolve_topic(name, declared, policies, self._defaults, in_config=in_config, dynamic=dynamic)
+        return resolve_topic(name, declared, policies, self._defaults, in_config=in_config, expiring=expiring)
 
     def effective(self, topic: Topic, policies: Policies | None = None) -> Effective:
         """The settings of a topic with their origins, under `policies`; None: under those in force."""
-        return self.resolve(topic.name, topic.declared, policies, in_config=topic.in_config, dynamic=topic.dynamic)
+        return self.resolve(topic.name, topic.declared, policies, in_config=topic.in_config, expiring=topic.expiring)

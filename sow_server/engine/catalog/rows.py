@@ -38,19 +38,24 @@ from sow_server.engine.values.policies import (
 def topic_row(topic: Topic) -> tuple[bytes, bytes]:
     """The key and the value of a topic's row."""
     return TOPIC_KEY + topic.prefix, encode_topic(
-        topic, topic.settings, topic.indexes, declared=topic.declared, in_config=topic.in_config, dynamic=topic.dynamic
+        topic,
+        topic.settings,
+        topic.indexes,
+        declared=topic.declared,
+        in_config=topic.in_config,
+        expiring=topic.expiring,
     )
 
 
 def encode_topic(
-    topic: Topic, settings: TopicSettings, indexes: Indexes, *, declared: Declared, in_config: bool, dynamic: bool
+    topic: Topic, settings: TopicSettings, indexes: Indexes, *, declared: Declared, in_config: bool, expiring: bool
 ) -> bytes:
     """The value of a topic's row, with new settings."""
     return json.dumps(
         {
             "name": topic.name,
             "in_config": in_config,
-            "dynamic": dynamic,
+            "dynamic": expiring,
             "declared": declared_to_json(declared),
             "create_time_micros": topic.create_time_micros,
             "settings": settings_to_json(settings),
@@ -81,7 +86,8 @@ def _load_topic(rocks: Rocks, prefix: bytes, row: bytes) -> Topic:
         in_config=fields["in_config"],
         # Data of a release without policies have only the settings in force.
         declared=declared_from_json(fields["declared"]) if "declared" in fields else declared_of(settings),
-        dynamic=fields.get("dynamic", False),
+        # Its old name. Topics that an administrator made with an older release do not have it, and stay as they are.
+        expiring=fields.get("dynamic", False),
         create_time_micros=fields["create_time_micros"],
         statistics=decode_statistics(figures) if figures else StoredStatistics(),
         # Data of a release without indexes have neither.

@@ -42,8 +42,8 @@ thread; it may search until the given time of `perf_counter`."""
 class Topic:
     """One topic. The writer thread replaces its changing parts after a commit.
 
-    `settings` are in force; `declared` were set on the topic itself (rule T2). `dynamic`: its first publish has made
-    it, so expiration is enabled unless it is declared otherwise (rule K1).
+    `settings` are in force; `declared` were set on the topic itself (rule T2). `expiring`: expiration is
+    enabled unless it is declared otherwise (rule L1).
     """
 
     __slots__ = (
@@ -54,7 +54,7 @@ class Topic:
         "declared",
         "decode_indexed",
         "derive_keys",
-        "dynamic",
+        "expiring",
         "followers",
         "format",
         "hears_removals",
@@ -84,7 +84,7 @@ class Topic:
         statistics: StoredStatistics,
         indexes: Indexes = NO_INDEXES,
         declared: Declared = NOTHING,
-        dynamic: bool = False,
+        expiring: bool = False,
     ) -> None:
         self.id: Final = topic_id
         self.name: Final = name
@@ -92,7 +92,7 @@ class Topic:
         self.stop: Final = u32(topic_id + 1)
         self.in_config = in_config
         self.declared = declared
-        self.dynamic = dynamic
+        self.expiring = expiring
         self.create_time_micros: Final = create_time_micros
         self.statistics = statistics
         self.followers = 0

@@ -78,6 +78,32 @@ def stage_job(draft: Draft, job: Job, count: int, publishers: PublisherCache) ->
             return _stage_restamp(draft, job, restamp, topic, count)
 
 
+def stage_aborted(draft: Draft, job: Job, aborted: AtomicAborted, publishers: PublisherCache) -> Slice:
+    """Stages that an atomic request was refused as a whole: its publisher remembers that, and nothing else changes."""
+    request, topic = job.request, job.topic
+    assert topic is not None, "the job has been prepared"
+    own = {refusal.index: refusal for refusal in aborted.refusals}
+    refusals = [
+        own.get(index) or Refusal(index, Reason.ATOMIC_ABORTED, "another record of this atomic request was refused")
+        for index in range(len(job.keys))
+    ]
+    if isinstance(request, Publish) and request.publisher is not None:
+        name, first = request.publisher.publisher_id, request.publisher.first_sequence
+        publisher = publishers.find(name).admit(request.publisher, len(refusals))
+        new = max(0, publisher.known - first + 1)
+        kept = [refusal._replace(index=first + refusal.index) for refusal in refusals if refusal.index >= new]
+        draft.publishers[name] = publisher.advance(
+            first + len(refusals) - 1,
+            kept,
+            draft.now,
+            unit=request.publisher.unit,
+            from_sequence=first + new,
+            topic_id=topic.id,
+        )
+        draft.note_publisher(request.publisher, topic, new, len(refusals), [one.index for one in kept])
+    return Slice(job.left, refusals=refusals, results=list(refusals))
+
+
 def merged_fits(draft: Draft, job: Job, count: int, bytes_max: int) -> tuple[int, int]:
     """How many of the next `count` records of a delta publish merge into records of at most `bytes_max` together, and
     how many bytes these are. Their heads have been fetched."""

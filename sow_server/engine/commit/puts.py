@@ -335,6 +335,8 @@ def _put_plain(
     )
     draft.next_version = version + count
     part.applied += count
+    if topic.settings.expiration is Expiration.DISABLED:
+        part.ignored += count - expire_times.count(NEVER)
     part.last_version, part.last_sequence = version + count - 1, sequence + count - 1
     if part.first_sequence is not None:
         stamp = expire_times[0] if alike else SEVERAL

@@ -18,6 +18,7 @@ from sow_server.engine.formats.topic_formats import check_flat
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.keys import parse_path, path_text
 from sow_server.engine.values.model import (
+    NEVER,
     Applied,
     Delete,
     MessageType,
@@ -62,6 +63,8 @@ class Slice:
     """The publisher's sequence of the job's first record; None: there is no publisher."""
     runs: list[AnsweredRun] = field(default_factory=list)
     """The applied records, for the memory of the publisher."""
+    ignored: int = 0
+    """The applied records with a lifetime that the topic does not act on (rule L3)."""
 
     def add(self, result: Result) -> None:
         """Adds the result of one record."""
@@ -71,6 +74,7 @@ class Slice:
         else:
             self.applied += 1
             self.last_version, self.last_sequence = result.version, result.sequence
+            self.ignored += result.ttl_ignored and result.expire_time_micros != NEVER
 
 
 class Delta(NamedTuple):
@@ -149,6 +153,7 @@ class Job:
         self.position += part.count
         outcome.applied += part.applied
         outcome.duplicates += part.duplicates
+        outcome.ttls_ignored += part.ignored
         outcome.refusals += part.refusals
         outcome.last_version = part.last_version or outcome.last_version
         outcome.last_sequence = part.last_sequence or outcome.last_sequence

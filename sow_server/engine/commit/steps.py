@@ -13,6 +13,7 @@ from __future__ import annotations
 import enum
 from typing import Generic, Protocol, TypeVar
 
+from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.commit.draft import Draft
 
 T = TypeVar("T")
@@ -27,6 +28,14 @@ class Step(Protocol[T_co]):
 
     def committed(self) -> T_co:
         """Applies the effects of the commit in memory; returns the answer."""
+
+
+class TopicStep(Step[object], Protocol):
+    """The step that creates a topic."""
+
+    @property
+    def topic(self) -> Topic:
+        """The topic as it was staged last; it exists only once the step is committed."""
 
 
 class Staged(enum.Enum):

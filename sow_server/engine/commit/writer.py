@@ -24,11 +24,12 @@ import structlog
 
 from sow_server.engine.catalog.rows import topic_row
 from sow_server.engine.catalog.topics import Topics
+from sow_server.engine.commit import first_publish
 from sow_server.engine.commit.dead_letters import Fate
 from sow_server.engine.commit.draft import Draft, RemovalHook
 from sow_server.engine.commit.expiry import Sweep
 from sow_server.engine.commit.failures import as_store_error, broken_stream
-from sow_server.engine.commit.mutations import fetch_heads, fetch_values, merged_fits, stage_job
+from sow_server.engine.commit.mutations import fetch_heads, fetch_values, merged_fits, stage_aborted, stage_job
 from sow_server.engine.commit.observers import Committed, Follow, Observer
 from sow_server.engine.commit.options import WriterOptions
 from sow_server.engine.commit.pace import CallsUnderWay, SweepPace
@@ -36,7 +37,7 @@ from sow_server.engine.commit.publishers import PublisherCache
 from sow_server.engine.commit.queue import Item, QueuedStep, Stop, WriteQueue
 from sow_server.engine.commit.reclaim import Removals
 from sow_server.engine.commit.requests import AtomicAborted, Job, Slice, prepare
-from sow_server.engine.commit.steps import Step
+from sow_server.engine.commit.steps import Step, TopicStep
 from sow_server.engine.disk.heads import HeadCache
 from sow_server.engine.disk.layout import (
     BOUNDS_KEY,
@@ -51,7 +52,7 @@ from sow_server.engine.disk.layout import (
 from sow_server.engine.disk.rocks import META, Batch, Rocks, RocksError, Stalled
 from sow_server.engine.values.clock import GuardedClock
 from sow_server.engine.values.errors import Reason, StoreError
-from sow_server.engine.values.model import MICROS, NEVER, Delete, Durability, Outcome, Publish, Refusal
+from sow_server.engine.values.model import MICROS, NEVER, Delete, Durability, Outcome, Publish, Request
 
 log = structlog.get_logger(__name__)
 
@@ -88,7 +89,7 @@ class Writer:
         self._sequence_bound = reserved.sequence
         self._removal_hooks = removal_hooks
         self._observer = observer
-        self.create_topic: Callable[[str], Step[object]] | None = None
+        self.create_topic: Callable[[str], TopicStep] | None = None
         """The step that creates a topic at the first publish to it; None: a publish creates none. Set before any."""
         self.cut_lock: Final = threading.Lock()
         """Held while a commit is written: its holder sees all column families between two commits."""
@@ -242,13 +243,16 @@ class Writer:
             job = self.queue.backlog[0]
             if not isinstance(job, Job):
                 break
-            if job.topic is None and not self._prepare(job):
-                self.queue.backlog.popleft()
-                continue
             if isinstance(job.request, Publish) and (channel := job.request.channel) is not None and channel.broken:
                 self.queue.backlog.popleft()
                 self._answer(job, broken_stream(job))
                 continue
+            if job.topic is None:
+                if chosen and self._is_first(job.request):
+                    break  # whether its topic is created may depend on their outcome
+                if not self._prepare(job):
+                    self.queue.backlog.popleft()
+                    continue
             if job.alone:
                 if not chosen:
                     chosen.append((job, job.left))
@@ -270,13 +274,9 @@ class Writer:
         """Finds the job's topic and derives its keys; a refused job is answered."""
         request = job.request
         try:
-            topic = self._topics.by_name.get(request.topic)
-            if topic is None and self.create_topic is not None and isinstance(request, Publish):
-                created = self._run_step(self.create_topic(request.topic))
-                if isinstance(created, StoreError):
-                    raise created
-                topic = self._topics.by_name.get(request.topic)
-            prepare(job, topic or self._topics.find(request.topic), self._options.limits)
+            if self._is_first(request) and not self._create_for(job):
+                return False
+            prepare(job, self._topics.find(request.topic), self._options.limits)
         except StoreError as error:
             self._answer(job, error)
             return False
@@ -285,6 +285,30 @@ class Writer:
             self._answer(job, StoreError(Reason.INTERNAL, f"internal error: {type(error).__name__}"))
             return False
         return True
+
+    def _is_first(self, request: Request) -> bool:
+        """Whether a request is a publish that may create its topic."""
+        return (
+            self.create_topic is not None and isinstance(request, Publish) and request.topic not in self._topics.by_name
+        )
+
+    def _create_for(self, job: Job) -> bool:
+        """Creates the topic of a publish (rule K1). False: nothing of it would be applied, and it is answered."""
+        assert self.create_topic is not None, "it was asked for"
+        creation = self.create_topic(job.request.topic)
+        refused = first_publish.refused(self._new_draft(), job, creation, self._options.limits, self.publishers)
+        if refused is None:
+            created = self._run_step(creation)
+            if isinstance(created, StoreError):
+                raise created
+            return True
+        draft = self._new_draft()
+        draft.publishers.update(refused.publishers)
+        error = self._write(draft, sync=job.request.durability is not Durability.BUFFERED)
+        if error is None:
+            job.merge(refused.part)
+        self._answer(job, error or job.outcome)
+        return False
 
     def _commit_jobs(self, chosen: list[tuple[Job, int]], *, whole: bool = False) -> None:
         """Commits slices of jobs together; one that cannot be staged is committed or refused by itself. Unless `whole`,
@@ -373,29 +397,8 @@ class Writer:
 
     def _abort(self, job: Job, aborted: AtomicAborted) -> None:
         """Answers an atomic request of which nothing was applied, and remembers that for its publisher."""
-        request = job.request
-        own = {refusal.index: refusal for refusal in aborted.refusals}
-        refusals = [
-            own.get(index) or Refusal(index, Reason.ATOMIC_ABORTED, "another record of this atomic request was refused")
-            for index in range(len(job.keys))
-        ]
-        part = Slice(job.left, refusals=refusals, results=list(refusals))
         draft = self._new_draft()
-        if isinstance(request, Publish) and request.publisher is not None:
-            name, first = request.publisher.publisher_id, request.publisher.first_sequence
-            publisher = self.publishers.find(name).admit(request.publisher, len(refusals))
-            new = max(0, publisher.known - first + 1)
-            kept = [refusal._replace(index=first + refusal.index) for refusal in refusals if refusal.index >= new]
-            topic = self._topics.find(request.topic)
-            draft.publishers[name] = publisher.advance(
-                first + len(refusals) - 1,
-                kept,
-                draft.now,
-                unit=request.publisher.unit,
-                from_sequence=first + new,
-                topic_id=topic.id,
-            )
-            draft.note_publisher(request.publisher, topic, new, len(refusals), [one.index for one in kept])
+        part = stage_aborted(draft, job, aborted, self.publishers)
         self._finish_jobs(draft, [(job, part)], time.perf_counter())
 
     def _end(self, job: Job, error: StoreError) -> None:

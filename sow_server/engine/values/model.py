@@ -313,6 +313,8 @@ class Outcome:
     last_duplicate_version: int = 0
     last_duplicate_sequence: int = 0
     """Of the last duplicate; 0 once they are forgotten."""
+    ttls_ignored: int = 0
+    """Records that were applied with a lifetime that the topic does not act on (rule L3)."""
     results: list[Applied | Refusal] | None = None
 
 

@@ -202,15 +202,15 @@ def resolve_topic(
     defaults: Declared = NOTHING,
     *,
     in_config: bool = False,
-    dynamic: bool = False,
+    expiring: bool = False,
 ) -> Effective:
     """The settings in force on the topic `name` that declares `declared`; `defaults` are the server's.
 
-    `dynamic`: a first publish made the topic, so expiration is enabled unless it is declared otherwise (rule K1).
+    `expiring`: expiration is enabled unless it is declared otherwise (rule L1).
     """
     users, operators = policies.matching(PolicyTarget.TOPICS, name)
     own = _Source("config" if in_config else "topic", declared)
-    last = _Source("default", {"expiration": Expiration.ENABLED, **defaults} if dynamic else defaults)
+    last = _Source("default", {"expiration": Expiration.ENABLED, **defaults} if expiring else defaults)
     sources = [own, *[_Source(policy.origin, policy.settings) for policy in users], last]
     bounding = [_Source(policy.origin, policy.settings) for policy in operators]
 
