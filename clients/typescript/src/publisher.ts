@@ -63,6 +63,8 @@ export interface Ack {
   readonly durability: DurabilityName | null;
   /** The `start` of a subscription to the changes after these records; null: not known. */
   readonly bookmark: string | null;
+  /** Applied records whose lifetime has no effect, because the topic has expiration disabled (rule L3). */
+  readonly ttlsIgnored: number;
 }
 
 /** How a publisher works. */
@@ -232,7 +234,7 @@ export class PublishCore {
       }
       refusals.push(refusal);
     }
-    const { applied, duplicates, lastVersion, lastSequence, lastDuplicateSequence, journalEpoch } = response;
+    const { applied, duplicates, lastVersion, lastSequence, lastDuplicateSequence, journalEpoch, ttlsIgnored } = response;
     if (applied + duplicates + refusals.length !== settled || settled > sealed.records) {
       throw malformed(`an answer for ${applied + duplicates + refusals.length} of ${settled} records`);
     }
@@ -252,7 +254,7 @@ export class PublishCore {
     const last = lastSequence > lastDuplicateSequence ? lastSequence : lastDuplicateSequence;
     const bookmark = bookmarkOf(journalEpoch, last);
     const durability = durabilityName(response.durability);
-    const ack = { applied, duplicates, refusals, lastVersion, lastSequence, durability, bookmark };
+    const ack = { applied, duplicates, refusals, lastVersion, lastSequence, durability, bookmark, ttlsIgnored };
     return error === undefined ? { ack } : { ack, error };
   }
 

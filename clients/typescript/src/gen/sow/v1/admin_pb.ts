@@ -2750,7 +2750,7 @@ export const MessageTypeSchema: GenEnum<MessageType> = /*@__PURE__*/
  */
 export enum Expiration {
   /**
-   * Same as DISABLED.
+   * Not set: ENABLED, unless a policy or the server's defaults say otherwise (rule L1).
    *
    * @generated from enum value: EXPIRATION_UNSPECIFIED = 0;
    */
