@@ -206,10 +206,7 @@ def publish(
     with session.client() as client, told_in_remarks():
         described = described_topic(client, topic)
         target = target_of(described)
-        is_off = described is not None and described.settings.expiration == "disabled"
-        is_told = is_off and (expire_at is not None or ttl not in (None, "never"))
-        if is_told:
-            remark(topic)  # now, as the input may never end
+        is_told = _told_at_once(described, lifetime)
         whole_file = key is not None and data is None
         parse = line_parser(reading, target, described, records=records, as_it_is=raw or whole_file)
         merging = Merging(delta, [path for some in unset for path in some] or None)
@@ -229,6 +226,15 @@ def publish(
         remark(topic)
     if tally.refusals.total:
         click.get_current_context().exit(SERVER_SAID_NO)
+
+
+def _told_at_once(described: Topic | None, lifetime: Lifetime) -> bool:
+    """Remarks on a lifetime without effect before the input is read, as that may never end."""
+    is_given = lifetime.expire_at is not None or lifetime.ttl not in (None, "never")
+    if described is None or described.settings.expiration != "disabled" or not is_given:
+        return False
+    remark(described.name)
+    return True
 
 
 def _condition(absent: bool, present: bool, version: int | None, *, of_one: bool) -> Condition:

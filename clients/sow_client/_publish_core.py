@@ -546,11 +546,6 @@ class PublishCore:
         self._sent.clear()
 
     @property
-    def topic(self) -> str:
-        """The topic of all records."""
-        return self._defaults.topic
-
-    @property
     def is_bound(self) -> bool:
         """The next stream has to go to the same instance ([7])."""
         if self._defaults.unit:
