@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import ssl
+import threading
 from typing import Final
 
 from sow_server.config import MetricsConfig, split_address
@@ -13,9 +14,18 @@ _EVERY_ADDRESS: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 def why_not_ready(settings: MetricsConfig, seconds: float = ANSWER_SECONDS_MAX) -> str:
-    """The reason why the server with this [metrics] table is not ready; "": it is ready.
+    """The reason why the server with this [metrics] table is not ready; "": it is ready. `seconds`: for all of it.
 
     It is asked on this machine, so its certificate, which has another name, is not checked."""
+    answers: list[str] = []
+    # A timeout of a socket bounds each read. An answer that comes byte by byte would take as long as it likes.
+    asking = threading.Thread(target=lambda: answers.append(_ask(settings, seconds)), daemon=True)
+    asking.start()
+    asking.join(seconds)
+    return answers[0] if answers else f"no whole answer from {settings.listen} within {seconds:g} s"
+
+
+def _ask(settings: MetricsConfig, seconds: float) -> str:
     host, port = split_address(settings.listen)
     host = _EVERY_ADDRESS.get(host, host)
     connection = (

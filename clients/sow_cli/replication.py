@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import timedelta
 from typing import Final
 
@@ -9,14 +10,17 @@ import click
 
 from sow_cli import display
 from sow_cli.exits import SERVER_SAID_NO
-from sow_cli.output import Fact, Output, moment, output_option, progress
+from sow_cli.output import Fact, Output, moment, note, output_option, progress
 from sow_cli.session import Session
 from sow_client import (
     BackupMade,
+    Client,
     Difference,
     IncomingLink,
+    InvalidArgument,
     LinkTopic,
     OutgoingLink,
+    PermissionDenied,
     Repaired,
     ReplicationStatus,
     Verified,
@@ -200,20 +204,49 @@ def add_peer(
       sow replication add-peer source --accept
     """
     with session.client() as client:
-        client.add_peer(
-            name,
-            address,
-            accept=accept,
-            topics_pattern=topics_pattern,
-            sync=mode == "sync",
-            filter_text=filter_text,
-            ca=ca,
-            certificate=certificate,
-            key=key,
-            token_file=token_file,
-            replace=replace,
-        )
+        try:
+            client.add_peer(
+                name,
+                address,
+                accept=accept,
+                topics_pattern=topics_pattern,
+                sync=mode == "sync",
+                filter_text=filter_text,
+                ca=ca,
+                certificate=certificate,
+                key=key,
+                token_file=token_file,
+                replace=replace,
+            )
+        except InvalidArgument as error:
+            raise in_options(error) from error
     output.one([Fact("name", name, display.safe(name), label="added")])
+
+
+_OPTIONS: Final = {
+    "name": "NAME",
+    "address": "ADDRESS",
+    "topics_pattern": "--topics",
+    "filter": "--filter",
+    "ca": "--ca",
+    "certificate": "--certificate",
+    "key": "--key",
+    "token_file": "--token-file",
+}
+_KEY_IN_FRONT: Final = re.compile(r"^(?:the new peer: )?(?:\[replication\.peers\] )?(\w+): ")
+_KEY_NAMED: Final = re.compile(r"\b(needs|set|without) (ca|certificate|key|token_file)\b")
+
+
+def in_options(error: InvalidArgument) -> InvalidArgument:
+    """An error about settings of a peer, which the server names as its configuration file does, in the words of the
+    command."""
+    option = _OPTIONS.get(error.details.get("field", ""))
+    if option is None:
+        return error
+    message = _KEY_IN_FRONT.sub(f"{option}: ", error.message)
+    message = _KEY_NAMED.sub(lambda found: f"{found[1]} {_OPTIONS[found[2]]}", message)
+    message = re.sub(r' \(peer "[^"]*"\)$', "", message)
+    return InvalidArgument(message, reason=error.reason, details=error.details | {"field": option})
 
 
 @replication.command("remove-peer", short_help="Forget an instance that was added.")
@@ -264,8 +297,20 @@ def resume(session: Session, output: Output, name: str) -> None:
       sow replication resume ldn-1
     """
     with session.client() as client:
+        was_paused = _is_paused(client, name)
         client.resume_peer(name)
+    if was_paused is False:
+        note(f"{name} was not paused")
     output.one([Fact("name", name, display.safe(name), label="resumed")])
+
+
+def _is_paused(client: Client, name: str) -> bool | None:
+    """None: there is no such link, or the caller may not see it."""
+    try:
+        links = client.replication_status().outgoing
+    except PermissionDenied:
+        return None
+    return next((link.state == "paused" for link in links if link.peer == name), None)
 
 
 @click.command(short_help="Make a backup on the server's machine.")

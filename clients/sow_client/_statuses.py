@@ -221,7 +221,7 @@ def explained(cause: str) -> str:
     return _PLACE.sub("", cause) + (f" ({_DOUBT})" if is_open_to_doubt(cause) else "")
 
 
-_PLACE: Final = re.compile(r"^[A-Z_]+: (?:ipv[46]:\S+: )?")
+_PLACE: Final = re.compile(r"^[A-Z_]+:\s*(?:ipv[46]:\S+: )?")
 """The code and the address in front of a cause."""
 
 

@@ -15,6 +15,7 @@ from sow_cli.command import sow
 from sow_client import (
     Difference,
     IncomingLink,
+    InvalidArgument,
     LinkTopic,
     NotFound,
     OutgoingLink,
@@ -239,6 +240,25 @@ def test_peers_come_and_go(client: FakeClient) -> None:
     for command, called in (("pause", "pause_peer"), ("resume", "resume_peer"), ("remove-peer", "remove_peer")):
         assert rows(run(client, "replication", command, "ldn-2")) == [{"name": "ldn-2"}]
         assert arguments_of(client, called) == {"name": "ldn-2"}
+
+
+def test_an_error_about_a_peer_names_the_options_of_the_command(client: FakeClient) -> None:
+    """The server names keys of its configuration file, which the user of the command has not written."""
+    client.fails_with = InvalidArgument(
+        'the new peer: [replication.peers] key: also needs certificate (peer "ldn-2")',
+        reason="INVALID_ARGUMENT",
+        details={"field": "key"},
+    )
+    result = run(client, "replication", "add-peer", "ldn-2", "ldn:7450", "--key", "/k")
+    assert result.exit_code == 1
+    assert result.stderr == "sow: INVALID_ARGUMENT: --key: also needs --certificate\n  field: --key\n"
+
+
+def test_resuming_a_peer_that_was_not_paused_is_remarked_upon(client: FakeClient) -> None:
+    streaming, paused = replace(OUT, peer="ldn-2"), replace(OUT, peer="ldn-3", state="paused")
+    client.links = replace(client.links, outgoing=(streaming, paused))
+    assert run(client, "replication", "resume", "ldn-2").stderr == "ldn-2 was not paused\n"
+    assert run(client, "replication", "resume", "ldn-3").stderr == ""
 
 
 def test_an_instance_may_only_send_here(client: FakeClient) -> None:

@@ -6,6 +6,8 @@ import io
 import json
 import logging
 import os
+import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from sow_server.engine.values.errors import OpenError
 from sow_server.metrics import Metrics
 from sow_server.metrics_pages import Readiness
 from sow_server.metrics_server import serve_metrics
+from sow_server.ready import why_not_ready
 from tests.support.certificates import Authority
 from tests.support.server import free_port
 
@@ -167,6 +170,28 @@ def test_check_ready_asks_the_running_server(tmp_path: Path, capsys: pytest.Capt
         assert capsys.readouterr().out == "ready\n"
     finally:
         server.close()
+
+
+def test_check_ready_bounds_the_whole_answer() -> None:
+    """An answer that came byte by byte took as long as it liked: the timeout was one of each read."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        address = f"127.0.0.1:{listening.getsockname()[1]}"
+        done = threading.Event()
+
+        def trickle() -> None:
+            connection, _ = listening.accept()
+            with connection:
+                connection.sendall(b"HTTP/1.1 200 OK\r\n")
+                while not done.wait(0.02):
+                    connection.sendall(b"X-Slow: 1\r\n")
+
+        slow = threading.Thread(target=trickle)
+        slow.start()
+        try:
+            assert why_not_ready(MetricsConfig(listen=address), 0.2) == f"no whole answer from {address} within 0.2 s"
+        finally:
+            done.set()
+            slow.join()
 
 
 def test_check_ready_needs_the_metrics_endpoint(capsys: pytest.CaptureFixture[str]) -> None:
