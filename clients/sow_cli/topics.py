@@ -1,4 +1,4 @@
-"""`sow topics`, `sow topic create|alter|describe|delete|restamp|check`."""
+"""`sow topics`, `sow topic list|create|alter|describe|delete|restamp|check`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,17 @@ from sow_cli import arguments, display, settings
 from sow_cli.exits import SERVER_SAID_NO
 from sow_cli.output import Fact, Output, length, moment, note, output_option, progress
 from sow_cli.session import Session
-from sow_client import EffectiveSetting, Restamped, RestampMode, Topic, TopicChecked, UnsoundRow
+from sow_client import (
+    AlreadyExists,
+    EffectiveSetting,
+    Restamped,
+    RestampMode,
+    Topic,
+    TopicChecked,
+    TopicSettings,
+    TopicSettingsArguments,
+    UnsoundRow,
+)
 
 _NAMES: Final = (
     "name",
@@ -54,23 +64,30 @@ def topics(session: Session, output: Output) -> None:
     \b
     Example:
       sow topics
+      sow topic list --format json
     """
     with session.client() as client:
         found = client.topics(with_statistics=True)
     output.many([_facts(topic) for topic in found], names=_NAMES, nothing="no topics")
 
 
-@click.group(short_help="Create, alter, describe, delete, restamp, check a topic.")
+@click.group(short_help="List, create, alter, describe, delete, restamp, check topics.")
 def topic() -> None:
-    """Create, alter, describe and delete topics, restamp and check their records."""
+    """List, create, alter, describe and delete topics, restamp and check their records."""
+
+
+topic.add_command(topics, "list")
 
 
 @topic.command(short_help="Create a topic.")
 @click.argument("name")
+@click.option("--if-not-exists", is_flag=True, help="A topic that exists stays as it is; the exit code is 0.")
 @settings.topic_options
 @output_option
 @click.pass_obj
-def create(session: Session, output: Output, name: str, **given: Unpack[settings.TopicOptions]) -> None:
+def create(
+    session: Session, output: Output, name: str, if_not_exists: bool, **given: Unpack[settings.TopicOptions]
+) -> None:
     """Create the topic NAME.
 
     Without --key every publish supplies the key. Records that are published with a lifetime expire, unless --expiration
@@ -79,12 +96,40 @@ def create(session: Session, output: Output, name: str, **given: Unpack[settings
     \b
     Example:
       sow topic create orders --key /id --expiration 30s --max-ttl 1h
+      sow topic create orders --key /id --if-not-exists
     """
     wanted = settings.topic_settings(given)
     with session.client() as client:
-        created = client.create_topic(name, **wanted)
+        try:
+            created = client.create_topic(name, **wanted)
+        except AlreadyExists:
+            if not if_not_exists:
+                raise
+            created = client.describe_topic(name)
+            note(f"topic {name} exists already, and stays as it is{_different(created, wanted)}")
     output.one(_facts(created))
     settings.warn(created.warnings)
+
+
+def _different(there: Topic, wanted: TopicSettingsArguments) -> str:
+    """Names the settings of a topic that are not as they were wanted."""
+    asked = dict(wanted)
+    if "default_ttl" in asked:
+        asked["expiration"] = asked.pop("default_ttl")
+    given = {name: value for name, value in asked.items() if value is not None}
+    meant = TopicSettings(**given)  # type: ignore[arg-type]  # names of its fields
+    names = [name for name in given if getattr(there.settings, name) != getattr(meant, name)]
+    if not names:
+        return ""
+    told = (f"{name} = {_setting(there.settings, name)}, not {_setting(meant, name)}" for name in names)
+    return f", with other settings than these: {'; '.join(told)}"
+
+
+def _setting(values: TopicSettings, name: str) -> str:
+    value = getattr(values, name)
+    if isinstance(value, tuple):
+        return " ".join(map(display.safe, value)) or display.NOT_SET
+    return display.NOT_SET if value is None else settings.shown(name, value)
 
 
 @topic.command(short_help="Change settings of a topic.")
