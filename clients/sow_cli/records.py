@@ -347,8 +347,9 @@ def touch(
 ) -> None:
     """Renew or change the lifetime of records of TOPIC; their payloads stay.
 
-    Without --ttl and --expire-at they get the topic's lifetime for records that carry none. The exit code is 1 when a
-    record is refused, also by --only.
+    Without --ttl and --expire-at they get the topic's lifetime for records that carry none; a topic that has none
+    needs one of the two. `sow persist` takes lifetimes away. The exit code is 1 when a record is refused, also by
+    --only.
 
     \b
     Examples:
@@ -358,8 +359,20 @@ def touch(
     """
     arguments.refuse_together(("--ttl", ttl is not None), ("--expire-at", expire_at is not None))
     with session.client() as client, told_in_remarks():
+        if ttl is None and expire_at is None:
+            _check_default(client, topic)
         outcomes = client.touch(topic, list(keys), ttl=ttl, expire_at=expire_at, only=only, atomic=atomic)
     _write_outcomes(output, topic, keys, outcomes)
+
+
+def _check_default(client: Client, topic: str) -> None:
+    """A touch without a lifetime would make records permanent where the topic has none to give."""
+    settings = client.describe_topic(topic).settings
+    if settings.expiration in ("disabled", "enabled", "reject") and settings.max_ttl is None:
+        raise click.UsageError(
+            f"topic {topic} has no default lifetime: give --ttl DURATION or --expire-at TIME; "
+            f"`sow persist {topic} KEY` makes records permanent"
+        )
 
 
 @click.command(short_help="Take lifetimes away.")

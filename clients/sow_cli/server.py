@@ -131,4 +131,10 @@ def _facts(status: Status) -> list[Fact]:
         Fact("live_records", status.live_records, display.count(status.live_records)),
         Fact("overdue_records", status.overdue_records, display.count(status.overdue_records)),
         Fact("disk_bytes", status.disk_bytes, display.size(status.disk_bytes), label="disk"),
+        Fact(
+            "disk_free_bytes",
+            status.disk_free_bytes,
+            display.UNKNOWN if status.disk_free_bytes is None else display.size(status.disk_free_bytes),
+            label="disk free",
+        ),
     ]

@@ -91,6 +91,7 @@ def status(response: admin_pb2.GetStatusResponse) -> Status:
         overdue_records=response.overdue_records,
         topics=response.topics,
         disk_bytes=response.disk_bytes,
+        disk_free_bytes=response.disk_free_bytes if response.HasField("disk_free_bytes") else None,
     )
 
 

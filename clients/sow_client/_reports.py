@@ -259,6 +259,9 @@ class Status:
     overdue_records: int
     topics: int
     disk_bytes: int
+    """Of the data directory."""
+    disk_free_bytes: int | None = None
+    """On its disk. None: an older server."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -204,6 +205,10 @@ class Upkeep:
     def disk_bytes(self) -> int:
         """Bytes of the data directory."""
         return disk_bytes(self._path)
+
+    def disk_free_bytes(self) -> int:
+        """Bytes that are free on the disk of the data directory, for this user."""
+        return shutil.disk_usage(self._path).free
 
     def write_stalled(self) -> bool:
         """Whether RocksDB is slowing writes down now."""

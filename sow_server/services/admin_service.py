@@ -416,6 +416,7 @@ class AdminService:
             overdue_records=overdue,
             topics=topics,
             disk_bytes=self._upkeep.disk_bytes(),
+            disk_free_bytes=self._upkeep.disk_free_bytes(),
         )
 
     async def DescribeInstance(

@@ -386,6 +386,7 @@ class FakeClient(FakePublishing):
             overdue_records=0,
             topics=len(self.tables),
             disk_bytes=123_456,
+            disk_free_bytes=1_234_567_890,
         )
 
     def compact(self) -> Compacted:

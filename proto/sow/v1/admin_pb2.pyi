@@ -894,6 +894,7 @@ class GetStatusResponse(_message.Message):
     OVERDUE_RECORDS_FIELD_NUMBER: _builtins.int
     TOPICS_FIELD_NUMBER: _builtins.int
     DISK_BYTES_FIELD_NUMBER: _builtins.int
+    DISK_FREE_BYTES_FIELD_NUMBER: _builtins.int
     instance: _builtins.str
     """The instance's name."""
     instance_id: _builtins.str
@@ -918,6 +919,8 @@ class GetStatusResponse(_message.Message):
     """Topics."""
     disk_bytes: _builtins.int
     """Bytes of the data directory."""
+    disk_free_bytes: _builtins.int
+    """Bytes that are free on its disk. Absent from a server older than this field."""
     @_builtins.property
     def ready_time(self) -> _timestamp_pb2.Timestamp:
         """When this process became ready."""
@@ -943,12 +946,15 @@ class GetStatusResponse(_message.Message):
         overdue_records: _builtins.int = ...,
         topics: _builtins.int = ...,
         disk_bytes: _builtins.int = ...,
+        disk_free_bytes: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["clock_time", b"clock_time", "ready_time", b"ready_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_disk_free_bytes", b"_disk_free_bytes", "clock_time", b"clock_time", "disk_free_bytes", b"disk_free_bytes", "ready_time", b"ready_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["clock_time", b"clock_time", "disk_bytes", b"disk_bytes", "failure", b"failure", "instance", b"instance", "instance_id", b"instance_id", "journal_epoch", b"journal_epoch", "last_sequence", b"last_sequence", "live_records", b"live_records", "overdue_records", b"overdue_records", "ready_time", b"ready_time", "server_version", b"server_version", "state", b"state", "sweep_paused", b"sweep_paused", "topics", b"topics"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_disk_free_bytes", b"_disk_free_bytes", "clock_time", b"clock_time", "disk_bytes", b"disk_bytes", "disk_free_bytes", b"disk_free_bytes", "failure", b"failure", "instance", b"instance", "instance_id", b"instance_id", "journal_epoch", b"journal_epoch", "last_sequence", b"last_sequence", "live_records", b"live_records", "overdue_records", b"overdue_records", "ready_time", b"ready_time", "server_version", b"server_version", "state", b"state", "sweep_paused", b"sweep_paused", "topics", b"topics"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__disk_free_bytes: _TypeAlias = _typing.Literal["disk_free_bytes"]  # noqa: Y015
+    _WhichOneofArgType__disk_free_bytes: _TypeAlias = _typing.Literal["_disk_free_bytes", b"_disk_free_bytes"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__disk_free_bytes) -> _WhichOneofReturnType__disk_free_bytes | None: ...
 
 Global___GetStatusResponse: _TypeAlias = GetStatusResponse  # noqa: Y015
 

@@ -1,0 +1,422 @@
+"""`sow doctor`: what is wrong between this machine and the server, and on the server, and what to do about it.
+
+[1]  Nothing is changed, and nothing is published.
+[2]  A check that the caller may not make, or that an older server cannot answer, is `skipped`. It is no fault.
+[3]  A fault of the connection ends the command, as no other check has an answer then.
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import Final, Literal, TypeAlias, TypeVar
+
+import click
+
+from sow.version import __version__
+from sow_cli import display
+from sow_cli.exits import NOT_REACHABLE, SERVER_SAID_NO
+from sow_cli.output import Fact, Output, note, output_option
+from sow_cli.session import Session
+from sow_client import Client, Durable, Identity, Instance, ReplicationStatus, SowError, Status, Tls, Topic
+
+Level: TypeAlias = Literal["ok", "warning", "fault", "skipped"]
+T = TypeVar("T")
+_NAMES: Final = ("check", "level", "found", "advice")
+_LEVELS: Final[tuple[Level, ...]] = ("ok", "warning", "fault", "skipped")
+_NOT_ANSWERED: Final = frozenset({"PERMISSION_DENIED", "UNAUTHENTICATED", "UNIMPLEMENTED"})
+
+SKEW_MICROS_WARNED: Final = 1_000_000
+SKEW_MICROS_MAX: Final = 60_000_000
+"""Beyond it `--expire-at`, `--from TIME` and every relative time that is shown here are of no use."""
+CALL_MICROS_WARNED: Final = 100_000
+CERTIFICATE_DAYS_WARNED: Final = 30
+DISK_FREE_SHARE_MIN: Final = 1.0
+"""A compaction may need as much again as there are data."""
+OVERDUE_MIN: Final = 10_000
+BACKLOG_SHARE_WARNED: Final = 0.8
+BACKLOG_AGE_WARNED: Final = timedelta(days=1)
+LINK_LAG_WARNED: Final = timedelta(minutes=1)
+_CALLS: Final = 5
+_TLS_SECONDS: Final = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The result of one check."""
+
+    check: str
+    level: Level
+    found: str
+    advice: str = ""
+    """What to do; empty: nothing."""
+
+
+@click.command(short_help="Find out what is wrong, and what to do.")
+@output_option
+@click.pass_obj
+def doctor(session: Session, output: Output) -> None:
+    """Check the connection, TLS, the clocks, the disk, limits, versions and known mistakes of settings. It changes
+    nothing.
+
+    Each check is ok, a warning or a fault, with advice; what the caller may not see is skipped. The exit code is 1 when
+    there is a fault, and 3 when the server cannot be reached.
+
+    \b
+    Examples:
+      sow doctor
+      sow --server a:7450,b:7450 doctor --format json
+    """
+    findings = list(examined(session))
+    output.many([_facts(one) for one in findings], names=_NAMES, nothing="")
+    counts = {level: sum(one.level == level for one in findings) for level in _LEVELS}
+    if output.is_table:
+        note(f"{counts['ok']} ok, {counts['warning']} warnings, {counts['fault']} faults, {counts['skipped']} skipped")
+    if any(one.level == "fault" and one.check == "connection" for one in findings):
+        click.get_current_context().exit(NOT_REACHABLE)
+    if counts["fault"]:
+        click.get_current_context().exit(SERVER_SAID_NO)
+
+
+def _facts(finding: Finding) -> list[Fact]:
+    return [
+        Fact("check", finding.check, finding.check),
+        Fact("level", finding.level, finding.level),
+        Fact("found", finding.found, display.safe(finding.found)),
+        Fact("advice", finding.advice or None, display.safe(finding.advice), label="what to do"),
+    ]
+
+
+def examined(session: Session) -> Iterator[Finding]:
+    """All checks, in order ([3])."""
+    for address in session.server.split(","):
+        yield from _connection(replace(session, server=address.strip()))
+    yield from tls_of(session)
+    with session.client() as client:
+        try:
+            instance = client.describe_instance()
+        except SowError:
+            return  # the connections have told why
+        yield speed(_call_micros(client))
+        yield versions(instance)
+        yield from _asked("identity", client.whoami, lambda found: [identity(found, session)])
+        yield from _asked("server", lambda: _clocked(client), lambda found: judged_status(*found))
+        yield from _asked("topics", lambda: client.topics(with_statistics=True), judged_topics)
+        yield from _asked("durables", lambda: client.durables(with_figures=True), judged_durables)
+        yield from _asked("replication", client.replication_status, judged_links)
+
+
+def _asked(check: str, ask: Callable[[], T], judge: Callable[[T], Iterable[Finding]]) -> Iterator[Finding]:
+    """The findings about an answer ([2])."""
+    try:
+        answer = ask()
+    except SowError as error:
+        level: Level = "skipped" if error.reason in _NOT_ANSWERED else "fault"
+        yield Finding(check, level, f"{error.reason}: {error.message}")
+        return
+    yield from judge(answer)
+
+
+# ---- the connection ----
+
+
+def _connection(session: Session) -> Iterator[Finding]:
+    try:
+        with session.client() as client:
+            found = client.describe_instance()
+    except SowError as error:
+        advice = session.hint(error) or (
+            "start the server, or name another one with --server or SOW_SERVER" if error.reason == "UNREACHABLE" else ""
+        )
+        yield Finding("connection", "fault", f"{session.server}: {error.reason}: {error.message}", advice)
+        return
+    if not found.serving:
+        yield Finding("connection", "warning", f"{found.shown} answers, and does not serve", "see its log")
+        return
+    yield Finding("connection", "ok", f"{found.shown} serves")
+
+
+def _is_local(address: str) -> bool:
+    return address.strip().startswith(("127.", "localhost", "[::1]", "unix:"))
+
+
+def tls_of(session: Session) -> Iterator[Finding]:
+    """Whether the connections are encrypted, and how long the certificates last."""
+    tls = session.tls
+    for address in map(str.strip, session.server.split(",")):
+        if tls is None:
+            if _is_local(address):
+                yield Finding("tls", "ok", f"{address} is on this machine, and is not encrypted")
+            else:
+                yield Finding(
+                    "tls", "warning", f"{address} is not encrypted", "give the server a certificate, and use --tls-ca"
+                )
+            continue
+        host, _, port = address.rpartition(":")
+        try:
+            ends = _certificate_end(host.strip("[]"), int(port), tls)
+        except (OSError, ValueError) as error:
+            yield Finding("tls", "fault", f"{address}: {error}", "see --tls-ca, --tls-server-name, --tls-cert")
+            continue
+        yield certificate(address, ends, datetime.now(UTC))
+
+
+def _certificate_end(host: str, port: int, tls: Tls) -> datetime:
+    """When the server's certificate ends. Raises OSError, also for a certificate that does not hold."""
+    context = ssl.create_default_context(cafile=None if tls.ca is None else str(tls.ca))
+    context.set_alpn_protocols(["h2"])
+    if tls.certificate is not None and tls.key is not None:
+        context.load_cert_chain(str(tls.certificate), str(tls.key))
+    with (
+        socket.create_connection((host, port), _TLS_SECONDS) as plain,
+        context.wrap_socket(plain, server_hostname=tls.server_name or host) as wrapped,
+    ):
+        shown = wrapped.getpeercert() or {}
+    return datetime.fromtimestamp(ssl.cert_time_to_seconds(str(shown["notAfter"])), UTC)
+
+
+def certificate(address: str, ends: datetime, now: datetime) -> Finding:
+    """How long the server's certificate lasts."""
+    days = (ends - now).days
+    if days < CERTIFICATE_DAYS_WARNED:
+        found = f"the certificate of {address} ends in {days} days"
+        return Finding("tls", "warning", found, "renew it; no restart is needed")
+    return Finding("tls", "ok", f"the certificate of {address} ends {ends:%Y-%m-%d}")
+
+
+def _call_micros(client: Client) -> int:
+    """The time of a short call: the least of several."""
+    least = None
+    for _ in range(_CALLS):
+        begin = time.perf_counter()
+        client.describe_instance()
+        took = time.perf_counter() - begin
+        least = took if least is None else min(least, took)
+    return round((least or 0) * 1e6)
+
+
+def speed(call_micros: int) -> Finding:
+    """How long a short call takes."""
+    found = f"a short call takes {display.duration(call_micros)}"
+    if call_micros > CALL_MICROS_WARNED:
+        return Finding("speed", "warning", found, "use an instance nearby, or publish in batches and streams")
+    return Finding("speed", "ok", found)
+
+
+def versions(instance: Instance) -> Finding:
+    """Whether the command and the server are of one version."""
+    theirs = instance.server_version or "an older version"
+    if theirs == __version__:
+        return Finding("versions", "ok", f"command and server are of version {__version__}")
+    return Finding(
+        "versions",
+        "warning",
+        f"the command is {__version__}, the server is {theirs} (contract {instance.contract})",
+        "bring both to one version: the older one lacks some options",
+    )
+
+
+def identity(found: Identity, session: Session) -> Finding:
+    """Who the caller is, how long the credential lasts, and its limits."""
+    if not found.name:
+        if all(map(_is_local, session.server.split(","))):
+            return Finding("identity", "ok", "the server has no access file: everybody may do everything")
+        return Finding(
+            "identity",
+            "warning",
+            "the server has no access file: everybody who reaches it may do everything",
+            "see docs/security.md, which begins with ten lines that set it up",
+        )
+    limits = ", ".join(f"{name} {value:,}" for name, value in found.limits.items()) or "none"
+    shown = f"{found.name} by {found.credential}; limits: {limits}"
+    if found.expires is not None and found.expires - datetime.now(UTC) < timedelta(days=CERTIFICATE_DAYS_WARNED):
+        ends = f"{shown}; it ends {found.expires:%Y-%m-%d %H:%M}Z"
+        return Finding("identity", "warning", ends, "renew the credential")
+    return Finding("identity", "ok", shown)
+
+
+# ---- the server ----
+
+
+def _clocked(client: Client) -> tuple[Status, int, int]:
+    """The status, how far the server's clock is ahead of this machine's, and by how much that may be wrong."""
+    begin = time.time_ns() // 1_000
+    status = client.status()
+    end = time.time_ns() // 1_000
+    theirs = round(status.clock_time.timestamp() * 1e6)
+    return status, theirs - (begin + end) // 2, (end - begin) // 2
+
+
+def judged_status(status: Status, skew_micros: int, exact_to_micros: int) -> Iterator[Finding]:
+    """The state of the server: whether it writes, its clock, its disk, and expiry."""
+    if status.state != "serving":
+        yield Finding(
+            "server",
+            "fault",
+            f"the state is {status.state}: {status.failure}",
+            "nothing is written any more: free or mend the disk, then restart the server",
+        )
+    else:
+        yield Finding("server", "ok", f"serving {display.records(status.live_records)} in {status.topics} topics")
+    yield clock(skew_micros, exact_to_micros)
+    if status.sweep_paused:
+        yield Finding(
+            "expiry",
+            "fault",
+            "the clock of the server has jumped, so no record is removed",
+            "set the clock of the machine right, or confirm it with `sow accept-clock`",
+        )
+    elif status.overdue_records > max(OVERDUE_MIN, status.live_records // 10):
+        yield Finding(
+            "expiry",
+            "warning",
+            f"{display.records(status.overdue_records)} have expired and are still on disk (no read returns them)",
+            "wait; if it does not fall, the disk or the processor of the server is too slow",
+        )
+    else:
+        yield Finding("expiry", "ok", f"{display.records(status.overdue_records)} expired and not yet removed")
+    yield disk(status.disk_bytes, status.disk_free_bytes)
+
+
+def clock(skew_micros: int, exact_to_micros: int) -> Finding:
+    """How far the two clocks are apart. Lifetimes are the server's alone (rule L5)."""
+    ahead = "ahead of" if skew_micros >= 0 else "behind"
+    certain = max(0, abs(skew_micros) - exact_to_micros)
+    found = f"the server's clock is {display.duration(abs(skew_micros))} {ahead} this machine's"
+    if certain > SKEW_MICROS_MAX:
+        return Finding("clock", "fault", found, "set both clocks by NTP: expire times of other machines are wrong")
+    if certain > SKEW_MICROS_WARNED:
+        return Finding("clock", "warning", found, "set both clocks by NTP; lifetimes (--ttl) are right all the same")
+    return Finding("clock", "ok", found)
+
+
+def disk(used_bytes: int, free_bytes: int | None) -> Finding:
+    """Whether the disk has room."""
+    if free_bytes is None:
+        return Finding(
+            "disk", "skipped", f"{display.size(used_bytes)} are used; an older server does not tell the rest"
+        )
+    found = f"{display.size(used_bytes)} are used, {display.size(free_bytes)} are free"
+    if free_bytes < used_bytes * DISK_FREE_SHARE_MIN:
+        return Finding(
+            "disk", "warning", found, "a compaction may need as much again as the data: add disk, or bound retention"
+        )
+    return Finding("disk", "ok", found)
+
+
+# ---- topics, durables, links ----
+
+
+def judged_topics(topics: Sequence[Topic]) -> Iterator[Finding]:
+    """Known mistakes of settings."""
+    names = {topic.name for topic in topics}
+    before = 0
+    for topic in topics:
+        for finding in _judged_topic(topic, names):
+            before += 1
+            yield finding
+    if not before:
+        yield Finding("topics", "ok", f"no known mistake in the settings of {len(topics)} topics")
+
+
+def _judged_topic(topic: Topic, names: set[str]) -> Iterator[Finding]:
+    name, settings, figures = topic.name, topic.settings, topic.statistics
+    if settings.expiration == "disabled" and not name.startswith("_"):
+        yield Finding(
+            "topics",
+            "warning",
+            f"{name} has expiration disabled: a record with a lifetime never expires there",
+            f"sow topic alter {name} --expiration enabled"
+            if not topic.set_in_config
+            else f'expiration = "enabled" in [topics.{name}] of the configuration',
+        )
+    if settings.journal and settings.retain_bytes == -1 and settings.max_bytes in (None, -1):
+        yield Finding(
+            "topics",
+            "warning",
+            f"the journal of {name} has no bound in bytes",
+            f"sow retention set {name} --bytes 1GiB, or --max-bytes",
+        )
+    if settings.dead_letter and settings.dead_letter not in names:
+        yield Finding(
+            "topics",
+            "warning",
+            f"{name} has the dead-letter topic {settings.dead_letter}, which does not exist",
+            f"sow topic create {settings.dead_letter}; until then copies are "
+            + ("dropped" if settings.on_missing == "drop" else "kept in _undelivered"),
+        )
+    if figures is None:
+        return
+    if name == "_undelivered" and figures.live_records:
+        yield Finding(
+            "topics",
+            "warning",
+            f"{display.records(figures.live_records)} wait in _undelivered for a dead-letter topic",
+            "create the topics that their keys begin with, or delete the records",
+        )
+    quota = settings.backlog_quota_bytes
+    if isinstance(quota, int) and quota > 0 and figures.backlog_bytes > quota * BACKLOG_SHARE_WARNED:
+        yield Finding(
+            "topics",
+            "warning",
+            f"{name}: {figures.slowest_durable} has used {figures.backlog_bytes * 100 // quota} % of the backlog quota",
+            f"start its consumer, or `sow durable clear-backlog {name} {figures.slowest_durable}`",
+        )
+    building = [index.path for index in topic.indexes if not index.complete]
+    if building:
+        yield Finding("topics", "warning", f"{name}: the index on {', '.join(building)} is being built", "wait for it")
+
+
+def judged_durables(durables: Sequence[Durable]) -> Iterator[Finding]:
+    """Consumers that do not keep up."""
+    late = 0
+    for one in durables:
+        age = None if one.figures is None else one.figures.oldest_unacknowledged_age
+        if age is not None and age > BACKLOG_AGE_WARNED:
+            late += 1
+            yield Finding(
+                "durables",
+                "warning",
+                f"{one.topic}/{one.name} has not acknowledged for {display.duration(age // timedelta(microseconds=1))}",
+                f"start its consumer, or `sow durable delete {one.topic} {one.name}`: it holds the journal",
+            )
+    if not late:
+        yield Finding("durables", "ok", f"{len(durables)} durable subscriptions, none is late")
+
+
+def judged_links(status: ReplicationStatus) -> Iterator[Finding]:
+    """Links that do not send."""
+    for link in status.outgoing:
+        error = _told(link.last_error_reason, link.last_error)
+        if link.state == "paused":
+            yield Finding("replication", "warning", f"{link.peer} is paused", f"sow replication resume {link.peer}")
+        elif link.state not in ("streaming", "seeding"):
+            yield Finding(
+                "replication", "fault", f"{link.peer} is {link.state}{error}", "see docs/replication.md for the reason"
+            )
+        elif link.lag > LINK_LAG_WARNED:
+            lag = display.duration(link.lag // timedelta(microseconds=1))
+            yield Finding(
+                "replication", "warning", f"{link.peer} is {lag} behind", "look at the peer, or at the network"
+            )
+        elif link.mode == "downgraded":
+            yield Finding(
+                "replication", "warning", f"{link.peer} is downgraded", "REPLICATED publishes do not wait for it now"
+            )
+        else:
+            yield Finding("replication", "ok", f"sends to {link.peer}")
+    for source in status.incoming:
+        level: Level = "warning" if source.state == "away" or source.last_error else "ok"
+        error = _told(source.last_error_reason, source.last_error)
+        advice = "ask it: `sow --server ITS_ADDRESS doctor`" if level == "warning" else ""
+        yield Finding("replication", level, f"{source.peer} is {source.state}{error}", advice)
+    if not status.outgoing and not status.incoming:
+        yield Finding("replication", "ok", "there are no links")
+
+
+def _told(reason: str, error: str) -> str:
+    return "".join([f": {part}" for part in (reason, error) if part])

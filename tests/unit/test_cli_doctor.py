@@ -1,0 +1,188 @@
+"""What `sow doctor` makes of what it finds."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import grpc
+import pytest
+
+from sow.version import __version__
+from sow_cli import doctor
+from sow_cli.doctor import Finding
+from sow_cli.session import Session, connect
+from sow_client import (
+    Identity,
+    Instance,
+    OutgoingLink,
+    ReplicationStatus,
+    Status,
+    Tls,
+    Topic,
+    TopicSettings,
+    TopicStatistics,
+)
+from tests.support.certificates import Authority
+
+NOW = datetime(2030, 1, 31, 12, tzinfo=UTC)
+STATUS = Status(
+    instance="nyc-1",
+    instance_id="id",
+    journal_epoch="epoch",
+    server_version="0.1.0",
+    state="serving",
+    failure="",
+    ready_time=NOW,
+    clock_time=NOW,
+    sweep_paused=False,
+    last_sequence=9,
+    live_records=100,
+    overdue_records=0,
+    topics=1,
+    disk_bytes=1_000,
+    disk_free_bytes=5_000,
+)
+FIGURES = TopicStatistics(0, 0, 0, 0, 0, 0)
+LINK = OutgoingLink(
+    peer="ldn-1",
+    address="ldn:7450",
+    state="streaming",
+    mode="async",
+    topics_pattern=".*",
+    acknowledged_sequence=9,
+    lag_sequences=0,
+    lag=timedelta(),
+    skew=timedelta(),
+    since=NOW,
+    last_error="",
+    last_error_reason="",
+    last_error_time=None,
+    topics=(),
+)
+
+
+def topic(
+    name: str = "orders", *, figures: TopicStatistics = FIGURES, in_config: bool = False, **settings: object
+) -> Topic:
+    values = TopicSettings(**({"expiration": "enabled"} | settings))  # type: ignore[arg-type]  # names of its fields
+    return Topic(name=name, settings=values, set_in_config=in_config, create_time=NOW, statistics=figures)
+
+
+def levels(findings: list[Finding]) -> dict[str, str]:
+    return {finding.check: finding.level for finding in findings}
+
+
+@pytest.mark.parametrize(
+    ("skew_micros", "exact_to_micros", "level"),
+    [
+        (900_000, 0, "ok"),
+        (-900_000, 0, "ok"),
+        (1_100_000, 0, "warning"),
+        (-61_000_000, 0, "fault"),
+        (5_000_000, 4_500_000, "ok"),
+    ],
+)
+def test_a_clock_is_judged_by_what_is_certain(skew_micros: int, exact_to_micros: int, level: str) -> None:
+    """The server may have read its clock at any moment of the call."""
+    assert doctor.clock(skew_micros, exact_to_micros).level == level
+
+
+@pytest.mark.parametrize(
+    ("change", "check", "level"),
+    [
+        ({}, "server", "ok"),
+        ({"state": "failed", "failure": "DISK_FULL"}, "server", "fault"),
+        ({"sweep_paused": True}, "expiry", "fault"),
+        ({"overdue_records": 20_000}, "expiry", "warning"),
+        ({"disk_free_bytes": 900}, "disk", "warning"),
+        ({"disk_free_bytes": None}, "disk", "skipped"),
+    ],
+)
+def test_the_state_of_the_server(change: dict[str, object], check: str, level: str) -> None:
+    found = list(doctor.judged_status(replace(STATUS, **change), 0, 0))  # type: ignore[arg-type]  # names of its fields
+    assert levels(found)[check] == level
+    assert all(one.advice for one in found if one.level in ("warning", "fault"))
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        (topic(expiration="disabled"), "sow topic alter orders --expiration enabled"),
+        (topic(expiration="disabled", in_config=True), "in [topics.orders] of the configuration"),
+        (topic(retain_bytes=-1), "sow retention set orders"),
+        (topic(dead_letter="letters", on_missing="drop"), "copies are dropped"),
+        (topic("_undelivered", figures=replace(FIGURES, live_records=3)), "dead-letter topic"),
+        (
+            topic(backlog_quota_bytes=100, figures=replace(FIGURES, backlog_bytes=90, slowest_durable="billing")),
+            "sow durable clear-backlog orders billing",
+        ),
+    ],
+)
+def test_known_mistakes_of_settings_are_told_with_what_to_do(found: Topic, said: str) -> None:
+    (finding,) = doctor.judged_topics([found])
+    assert finding.level == "warning"
+    assert said in f"{finding.found} {finding.advice}"
+
+
+def test_settings_without_a_mistake_are_ok() -> None:
+    (finding,) = doctor.judged_topics([topic(dead_letter="letters"), topic("letters", retain_bytes=-1, max_bytes=10)])
+    assert finding.level == "ok"
+
+
+@pytest.mark.parametrize(
+    ("change", "level"),
+    [
+        ({}, "ok"),
+        ({"state": "paused"}, "warning"),
+        ({"state": "refused", "last_error": "no", "last_error_reason": "PEER_DIFFERS"}, "fault"),
+        ({"lag": timedelta(minutes=5)}, "warning"),
+        ({"mode": "downgraded"}, "warning"),
+    ],
+)
+def test_links_are_judged_by_their_state(change: dict[str, object], level: str) -> None:
+    link = replace(LINK, **change)  # type: ignore[arg-type]  # names of its fields
+    (finding,) = doctor.judged_links(ReplicationStatus("nyc-1", 9, (link,), ()))
+    assert finding.level == level
+
+
+def test_a_certificate_that_ends_soon_is_told() -> None:
+    assert doctor.certificate("a:7450", NOW + timedelta(days=10), NOW).level == "warning"
+    assert doctor.certificate("a:7450", NOW + timedelta(days=100), NOW).level == "ok"
+
+
+def test_versions_that_differ_and_a_slow_connection_are_told() -> None:
+    instance = Instance("a:7450", "nyc-1", "id", "epoch", "", True, __version__)
+    assert doctor.versions(instance).level == "ok"
+    assert doctor.versions(replace(instance, server_version="9.9")).level == "warning"
+    assert (doctor.speed(900).level, doctor.speed(300_000).level) == ("ok", "warning")
+
+
+def test_a_server_without_access_file_is_a_warning_only_where_others_reach_it() -> None:
+    nobody = Identity("", "none", "", None, (), {})
+    assert doctor.identity(nobody, Session("127.0.0.1:7450", None, connect)).level == "ok"
+    assert doctor.identity(nobody, Session("db:7450", None, connect)).level == "warning"
+    assert [one.level for one in doctor.tls_of(Session("127.0.0.1:7450,db:7450", None, connect))] == ["ok", "warning"]
+
+
+def test_the_certificate_of_the_server_is_checked(tmp_path: Path) -> None:
+    authority, other = Authority(tmp_path, "ca"), Authority(tmp_path, "other")
+    issued = authority.issue("localhost")
+    server = grpc.server(ThreadPoolExecutor(1))
+    credentials = grpc.ssl_server_credentials([(issued.key.read_bytes(), issued.certificate.read_bytes())])
+    port = server.add_secure_port("localhost:0", credentials)
+    server.start()
+    try:
+
+        def found(tls: Tls) -> Finding:
+            (finding,) = doctor.tls_of(Session(f"localhost:{port}", tls, connect))
+            return finding
+
+        assert "the certificate of localhost" in found(Tls(ca=authority.file)).found
+        assert found(Tls(ca=authority.file)).level == "ok"
+        assert found(Tls(ca=other.file)).level == "fault"
+        assert found(Tls(ca=authority.file, server_name="elsewhere")).level == "fault"
+    finally:
+        server.stop(None)
