@@ -1,12 +1,13 @@
 """The live table of `sow subscribe --sow`: the current state of a topic on a terminal.
 
-`LiveTable` makes the table, without a terminal or a thread; `show` keeps it on a terminal while messages come.
+`LiveTable` makes the table, without a terminal or a thread; `LiveDisplay` keeps it on a terminal while messages come.
 
-    [1]  The table shows the view of the messages so far: the first records in key order, as many as fit, and the number
-         of the others.
-    [2]  A message costs time in proportion to the rows that fit, not to all records: a window of the first keys is
-         kept, and all records are searched again only when deletions have used it up.
+    [1]  The table shows the view of the messages so far: the first records in the order that was asked for, as many as
+         fit, and the number of the others. Numbers are sorted as numbers, texts behind them, missing values last.
+    [2]  A message costs time in proportion to the rows that fit, not to all records: a window of the first records is
+         kept, and all records are searched again only when removals have used it up.
     [3]  No line is longer than the terminal is wide, and all lines fit its height.
+    [4]  An interruption is shown in the table, for as long as it lasts. Nothing of it stays on the terminal.
 """
 
 from __future__ import annotations
@@ -16,9 +17,11 @@ import threading
 import time
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import total_ordering
 from heapq import nsmallest
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from rich.cells import cell_len
 from rich.console import Console
@@ -26,40 +29,102 @@ from rich.live import Live
 from rich.text import Text
 
 from sow_cli import display
+from sow_cli.columns import Columns, below, is_number, steps, text
 from sow_cli.messages import MARKS, TopicForms
-from sow_cli.rows import KEY_WIDTH_MAX, fit, shown_payload
-from sow_client import Change, Record, View
+from sow_cli.rows import KEY_WIDTH_MAX, fit, shown_payload, shown_text
+from sow_client import Change, Record, SowError, View
 
 REFRESHES_PER_SECOND: Final = 4
 HIGHLIGHT_SECONDS: Final = 2.0
 RATE_SECONDS: Final = 5
 _WINDOW_MAX: Final = 1_000
+_FIELDS_MAX: Final = 50
 _SURROUNDINGS: Final = (
     4  # lines without a record: summary, headings, the number of other records, and the cursor's line
 )
 
 _Name: TypeAlias = tuple[str, str]
-"""Topic and key: the order of the rows."""
+"""Topic and key."""
+
+
+class Term(NamedTuple):
+    """One part of an order."""
+
+    path: str
+    """A field such as `/price`, or `@key`, `@version`, `@publish_time`, `@expire_time`, `@sequence`, `@origin`."""
+    descending: bool = False
+
+
+class _Ranked(NamedTuple):
+    """A record's place in the order; comparable."""
+
+    rank: tuple[object, ...]
+    topic: str
+    key: str
+
+
+@total_ordering
+class _Reversed:
+    """A text that is sorted the other way round."""
+
+    __slots__ = ("text",)
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Reversed) and self.text == other.text
+
+    def __lt__(self, other: _Reversed) -> bool:
+        return other.text < self.text
+
+    def __hash__(self) -> int:
+        return hash(self.text)
+
+
+def _place(value: str | int | None, *, descending: bool = False) -> tuple[object, ...]:
+    """A value's place ([1])."""
+    if value is None:
+        return (1,)
+    if isinstance(value, str) and not is_number(value):
+        return (0, 0, _Reversed(value)) if descending else (0, 1, value)
+    number = value if isinstance(value, int) else int(value) if value.lstrip("-").isdecimal() else float(value)
+    return (0, 1, -number) if descending else (0, 0, number)
+
+
+def _key_place(key: str) -> tuple[object, ...]:
+    """The place of a key; a composite one is compared part by part."""
+    return tuple([_place(part) for part in key.split("|")])
 
 
 class LiveTable:
-    """Owns the views of the topics and the window of names that can be shown. Not thread-safe."""
+    """Owns the views of the topics and the window of records that can be shown. Not thread-safe."""
 
     def __init__(
         self,
         forms: TopicForms,
         *,
         several_topics: bool,
+        order: Sequence[Term] = (),
+        top: int | None = None,
+        select: Sequence[str] = (),
         clock: Callable[[], float] = time.monotonic,
         now_micros: Callable[[], int] = lambda: time.time_ns() // 1_000,
     ) -> None:
-        """`clock`: monotonic seconds, for rate and highlight; `now_micros`: since the epoch, for "expires in"."""
+        """`order`: before the order of topics and keys. `top`: at most so many rows. `select`: the paths of the fields
+        to show; empty: those that come. `clock`: monotonic seconds, for rate and highlight; `now_micros`: since the
+        epoch, for "expires in"."""
         self._forms = forms
         self._several_topics = several_topics
+        self._order = tuple(order)
+        self._top = top
+        self._chosen = tuple(map(steps, select))
+        self._names: dict[str, None] = {}  # of the fields that have come
+        self._lost: tuple[int, str] | None = None  # since when it is interrupted, and why
         self._clock = clock
         self._now_micros = now_micros
         self._views: dict[str, View] = {}
-        self._window: list[_Name] = []  # the first len(_window) names of all
+        self._window: list[_Ranked] = []  # the first len(_window) of all
         self._total = 0
         self._complete = False
         self._changes = 0
@@ -81,16 +146,35 @@ class LiveTable:
         view = self._views.get(change.topic)
         if view is None:
             view = self._views[change.topic] = View(fix_separator=self._forms.fix_separator(change.topic))
-        name = (change.topic, change.key)
-        was_there = change.key in view
+        before = view.get(change.key)
         view.apply(change)
-        is_there = change.key in view
-        if is_there and not was_there:
-            self._add(name)
-        elif was_there and not is_there:
-            self._remove(name)
+        after = view.get(change.key)
+        old = None if before is None else self._ranked(change.topic, before)
+        new = None if after is None else self._ranked(change.topic, after)
+        if old != new:
+            if old is not None:
+                self._remove(old)
+            if new is not None:
+                self._add(new)
         if change.op != "sow":
-            self._count(name, is_there=is_there)
+            self._count((change.topic, change.key), is_there=after is not None)
+
+    def interrupted(self, why: SowError | None) -> None:
+        """The connection is lost; None: it is there again ([4])."""
+        self._lost = None if why is None else (self._now_micros(), why.reason)
+
+    def _ranked(self, topic: str, record: Record) -> _Ranked:
+        rank: list[object] = []
+        if self._order:
+            fields = self._forms.of_message(topic).fields.of(record.payload) or {}
+            for path, descending in self._order:
+                if path.startswith("@"):
+                    value = _metadata(record, path[1:])
+                else:
+                    first, *rest = steps(path)
+                    value = text(below(fields.get(first), tuple(rest)))
+                rank.append(_place(value, descending=descending))
+        return _Ranked((*rank, topic, _key_place(record.key)), topic, record.key)
 
     def _mark(self, change: Change) -> None:
         self._complete = change.op == "snapshot_end"
@@ -100,24 +184,24 @@ class LiveTable:
             self._changed_at.clear()
             self._total = 0
 
-    def _add(self, name: _Name) -> None:
+    def _add(self, ranked: _Ranked) -> None:
         window = self._window
-        if len(window) == self._total or name < window[-1]:
-            insort(window, name)
+        if len(window) == self._total or ranked < window[-1]:
+            insort(window, ranked)
             del window[_WINDOW_MAX:]
         self._total += 1
 
-    def _remove(self, name: _Name) -> None:
-        place = bisect_left(self._window, name)
-        if place < len(self._window) and self._window[place] == name:
+    def _remove(self, ranked: _Ranked) -> None:
+        place = bisect_left(self._window, ranked)
+        if place < len(self._window) and self._window[place] == ranked:
             del self._window[place]
         self._total -= 1
-        if not self._window and self._total:  # so that `_add` has a last name to compare with
+        if not self._window and self._total:  # so that `_add` has a last one to compare with
             self._refill()
 
     def _refill(self) -> None:
-        names = ((topic, key) for topic, view in self._views.items() for key in view)
-        self._window = nsmallest(_WINDOW_MAX, names)
+        ranked = (self._ranked(topic, record) for topic, view in self._views.items() for record in view.values())
+        self._window = nsmallest(_WINDOW_MAX, ranked)
 
     def _count(self, name: _Name, *, is_there: bool) -> None:
         now = self._clock()
@@ -143,50 +227,79 @@ class LiveTable:
 
     def render(self, width: int, height: int) -> Text:
         """The table for a terminal of this size ([3])."""
-        room = min(max(1, height - _SURROUNDINGS), _WINDOW_MAX)
+        room = min(max(1, height - _SURROUNDINGS), _WINDOW_MAX, self._top or _WINDOW_MAX)
         if len(self._window) < min(room, self._total):
             self._refill()
         self._forget_highlights(self._clock())
-        names = self._window[:room]
-        rows = [self._row(topic, key) for topic, key in names]
-        widths = self._layout(rows, width)
-        lines = [Text(fit(self._summary(), width).rstrip(), style="bold")]
+        shown = self._window[:room]
+        columns = self._columns(shown)
+        headings = self._headings(columns)
+        rows = [self._row(ranked, columns) for ranked in shown]
+        widths = self._layout(headings, rows, width)
+        style = "bold" if self._lost is None else "bold red"
+        lines = [Text(fit(self._summary(), width).rstrip(), style=style)]
         if rows:
-            lines.append(Text(_line(self._headings(), widths, width), style="bold underline"))
-            for name, row in zip(names, rows, strict=True):
-                lines.append(Text(_line(row, widths, width), style="bold green" if name in self._changed_at else ""))
+            numbers = _numbers(rows)
+            lines.append(Text(_line(headings, widths, width, numbers), style="bold underline"))
+            for ranked, row in zip(shown, rows, strict=True):
+                fresh = (ranked.topic, ranked.key) in self._changed_at
+                lines.append(Text(_line(row, widths, width, numbers), style="bold green" if fresh else ""))
         if self._total > len(rows):
             lines.append(Text(fit(f"… and {self._total - len(rows):,} more", width).rstrip(), style="dim"))
         text = Text("\n").join(lines[: max(1, height - 1)])
         text.no_wrap, text.overflow = True, "crop"
         return text
 
-    def _headings(self) -> list[str]:
-        headings = ["key", "expires", "published", "payload"]
-        return ["topic", *headings] if self._several_topics else headings
+    def _columns(self, shown: Sequence[_Ranked]) -> Columns | None:
+        """The columns of the fields; None: the payloads are shown as they are."""
+        if not shown or (self._several_topics and not self._chosen):
+            return None
+        fields = self._forms.of_message(shown[0].topic).fields
+        if self._chosen:
+            return Columns(fields, self._chosen, chosen=True)
+        for ranked in shown:
+            found = fields.of(self._views[ranked.topic][ranked.key].payload)
+            if found is None:
+                return None
+            if len(self._names) < _FIELDS_MAX:
+                self._names.update(dict.fromkeys(found))
+        return Columns(fields, [(name,) for name in self._names], chosen=True) if self._names else None
 
-    def _row(self, topic: str, key: str) -> list[str]:
+    def _headings(self, columns: Columns | None) -> list[str]:
+        of_fields = ["published", "payload"] if columns is None else map(display.safe, columns.headings)
+        return [*(["topic"] if self._several_topics else []), "key", "expires", *of_fields]
+
+    def _row(self, ranked: _Ranked, columns: Columns | None) -> list[str]:
+        topic, key = ranked.topic, ranked.key
         record: Record = self._views[topic][key]
         now_micros = self._now_micros()
-        cells = [
-            display.safe(key),
-            display.expires(record.expire_time_micros, now_micros, acts=self._forms.of_message(topic).acts),
-            display.short_instant(record.publish_time_micros, now_micros),
-            shown_payload(record.payload, self._forms.of_message(topic)),
-        ]
+        form = self._forms.of_message(topic)
+        cells = [display.safe(key), display.expires(record.expire_time_micros, now_micros, acts=form.acts)]
+        if columns is None:
+            cells += [
+                display.short_instant(record.publish_time_micros, now_micros),
+                shown_payload(record.payload, form),
+            ]
+        else:
+            cells += ["" if one is None else shown_text(one) for one in columns.texts(record.payload)]
         return [display.safe(topic), *cells] if self._several_topics else cells
 
-    def _layout(self, rows: Iterable[list[str]], width: int) -> list[int]:
+    def _layout(self, headings: list[str], rows: Iterable[list[str]], width: int) -> list[int]:
         """Widths of all columns except the last. They grow and never shrink, so that nothing jumps, until the size of
         the terminal changes."""
         if width != self._laid_out_for:
             self._widths, self._laid_out_for = [], width
-        columns = zip(self._headings(), *rows, strict=True)
-        needed = [min(max(cell_len(cell) for cell in column), KEY_WIDTH_MAX) for column in columns][:-1]
-        self._widths = [max(pair) for pair in zip(needed, self._widths or needed, strict=True)]
+        columns = zip(headings, *rows, strict=True)
+        needed = [min(max(cell_len(cell) for cell in column), KEY_WIDTH_MAX) for column in columns]
+        before = [*self._widths, *([0] * (len(needed) - len(self._widths)))]
+        self._widths = [max(pair) for pair in zip(needed, before, strict=False)]
         return self._widths
 
     def _summary(self) -> str:
+        if self._lost is not None:
+            since, why = self._lost
+            then = f"{display.instant(since)[11:19]}Z"
+            return f"disconnected since {then} ({display.safe(why)}) · {display.records(self._total)} as of then"
         if not self._complete:
             return f"reading the snapshot: {display.records(self._total)}"
         changes = "1 change" if self._changes == 1 else f"{self._changes:,} changes"
@@ -203,30 +316,95 @@ class LiveTable:
         return recent / max(1.0, now - max(first, self._since))
 
 
-def _line(cells: list[str], widths: list[int], width: int) -> str:
-    """A line of at most `width`: columns of the given widths, and the rest for the last one."""
-    parts = [fit(cell, wide) for cell, wide in zip(cells, widths, strict=False)]
-    return fit("  ".join([*parts, cells[-1]]), width).rstrip()
+def _metadata(record: Record, name: str) -> str | int | None:
+    match name:
+        case "key":
+            return record.key
+        case "version":
+            return record.version
+        case "publish_time":
+            return record.publish_time_micros
+        case "expire_time":
+            return record.expire_time_micros
+        case "origin":
+            return record.origin
+        case _:
+            return record.sequence
 
 
-def show(changes: Iterable[Change], forms: TopicForms, *, several_topics: bool) -> None:
-    """Shows the table on the terminal until the messages end; it stays there afterwards."""
-    table = LiveTable(forms, several_topics=several_topics)
-    lock = threading.Lock()  # of the table: rich refreshes in a thread of its own
-    console = Console(highlight=False, markup=False, emoji=False)
+def _numbers(rows: Sequence[list[str]]) -> frozenset[int]:
+    """The columns that have nothing but numbers."""
+    return frozenset(
+        number
+        for number, column in enumerate(zip(*rows, strict=True))
+        if any(column) and all(not cell or is_number(cell) for cell in column)
+    )
 
-    def render() -> Text:
-        with lock:
-            return table.render(console.size.width, console.size.height)
 
-    with Live(
-        get_renderable=render,
-        console=console,
-        refresh_per_second=REFRESHES_PER_SECOND,
-        redirect_stderr=sys.stderr.isatty(),  # remarks to the terminal go above the table
-    ):
-        for change in changes:
-            if change.topic:
-                forms.of_message(change.topic)  # may ask the server, so it runs without the lock
-            with lock:
-                table.apply(change)
+def _line(cells: list[str], widths: list[int], width: int, numbers: frozenset[int]) -> str:
+    """A line of at most `width`: columns of the given widths, numbers at the right, and the rest for the last one."""
+    parts = [fit(cell, wide) for cell, wide in zip(cells[:-1], widths, strict=False)]
+    last = fit(cells[-1], widths[-1]) if len(cells) - 1 in numbers else cells[-1]
+    parts.append(last)
+    for number in numbers:
+        parts[number] = parts[number].rstrip().rjust(widths[number])
+    return fit("  ".join(parts), width).rstrip()
+
+
+class LiveDisplay:
+    """Keeps a table on the terminal until the messages end; it stays there afterwards."""
+
+    def __init__(self, table: LiveTable, forms: TopicForms) -> None:
+        self._table = table
+        self._forms = forms
+        self._lock = threading.Lock()  # of the table: rich refreshes in a thread of its own
+        self._console = Console(highlight=False, markup=False, emoji=False)
+
+    def tell(self, interruption: SowError | None) -> None:
+        """Shows that the connection is lost; None: that it is there again ([4])."""
+        with self._lock:
+            self._table.interrupted(interruption)
+
+    def show(self, changes: Iterable[Change]) -> None:
+        """Shows the view of the messages."""
+        with (
+            silent_keys(),
+            Live(
+                get_renderable=self._render,
+                console=self._console,
+                refresh_per_second=REFRESHES_PER_SECOND,
+                redirect_stderr=sys.stderr.isatty(),  # remarks to the terminal go above the table
+            ),
+        ):
+            for change in changes:
+                if change.topic:
+                    self._forms.of_message(change.topic)  # may ask the server, so it runs without the lock
+                with self._lock:
+                    self._table.apply(change)
+
+    def _render(self) -> Text:
+        with self._lock:
+            return self._table.render(self._console.size.width, self._console.size.height)
+
+
+@contextmanager
+def silent_keys() -> Iterator[None]:
+    """The terminal does not show what is typed meanwhile, `^C` above all: it would stay in the middle of the table."""
+    try:
+        import termios
+    except ImportError:
+        yield
+        return
+    try:
+        descriptor = sys.stdin.fileno()
+        before = termios.tcgetattr(descriptor)
+    except (OSError, ValueError, termios.error):  # no terminal
+        yield
+        return
+    silent = list(before)
+    silent[3] &= ~termios.ECHO
+    termios.tcsetattr(descriptor, termios.TCSADRAIN, silent)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)

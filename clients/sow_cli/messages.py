@@ -11,16 +11,26 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 import click
 import msgspec
+from rich.cells import cell_len
 
 from sow_cli import display
-from sow_cli.columns import one_line
+from sow_cli.columns import Columns, is_number, one_line, steps
 from sow_cli.output import Format, Output, note
-from sow_cli.rows import KEY_WIDTH_MAX, RecordForm, RecordLine, fit, shown_payload, terminal_width
+from sow_cli.rows import (
+    FIELD_WIDTH_MAX,
+    KEY_WIDTH_MAX,
+    RecordForm,
+    RecordLine,
+    fit,
+    shown_payload,
+    shown_text,
+    terminal_width,
+)
 from sow_client import Change, Client, Gap, NotFound, Record, TopicSettings
 
 MARKS: Final = frozenset({"snapshot_end", "resync"})
@@ -28,6 +38,7 @@ MARKS: Final = frozenset({"snapshot_end", "resync"})
 
 _COLOURS: Final = {"put": "green", "oof": "red", "delete": "red", "expire": "yellow"}
 _PAYLOAD_WIDTH_MIN: Final = 20
+_FIELDS_MAX: Final = 30
 
 
 class TopicForms:
@@ -102,12 +113,18 @@ class MessageWriter(Protocol):
 
 
 def message_writer(
-    output: Output, forms: TopicForms, *, several_topics: bool, colour: bool, browsed: bool = False
+    output: Output,
+    forms: TopicForms,
+    *,
+    several_topics: bool,
+    colour: bool,
+    browsed: bool = False,
+    select: Sequence[str] = (),
 ) -> MessageWriter:
-    """The writer of the chosen format. `several_topics`, `colour`: for a table. `browsed`: the messages are old, so
-    each shows its publish time and how often it was handed over."""
+    """The writer of the chosen format. `several_topics`, `colour`, `select` (paths of the fields that are columns): for
+    a table. `browsed`: the messages are old, so each shows its publish time and how often it was handed over."""
     if output.format is Format.TABLE:
-        return _Lines(output, forms, several_topics=several_topics, colour=colour, browsed=browsed)
+        return _Lines(output, forms, several_topics=several_topics, colour=colour, browsed=browsed, select=select)
     if output.format is Format.RAW:
         return _Raw(output)
     if output.format is Format.CSV:
@@ -197,8 +214,13 @@ class _Lines:
         several_topics: bool,
         colour: bool,
         browsed: bool = False,
+        select: Sequence[str] = (),
         now_micros: Callable[[], int] = lambda: time.time_ns() // 1_000,
     ) -> None:
+        self._chosen = tuple(map(steps, select))
+        self._names: dict[str, None] = {}  # of the fields that have come
+        self._field_widths: list[int] = []
+        self._headed: tuple[str, ...] = ()  # the headings that were written last
         self._output = output
         self._forms = forms
         self._several_topics = several_topics
@@ -227,8 +249,61 @@ class _Lines:
         self._key_width = max(self._key_width, min(len(key), KEY_WIDTH_MAX))
         cells.append(fit(key, self._key_width))
         left = terminal_width() - sum(len(cell) + 2 for cell in cells)
-        cells.append(fit(self._payload(change), max(_PAYLOAD_WIDTH_MIN, left)).rstrip())
-        self._print("  ".join(cells), colour=_COLOURS.get(change.op))
+        columns = self._columns(change)
+        if columns is None:
+            last = self._payload(change)
+        else:
+            about = change.record or change.previous
+            assert about is not None, "a message that is no mark is about a record"
+            texts = ["" if one is None else shown_text(one) for one in columns.texts(about.payload)]
+            headings = tuple(map(display.safe, columns.headings))
+            self._widen(headings, texts)
+            if headings != self._headed:
+                self._headed = headings
+                self._head(cells, headings)
+            last = self._aligned(texts)
+        cells.append(fit(last, max(_PAYLOAD_WIDTH_MIN, left)).rstrip())
+        self._print("  ".join(cells).rstrip(), colour=_COLOURS.get(change.op))
+
+    def _columns(self, change: Change) -> Columns | None:
+        """The columns of the fields; None: the payload is shown as it is."""
+        about = change.record or change.previous
+        if about is None or change.is_delta or (self._several_topics and not self._chosen):
+            return None
+        fields = self._forms.of_message(change.topic).fields
+        if self._chosen:
+            return Columns(fields, self._chosen, chosen=True)
+        found = fields.of(about.payload)
+        if found is None:
+            return None
+        if len(self._names) < _FIELDS_MAX:
+            self._names.update(dict.fromkeys(found))
+        return Columns(fields, [(name,) for name in self._names], chosen=True)
+
+    def _widen(self, headings: Sequence[str], texts: Sequence[str]) -> None:
+        before = [*self._field_widths, *([0] * (len(texts) - len(self._field_widths)))]
+        cells = zip(headings, texts, before, strict=True)
+        self._field_widths = [
+            max(width, min(max(cell_len(heading), cell_len(text)), FIELD_WIDTH_MAX)) for heading, text, width in cells
+        ]
+
+    def _aligned(self, texts: Sequence[str]) -> str:
+        """The cells of the fields; numbers at the right."""
+        cells = [fit(text, width) for text, width in zip(texts, self._field_widths, strict=True)]
+        return "  ".join(
+            [
+                cell.rstrip().rjust(width) if is_number(text) else cell
+                for cell, text, width in zip(cells, texts, self._field_widths, strict=True)
+            ]
+        )
+
+    def _head(self, cells: Sequence[str], headings: Sequence[str]) -> None:
+        """A line of headings: at the begin, and where a field comes for which there was no column."""
+        names = ["time", "op", "reason", *([""] if len(cells) > 4 + self._several_topics else [])]
+        names += ["topic", "key"] if self._several_topics else ["key"]
+        front = [fit(name, max(len(name), cell_len(cell))) for name, cell in zip(names, cells, strict=True)]
+        fields = [fit(name, width) for name, width in zip(headings, self._field_widths, strict=True)]
+        self._print(fit("  ".join([*front, *fields]).rstrip(), terminal_width()).rstrip(), dim=True)
 
     def write_gap(self, topic: str, gap: Gap) -> None:
         count = "something" if gap.entries is None else f"{display.count(gap.entries)} entries before filtering"

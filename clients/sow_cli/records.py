@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from io import BufferedReader
-from typing import TypeVar, get_args
+from typing import Final, TypeVar, get_args
 
 import click
 
+from sow.durations import parse_micros
 from sow_cli import arguments, display
 from sow_cli.exits import SERVER_SAID_NO
 from sow_cli.ignored import count_ignored, remark, told_in_remarks
@@ -25,7 +27,7 @@ from sow_cli.output import (
     select_option,
     selected,
 )
-from sow_cli.rows import NEVER_MICROS, RecordForm
+from sow_cli.rows import NEVER_MICROS, Batch, RecordForm
 from sow_cli.session import Session
 from sow_client import Client, Deleted, Published, QueryPlan, QueryResult, RecordBatch, Refusal, TouchOnlyName
 
@@ -143,6 +145,12 @@ def get(
 @click.option("--keys-only", is_flag=True, help="Omit the payloads.")
 @click.option("--count", "count_only", is_flag=True, help="Only count.")
 @click.option(
+    "--watch",
+    type=arguments.duration,
+    metavar="DURATION",
+    help="On a terminal: ask again each time after this time, such as 2s, and show the newest answer.",
+)
+@click.option(
     "--explain", is_flag=True, help="Show the plan of the query, and how much it reads, instead of the records."
 )
 @_min_position_option
@@ -161,12 +169,14 @@ def query(
     exclude: tuple[tuple[str, ...], ...],
     keys_only: bool,
     count_only: bool,
+    watch: str | None,
     explain: bool,
     min_position: str | None,
     output: Output,
 ) -> None:
     """Show the live records of TOPIC that match FILTER, in key order, as they were at one instant.
 
+    On a terminal at most 1,000 records are shown, unless --top is given; a remark says so. A pipe and a file get all.
     Records are written as they come: `sow query big | head` is quick. In JSON the payload is the document itself for
     json topics and base64 for others. In tables and CSV its fields are columns: those of --select, else those of the
     first records. With --format raw each payload is a line.
@@ -177,6 +187,7 @@ def query(
       sow query orders "/price > 9 AND /symbol LIKE '^I'" --order-by "/price DESC"
       sow query orders --select /id,/price,@expire_time --format csv > orders.csv
       sow query orders "/symbol = 'IBM'" --explain
+      sow query orders --order-by "/price DESC" --watch 2s
     """
     named, include, leave_out = _paths(select, exclude)
     for fields in (("--select", bool(named)), ("--exclude", leave_out is not None)):
@@ -184,6 +195,11 @@ def query(
     arguments.refuse_together(("--explain", explain), ("--count", count_only))
     arguments.refuse_together(("--explain", explain), ("--min-position", min_position is not None))
     arguments.refuse_together(("--order-by", bool(order_by)), ("--count", count_only))
+    arguments.refuse_together(("--watch", watch is not None), ("--count", count_only), ("--explain", explain))
+    if watch is not None and not (output.is_table and sys.stdout.isatty()):
+        raise click.UsageError("--watch shows a table on a terminal; in a pipe, follow with sow subscribe --sow")
+    # One more than is shown tells whether there are more.
+    limit = TERMINAL_RECORDS_MAX if top is None and not count_only and sys.stdout.isatty() else None
     wanted = [key for some in keys for key in some] or None
     order = list(order_by) or None
     with session.client() as client:
@@ -196,30 +212,46 @@ def query(
             return
         without_payload = keys_only or count_only or (bool(named) and include is None)
         form = _form(client, topic, output, keys_only=without_payload, select=named)
-        result = client.query(
-            topic,
-            filter_text,
-            order_by=order,
-            keys=wanted,
-            select=include,
-            exclude=leave_out,
-            keys_only=form.keys_only,
-            skip_n=skip,
-            top_n=top,
-            min_position=min_position,
-        )
-        with result:
+
+        def ask(top_n: int | None) -> QueryResult:
+            return client.query(
+                topic,
+                filter_text,
+                order_by=order,
+                keys=wanted,
+                select=include,
+                exclude=leave_out,
+                keys_only=form.keys_only,
+                skip_n=skip,
+                top_n=top_n,
+                min_position=min_position,
+            )
+
+        if watch is not None:
+            from sow_cli import watching  # a query that is not watched starts without rich
+
+            watching.watch(watching.WatchedTable(form, watch), ask, parse_micros(watch) / 1e6, top=top)
+            return
+        with ask(top if limit is None else limit + 1) as result:
             if count_only:
                 output.one(_count_facts(topic, sum(len(batch) for batch in result.batches())))
                 return
-            stamps = _Stamps(result.batches())
-            written = output.records(stamps, form, now_micros=lambda: _as_of(result))
+            batches = _Watched(result.batches(), limit)
+            written = output.records(batches, form, now_micros=lambda: _as_of(result))
+        if batches.more:
+            note(f"the first {display.records(written)}, and there are more: --top N shows N, a pipe all of them")
         if output.is_table and result.footer is not None:
             matched = result.footer.matched
             shown = display.records(matched) if matched == written else f"{written:,} of {display.records(matched)}"
+            if batches.more:
+                shown = display.records(written)
             note(f"{shown}, as of {display.instant(_as_of(result))}")
-            if stamps.seen and not form.acts:
+            if batches.stamped and not form.acts:
                 remark(topic)
+
+
+TERMINAL_RECORDS_MAX: Final = 1_000
+"""A terminal is shown so many records of a query, unless the user asks for more."""
 
 
 @click.command(short_help="Count the records of a topic.")
@@ -428,17 +460,26 @@ def _form(
     return RecordForm.of(topic, client.describe_topic(topic).settings, keys_only=keys_only, select=select)
 
 
-class _Stamps:
-    """Passes batches on, and remembers whether a record had an expire time."""
+class _Watched:
+    """Passes batches on, up to a number of records. Remembers whether there are more, and whether one of them had an
+    expire time."""
 
-    def __init__(self, batches: Iterable[RecordBatch]) -> None:
+    def __init__(self, batches: Iterable[RecordBatch], limit: int | None) -> None:
         self._batches = batches
-        self.seen = False
+        self._limit = limit
+        self.stamped = False
+        self.more = False
 
-    def __iter__(self) -> Iterator[RecordBatch]:
+    def __iter__(self) -> Iterator[Batch]:
+        left = self._limit
         for batch in self._batches:
-            self.seen = self.seen or any(micros != NEVER_MICROS for micros in batch.expire_times_micros)
-            yield batch
+            self.stamped = self.stamped or any(micros != NEVER_MICROS for micros in batch.expire_times_micros)
+            if left is None:
+                yield batch
+                continue
+            yield batch if len(batch) <= left else list(batch)[:left]
+            self.more = self.more or len(batch) > left
+            left = max(0, left - len(batch))
 
 
 def _paths(

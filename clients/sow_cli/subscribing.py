@@ -7,9 +7,11 @@ import shlex
 import stat
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
+from functools import partial
 from os import environ, fstat
 from typing import Final
 
@@ -18,6 +20,7 @@ from click.core import ParameterSource
 
 from sow.durations import parse_micros
 from sow_cli import arguments, display, live
+from sow_cli.columns import METADATA
 from sow_cli.messages import MARKS, MessageWriter, TopicForms, message_writer
 from sow_cli.output import Output, message_output_option, note
 from sow_cli.session import Session
@@ -28,17 +31,34 @@ from sow_client import (
     DurableSettingsArguments,
     DurableSubscription,
     Gap,
+    NotFound,
     SowError,
     Subscription,
 )
 
 _LOOK_MILLISECONDS: Final = 1_000
+_WAIT_SECONDS: Final = 0.5
+"""Between two looks for a topic that matches a pattern."""
 
 
 @click.command(short_help="Follow the changes of a topic.")
 @click.argument("topic")
 @click.argument("filter_text", metavar="[FILTER]", required=False)
 @click.option("--sow", is_flag=True, help="First the current records; on a terminal, a live table of them.")
+@click.option(
+    "--select",
+    type=arguments.comma_separated,
+    multiple=True,
+    metavar="PATH,…",
+    help="Only these payload fields, such as /id,/price/bid.",
+)
+@click.option(
+    "--order-by",
+    multiple=True,
+    metavar="PATH [DESC],…",
+    help="The order of the live table, such as '/price DESC, /symbol' (repeatable); default: the key.",
+)
+@click.option("--top", type=click.IntRange(min=1), metavar="N", help="At most N rows in the live table.")
 @click.option("--oof", is_flag=True, help="Also report records that go out of focus, and why.")
 @click.option("--delta", is_flag=True, help="Only the changed fields of updates.")
 @click.option("--changes", is_flag=True, help="Puts, deletes and expiries as in the journal, for pipelines.")
@@ -80,6 +100,9 @@ def subscribe(
     topic: str,
     filter_text: str | None,
     sow: bool,
+    select: tuple[tuple[str, ...], ...],
+    order_by: tuple[str, ...],
+    top: int | None,
     oof: bool,
     delta: bool,
     changes: bool,
@@ -96,25 +119,31 @@ def subscribe(
 ) -> None:
     """Follow the changes of the records of TOPIC that match FILTER, until Ctrl-C.
 
-    In a pipe each message is a line of JSON, written at once. On a terminal it is a line of text. With --sow it is a
-    live table of the current state, which implies --oof; --format table keeps the lines. After a broken connection the
-    command continues at its position. With --durable the server keeps the position: the command begins after the last
-    acknowledged change, and --from applies only when the durable subscription is created.
+    In a pipe each message is a line of JSON, written at once. On a terminal it is a line of text, with a column for
+    each field. With --sow it is a live table of the current state, which implies --oof; --format table keeps the
+    lines. After a broken connection the command continues at its position. With --durable the server keeps the
+    position: the command begins after the last acknowledged change, and --from applies only when the durable
+    subscription is created.
 
     \b
     Examples:
       sow subscribe orders "/price > 9" --sow
+      sow subscribe orders --sow --select /symbol,/price --order-by "/price DESC" --top 10
       sow subscribe orders --changes --from earliest | process
       sow subscribe orders --count 1 --for 30s
       sow subscribe orders --durable billing | process
     """
     _check(sow=sow, oof=oof, delta=delta, changes=changes, start=start, conflation=conflation)
+    fields = _fields(select, delta=delta)
+    order = _order(order_by)
     _check_durable(
         durable, force, ack, replicated=replicated, sow=sow, delta=delta, conflation=conflation, pattern=pattern
     )
     chosen = click.get_current_context().get_parameter_source("output") is not ParameterSource.DEFAULT
     # A table of the state needs the removed records, too; plain journal entries (--changes) do not show a state.
     as_live_table = sow and sys.stdout.isatty() and not chosen and not changes
+    if (order or top) and not as_live_table:
+        raise click.UsageError("--order-by and --top are for the live table of --sow on a terminal; see sow query")
     with session.client() as client:
         forms = _forms(client, topic, pattern=pattern)
         if durable is not None:
@@ -128,30 +157,43 @@ def subscribe(
                 force=force,
                 oof=oof,
                 changes=changes,
+                select=fields,
                 on_interruption=_tell,
                 on_gap=gaps.tell,
                 **of_durable,
             )
-            _show_consumed(consumer, gaps, output, forms, limit=limit, lasting=lasting, acknowledges=ack is not False)
+            writer = message_writer(output, forms, several_topics=False, colour=_is_colourful(), select=fields or ())
+            written = _consume(consumer, gaps, writer, limit=limit, lasting=lasting, acknowledges=ack is not False)
+            if output.is_table:
+                _sum_up(written, consumer)
             return
-        subscription = _open(
-            client,
-            topic,
-            filter_text,
-            pattern=pattern,
-            sow=sow,
-            oof=oof or as_live_table,
-            delta=delta,
-            changes=changes,
-            start=start,
-            conflation=conflation,
+        table = live.LiveTable(forms, several_topics=pattern, order=order, top=top, select=fields or ())
+        shown = live.LiveDisplay(table, forms)
+        subscription = _opened_patiently(
+            partial(
+                _open,
+                client,
+                topic,
+                filter_text,
+                pattern=pattern,
+                sow=sow,
+                oof=oof or as_live_table,
+                delta=delta,
+                changes=changes,
+                conflation=conflation,
+                select=fields,
+                on_interruption=shown.tell if as_live_table else _tell,
+            ),
+            start,
+            topic if pattern else None,
         )
         with subscription, _ended_after(lasting, subscription), _ended_without_reader(subscription):
             messages = _first(limit, subscription)
             if as_live_table:
-                live.show(messages, forms, several_topics=pattern)
+                shown.show(messages)
                 return
-            written = _write(messages, message_writer(output, forms, several_topics=pattern, colour=_is_colourful()))
+            writer = message_writer(output, forms, several_topics=pattern, colour=_is_colourful(), select=fields or ())
+            written = _write(messages, writer)
     if output.is_table:
         _sum_up(written, subscription)
 
@@ -164,21 +206,49 @@ def _forms(client: Client, topic: str, *, pattern: bool) -> TopicForms:
     return forms
 
 
-def _show_consumed(
-    subscription: DurableSubscription,
-    gaps: _Gaps,
-    output: Output,
-    forms: TopicForms,
-    *,
-    limit: int | None,
-    lasting: str | None,
-    acknowledges: bool,
-) -> None:
-    """Shows the changes of a durable subscription, and their number under a table."""
-    writer = message_writer(output, forms, several_topics=False, colour=_is_colourful())
-    written = _consume(subscription, gaps, writer, limit=limit, lasting=lasting, acknowledges=acknowledges)
-    if output.is_table:
-        _sum_up(written, subscription)
+def _fields(select: tuple[tuple[str, ...], ...], *, delta: bool) -> list[str] | None:
+    """The payload fields to send; None: all."""
+    arguments.refuse_together(("--select", bool(select)), ("--delta", delta))
+    found = [path for some in select for path in some]
+    for path in found:
+        arguments.field_path(path, "--select")
+    return found or None
+
+
+def _order(order_by: tuple[str, ...]) -> list[live.Term]:
+    """The order of the live table, as `sow query` takes it."""
+    terms = []
+    for part in ",".join(order_by).split(",") if order_by else []:
+        path, _, direction = part.strip().partition(" ")
+        if direction.strip().upper() not in ("", "ASC", "DESC"):
+            raise click.BadParameter(f"{part.strip()!r} is not PATH, PATH ASC or PATH DESC", param_hint="--order-by")
+        if path.startswith("@"):
+            if path[1:] not in METADATA:
+                known = ", ".join(f"@{name}" for name in METADATA)
+                raise click.BadParameter(f"{path!r} is none of {known}", param_hint="--order-by")
+        else:
+            arguments.field_path(path, "--order-by")
+        terms.append(live.Term(path, direction.strip().upper() == "DESC"))
+    return terms
+
+
+def _opened_patiently(
+    open_: Callable[..., Subscription], start: str | datetime | None, pattern: str | None
+) -> Subscription:
+    """Opens a subscription. One to a pattern that no topic matches waits for the first topic.
+
+    That topic is followed from its first change: whatever it has was published after the command began.
+    """
+    if pattern is None:
+        return open_(start=start)
+    try:
+        return open_(start=start)
+    except NotFound:
+        note(f"no topic matches {pattern} yet: waiting for one")
+    while True:
+        time.sleep(_WAIT_SECONDS)
+        with suppress(NotFound):
+            return open_(start="earliest" if start is None else start)
 
 
 def _write(messages: Iterable[Change], writer: MessageWriter) -> int:
@@ -303,6 +373,8 @@ def _open(
     changes: bool,
     start: str | datetime | None,
     conflation: str | None,
+    select: list[str] | None,
+    on_interruption: Callable[[SowError | None], None],
 ) -> Subscription:
     name, topic_pattern = (None, topic) if pattern else (topic, None)
     if sow:
@@ -314,7 +386,8 @@ def _open(
             delta=delta,
             changes=changes,
             conflation=conflation,
-            on_interruption=_tell,
+            select=select,
+            on_interruption=on_interruption,
         )
     return client.subscribe(
         name,
@@ -325,7 +398,8 @@ def _open(
         changes=changes,
         start=start,
         conflation=conflation,
-        on_interruption=_tell,
+        select=select,
+        on_interruption=on_interruption,
     )
 
 

@@ -86,6 +86,32 @@ def test_publishing_a_file_shows_progress_on_a_terminal(terminals: list[Terminal
     assert "20,001 records" in text
 
 
+def test_a_terminal_gets_a_thousand_records_unless_it_asks_for_more(terminals: list[Terminal]) -> None:
+    """A query of a million records scrolled for minutes. A pipe gets all (see the test of its reader)."""
+    for options in ((), ("--top", "1500")):
+        terminals.append(Terminal("query", "many", "--keys-only", "--format", "csv", *options))
+        text = plain(terminals[-1].read_until(None))
+        assert len(re.findall(r",fake-1,\d+\r$", text, re.MULTILINE)) == (1500 if options else 1000)
+        assert ("the first 1,000 records, and there are more" in text) is not bool(options)
+
+
+def test_a_watched_query_asks_again_and_leaves_the_terminal_in_order(terminals: list[Terminal]) -> None:
+    terminals.append(Terminal("query", "many", "--watch", "20ms", "--select", "/id"))
+    terminals[0].read_until("… and 2,980 more")
+    terminals[0].text = ""
+    terminals[0].read_until("… and 2,980 more")  # the next answer
+
+    terminals[0].type("\x03")  # shown as ^C, if anything shows it; the terminal is not the process's own
+    terminals[0].process.send_signal(signal.SIGINT)
+
+    text = terminals[0].read_until(None)
+    assert terminals[0].process.wait(SECONDS_MAX) == 130
+    assert "^C" not in text
+    assert "Traceback" not in text
+    assert text.rstrip().endswith("\x1b[?25h")
+    assert plain(text).splitlines()[-1] == "… and 2,980 more"
+
+
 def test_ctrl_c_ends_a_command_that_waits(terminals: list[Terminal]) -> None:
     terminals.append(Terminal("status"))
     terminals[0].read_until("waiting")
@@ -143,7 +169,7 @@ def test_ctrl_c_and_sigterm_end_a_subscription_quietly(
     assert process.stdout is not None
     assert process.stderr is not None
     with process.stdout, process.stderr:
-        for _ in range(4):
+        for _ in range(5 if options else 4):  # with the headings of a table
             assert process.stdout.readline()
 
         process.send_signal(interrupt)
@@ -164,8 +190,9 @@ def test_on_a_terminal_a_snapshot_is_a_live_table_that_stays(terminals: list[Ter
     assert "Traceback" not in text
     last = plain(text[text.rindex("3,000 records · ") :]).splitlines()
     assert last[0].startswith("3,000 records · 0 changes · 0.0 changes/s · bookmark epoch.")
-    assert re.split(" +", last[1]) == ["key", "expires", "published", "payload"]
-    assert [line.split()[0] for line in last[2:22]] == sorted(str(number) for number in range(3000))[:20]
+    assert re.split(" +", last[1]) == ["key", "expires", "id", "text"]
+    assert [line.split()[0] for line in last[2:22]] == [str(number) for number in range(20)]
+    assert "^C" not in text
     assert max(len(line) for line in last) == 80
     assert last[22] == "… and 2,980 more"
     assert text.rstrip().endswith("\x1b[?25h")  # the cursor is back
@@ -189,6 +216,7 @@ def test_on_a_terminal_without_a_snapshot_messages_are_lines(terminals: list[Ter
 
     lines = plain(terminals[0].read_until(None)).splitlines()
 
-    assert [re.split(" +", line)[1:3] for line in lines[:2]] == [["sow", "0"], ["sow", "1"]]
-    assert [len(line) for line in lines[:2]] == [80, 80]
-    assert lines[2].startswith("2 messages")
+    assert re.split(" +", lines[0]) == ["time", "op", "reason", "key", "id", "text"]
+    assert [re.split(" +", line)[1:4] for line in lines[1:3]] == [["sow", "0", "0"], ["sow", "1", "1"]]
+    assert all(len(line) <= 80 for line in lines[:3])
+    assert lines[3].startswith("2 messages")

@@ -7,7 +7,7 @@ import io
 import json
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 
 import pytest
@@ -15,9 +15,9 @@ from click.testing import CliRunner, Result
 from rich.cells import cell_len
 
 from sow_cli.command import sow
-from sow_cli.live import HIGHLIGHT_SECONDS, LiveTable
+from sow_cli.live import HIGHLIGHT_SECONDS, LiveTable, Term
 from sow_cli.messages import TopicForms
-from sow_client import Change, Client, Gap, Unavailable
+from sow_client import Change, Client, Gap, NotFound, Unavailable
 from tests.support.fake_client import FakeClient
 from tests.support.fake_results import NOW_MICROS
 
@@ -69,6 +69,7 @@ def test_options_reach_the_subscription(client: FakeClient) -> None:
         "changes": False,
         "start": "epoch.1",
         "conflation": "500ms",
+        "select": None,
     }
     run(client, "or.*", "--pattern", "--changes", "--from", "2030-01-31T13:00:00+01:00", "--count", "1")
     asked = client.arguments_of("subscribe")
@@ -100,6 +101,10 @@ def test_options_reach_the_subscription(client: FakeClient) -> None:
         ("orders", "--durable", "billing", "--conflation", "1s"),
         ("orders", "--durable", "billing", "--pattern"),
         ("orders", "--durable", "billing", "--changes", "--oof"),
+        ("orders", "--order-by", "/px"),
+        ("orders", "--sow", "--top", "3"),
+        ("orders", "--select", "px"),
+        ("orders", "--select", "/px", "--delta"),
     ],
 )
 def test_wrong_usage_ends_with_2_before_the_server_is_asked(client: FakeClient, options: tuple[str, ...]) -> None:
@@ -242,20 +247,42 @@ def test_a_table_has_a_readable_line_for_each_message(client: FakeClient, monkey
     result = run(client, "orders", "--sow", "--count", "8", "--format", "table")
 
     lines = result.stdout.splitlines()
-    assert [re.sub(r" +", " ", line[13:]) for line in lines[:8]] == [
-        ' sow 1 {"id":1}',
-        ' sow 2 {"id":2}',
+    assert [re.sub(r" +", " ", line[13:]).rstrip() for line in lines[:11]] == [
+        " op reason key id",
+        " sow 1 1",
+        " sow 2 2",
         " snapshot end",
-        ' put 3 {"id":3,"x":1.50}',
+        " op reason key id x",  # a field without a column has come
+        " put 3 3 1.50",
         ' put delta 1 unset /a/b /c {"id":1,"y":2}',
-        ' put touched 1 {"id":1}',
-        ' oof deleted 2 {"id":2}',
-        ' oof match 1 {"id":1,"y":9}',
+        " put touched 1 1",
+        " oof deleted 2 2",
+        " op reason key id x y",
+        " oof match 1 1 9",
     ]
-    assert len(lines[8]) == 70
-    assert lines[8].endswith("…")
-    assert "\u202e" not in lines[8]
+    assert len(lines[11]) <= 70
+    assert "…" in lines[11]
+    assert "\u202e" not in lines[11]
     assert result.stderr == "8 messages; bookmark epoch.7\n"
+
+
+def test_a_pattern_that_no_topic_matches_waits_for_one(client: FakeClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was refused: a program that is started before its first topic is there had to try again by itself. The topic
+    that comes is followed from its first change."""
+    refused = iter([True, True, False])
+    subscribe = client.subscribe
+
+    def late(*arguments: object, **named: object) -> object:
+        if next(refused):
+            raise NotFound("topic_pattern: no topic matches", reason="TOPIC_NOT_FOUND")
+        return subscribe(*arguments, **named)  # type: ignore[arg-type]  # as the client is called
+
+    monkeypatch.setattr(client, "subscribe", late)
+    monkeypatch.setattr("sow_cli.subscribing._WAIT_SECONDS", 0.0)
+    result = run(client, "eu-.*", "--pattern", "--count", "1")
+    assert result.exit_code == 0, result.output
+    assert result.stderr == "no topic matches eu-.* yet: waiting for one\n"
+    assert client.arguments_of("subscribe")["start"] == "earliest"
 
 
 # ---- how it ends ----
@@ -330,10 +357,96 @@ def test_the_table_shows_the_view_of_the_messages(client: FakeClient) -> None:
 
     assert lines == [
         "2 records · 2 changes · 2.0 changes/s · bookmark epoch.6",
-        "key  expires  published      payload",
-        '1    never    17:46:35.000Z  {"id":1}',
-        '3    in 1.0s  17:46:35.000Z  {"id":3,"x":1.50}',
+        "key  expires  id     x",
+        "  1  never     1",
+        "  3  in 1.0s   3  1.50",
     ]
+
+
+def filled(table: LiveTable, client: FakeClient, *records: Mapping[str, object]) -> None:
+    """Has the table show these records."""
+    client.add("orders", records=list(map(dict, records)))
+    for change in client.sow_and_subscribe("orders", None):
+        table.apply(change)
+        if change.op == "snapshot_end":
+            return
+
+
+def ordered(client: FakeClient, *order: Term, top: int | None = None, select: tuple[str, ...] = ()) -> LiveTable:
+    asked: Client = client  # type: ignore[assignment]  # the fake stands in for it
+    return LiveTable(
+        TopicForms(asked),
+        several_topics=False,
+        order=order,
+        top=top,
+        select=select,
+        clock=Clock(),
+        now_micros=lambda: NOW_MICROS,
+    )
+
+
+def test_keys_are_sorted_as_numbers_where_they_are_numbers(client: FakeClient) -> None:
+    """10 came before 9."""
+    table = live_table(client, Clock())
+    filled(table, client, *[{"id": one} for one in (10, 9, "b", 100, -1, "a", 1.5)])
+    assert shown_keys(table, 24) == ["-1", "1.5", "9", "10", "100", "a", "b"]
+
+
+def test_the_rows_follow_the_order_that_was_asked_for(client: FakeClient) -> None:
+    """Missing values come last, either way; a change moves its row."""
+    table = ordered(client, Term("/px", descending=True), Term("/name"), top=4)
+    rows = [(1, 9, "b"), (2, 10, "a"), (3, None, "c"), (4, 9, "a"), (5, "much", "a")]
+    filled(table, client, *[{"id": one, "px": px, "name": name} for one, px, name in rows])
+    assert shown_keys(table, 24) == ["5", "2", "4", "1"]
+    assert table.render(80, 24).plain.splitlines()[-1] == "… and 1 more"
+    table.apply(Change("put", record=client.record("orders", "1", b'{"id":1,"px":11,"name":"b"}'), topic="orders"))
+    assert shown_keys(table, 24) == ["5", "1", "2", "4"]
+    table.apply(Change("oof", "deleted", None, client.record("orders", "5", b"{}"), None, "orders"))
+    assert shown_keys(table, 24) == ["1", "2", "4", "3"]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_first_rows_are_shown_whatever_moves(
+    client: FakeClient, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sow_cli.live._WINDOW_MAX", 8)
+    chance = random.Random(seed)
+    table = ordered(client, Term("/n"))
+    table.apply(Change("snapshot_end", topic="orders"))
+    there: dict[str, int] = {}
+    for step in range(300):
+        key, value = f"{chance.randrange(30):02}", chance.randrange(100)
+        record = client.record("orders", key, b'{"n":%d}' % value)
+        if chance.random() < (0.3 if step // 100 % 2 else 0.8):
+            table.apply(Change("put", record=record, topic="orders"))
+            there[key] = value
+        else:
+            table.apply(Change("oof", "deleted", None, record, None, "orders"))
+            there.pop(key, None)
+        if chance.random() < 0.3:
+            assert shown_keys(table, 9) == sorted(there, key=lambda one: (there[one], one))[:5]
+
+
+def test_only_the_fields_that_were_asked_for_are_columns(client: FakeClient) -> None:
+    table = ordered(client, select=("/px/bid", "/id"))
+    filled(table, client, {"id": 1, "px": {"bid": 2.5}}, {"id": 2})
+    assert table.render(80, 24).plain.splitlines()[1:] == [
+        "key  expires  /px/bid  id",
+        "  1  never        2.5   1",
+        "  2  never              2",
+    ]
+
+
+def test_the_table_says_since_when_it_is_disconnected(client: FakeClient) -> None:
+    """The remarks about an interruption stood above the table, for ever."""
+    table = live_table(client, Clock())
+    filled(table, client, {"id": 1})
+    table.interrupted(Unavailable("gone", reason="STREAM_CUT"))
+    assert (
+        table.render(80, 24).plain.splitlines()[0] == "disconnected since 17:46:40Z (STREAM_CUT) · 1 record as of then"
+    )
+    table.interrupted(None)
+    assert table.render(80, 24).plain.startswith("1 record · ")
 
 
 def test_a_bookmark_with_the_marks_of_other_instances_can_be_copied(client: FakeClient) -> None:
@@ -443,6 +556,7 @@ def test_a_durable_subscription_acknowledges_printed_changes(client: FakeClient)
         "force": False,
         "oof": True,
         "changes": False,
+        "select": None,
     }
     run(client, "orders", "--durable", "billing", "--force", "--changes", "--count", "1")
     asked = client.arguments_of("durable")
