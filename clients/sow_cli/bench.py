@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import platform
 import shlex
 import ssl
+from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, get_args
 
 import click
 
 from sow.sizes import SizeError, parse_bytes
+from sow.version import __version__
 from sow_cli import arguments, display
 from sow_cli.exits import Refused, describe
 from sow_cli.output import Fact, Format, Output, note, output_option, progress
 from sow_cli.server_usage import Meter, MetricsPage, MetricsUnreadable, local_meter
 from sow_cli.session import Session
 from sow_cli.workload import INDEXES_MAX, WORKS, BenchFailed, Measured, Plan, Work, Workload
-from sow_client import DurabilityName, SowError
+from sow_client import Client, DurabilityName, SowError
 
 TOPIC: Final = "sow-bench"
 PAYLOAD_BYTES_MAX: Final = 1024 * 1024
@@ -104,6 +109,12 @@ def _works(text: str) -> list[Work]:
     metavar="FILE",
     help="The token of the metrics.",
 )
+@click.option(
+    "--report",
+    type=click.Path(dir_okay=False, writable=True, path_type=Path),
+    metavar="FILE",
+    help="Also write a report in Markdown: the figures, the settings, the versions.",
+)
 @output_option
 @click.pass_obj
 def bench(
@@ -123,6 +134,7 @@ def bench(
     topic: str,
     metrics: str | None,
     metrics_token_file: Path | None,
+    report: Path | None,
 ) -> None:
     """Measure the speed of a running server, on topics that this command creates and deletes again.
 
@@ -136,6 +148,7 @@ def bench(
       sow bench --records 1000000 --payload 1KiB --indexes 2 --format json
       sow bench --work single,get --durability fsync --seconds 30
       sow bench --work deliver --subscribers 1000 --topics 10
+      sow bench --report bench.md
     """
     plan = Plan(topic, records, payload, indexes, subscribers, follow == "all", topics, durability, ttl, seconds)
     if topics > records:
@@ -155,7 +168,12 @@ def bench(
         note(f"{name} could not be deleted: {describe(error)}; later: {later}")
 
     done: list[list[Fact]] = []
+    ran_with: list[Fact] = []
     try:
+        with session.client() as client:
+            ran_with = _circumstances(client, plan)
+        if output.is_table:
+            note(" · ".join(f"{fact.heading} {fact.shown}" for fact in ran_with if fact.shown))
         with (
             session.client() as client,
             asyncio.Runner() as runner,
@@ -175,6 +193,46 @@ def bench(
         # Also after Ctrl-C: the works that are done have their figures.
         if done and output.format is not Format.NDJSON:
             output.many(done, names=_NAMES, nothing="")
+        if done and report is not None:
+            report.write_text(report_of(ran_with, done))
+            note(f"the report is in {report}")
+
+
+def _circumstances(client: Client, plan: Plan) -> list[Fact]:
+    """What the figures depend on: versions, the server, and the settings of the run."""
+    instance = client.describe_instance()
+    return [
+        Fact("command_version", __version__, __version__, label="command"),
+        Fact("server_version", instance.server_version, display.safe(instance.server_version), label="server"),
+        Fact("instance", instance.shown, display.safe(instance.shown), label="at"),
+        Fact("python", platform.python_version(), platform.python_version()),
+        Fact("machine", platform.platform(), platform.platform(), label="on"),
+        Fact("cores", os.cpu_count(), str(os.cpu_count())),
+        Fact("records", plan.records, display.count(plan.records)),
+        Fact("payload_bytes", plan.payload_bytes, display.size(plan.payload_bytes), label="payload"),
+        Fact("indexes", plan.indexes, str(plan.indexes)),
+        Fact("topics", plan.topics, str(plan.topics)),
+        Fact("subscribers", plan.subscribers, str(plan.subscribers)),
+        Fact("durability", plan.durability, plan.durability or "the server's"),
+        Fact("ttl", plan.ttl, plan.ttl),
+    ]
+
+
+def report_of(ran_with: Sequence[Fact], works: Sequence[Sequence[Fact]]) -> str:
+    """The report, in Markdown."""
+    lines = ["# sow bench", "", f"{datetime.now(UTC):%Y-%m-%d %H:%M}Z", "", "| setting | value |", "|---|---|"]
+    lines += [f"| {fact.heading} | {fact.shown} |" for fact in ran_with if fact.shown]
+    shown = [fact for fact in works[0] if fact.in_lists]
+    lines += ["", "| " + " | ".join(fact.heading for fact in shown) + " |"]
+    lines.append("|" + "|".join("---:" if fact.right else "---" for fact in shown) + "|")
+    for facts in works:
+        lines.append("| " + " | ".join(fact.shown for fact in facts if fact.in_lists) + " |")
+    lines += [
+        "",
+        "p50 and p99 are measured at the client; the rates include its own work. See docs/cli.md, bench.",
+        "",
+    ]
+    return "\n".join(lines)
 
 
 def _meter(session: Session, url: str | None, token_file: Path | None) -> Meter:

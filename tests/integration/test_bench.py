@@ -14,6 +14,7 @@ from typing import Any, Final
 import pytest
 from click.testing import CliRunner, Result
 
+from sow.version import __version__
 from sow_cli import command
 from sow_cli.workload import WORKS, Workload
 from sow_client import AsyncSubscription, Client, Unavailable
@@ -100,6 +101,19 @@ def test_a_table_has_a_line_for_each_work_that_was_asked_for(
     assert header.split()[:3] == ["work", "operations", "time"]
     assert publish.split()[0:2] == ["publish", "1,000"]
     assert get.split()[0] == "get"
+
+
+def test_a_report_has_the_figures_with_settings_and_versions(server: ServerProcess, tmp_path: Path) -> None:
+    file = tmp_path / "bench.md"
+    done = bench(server.address, "--records", "500", "--seconds", "0.1", "--work", "get", "--report", str(file))
+
+    assert done.exit_code == 0, done.stderr
+    text = file.read_text()
+    assert f"| server | {__version__} |" in text
+    assert "| records | 500 |" in text
+    (heading,) = [line for line in text.splitlines() if line.startswith("| work |")]
+    assert "| p50 | p99 |" in heading
+    assert [line.split(" | ")[0] for line in text.splitlines()[-4:-2]] == ["| publish", "| get"]
 
 
 def test_json_is_one_list(server: ServerProcess) -> None:
