@@ -19,7 +19,6 @@ from typing import Final, cast
 import click
 import msgspec
 
-from sow.v1 import sow_pb2
 from sow_cli import arguments, display
 from sow_cli.columns import Fields, one_line, text
 from sow_cli.messages import TopicForms
@@ -127,7 +126,7 @@ def _unpacked(batch: PackedRecords) -> Iterator[Entry]:
     for index in range(batch.count):
         yield Entry(
             op=_OPS.get(batch.ops[index], "change"),
-            reason="touched" if batch.reasons[index] == sow_pb2.CHANGE_REASON_TOUCHED else "",
+            reason="touched" if batch.reasons[index] == _TOUCHED else "",
             payload=batch.payloads[offsets[index] : offsets[index + 1]],
             version=versions[index],
             publish_time_micros=published[index],
@@ -139,11 +138,8 @@ def _unpacked(batch: PackedRecords) -> Iterator[Entry]:
 
 _ESCAPES: Final = str.maketrans({"\\": "\\\\", "'": "\\'", "\n": "\\n", "\r": "\\r", "\t": "\\t"})
 """Of a text in a filter."""
-_OPS: Final[Mapping[int, str]] = {
-    sow_pb2.CHANGE_OP_PUT: "put",
-    sow_pb2.CHANGE_OP_DELETE: "delete",
-    sow_pb2.CHANGE_OP_EXPIRE: "expire",
-}
+_OPS: Final[Mapping[int, str]] = {1: "put", 3: "delete", 4: "expire"}  # sow.v1.ChangeOp
+_TOUCHED: Final = 1  # sow.v1.ChangeReason
 
 
 def _numbers(code: str, column: bytes) -> array[int]:

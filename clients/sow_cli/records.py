@@ -192,12 +192,10 @@ def query(
     named, include, leave_out = _paths(select, exclude)
     for fields in (("--select", bool(named)), ("--exclude", leave_out is not None)):
         arguments.refuse_together(fields, ("--keys-only", keys_only), ("--count", count_only))
-    arguments.refuse_together(("--explain", explain), ("--count", count_only))
-    arguments.refuse_together(("--explain", explain), ("--min-position", min_position is not None))
+    for others in (("--count", count_only), ("--min-position", min_position is not None)):
+        arguments.refuse_together(("--explain", explain), others)
     arguments.refuse_together(("--order-by", bool(order_by)), ("--count", count_only))
-    arguments.refuse_together(("--watch", watch is not None), ("--count", count_only), ("--explain", explain))
-    if watch is not None and not (output.is_table and sys.stdout.isatty()):
-        raise click.UsageError("--watch shows a table on a terminal; in a pipe, follow with sow subscribe --sow")
+    _check_watch(watch, output, count_only=count_only, explain=explain)
     # One more than is shown tells whether there are more.
     limit = TERMINAL_RECORDS_MAX if top is None and not count_only and sys.stdout.isatty() else None
     wanted = [key for some in keys for key in some] or None
@@ -238,16 +236,27 @@ def query(
                 return
             batches = _Watched(result.batches(), limit)
             written = output.records(batches, form, now_micros=lambda: _as_of(result))
-        if batches.more:
-            note(f"the first {display.records(written)}, and there are more: --top N shows N, a pipe all of them")
-        if output.is_table and result.footer is not None:
-            matched = result.footer.matched
-            shown = display.records(matched) if matched == written else f"{written:,} of {display.records(matched)}"
-            if batches.more:
-                shown = display.records(written)
-            note(f"{shown}, as of {display.instant(_as_of(result))}")
-            if batches.stamped and not form.acts:
-                remark(topic)
+        _remark_on(result, batches, written, form, output)
+
+
+def _check_watch(watch: str | None, output: Output, *, count_only: bool, explain: bool) -> None:
+    arguments.refuse_together(("--watch", watch is not None), ("--count", count_only), ("--explain", explain))
+    if watch is not None and not (output.is_table and sys.stdout.isatty()):
+        raise click.UsageError("--watch shows a table on a terminal; in a pipe, follow with sow subscribe --sow")
+
+
+def _remark_on(result: QueryResult, batches: _Watched, written: int, form: RecordForm, output: Output) -> None:
+    """Remarks on what a query has shown, and has not."""
+    if batches.more:
+        note(f"the first {display.records(written)}, and there are more: --top N shows N, a pipe all of them")
+    if not output.is_table or result.footer is None:
+        return
+    matched = result.footer.matched
+    whole = batches.more or matched == written
+    shown = display.records(written) if whole else f"{written:,} of {display.records(matched)}"
+    note(f"{shown}, as of {display.instant(_as_of(result))}")
+    if batches.stamped and not form.acts:
+        remark(form.topic)
 
 
 TERMINAL_RECORDS_MAX: Final = 1_000

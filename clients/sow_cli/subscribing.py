@@ -149,53 +149,42 @@ def subscribe(
         if durable is not None:
             gaps = _Gaps(topic)
             of_durable: DurableSettingsArguments = {"replicated": True} if replicated else {}
-            consumer = client.durable(
-                topic,
-                durable,
-                filter_text,
-                start=start,
-                force=force,
-                oof=oof,
-                changes=changes,
-                select=fields,
-                on_interruption=_tell,
-                on_gap=gaps.tell,
-                **of_durable,
-            )
+            consume = partial(client.durable, topic, durable, filter_text, start=start, force=force, select=fields)
+            consume = partial(consume, oof=oof, changes=changes, on_interruption=_tell, on_gap=gaps.tell)
+            consumer = consume(**of_durable)
             writer = message_writer(output, forms, several_topics=False, colour=_is_colourful(), select=fields or ())
             written = _consume(consumer, gaps, writer, limit=limit, lasting=lasting, acknowledges=ack is not False)
-            if output.is_table:
-                _sum_up(written, consumer)
+            _sum_up(written, consumer, output)
             return
-        table = live.LiveTable(forms, several_topics=pattern, order=order, top=top, select=fields or ())
-        shown = live.LiveDisplay(table, forms)
-        subscription = _opened_patiently(
-            partial(
-                _open,
-                client,
-                topic,
-                filter_text,
-                pattern=pattern,
-                sow=sow,
-                oof=oof or as_live_table,
-                delta=delta,
-                changes=changes,
-                conflation=conflation,
-                select=fields,
-                on_interruption=shown.tell if as_live_table else _tell,
-            ),
-            start,
-            topic if pattern else None,
-        )
-        with subscription, _ended_after(lasting, subscription), _ended_without_reader(subscription):
-            messages = _first(limit, subscription)
-            if as_live_table:
-                shown.show(messages)
-                return
-            writer = message_writer(output, forms, several_topics=pattern, colour=_is_colourful(), select=fields or ())
-            written = _write(messages, writer)
-    if output.is_table:
-        _sum_up(written, subscription)
+        shown = None
+        if as_live_table:
+            table = live.LiveTable(forms, several_topics=pattern, order=order, top=top, select=fields or ())
+            shown = live.LiveDisplay(table, forms)
+        opened = partial(_open, client, topic, filter_text, pattern=pattern, sow=sow, oof=oof or as_live_table)
+        opened = partial(opened, delta=delta, changes=changes, conflation=conflation, select=fields)
+        opened = partial(opened, on_interruption=_tell if shown is None else shown.tell)
+        subscription = _opened_patiently(opened, start, topic if pattern else None)
+        writer = message_writer(output, forms, several_topics=pattern, colour=_is_colourful(), select=fields or ())
+        _show(subscription, shown, writer, output, limit=limit, lasting=lasting)
+
+
+def _show(
+    subscription: Subscription,
+    shown: live.LiveDisplay | None,
+    writer: MessageWriter,
+    output: Output,
+    *,
+    limit: int | None,
+    lasting: str | None,
+) -> None:
+    """Shows the messages in the live table, or writes them."""
+    with subscription, _ended_after(lasting, subscription), _ended_without_reader(subscription):
+        messages = _first(limit, subscription)
+        if shown is not None:
+            shown.show(messages)
+            return
+        written = _write(messages, writer)
+    _sum_up(written, subscription, output)
 
 
 def _forms(client: Client, topic: str, *, pattern: bool) -> TopicForms:
@@ -322,7 +311,9 @@ def _is_colourful() -> bool:
     return sys.stdout.isatty() and "NO_COLOR" not in environ
 
 
-def _sum_up(written: int, subscription: Subscription) -> None:
+def _sum_up(written: int, subscription: Subscription, output: Output) -> None:
+    if not output.is_table:
+        return
     said = "1 message" if written == 1 else f"{display.count(written)} messages"
     # Quoted for a shell: with the marks of other instances it has semicolons.
     note(f"{said}; bookmark {shlex.quote(subscription.bookmark)}" if subscription.bookmark else said)

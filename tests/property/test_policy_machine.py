@@ -65,7 +65,8 @@ class PolicyMachine(RuleBasedStateMachine):
         self.declared: dict[str, Declared] = {}
         self.records: dict[str, dict[bytes, int]] = {}
         for name in NAMES:
-            self.rig.create_topic(name, TopicSettings(), OWN)
+            self.rig.store.administration.create_topic(name, OWN, lambda _: None)
+            self.rig.store.writer.step()
             self.declared[name], self.records[name] = dict(OWN), {}
 
     def teardown(self) -> None:
@@ -76,7 +77,8 @@ class PolicyMachine(RuleBasedStateMachine):
         return StoreOptions(defaults=self.defaults, writer=WriterOptions(sweep_entries_max=3))
 
     def _expected(self, name: str) -> TopicSettings:
-        return resolve_topic(name, self.declared[name], Policies(self.policies.values()), self.defaults).settings
+        policies = Policies(self.policies.values())
+        return resolve_topic(name, self.declared[name], policies, self.defaults, expiring=True).settings
 
     def _settle(self, acted: Mapping[str, bool]) -> None:
         """A record that was overdue on a topic that acted on it, and acts no more, is gone (rule L12)."""

@@ -8,13 +8,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
+from sow_server.engine.catalog.topics import Topics
 from sow_server.engine.commit.draft import Draft
 from sow_server.engine.commit.mutations import fetch_heads, fetch_values, stage_aborted, stage_job
 from sow_server.engine.commit.publishers import Publisher, PublisherCache
 from sow_server.engine.commit.requests import AtomicAborted, Job, RequestLimits, Slice, prepare
 from sow_server.engine.commit.steps import TopicStep
+from sow_server.engine.values.model import Publish, Request
 
 
 class RefusedFirst(NamedTuple):
@@ -25,13 +28,20 @@ class RefusedFirst(NamedTuple):
     """The publisher of the request, to be stored."""
 
 
+def creation(create: Callable[[str], TopicStep] | None, topics: Topics, request: Request) -> TopicStep | None:
+    """The step that creates the topic of a request; None: the topic exists, or the request creates none."""
+    if create is None or not isinstance(request, Publish) or request.topic in topics.by_name:
+        return None
+    return create(request.topic)
+
+
 def refused(
-    draft: Draft, job: Job, creation: TopicStep, limits: RequestLimits, publishers: PublisherCache
+    draft: Draft, job: Job, step: TopicStep, limits: RequestLimits, publishers: PublisherCache
 ) -> RefusedFirst | None:
     """None: something of the publish would be applied, so its topic is to be created. `draft` is used up. Raises
     StoreError as the publish itself would."""
-    creation.stage(draft)
-    topic = creation.topic
+    step.stage(draft)
+    topic = step.topic
     prepare(job, topic, limits)
     try:
         fetch_heads(draft, [(job, job.left)])

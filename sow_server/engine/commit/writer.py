@@ -52,7 +52,7 @@ from sow_server.engine.disk.layout import (
 from sow_server.engine.disk.rocks import META, Batch, Rocks, RocksError, Stalled
 from sow_server.engine.values.clock import GuardedClock
 from sow_server.engine.values.errors import Reason, StoreError
-from sow_server.engine.values.model import MICROS, NEVER, Delete, Durability, Outcome, Publish, Request
+from sow_server.engine.values.model import MICROS, NEVER, Delete, Durability, Outcome, Publish
 
 log = structlog.get_logger(__name__)
 
@@ -248,7 +248,7 @@ class Writer:
                 self._answer(job, broken_stream(job))
                 continue
             if job.topic is None:
-                if chosen and self._is_first(job.request):
+                if chosen and first_publish.creation(self.create_topic, self._topics, job.request) is not None:
                     break  # whether its topic is created may depend on their outcome
                 if not self._prepare(job):
                     self.queue.backlog.popleft()
@@ -274,8 +274,21 @@ class Writer:
         """Finds the job's topic and derives its keys; a refused job is answered."""
         request = job.request
         try:
-            if self._is_first(request) and not self._create_for(job):
-                return False
+            creation = first_publish.creation(self.create_topic, self._topics, request)
+            if creation is not None:
+                trial = self._new_draft()
+                refused = first_publish.refused(trial, job, creation, self._options.limits, self.publishers)
+                if refused is not None:
+                    draft = self._new_draft()
+                    draft.publishers.update(refused.publishers)
+                    error = self._write(draft, sync=request.durability is not Durability.BUFFERED)
+                    if error is None:
+                        job.merge(refused.part)
+                    self._answer(job, error or job.outcome)
+                    return False
+                created = self._run_step(creation)
+                if isinstance(created, StoreError):
+                    raise created
             prepare(job, self._topics.find(request.topic), self._options.limits)
         except StoreError as error:
             self._answer(job, error)
@@ -285,30 +298,6 @@ class Writer:
             self._answer(job, StoreError(Reason.INTERNAL, f"internal error: {type(error).__name__}"))
             return False
         return True
-
-    def _is_first(self, request: Request) -> bool:
-        """Whether a request is a publish that may create its topic."""
-        return (
-            self.create_topic is not None and isinstance(request, Publish) and request.topic not in self._topics.by_name
-        )
-
-    def _create_for(self, job: Job) -> bool:
-        """Creates the topic of a publish (rule K1). False: nothing of it would be applied, and it is answered."""
-        assert self.create_topic is not None, "it was asked for"
-        creation = self.create_topic(job.request.topic)
-        refused = first_publish.refused(self._new_draft(), job, creation, self._options.limits, self.publishers)
-        if refused is None:
-            created = self._run_step(creation)
-            if isinstance(created, StoreError):
-                raise created
-            return True
-        draft = self._new_draft()
-        draft.publishers.update(refused.publishers)
-        error = self._write(draft, sync=job.request.durability is not Durability.BUFFERED)
-        if error is None:
-            job.merge(refused.part)
-        self._answer(job, error or job.outcome)
-        return False
 
     def _commit_jobs(self, chosen: list[tuple[Job, int]], *, whole: bool = False) -> None:
         """Commits slices of jobs together; one that cannot be staged is committed or refused by itself. Unless `whole`,
