@@ -124,6 +124,7 @@ class RocksStore(PeerStore):
         settings = TopicSettings(key=key, expiration=Expiration.ENABLED if acts else Expiration.DISABLED)
         # `prune` says which entries are pruned.
         declared = {**declared_of(settings), "retain_time_micros": None, "retain_bytes": None}
+        declared["expiration"] = settings.expiration
         self._rig.store.administration.create_topic(topic, declared, lambda _: None)
 
     def drop_topic(self, topic: str) -> None:

@@ -84,7 +84,8 @@ class Watched:
         self.metrics.watch_reader_processes(no_reader_processes(self.store, self.clock, path))
 
     def create(self, name: str, settings: TopicSettings = EXPIRING) -> None:
-        self.store.administration.create_topic(name, declared_of(settings), lambda _: None)
+        declared = {"expiration": settings.expiration, **declared_of(settings)}
+        self.store.administration.create_topic(name, declared, lambda _: None)
         self.store.writer.step()
 
     def put(self, topic: str, keys: list[str], *, ttl_micros: int | None = None) -> None:
