@@ -204,11 +204,10 @@ def publish(
     reading = reading_of(given, with_metadata=records, keep_spaces=raw)
     inputs: tuple[BufferedReader, ...] = tuple(map(buffered, files)) or (standard_input(),)
     with session.client() as client, told_in_remarks():
-        described = described_topic(client, topic)
-        target = target_of(described)
-        is_told = _told_at_once(described, lifetime)
-        whole_file = key is not None and data is None
-        parse = line_parser(reading, target, described, records=records, as_it_is=raw or whole_file)
+        found = described_topic(client, topic)
+        target = target_of(found)
+        is_told = _told_at_once(found, lifetime)
+        parse = line_parser(reading, target, found, records=records, as_it_is=raw or (key is not None and data is None))
         merging = Merging(delta, [path for some in unset for path in some] or None)
         job = _Job(client, topic, lifetime, merging, durability, batch_records, condition)
         if data is not None or key is not None:

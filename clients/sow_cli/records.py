@@ -226,9 +226,7 @@ def query(
             )
 
         if watch is not None:
-            from sow_cli import watching  # a query that is not watched starts without rich
-
-            watching.watch(watching.WatchedTable(form, watch), ask, parse_micros(watch) / 1e6, top=top)
+            _watch(form, watch, ask, top)
             return
         with ask(top if limit is None else limit + 1) as result:
             if count_only:
@@ -243,6 +241,12 @@ def _check_watch(watch: str | None, output: Output, *, count_only: bool, explain
     arguments.refuse_together(("--watch", watch is not None), ("--count", count_only), ("--explain", explain))
     if watch is not None and not (output.is_table and sys.stdout.isatty()):
         raise click.UsageError("--watch shows a table on a terminal; in a pipe, follow with sow subscribe --sow")
+
+
+def _watch(form: RecordForm, every: str, ask: Callable[[int], QueryResult], top: int | None) -> None:
+    from sow_cli import watching  # a query that is not watched starts without rich
+
+    watching.watch(watching.WatchedTable(form, every), ask, parse_micros(every) / 1e6, top=top)
 
 
 def _remark_on(result: QueryResult, batches: _Watched, written: int, form: RecordForm, output: Output) -> None:
