@@ -162,7 +162,7 @@ class _Times:
 
     def first(self) -> str:
         """Where the story begins."""
-        made = f"{self._client.describe_topic(self._topic).create_time:%Y-%m-%d %H:%M:%S}Z"
+        made = _instant(round(self._client.describe_topic(self._topic).create_time.timestamp() * 1e6))
         if not self._plan.entries:
             return f"the journal is empty; the topic was made {made}"
         begin = _instant(self._committed(_sequence(self._plan.start) + 1, 0))
