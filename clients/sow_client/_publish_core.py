@@ -91,7 +91,7 @@ class Ack:
     """The `start` of a subscription to the changes after these records. None: no position of these records is known, or
     the server is an older one."""
     ttls_ignored: int = 0
-    """Applied records whose ttl or expire time has no effect, because the topic has expiration disabled (rule L3)."""
+    """Applied records whose ttl or expire time has no effect, because the topic has expiration disabled. Rule: L3."""
 
     @property
     def records(self) -> int:

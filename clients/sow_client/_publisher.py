@@ -79,7 +79,7 @@ class PublisherBase:
 
     @property
     def ttls_ignored(self) -> int:
-        """Applied records whose ttl or expire time has no effect: the topic has expiration disabled (rule L3)."""
+        """Applied records whose ttl or expire time has no effect: the topic has expiration disabled. Rule: L3."""
         return self._core.ttls_ignored
 
     @property

@@ -66,10 +66,10 @@ def _restore(kind: type[SowError], args: tuple[object, ...], state: dict[str, ob
 
 
 class LifetimeIgnoredWarning(UserWarning):
-    """A record got a ttl or an expire time that has no effect, because its topic has expiration disabled (rule L3).
+    """A record got a ttl or an expire time that has no effect, because its topic has expiration disabled.
 
     Python shows it once for each line of a program. `warnings.simplefilter("error", LifetimeIgnoredWarning)` makes it
-    an exception, which is raised after the publish.
+    an exception, which is raised after the publish. Rule: L3.
     """
 
 

@@ -115,6 +115,7 @@ def refusal(words: Sequence[str], *, whole: bool = True) -> str | None:
 @pytest.mark.parametrize("page", sorted({page for page, _, _ in shown()}))
 def test_each_command_of_a_page_is_accepted(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))  # no contexts of whoever runs the test
+    monkeypatch.chdir(tmp_path)  # --errors makes its file at once
     refused = [
         (" ".join(words), why) for of, words, whole in shown() if of == page and (why := refusal(words, whole=whole))
     ]
