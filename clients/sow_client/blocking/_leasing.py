@@ -282,5 +282,5 @@ class Lease:
 
     def _delete_known(self, topic: str) -> int:
         held = self._core.held[topic]
-        done = self._client.sow_delete(topic, keys=held, only_if_versions=[one.version for one in held.values()])
+        done = self._client.sow_delete(topic, keys=list(held), only_if_versions=[one.version for one in held.values()])
         return done.deleted
