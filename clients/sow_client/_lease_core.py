@@ -170,7 +170,7 @@ class LeaseCore:
         held = self.held[topic]
         return sow_pb2.TouchRequest(
             topic=topic,
-            keys=held,
+            keys=list(held),
             versions=[one.version for one in held.values()],
             lifetime=types_pb2.Lifetime(ttl_micros=self.ttl_micros)
             if expire_micros is None

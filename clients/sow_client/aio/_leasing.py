@@ -281,5 +281,7 @@ class AsyncLease:
 
     async def _delete_known(self, topic: str) -> int:
         held = self._core.held[topic]
-        done = await self._client.sow_delete(topic, keys=list(held), only_if_versions=[one.version for one in held.values()])
+        done = await self._client.sow_delete(
+            topic, keys=list(held), only_if_versions=[one.version for one in held.values()]
+        )
         return done.deleted
