@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from math import isfinite
 from typing import TypeAlias
 
@@ -41,8 +41,8 @@ def optional_key(key: Key | None) -> str | None:
 def key_texts(keys: Iterable[Key], field: str = "keys") -> list[str]:
     """The record keys as texts."""
     # A lone text is an iterable of texts too: "abc" would ask for the keys a, b and c.
-    # Bytes are an iterable of numbers. A mapping is one of its names, which leases use.
-    if isinstance(keys, str | bytes | bytearray | memoryview) or not isinstance(keys, Iterable):
+    # Bytes are an iterable of numbers, and a mapping one of its names.
+    if isinstance(keys, str | bytes | bytearray | memoryview | Mapping) or not isinstance(keys, Iterable):
         raise invalid(field, f"must be a list of keys; write [{reprlib.repr(keys)}]")
     return [key if type(key) is str else key_text(key, field) for key in keys]
 

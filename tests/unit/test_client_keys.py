@@ -69,7 +69,7 @@ def test_a_value_that_no_key_has_is_refused_by_name(key: Any) -> None:
     assert caught.value.details["field"] == "key"
 
 
-@pytest.mark.parametrize("keys", ["abc", 7, b"12", bytearray(b"12")])
+@pytest.mark.parametrize("keys", ["abc", 7, b"12", bytearray(b"12"), {"a": 1}])
 def test_one_key_is_not_a_list_of_keys(keys: Any) -> None:
     with pytest.raises(InvalidArgument, match="keys: must be a list of keys; write") as caught:
         key_texts(keys)

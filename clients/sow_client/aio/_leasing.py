@@ -258,7 +258,7 @@ class AsyncLease:
         try:
             response = await self._client._call(
                 self._client._sow.Get,
-                _reads.get_request(topic, core.held[topic]),
+                _reads.get_request(topic, list(core.held[topic])),
                 once=True,
                 at_most=core.patience(lease_now()),
             )

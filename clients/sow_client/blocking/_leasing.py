@@ -259,7 +259,7 @@ class Lease:
         try:
             response = self._client._call(
                 self._client._sow.Get,
-                _reads.get_request(topic, core.held[topic]),
+                _reads.get_request(topic, list(core.held[topic])),
                 once=True,
                 at_most=core.patience(lease_now()),
             )
