@@ -83,7 +83,7 @@ class OnScreen:
         if self.process.signalstatus is not None:
             return -int(self.process.signalstatus)
         assert self.process.exitstatus is not None, "it has ended"
-        return self.process.exitstatus
+        return int(self.process.exitstatus)
 
     def close(self) -> None:
         """Ends the process, whatever it does."""
