@@ -14,7 +14,7 @@ import pydantic
 import pytest
 
 from sow_client import AlreadyExists, Client, PublishFailed
-from tests.support.clients import CLIENT_KINDS, EventLoop, blocking
+from tests.support.clients import CLIENT_KINDS, client_of
 from tests.support.server import ServerProcess, pytest_runtest_makereport
 
 __all__ = ["pytest_runtest_makereport"]
@@ -41,14 +41,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 @pytest.fixture(scope="module", params=CLIENT_KINDS)
 def client(request: pytest.FixtureRequest, server: ServerProcess) -> Iterator[Client]:
     """Each of the two clients."""
-    if request.param == "Client":
-        with server.client() as made:
-            yield made
-        return
-    with EventLoop() as loop:
-        aio = loop.make(server.async_client)
-        yield blocking(loop, aio)
-        loop.run(aio.close)
+    with client_of(request.param, server.client, server.async_client) as made:
+        yield made
 
 
 @dataclass

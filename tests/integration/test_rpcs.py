@@ -25,7 +25,7 @@ from sow_client import (
     PublishFailed,
     Refusal,
 )
-from tests.support.clients import CLIENT_KINDS, EventLoop, blocking
+from tests.support.clients import CLIENT_KINDS, client_of
 from tests.support.server import ServerProcess, reason_of, until
 
 CONFIG: Final = """
@@ -57,14 +57,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 @pytest.fixture(scope="module", params=CLIENT_KINDS)
 def client(request: pytest.FixtureRequest, server: ServerProcess) -> Iterator[Client]:
     """Each of the two clients."""
-    if request.param == "Client":
-        with server.client() as made:
-            yield made
-        return
-    with EventLoop() as loop:
-        aio = loop.make(server.async_client)
-        yield blocking(loop, aio)
-        loop.run(aio.close)
+    with client_of(request.param, server.client, server.async_client) as made:
+        yield made
 
 
 @pytest.fixture(scope="module")

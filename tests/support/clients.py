@@ -10,6 +10,7 @@ import asyncio
 import inspect
 import threading
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Literal, Self, TypeAlias, TypeVar, cast
 
@@ -35,6 +36,19 @@ def connect(request: pytest.FixtureRequest) -> Iterator[Connect]:
         return
     with EventLoop() as loop:
         yield lambda *arguments, **options: blocking(loop, loop.make(lambda: AsyncClient(*arguments, **options)))
+
+
+@contextmanager
+def client_of(kind: ClientKind, make: Callable[[], Client], make_async: Callable[[], AsyncClient]) -> Iterator[Client]:
+    """A client of one kind, which is used like a `Client`, for the fixtures of whole modules."""
+    if kind == "Client":
+        with make() as client:
+            yield client
+        return
+    with EventLoop() as loop:
+        aio = loop.make(make_async)
+        yield blocking(loop, aio)
+        loop.run(aio.close)
 
 
 class EventLoop:
