@@ -550,7 +550,7 @@ class _Client:
             try:
                 answer = await self._holder.ask(lambda at: self._holder.publish(at, request), at_most)
             except Unavailable:
-                if not self._holder.several or request.records[0].HasField("condition"):
+                if not self._goes(request):
                     raise
                 answer = await self._holder.ask(lambda at: self._holder.publish(at, request), at_most)
             assert isinstance(answer, sow_pb2.PublishResponse), "to a publish"
@@ -560,6 +560,9 @@ class _Client:
             return response
         finally:
             self._sequencer.give_back(position, response)
+
+    def _goes(self, request: sow_pb2.PublishRequest) -> bool:
+        return self._holder.several and not request.records[0].HasField("condition")
 
     async def sow_delete(self, topic: str, *, keys: Iterable[str], only_if_versions: Iterable[int] | None) -> object:
         named, versions = list(keys), None if only_if_versions is None else list(only_if_versions)

@@ -9,7 +9,7 @@ import pytest
 
 from sow.v1 import sow_pb2
 from sow_client import AsyncLease, InvalidArgument, NotFound, Published, Record, SowError
-from sow_client._lease_core import LeaseCore, Seen
+from sow_client._lease_core import LeaseCore, Seen, lease_now
 from sow_client._reads import TOUCHED_TOGETHER_MAX, records
 from sow_client.aio._leasing import AsyncLeasing
 
@@ -132,3 +132,30 @@ def test_a_publish_that_is_given_up_twice_frees_its_place() -> None:
         core.joins("t", SENT)
     with pytest.raises(InvalidArgument):
         core.joins("t", SENT)
+
+
+@pytest.mark.parametrize("goes", [True, False])
+def test_a_publish_that_may_have_been_made_at_two_instances_has_two_versions(goes: bool) -> None:
+    """Story: the answer of the first instance was lost, and the second one gave a lower version, as its clock was
+    behind. When the first one's version came to the second by replication, the lease was lost."""
+
+    class Client(AsyncLeasing):
+        async def describe_topic(self, topic: str) -> NoReturn:
+            raise NotFound("it does not matter", reason="TOPIC_NOT_FOUND")
+
+        async def _publish(self, request: object, **_: object) -> sow_pb2.PublishResponse:
+            return sow_pb2.PublishResponse(results=[sow_pb2.PublishResult(key="k", version=10)])
+
+        def _goes(self, request: object) -> bool:
+            return goes
+
+    async def publish() -> LeaseCore:
+        core = LeaseCore(TTL)
+        lease = AsyncLease(Client(), core)
+        await lease.publish("t", {"by": 1}, key="k")
+        await lease._ticker.stop()
+        return core
+
+    core = asyncio.run(publish())
+    assert core.recognize("t", found(20), lease_now()) is (Seen.OWN if goes else Seen.OTHER)
+    assert core.recognize("t", found(20, OTHER), lease_now()) is Seen.OTHER

@@ -125,6 +125,8 @@ class AsyncLease:
             # Without the lock: it may wait for a peer that is away, while the other records have to be renewed.
             try:
                 response = await self._client._publish(request, at_most=core.seconds)
+                if self._client._goes(request):  # it may have been applied at two instances, and either version wins
+                    core.doubt(topic, lease_now())
             except BaseException:  # also where the caller gives up: the request may have arrived
                 core.doubtful(topic, payload, lease_now())
                 raise

@@ -491,13 +491,15 @@ class AsyncPublishing(AsyncCalls):
         response: sow_pb2.PublishResponse | None = None
         try:
             request.publisher.CopyFrom(position)
-            goes = self._failover_publish == "again" and not any(
-                record.HasField("condition") for record in request.records
-            )
-            response = await self._call(self._sow.Publish, request, goes=goes, at_most=at_most)
+            response = await self._call(self._sow.Publish, request, goes=self._goes(request), at_most=at_most)
             return response
         finally:
             self._sequencer.give_back(position, response)
+
+    def _goes(self, request: sow_pb2.PublishRequest) -> bool:
+        """Whether a publish is made again elsewhere when its instance is lost."""
+        has_condition = any(record.HasField("condition") for record in request.records)
+        return self._failover_publish == "again" and self._transport.moves_max > 0 and not has_condition
 
     async def _open_stream(
         self, core: PublishCore, home: Home, requests: AsyncIterator[sow_pb2.PublishStreamRequest]

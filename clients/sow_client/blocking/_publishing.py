@@ -488,13 +488,15 @@ class Publishing(Calls):
         response: sow_pb2.PublishResponse | None = None
         try:
             request.publisher.CopyFrom(position)
-            goes = self._failover_publish == "again" and not any(
-                record.HasField("condition") for record in request.records
-            )
-            response = self._call(self._sow.Publish, request, goes=goes, at_most=at_most)
+            response = self._call(self._sow.Publish, request, goes=self._goes(request), at_most=at_most)
             return response
         finally:
             self._sequencer.give_back(position, response)
+
+    def _goes(self, request: sow_pb2.PublishRequest) -> bool:
+        """Whether a publish is made again elsewhere when its instance is lost."""
+        has_condition = any(record.HasField("condition") for record in request.records)
+        return self._failover_publish == "again" and self._transport.moves_max > 0 and not has_condition
 
     def _open_stream(
         self, core: PublishCore, home: Home, requests: Iterator[sow_pb2.PublishStreamRequest]
