@@ -21,6 +21,7 @@ from unittest import mock
 
 from sow.v1 import sow_pb2, types_pb2
 from sow_client import _writes
+from sow_client._lease_core import CLOCK_FACTOR
 from sow_client._records import Deleted
 from sow_client.aio import _leasing
 from sow_client.aio._leasing import AsyncLease, AsyncLeasing
@@ -97,8 +98,8 @@ class Holder:
         self._turn: Callable[[], Coroutine[object, object, float | None]] | None = None
         self._suspended_until = 0
         self._call: _Call | None = None
-        self._given: dict[tuple[str, str, str], set[int]] = {}
-        """By lease, topic and key: the versions that the lease has given, whether or not it knows of them."""
+        self._given: dict[tuple[str, str, str], dict[int, int]] = {}
+        """By lease, topic and key: the versions that the lease has given, whether or not it knows of them, and when."""
         self._served_lease = ""
         """The name of the lease that has sent the request which is served now."""
         self._is_awaited = False
@@ -425,7 +426,7 @@ class Holder:
         lease = self._served_lease
         for key, row in rows_of(at, topic, keys).items():
             if owner(row) == lease and row is not None:
-                self._given.setdefault((lease, topic, key), set()).add(row.version)
+                self._given.setdefault((lease, topic, key), {}).setdefault(row.version, self.world.now)
 
     # -- judging ----------------------------------------------------------------------------------------------------
 
@@ -439,9 +440,22 @@ class Holder:
     def _look(self, topic: str, before: dict[str, Row | None]) -> None:
         """Finds out whether the lease may believe that it is lost."""
         lease = self._served_lease
-        foreign = [f"{topic}/{key}: {row}" for key, row in before.items() if not self._owns(lease, topic, key, row)]
+        foreign = [
+            f"{topic}/{key}: {row}"
+            for key, row in before.items()
+            if not self._owns(lease, topic, key, row) or self._came_late(lease, topic, key, row)
+        ]
         if self._is_awaited:
             self._foreign = min(foreign, default=self._foreign)
+
+    def _came_late(self, lease: str, topic: str, key: str, row: Row | None) -> bool:
+        """Whether a version of which the lease was not told has come after the time of the lease: the clock here is
+        behind that of the instance that has given it (rule L21)."""
+        known = None if self._lease is None else self._lease._core.held.get(topic, {}).get(key)
+        if row is None or known is None or row.version <= known.last:
+            return False
+        given = self._given[lease, topic, key][row.version]
+        return (self.world.now - given) * self.rate >= self._ttl_micros * CLOCK_FACTOR
 
     def _judge_change(self, what: str, at: Instance, topic: str, before: dict[str, Row | None]) -> None:
         lease = self._served_lease
