@@ -21,6 +21,7 @@ from click.core import ParameterSource
 from sow.durations import parse_micros
 from sow_cli import arguments, display, live
 from sow_cli.columns import METADATA
+from sow_cli.connection import default_format
 from sow_cli.messages import MARKS, MessageWriter, TopicForms, message_writer
 from sow_cli.output import Output, message_output_option, note
 from sow_cli.session import Session
@@ -139,7 +140,9 @@ def subscribe(
     _check_durable(
         durable, force, ack, replicated=replicated, sow=sow, delta=delta, conflation=conflation, pattern=pattern
     )
-    chosen = click.get_current_context().get_parameter_source("output") is not ParameterSource.DEFAULT
+    # What the environment, a context and the options in front of the command say comes as a default.
+    given = click.get_current_context().get_parameter_source("output") is not ParameterSource.DEFAULT
+    chosen = given or default_format() is not None
     # A table of the state needs the removed records, too; plain journal entries (--changes) do not show a state.
     as_live_table = sow and sys.stdout.isatty() and not chosen and not changes
     if (order or top) and not as_live_table:

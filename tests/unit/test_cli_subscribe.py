@@ -9,12 +9,14 @@ import random
 import re
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import CliRunner, Result, _NamedTextIOWrapper
 from rich.cells import cell_len
 
 from sow_cli.command import sow
+from sow_cli.context_files import ContextFiles
 from sow_cli.live import HIGHLIGHT_SECONDS, LiveTable, Term
 from sow_cli.messages import TopicForms
 from sow_client import Change, Client, Gap, NotFound, Unavailable
@@ -321,6 +323,31 @@ def test_a_lost_and_restored_connection_is_reported_on_stderr(client: FakeClient
 
 
 # ---- the live table ----
+
+
+@pytest.mark.parametrize(
+    ("before", "variables"),
+    [
+        ((), {"SOW_FORMAT": "ndjson"}),
+        (("--format", "ndjson"), {}),
+        (("--context", "lines"), {}),
+    ],
+    ids=["the environment", "in front of the command", "a context"],
+)
+def test_a_format_that_is_chosen_anywhere_is_written_instead_of_the_live_table(
+    client: FakeClient,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    before: tuple[str, ...],
+    variables: dict[str, str],
+) -> None:
+    """Story: only `--format` behind the command counted. `SOW_FORMAT=ndjson`, and `\\G` in the shell, got the table."""
+    monkeypatch.setattr(_NamedTextIOWrapper, "isatty", lambda _: True, raising=False)
+    environment = {"XDG_CONFIG_HOME": str(tmp_path)} | variables
+    ContextFiles(environment).write("lines", {"format": "ndjson"})
+    arguments = [*before, "subscribe", "orders", "--sow", "--count", "3"]
+    result = CliRunner().invoke(sow, arguments, env=environment, obj=lambda _session: client)
+    assert [one["op"] for one in rows(result)] == ["sow", "sow", "snapshot_end", "put"]
 
 
 class Clock:
