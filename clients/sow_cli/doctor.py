@@ -1,7 +1,8 @@
 """`sow doctor`: what is wrong between this machine and the server, and on the server, and what to do about it.
 
 [1]  Nothing is changed, and nothing is published.
-[2]  A check that the caller may not make, or that an older server cannot answer, is `skipped`. It is no fault.
+[2]  A check that the caller may not make, that an older server cannot answer, or for which an address of gRPC such as
+     `unix:…` has no host, is `skipped`. It is no fault.
 [3]  A fault of the connection ends the command, as no other check has an answer then.
 """
 
@@ -21,7 +22,7 @@ from sow.version import __version__
 from sow_cli import display
 from sow_cli.exits import NOT_REACHABLE, SERVER_SAID_NO
 from sow_cli.output import Fact, Output, note, output_option
-from sow_cli.session import Session
+from sow_cli.session import Session, host_and_port
 from sow_client import Client, Durable, Identity, Instance, ReplicationStatus, SowError, Status, Tls, Topic
 
 Level: TypeAlias = Literal["ok", "warning", "fault", "skipped"]
@@ -156,9 +157,12 @@ def tls_of(session: Session) -> Iterator[Finding]:
                     "tls", "warning", f"{address} is not encrypted", "give the server a certificate, and use --tls-ca"
                 )
             continue
-        host, _, port = address.rpartition(":")
+        place = host_and_port(address)
+        if place is None:
+            yield Finding("tls", "skipped", f"{address} is an address of gRPC: its certificate is not looked at")
+            continue
         try:
-            ends = _certificate_end(host.strip("[]"), int(port), tls)
+            ends = _certificate_end(*place, tls)
         except (OSError, ValueError) as error:
             yield Finding("tls", "fault", f"{address}: {error}", "see --tls-ca, --tls-server-name, --tls-cert")
             continue

@@ -19,7 +19,9 @@ from sow_client import Client, FailoverPublish, Instance, InvalidArgument, Prefe
 if TYPE_CHECKING:
     from sow_client import AsyncClient
 
-DEFAULT_SERVER: Final = "127.0.0.1:7450"
+DEFAULT_PORT: Final = 7450
+DEFAULT_SERVER: Final = f"127.0.0.1:{DEFAULT_PORT}"
+_SCHEMES: Final = ("unix:", "dns:", "ipv4:", "ipv6:")
 CONNECT_SECONDS_MAX: Final = 3.0
 """A person waits for the result: after this time the server counts as not reachable (exit code 3)."""
 
@@ -119,6 +121,17 @@ def _undisturbed() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
         if came:
             signal.raise_signal(signal.SIGTERM)
+
+
+def host_and_port(address: str) -> tuple[str, int] | None:
+    """The parts of an address that a client accepts, with the port that it means where it has none. None: it has a
+    scheme of gRPC."""
+    if address.startswith(_SCHEMES):
+        return None
+    if address.endswith("]") or ":" not in address:
+        return address.strip("[]"), DEFAULT_PORT
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
 
 
 Connect: TypeAlias = Callable[[Session], Client]

@@ -13,7 +13,7 @@ import pytest
 from sow.version import __version__
 from sow_cli import doctor
 from sow_cli.doctor import Finding
-from sow_cli.session import Session, connect
+from sow_cli.session import DEFAULT_PORT, Session, connect, host_and_port
 from sow_client import (
     Identity,
     Instance,
@@ -165,6 +165,37 @@ def test_a_server_without_access_file_is_a_warning_only_where_others_reach_it() 
     assert doctor.identity(nobody, Session("127.0.0.1:7450", None, connect)).level == "ok"
     assert doctor.identity(nobody, Session("db:7450", None, connect)).level == "warning"
     assert [one.level for one in doctor.tls_of(Session("127.0.0.1:7450,db:7450", None, connect))] == ["ok", "warning"]
+
+
+@pytest.mark.parametrize(
+    ("address", "found"),
+    [
+        ("a:7451", ("a", 7451)),
+        ("localhost", ("localhost", DEFAULT_PORT)),
+        ("[::1]", ("::1", DEFAULT_PORT)),
+        ("[::1]:7451", ("::1", 7451)),
+        ("unix:/run/sow.sock", None),
+        ("dns:///a:7450", None),
+    ],
+)
+def test_an_address_has_a_host_and_a_port(address: str, found: tuple[str, int] | None) -> None:
+    assert host_and_port(address) == found
+
+
+def test_the_certificate_behind_an_address_without_a_port_is_looked_for_at_the_usual_port(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Story: `localhost` and `unix:…` were faults: "invalid literal for int()"."""
+    asked: list[tuple[str, int]] = []
+
+    def certificate_end(host: str, port: int, _tls: Tls) -> datetime:
+        asked.append((host, port))
+        return NOW + timedelta(days=10_000)
+
+    monkeypatch.setattr(doctor, "_certificate_end", certificate_end)
+    found = list(doctor.tls_of(Session("localhost, unix:/run/sow.sock", Tls(), connect)))
+    assert [one.level for one in found] == ["ok", "skipped"]
+    assert asked == [("localhost", DEFAULT_PORT)]
 
 
 def test_the_certificate_of_the_server_is_checked(tmp_path: Path) -> None:
