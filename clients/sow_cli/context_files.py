@@ -17,9 +17,12 @@ import re
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, get_args
 
 import click
+
+from sow_cli.output import RESULT_FORMATS
+from sow_client import FailoverPublish, Prefer
 
 Settings: TypeAlias = Mapping[str, str]
 """Settings of a context by name, those of `NAMES` that it has."""
@@ -35,9 +38,10 @@ NAMES: Final = (
     "token_file",
     "format",
 )
-_CHOICES: Final = {
-    "prefer": ("first", "random"),
-    "failover_publish": ("again", "unsent"),
+_CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
+    "prefer": get_args(Prefer),
+    "failover_publish": get_args(FailoverPublish),
+    "format": tuple([one.value for one in RESULT_FORMATS]),  # those that every command has
 }
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _BYTES_MAX: Final = 65_536
@@ -156,7 +160,8 @@ def _fault(key: str, value: object) -> str | None:
     if not isinstance(value, str) or not value:
         return f"{key} is a text in quotation marks"
     if key in _CHOICES and value not in _CHOICES[key]:
-        return f"{key} is {' or '.join(_CHOICES[key])}, not {value!r}"
+        *others, last = _CHOICES[key]
+        return f"{key} is {', '.join(others)} or {last}, not {value!r}"
     return None
 
 

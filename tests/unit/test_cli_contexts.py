@@ -186,6 +186,7 @@ def test_a_default_format_comes_from_the_environment_or_a_context(user: User) ->
     [
         ('server = "a"\nserer = "b"\n', 2, "unknown setting 'serer'; did you mean server?"),
         ('\n\nprefer = "last"\n', 3, "prefer is first or random, not 'last'"),
+        ('server = "a"\nformat = "xml"\n', 2, "format is table, json, ndjson or csv, not 'xml'"),
         ("server = 7450\n", 1, "server is a text in quotation marks"),
         ('server = "a"\n\n[more]\nx = 1\n', 3, "unknown setting 'more'"),
         ('server = "a\n', 1, ""),
