@@ -34,6 +34,7 @@ METADATA_COLUMNS: Final = {
 _LEFT_OUT_MAX: Final = 20
 
 _STEP: Final = re.compile(r"/(?:\[((?:[^\]\\]|\\.)*)\]|([^/\[][^/]*))")
+_PLAIN: Final = re.compile(r"[\w.:$#]+")
 _ESCAPED: Final = re.compile(r"\\(.)")
 _NUMBER: Final = re.compile(r"-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?")
 _QUOTE: Final = ord('"')
@@ -199,7 +200,7 @@ def heading(path: Path) -> str:
     """The name of a field's column ([3])."""
     if len(path) == 1 and path[0] and path[0][0] not in "/@" and path[0] not in METADATA_COLUMNS:
         return path[0]
-    return "".join([_step(name) for name in path])
+    return "".join([step(name) for name in path])
 
 
 def path_of(column: str) -> Path:
@@ -212,7 +213,9 @@ def metadata_heading(name: str) -> str:
     return f"_{name}_micros" if name in _TIMES else f"_{name}"
 
 
-def _step(name: str) -> str:
-    if name and "/" not in name and not name.startswith("["):
+def step(name: str, *, in_filter: bool = False) -> str:
+    """A step of a path: the inverse of `steps`. `in_filter`: filters take fewer names without brackets, as `/a-1` is a
+    subtraction there."""
+    if _PLAIN.fullmatch(name) or (not in_filter and name and "/" not in name and not name.startswith("[")):
         return f"/{name}"
     return "/[" + name.replace("\\", "\\\\").replace("]", "\\]") + "]"

@@ -25,6 +25,7 @@ from click.shell_completion import (
     get_completion_class,
 )
 
+from sow_cli.columns import step
 from sow_cli.connection import found_settings, session_of
 from sow_cli.context_files import ContextFiles
 from sow_cli.session import Connect, Session, connect
@@ -51,7 +52,6 @@ FUNCTIONS: Final = (
     "REPLACE(", "ROUND(", "SUBSTR(", "TRIM(", "UPPER(",
 )  # fmt: skip
 
-_PLAIN: Final = re.compile(r"[\w.:$#]+")
 _LAST_WORD: Final = re.compile(r"[^\s()=<>!,+*%]*\Z")
 _PATH_OPTIONS: Final = frozenset({"--select", "--exclude", "--order-by", "--unset", "--index", "--key-field"})
 _SHELLS: Final = ("bash", "zsh", "fish")
@@ -274,7 +274,7 @@ def _fields(client: Client, topic: str) -> Sequence[str]:
 def _paths(document: object, above: str, depth: int) -> Iterator[str]:
     if isinstance(document, Mapping) and depth:
         for name, value in document.items():
-            path = f"{above}/{name}" if _PLAIN.fullmatch(name) else f"{above}/[{name}]"
+            path = above + step(name, in_filter=True)
             yield path
             yield from _paths(value, path, depth - 1)
 

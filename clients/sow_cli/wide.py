@@ -7,6 +7,7 @@ r"""Results with a line for each field, as `\G` at the end of a command of the s
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Iterator, Mapping
 from typing import BinaryIO, Final
 
@@ -14,8 +15,8 @@ import msgspec
 
 from sow_cli import display
 
-MICROS: Final = "_time_micros"
-"""The end of the names of times."""
+_TIME: Final = re.compile(r"(?:(?:.*_)?time|since|as_of|before|after)_micros")
+"""The names of times; other names in `_micros` are those of lengths."""
 
 
 class WideLines(io.RawIOBase):
@@ -80,7 +81,7 @@ def _fields(value: Mapping[str, object], above: str) -> Iterator[tuple[str, str]
         elif isinstance(field, list) and field and all(isinstance(one, Mapping) for one in field):
             for number, one in enumerate(field):
                 yield display.safe(f"{path}[{number}]"), display.safe(msgspec.json.encode(one).decode())
-        elif isinstance(field, int) and not above and name.endswith(MICROS):
+        elif isinstance(field, int) and not above and _TIME.fullmatch(name):
             yield name.removesuffix("_micros"), display.instant(field)
         else:
             text = field if isinstance(field, str) else msgspec.json.encode(field).decode()

@@ -12,14 +12,15 @@ import click
 import pytest
 
 from sow_cli import completion, shell
+from sow_cli.columns import steps
 from sow_cli.command import _shell, sow
 from sow_cli.completion import FUNCTIONS, KEYWORDS, METADATA, Line, Names, Values, completions, split
 from sow_cli.context_files import ContextFiles
 from sow_cli.session import Session
-from sow_cli.wide import WideLines
+from sow_cli.wide import WideLines, block
 from sow_client import Unavailable
-from sow_server.filters import parse
-from sow_server.filters.tree import Function, MetadataName
+from sow_server.filters import parse, tree
+from sow_server.filters.tree import Function, MetadataName, walk
 from tests.support.fake_client import FakeClient
 
 GRAMMAR = Path(__file__).parents[2] / "sow_server" / "filters" / "grammar.lark"
@@ -174,6 +175,21 @@ def test_names_that_a_terminal_would_act_on_are_not_offered(prepared: click.Grou
     assert found("query", "orders", "/") == ["/id"]
 
 
+@pytest.mark.parametrize("name", ["a]b/c", "a\\b", "[a", "first-name", "@key", "é", "a.b:c$#"])
+def test_a_field_is_offered_as_filters_and_options_take_it(prepared: click.Group, name: str) -> None:
+    """Story: `/[a]b/c]` was offered for the field `a]b/c`, and then refused as a path."""
+
+    def connect(_session: Session) -> FakeClient:
+        client = FakeClient()
+        client.add("orders", records=[{"id": 1, name: 1}])
+        return client
+
+    found = completions(prepared, connect, ("query", "orders", "--select"), "/")  # type: ignore[arg-type]
+    (offered,) = [item.value for item in found if item.value != "/id"]
+    assert steps(offered) == (name,)
+    assert [one.steps for one in walk(parse(f"{offered} = 1")) if isinstance(one, tree.Path)] == [(name,)]
+
+
 def test_names_of_contexts_are_completed(
     prepared: click.Group, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -254,6 +270,26 @@ def test_each_line_becomes_a_block_and_other_text_stays() -> None:
         "no records",
         "{",
     ]
+
+
+@pytest.mark.parametrize(
+    ("name", "is_time"),
+    [
+        ("time_micros", True),
+        ("publish_time_micros", True),
+        ("since_micros", True),
+        ("as_of_micros", True),
+        ("before_micros", True),
+        ("elapsed_micros", False),
+        ("lag_micros", False),
+        ("server_cpu_micros", False),
+        ("oldest_unacknowledged_age_micros", False),
+    ],
+)
+def test_times_are_shown_as_times_and_lengths_as_they_are(name: str, is_time: bool) -> None:
+    """Story: `time_micros` of a history and `since_micros` of sessions stayed numbers."""
+    shown = block({name: 0}, 1).splitlines()[1]
+    assert shown == (f"{name.removesuffix('_micros')}: 1970-01-01T00:00:00.000Z" if is_time else f"{name}: 0")
 
 
 # ---- history ----
