@@ -3,7 +3,8 @@
 [1]  The records are those of one snapshot of the server (rule Q6), whatever is published meanwhile.
 [2]  A file of that name is either the old one or a complete new one: the records go to a temporary file beside it,
      which is synced and takes the name, and the permissions of the old one, at the end.
-[3]  CSV, Parquet and Arrow have columns for the fields of all records: without --select the snapshot is read twice.
+[3]  CSV, Parquet and Arrow have columns for the fields of all records, and Parquet and Arrow a type for each. The
+     snapshot is read twice where all payloads tell these: without --select, and for the types of selected fields.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import os
 import secrets
 import stat
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Final, Protocol
@@ -127,12 +128,12 @@ class _Exporting:
     def write(self, kind: Format) -> int:
         """Writes all records, and returns their number."""
         records = sum(self._export.parts)
-        twice = kind not in _WHOLE and not self._form.select
+        twice = _is_read_twice(kind, self._form)
         with progress("{task.fields[figures]}", measured=records > 0) as bar:
             task = bar.add_task("exporting", total=records * (2 if twice else 1), figures="")
-            writer = self._writer(kind, lambda batches: self._shown(bar, task, batches))
+            writer = self._writer(kind, self._shown(bar, task, self._batches(("payload",)) if twice else iter(())))
             written = 0
-            for columns in self._shown(bar, task, self._batches()):
+            for columns in self._shown(bar, task, self._batches(_COLUMNS)):
                 writer.write(columns)
                 written += len(columns.keys)
             writer.close()
@@ -145,7 +146,7 @@ class _Exporting:
             done += len(columns.payloads)
             bar.update(task, advance=len(columns.payloads), figures=display.records(done))
 
-    def _batches(self) -> Iterator[BatchColumns]:
+    def _batches(self, columns: Sequence[PackedColumn]) -> Iterator[BatchColumns]:
         form = self._form
         names = [name for name in form.select if not name.startswith("@")]
         # Only top-level fields of JSON: the server reduces these without decoding the rest.
@@ -153,23 +154,17 @@ class _Exporting:
         reduced = fields if form.payload_is_json and len(fields) <= _FIELDS_MAX else []
         for part in range(len(self._export.parts)):
             for packed in self._client.read_export(
-                self._export.id, part, columns=_COLUMNS, batch_size=_BATCH_RECORDS, fields=reduced
+                self._export.id, part, columns=columns, batch_size=_BATCH_RECORDS, fields=reduced
             ):
                 yield BatchColumns.of_packed(packed)
 
-    def _payloads(self) -> Iterator[BatchColumns]:
-        """The payloads alone, to look at ([3])."""
-        for part in range(len(self._export.parts)):
-            for packed in self._client.read_export(self._export.id, part, batch_size=_BATCH_RECORDS):
-                yield BatchColumns.of_packed(packed)
-
-    def _writer(self, kind: Format, shown: Callable[[Iterator[BatchColumns]], Iterator[BatchColumns]]) -> _Writer:
+    def _writer(self, kind: Format, looked_at: Iterator[BatchColumns]) -> _Writer:
+        """The writer of a format. `looked_at`: the payloads of all records, where they tell the columns ([3])."""
         form = self._form
         if kind is Format.NDJSON:
             return _Ndjson(form, self._sink)
         if kind is Format.JSON:
             return _Json(form, self._sink)
-        looked_at = iter(()) if form.select else shown(self._payloads())
         if kind is Format.CSV:
             names: dict[str, None] = {}
             for columns in looked_at:
@@ -180,9 +175,17 @@ class _Exporting:
         from sow_cli.arrow import ArrowFile, ArrowSchema
 
         schema = ArrowSchema(form)
-        for columns in self._payloads() if form.select else looked_at:
+        for columns in looked_at:
             schema.look(columns.payloads)
         return ArrowFile(self._sink, schema, is_parquet=kind is Format.PARQUET)
+
+
+def _is_read_twice(kind: Format, form: RecordForm) -> bool:
+    """Whether all payloads must be seen before the first record is written ([3])."""
+    if kind in _WHOLE:
+        return False
+    has_types = kind in (Format.PARQUET, Format.ARROW)
+    return not form.select or (has_types and any(not name.startswith("@") for name in form.select))
 
 
 class _Writer(Protocol):

@@ -12,14 +12,17 @@ import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from click.testing import CliRunner, Result
 from pyarrow import ipc, parquet
+from rich.progress import Progress
 
 from sow_cli import command
 from sow_cli.exporting import replaced
+from sow_client import Client, PackedRecords
 from tests.support.server import ServerProcess
 from tests.support.terminals import REAL, SECONDS_MAX, Terminal, plain
 
@@ -115,6 +118,47 @@ def test_arrow_and_csv_have_the_same_columns(server: ServerProcess, tmp_path: Pa
     assert [row["at"] for row in rows] == ['{"ask":2.5}', ""]
     assert rows[1]["big"] == str(2**70)
     assert rows[1]["_expire_time_micros"] == "1893456000000000"
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "passes", "fields"),
+    [
+        ("a.parquet", (), 2, []),
+        ("a.parquet", ("--select", "/id,/at/bid,@key"), 2, ["at", "id"]),
+        ("a.arrow", ("--select", "@key,@version"), 1, []),
+        ("a.csv", (), 2, []),
+        ("a.csv", ("--select", "/id"), 1, ["id"]),
+        ("a.ndjson", (), 1, []),
+    ],
+)
+def test_a_snapshot_is_read_twice_only_where_all_records_tell_the_columns(
+    server: ServerProcess,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    options: tuple[str, ...],
+    passes: int,
+    fields: list[str],
+) -> None:
+    """Story: with --select, Parquet read whole payloads first, and the progress bar did not know of it."""
+    asked: list[tuple[int, list[str]]] = []
+    shown: list[tuple[float | None, float]] = []
+    read, leave = Client.read_export, Progress.__exit__
+
+    def counted(self: Client, export_id: str, part: int, **options: Any) -> Iterator[PackedRecords]:
+        asked.append((part, list(options.get("fields", ()))))
+        return read(self, export_id, part, **options)
+
+    def left(self: Progress, *error: Any) -> None:
+        shown.extend((task.total, task.completed) for task in self.tasks)
+        leave(self, *error)
+
+    monkeypatch.setattr(Client, "read_export", counted)
+    monkeypatch.setattr(Progress, "__exit__", left)
+    done(server, "export", "orders", tmp_path / name, *options)
+    assert asked.count((0, fields)) == passes
+    assert all(reduced == fields for _, reduced in asked)
+    assert shown == [(4 * passes, 4 * passes)]
 
 
 def test_an_export_for_spreadsheets_has_no_formulas(server: ServerProcess, tmp_path: Path) -> None:
