@@ -7,9 +7,6 @@
 
 from __future__ import annotations
 
-import sys
-from array import array
-from binascii import b2a_base64
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,13 +18,11 @@ import msgspec
 
 from sow_cli import arguments, display
 from sow_cli.columns import Fields, one_line, text
-from sow_cli.messages import TopicForms
 from sow_cli.output import Fact, Format, Output, note, output_option
-from sow_cli.rows import RecordForm, shown_payload
+from sow_cli.rows import NEVER_MICROS, BatchColumns, RecordForm, payload_text, shown_payload
 from sow_cli.session import Session
-from sow_client import EARLIEST, ChangesPlan, Client, PackedRecords
+from sow_client import EARLIEST, ChangesPlan, Client, PackedRecords, Topic
 
-_NEVER_MICROS: Final = 2**63 - 1
 _COLUMNS: Final = ("payload", "version", "publish_time", "expire_time", "origin", "sequence", "op")
 _KEPT_MAX: Final = 10_000
 """Changes that are told without --last."""
@@ -81,15 +76,15 @@ def history(session: Session, topic: str, key: str, last: int | None, output: Ou
       sow history sessions alice --last 10 --format json
     """
     with session.client() as client:
-        forms = TopicForms(client)
-        form = forms.of(topic)
+        described = client.describe_topic(topic)
+        form = RecordForm.of(topic, described.settings)
         plan = client.plan_changes(topic, start=EARLIEST)
         entries: deque[Entry] = deque(maxlen=last or _KEPT_MAX)
         seen = 0
         for entry in _entries(client, topic, key, plan):
             entries.append(entry)
             seen += 1
-        times = _Times(client, topic, plan)
+        times = _Times(client, described, plan)
         told = _tell(list(entries), form, times.of, as_text=output.format is Format.CSV)
         begin = times.first()
         current = client.get(topic, key)
@@ -108,31 +103,26 @@ def history(session: Session, topic: str, key: str, last: int | None, output: Ou
 
 def _entries(client: Client, topic: str, key: str, plan: ChangesPlan) -> Iterator[Entry]:
     """The changes of the key, in order."""
-    quoted = (
-        key.replace("\\", "\\\\").replace("'", "\\'").replace("\n", "\\n").replace("\r", "\\r").replace("\t", "\\t")
-    )
     if plan.start == plan.end:
         return
-    for batch in client.read_changes(topic, plan.start, plan.end, filter=f"@key = '{quoted}'", columns=_COLUMNS):
+    wanted = f"@key = '{key.translate(_ESCAPES)}'"
+    for batch in client.read_changes(topic, plan.start, plan.end, filter=wanted, columns=_COLUMNS):
         yield from _unpacked(batch)
 
 
 def _unpacked(batch: PackedRecords) -> Iterator[Entry]:
-    offsets = _numbers("i", batch.payload_offsets)
-    versions, published, expire, sequences = (
-        _numbers("q", column) for column in (batch.versions, batch.publish_times, batch.expire_times, batch.sequences)
-    )
-    origins = _numbers("H", batch.origins)
+    columns = BatchColumns.of_packed(batch)
     for index in range(batch.count):
+        expire = columns.expire_times_micros[index]
         yield Entry(
             op=_OPS.get(batch.ops[index], "change"),
             reason="touched" if batch.reasons[index] == _TOUCHED else "",
-            payload=batch.payloads[offsets[index] : offsets[index + 1]],
-            version=versions[index],
-            publish_time_micros=published[index],
-            expire_time_micros=None if expire[index] == _NEVER_MICROS else expire[index],
-            origin=batch.origin_names[origins[index] if origins else 0],
-            sequence=sequences[index],
+            payload=columns.payloads[index],
+            version=columns.versions[index],
+            publish_time_micros=columns.publish_times_micros[index],
+            expire_time_micros=None if expire == NEVER_MICROS else expire,
+            origin=columns.origins[index],
+            sequence=columns.sequences[index],
         )
 
 
@@ -142,18 +132,10 @@ _OPS: Final[Mapping[int, str]] = {1: "put", 3: "delete", 4: "expire"}  # sow.v1.
 _TOUCHED: Final = 1  # sow.v1.ChangeReason
 
 
-def _numbers(code: str, column: bytes) -> array[int]:
-    numbers: array[int] = array(code)
-    numbers.frombytes(column)
-    if sys.byteorder == "big":
-        numbers.byteswap()
-    return numbers
-
-
 class _Times:
     """The times of changes ([2])."""
 
-    def __init__(self, client: Client, topic: str, plan: ChangesPlan) -> None:
+    def __init__(self, client: Client, topic: Topic, plan: ChangesPlan) -> None:
         self._client = client
         self._topic = topic
         self._plan = plan
@@ -162,7 +144,7 @@ class _Times:
 
     def first(self) -> str:
         """Where the story begins."""
-        made = _instant(round(self._client.describe_topic(self._topic).create_time.timestamp() * 1e6))
+        made = _instant(round(self._topic.create_time.timestamp() * 1e6))
         if not self._plan.entries:
             return f"the journal is empty; the topic was made {made}"
         begin = _instant(self._committed(_sequence(self._plan.start) + 1, 0))
@@ -185,7 +167,7 @@ class _Times:
         while high - low > 1:
             middle = (low + high) // 2
             start = datetime.fromtimestamp(middle / 1000, UTC)
-            if _sequence(self._client.plan_changes(self._topic, start=start).start) < sequence:
+            if _sequence(self._client.plan_changes(self._topic.name, start=start).start) < sequence:
                 low = middle
             else:
                 high = middle
@@ -270,9 +252,7 @@ def _lifetime(entry: Entry, form: RecordForm, time_micros: int | None) -> str:
 
 
 def _payload(payload: bytes, form: RecordForm, *, as_text: bool) -> str:
-    if not form.payload_is_json:
-        return b2a_base64(payload, newline=False).decode()
-    if as_text:
-        return payload.decode("utf-8", "backslashreplace")
+    if as_text or not form.payload_is_json:
+        return payload_text(payload, form)
     # JSON gets the document itself, as `sow query` writes it; `Fact` has no type for that.
     return cast(str, msgspec.Raw(one_line(payload)))

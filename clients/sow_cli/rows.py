@@ -249,10 +249,10 @@ class CsvRows:
                 else:
                     yield ["" if cell is None else quoted(cell) for cell in column]
         elif not self._form.keys_only:
-            yield [quoted(_payload_text(payload, self._form)) for payload in payloads]
+            yield [quoted(payload_text(payload, self._form)) for payload in payloads]
 
 
-def _payload_text(payload: bytes, form: RecordForm) -> str:
+def payload_text(payload: bytes, form: RecordForm) -> str:
     """A payload without fields, in one cell: JSON, or base64."""
     if form.payload_is_json:
         return payload.decode("utf-8", "backslashreplace")
