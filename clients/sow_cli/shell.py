@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import signal
 import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,8 +16,8 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from io import TextIOWrapper
 from pathlib import Path
-from types import FrameType, TracebackType
-from typing import Final, NoReturn, cast
+from types import TracebackType
+from typing import Final, cast
 
 import click
 from click.shell_completion import CompletionItem
@@ -55,11 +54,8 @@ def run_shell(ctx: click.Context, root: click.Group, connect: Connect) -> int:
     the connection."""
     if isinstance(connect, Clients):
         raise click.UsageError("Missing command.")
-    with Clients(connect) as clients, _terminated():
-        try:
-            return Shell(root, given(ctx), clients).run()
-        except Terminated:
-            return TERMINATED
+    with Clients(connect) as clients:
+        return Shell(root, given(ctx), clients).run()
 
 
 class Clients:
@@ -296,20 +292,6 @@ def _wide() -> Iterator[None]:
         lines.finish()
         sys.stdout.detach()
         sys.stdout = out
-
-
-@contextmanager
-def _terminated() -> Iterator[None]:
-    """Raises Terminated at a SIGTERM, also at the prompt, so that the terminal is left in order."""
-
-    def terminate(_number: int, _frame: FrameType | None) -> NoReturn:
-        raise Terminated
-
-    before = signal.signal(signal.SIGTERM, terminate)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _history(variables: Mapping[str, str]) -> History:
