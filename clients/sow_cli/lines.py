@@ -16,6 +16,8 @@ from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
 
+from sow_cli.columns import path_of
+
 LINE_BYTES_MAX: Final = 16 * 2**20  # a request holds no more (rule K8)
 _CHUNK_BYTES: Final = 256 * 1024
 
@@ -98,13 +100,14 @@ def base64_payload(line: bytes) -> Item:
 
 
 def keyed_by(field: str) -> Parse:
-    """Documents whose `field`, a name or a path such as `/a/b`, is the record key, as canonical text (rule K4)."""
-    steps = field.removeprefix("/").split("/") if field.startswith("/") else [field]
-    if not all(steps):
-        raise ValueError(f"{field!r} has an empty step")
+    """Documents whose `field`, a name or a path such as `/a/b`, is the record key, as canonical text (rule K4). Raises
+    ValueError."""
+    if not field:
+        raise ValueError("the name of a field is empty")
+    path = path_of(field)
     # msgspec skips fields that the struct does not name: about 0.2 µs a line instead of 2 µs for the whole document.
     wanted: type = object
-    for step in reversed(steps):
+    for step in reversed(path):
         kind = wanted if wanted is object else wanted | msgspec.UnsetType
         wanted = msgspec.defstruct("Wanted", [("value", kind, msgspec.UNSET)], rename={"value": step})
     decode: Callable[[bytes], object] = msgspec.json.Decoder(wanted).decode
@@ -112,7 +115,7 @@ def keyed_by(field: str) -> Parse:
     def keyed(line: bytes) -> Item:
         try:
             value: object = decode(line)
-            for _ in steps:
+            for _ in path:
                 value = getattr(value, "value", msgspec.UNSET)
         except msgspec.ValidationError as error:
             raise BadLine("KEY_FIELD_MISSING", f"no field {field}: {error}") from error

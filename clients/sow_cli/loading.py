@@ -94,7 +94,7 @@ def load(
     with session.client() as client:
         described = client.describe_topic(topic)
         target = target_of(described)
-        parse = line_parser(reading, target, described, records=records, as_it_is=raw)
+        parse = line_parser(reading, target, records=records, as_it_is=raw)
         is_off = described.settings.expiration == "disabled"
         is_told = is_off and ttl not in (None, "never")
         if is_told:

@@ -207,7 +207,7 @@ def publish(
         found = described_topic(client, topic)
         target = target_of(found)
         is_told = _told_at_once(found, lifetime)
-        parse = line_parser(reading, target, found, records=records, as_it_is=raw or (key is not None and data is None))
+        parse = line_parser(reading, target, records=records, as_it_is=raw or (key is not None and data is None))
         merging = Merging(delta, [path for some in unset for path in some] or None)
         job = _Job(client, topic, lifetime, merging, durability, batch_records, condition)
         if data is not None or key is not None:

@@ -212,9 +212,10 @@ def reading_of(given: InputOptions, *, with_metadata: bool, keep_spaces: bool = 
             raise click.BadParameter(f"{kind!r} is none of {', '.join(COLUMN_TYPES)}", param_hint="--types")
         types[name] = kind
     key_field = given["key_field"]
-    if key_field is not None and not all(key_field.removeprefix("/").split("/")):
-        raise click.BadParameter(f"{key_field!r} has an empty step", param_hint="--key-field")
-    keyed = None if key_field is None else keyed_by(key_field)
+    try:
+        keyed = None if key_field is None else keyed_by(key_field)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--key-field") from error
     return Reading(given["kind"], types, given["delimiter"], with_metadata, keyed, keep_spaces)
 
 
@@ -226,11 +227,11 @@ def target_of(topic: Topic | None) -> Target:
     return Target(settings.message_type, settings.fix_separator, bool(settings.key))
 
 
-def line_parser(reading: Reading, target: Target, topic: Topic | None, *, records: bool, as_it_is: bool) -> Parse:
+def line_parser(reading: Reading, target: Target, *, records: bool, as_it_is: bool) -> Parse:
     """What makes a record of a line. `as_it_is`: its bytes are the payload, whatever the message type."""
     is_json = target.message_type == "json"
     if records:
-        return record_form(payload_is_json=is_json, with_key=topic is None or not target.has_key)
+        return record_form(payload_is_json=is_json, with_key=not target.has_key)
     if reading.keyed is not None:
         return reading.keyed
     return document if is_json or as_it_is else base64_payload

@@ -6,6 +6,7 @@ import io
 import random
 from io import BufferedReader
 
+import msgspec
 import pytest
 
 from sow_cli import lines
@@ -71,6 +72,21 @@ def test_positions_map_back_to_lines(seed: int) -> None:
             expected.append(line)
 
     assert [numbers.line(position) for position in range(len(expected))] == expected, f"seed {seed}"
+
+
+@pytest.mark.parametrize(
+    ("path", "document"),
+    [("/a/b", {"a": {"b": "x"}}), ("/[a/b]", {"a/b": "x"}), (r"/[a\]b]/c", {"a]b": {"c": "x"}})],
+)
+def test_a_key_field_is_a_path_as_everywhere(path: str, document: object) -> None:
+    """Story: a name in brackets was taken apart at its slash."""
+    assert keyed_by(path)(msgspec.json.encode(document)).key == "x"
+
+
+@pytest.mark.parametrize("wrong", ["", "/", "/a//b", "/[a"])
+def test_a_key_field_that_is_no_path_is_refused(wrong: str) -> None:
+    with pytest.raises(ValueError, match=r"path|empty"):
+        keyed_by(wrong)
 
 
 def test_a_key_field_may_be_a_name_with_any_characters() -> None:
