@@ -55,8 +55,6 @@ COMMANDS: Final = {
 }
 """The module of each subcommand, in the order of the help. The module has it under its name, with _ for -."""
 WITHOUT_SERVER: Final = frozenset({"context", "completion"})
-COMPLETE_VARIABLE: Final = "_SOW_COMPLETE"
-"""Set while bash, zsh or fish asks for completions."""
 
 
 class Sow(RootGroup):
@@ -119,7 +117,7 @@ def sow(ctx: click.Context, *, shows_version: bool) -> None:
         ctx.exit(2)
 
 
-if COMPLETE_VARIABLE in os.environ:
+if connection.COMPLETE_VARIABLE in os.environ:
     from sow_cli.completion import Names, Values  # it also knows bash better than click does
 
     sow.prepares = Values(Names()).prepare

@@ -26,7 +26,7 @@ from click.shell_completion import (
 )
 
 from sow_cli.columns import step
-from sow_cli.connection import found_settings, session_of
+from sow_cli.connection import COMPLETE_VARIABLE, found_settings, session_of
 from sow_cli.context_files import ContextFiles
 from sow_cli.session import Connect, Session, connect
 from sow_client import Client, SowError
@@ -80,7 +80,7 @@ def completion(shell: str) -> None:
     found = get_completion_class(shell)
     assert found is not None, "click knows these shells"
     root = click.get_current_context().find_root().command
-    script = found(root, {}, "sow", "_SOW_COMPLETE")
+    script = found(root, {}, "sow", COMPLETE_VARIABLE)
     click.echo(script.source_template % script.source_vars())
 
 

@@ -21,7 +21,8 @@ from sow_cli.session import DEFAULT_SERVER, Connect, Session, connect
 from sow_client import FailoverPublish, Prefer, Tls
 
 CONTEXT_VARIABLE: Final = "SOW_CONTEXT"
-FORMAT_VARIABLE: Final = "SOW_FORMAT"
+COMPLETE_VARIABLE: Final = "_SOW_COMPLETE"
+"""Set while bash, zsh or fish asks for completions."""
 DEFAULTS: Final[Settings] = {"server": DEFAULT_SERVER, "prefer": "first", "failover_publish": "again"}
 _GIVEN: Final = "sow_cli.given"
 """Where the contexts of click keep the options that were given, in front of the subcommand or behind it."""

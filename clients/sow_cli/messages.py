@@ -63,7 +63,7 @@ class TopicForms:
         try:
             return self.of(topic)
         except NotFound:
-            form = self._forms[topic] = RecordForm(topic, payload_is_json=False)
+            form = self._forms[topic] = RecordForm(topic, "binary")
             return form
 
     def fix_separator(self, topic: str) -> str:

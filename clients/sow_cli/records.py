@@ -469,7 +469,7 @@ def _form(
     """Asks the server for the topic's settings, which records do not carry. Lines of keys and bytes as they are need
     none, unless records get a lifetime, which may have no effect."""
     if (keys_only or output.format is Format.RAW) and not (output.is_table or has_lifetime):
-        return RecordForm(topic, payload_is_json=False, keys_only=keys_only, select=tuple(select))
+        return RecordForm(topic, "binary", keys_only=keys_only, select=tuple(select))
     return RecordForm.of(topic, client.describe_topic(topic).settings, keys_only=keys_only, select=select)
 
 

@@ -57,10 +57,8 @@ class RecordForm:
     """The form of the records of one answer."""
 
     topic: str
-    payload_is_json: bool
+    message_type: str
     keys_only: bool = False
-    message_type: str = ""
-    """Empty: json or binary, as `payload_is_json` says."""
     fix_separator: str = "\x01"
     select: tuple[str, ...] = ()
     """The columns that the user named: paths of fields, and metadata such as `@key`. Empty: all."""
@@ -72,14 +70,18 @@ class RecordForm:
         cls, topic: str, settings: TopicSettings, *, keys_only: bool = False, select: Sequence[str] = ()
     ) -> RecordForm:
         """The form of the records of a topic with these settings."""
-        kind = settings.message_type
         acts = settings.expiration != "disabled"
-        return cls(topic, kind == "json", keys_only, kind, settings.fix_separator, tuple(select), acts)
+        return cls(topic, settings.message_type, keys_only, settings.fix_separator, tuple(select), acts)
+
+    @property
+    def payload_is_json(self) -> bool:
+        """True: a payload is a document."""
+        return self.message_type == "json"
 
     @property
     def fields(self) -> Fields:
         """The reader of the payloads' fields."""
-        return Fields(self.message_type or ("json" if self.payload_is_json else "binary"), self.fix_separator)
+        return Fields(self.message_type, self.fix_separator)
 
     def columns(self, payloads: Iterable[bytes]) -> Columns | None:
         """The columns of the payloads' fields; None: there are none."""

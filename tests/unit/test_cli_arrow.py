@@ -30,7 +30,7 @@ def columns(*documents: object) -> BatchColumns:
 
 def typed(*batches: Sequence[object]) -> tuple[str, list[object]]:
     """The type of the field `v`, and its values, of documents that came in these batches."""
-    schema = ArrowSchema(RecordForm("t", payload_is_json=True))
+    schema = ArrowSchema(RecordForm("t", message_type="json"))
     seen = [columns(*({"v": value} for value in values)) for values in batches]
     for batch in seen:
         schema.look(batch.payloads)
@@ -65,7 +65,7 @@ def test_a_column_has_the_narrowest_type_that_holds_all_values(
 @pytest.mark.parametrize(("first", "later"), [(1, 2.5), (1, "x"), ({"a": 1}, {"a": 1, "b": 2}), ([1], ["x"])])
 def test_a_value_that_does_not_fit_a_stream_ends_it(first: object, later: object) -> None:
     """Story: Arrow drops the fields that its struct does not have, without a word."""
-    schema = ArrowSchema(RecordForm("t", payload_is_json=True))
+    schema = ArrowSchema(RecordForm("t", message_type="json"))
     schema.look(columns({"v": first}).payloads)
 
     with pytest.raises(click.ClickException, match="a value of v does not fit"):
@@ -73,14 +73,14 @@ def test_a_value_that_does_not_fit_a_stream_ends_it(first: object, later: object
 
 
 def test_fields_that_only_later_records_have_are_told() -> None:
-    schema = ArrowSchema(RecordForm("t", payload_is_json=True))
+    schema = ArrowSchema(RecordForm("t", message_type="json"))
     schema.look(columns({"v": 1}).payloads)
     schema.batch(columns({"v": 1, "w": 2}))
     assert list(schema.left_out) == ["w"]
 
 
 def test_numbers_beyond_a_float_are_texts() -> None:
-    schema = ArrowSchema(RecordForm("t", payload_is_json=True))
+    schema = ArrowSchema(RecordForm("t", message_type="json"))
     beyond = replace(columns({"v": 1}), payloads=[b'{"v":1e400}'])
     schema.look(beyond.payloads)
     assert schema.batch(beyond).column("v").to_pylist() == ["1e400"]

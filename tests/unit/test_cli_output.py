@@ -401,7 +401,7 @@ def test_each_batch_is_written_before_the_next_is_asked_for(
             yield batch
             seen.append(capsysbinary.readouterr().out)
 
-    Output(output_format).records(batches(), RecordForm("orders", payload_is_json=True), now_micros=lambda: NOW_MICROS)
+    Output(output_format).records(batches(), RecordForm("orders", message_type="json"), now_micros=lambda: NOW_MICROS)
 
     assert len(seen) == 2
     assert b'"key":"2"' in seen[0] or b"2," in seen[0] or b"2  never" in seen[0]
