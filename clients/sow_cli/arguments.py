@@ -14,7 +14,7 @@ import click
 
 from sow.durations import DurationError, parse_micros
 from sow.sizes import SizeError, parse_bytes
-from sow_cli.columns import Path, steps
+from sow_cli.columns import METADATA, Path, steps
 from sow_client import UNLIMITED
 
 NONE: Final = "none"
@@ -147,6 +147,15 @@ def field_path(text: str, option: str) -> Path:
         return steps(text)
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint=option) from error
+
+
+def column(text: str, option: str) -> None:
+    """Refuses a text of `option` that is neither the path of a payload field nor metadata such as `@key`."""
+    if not text.startswith("@"):
+        field_path(text, option)
+    elif text[1:] not in METADATA:
+        known = ", ".join([f"@{name}" for name in METADATA])
+        raise click.BadParameter(f"{text!r} is none of {known}", param_hint=option)
 
 
 def comma_separated(text: str) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from sow_cli.output import note
-from sow_client import LifetimeIgnoredWarning, Published, Refusal
+from sow_client import LifetimeIgnoredWarning, Published, Refusal, Topic
 
 
 def count_ignored(outcomes: Iterable[Published | Refusal]) -> int:
@@ -23,6 +23,15 @@ def remark(topic: str) -> None:
         f"topic {topic} has expiration disabled: lifetimes are stored but not acted on; "
         f"`sow topic alter {topic} --expiration enabled` turns it on"
     )
+
+
+def remark_at_once(topic: Topic | None, *, is_given: bool) -> bool:
+    """Remarks if a lifetime is given that has no effect. True: it did. Of a lifetime in an option, a command tells this
+    before it reads the input, which may never end."""
+    if topic is None or not is_given or topic.settings.expiration != "disabled":
+        return False
+    remark(topic.name)
+    return True
 
 
 @contextmanager

@@ -19,7 +19,7 @@ import click
 
 from sow_cli import arguments, display
 from sow_cli.exits import SERVER_SAID_NO
-from sow_cli.ignored import remark
+from sow_cli.ignored import remark_at_once
 from sow_cli.lines import Item, LineNumbers
 from sow_cli.output import Fact, Output, note, output_option, progress
 from sow_cli.session import Session
@@ -95,10 +95,7 @@ def load(
         described = client.describe_topic(topic)
         target = target_of(described)
         parse = line_parser(reading, target, records=records, as_it_is=raw)
-        is_off = described.settings.expiration == "disabled"
-        is_told = is_off and ttl not in (None, "never")
-        if is_told:
-            remark(topic)
+        is_told = remark_at_once(described, is_given=ttl not in (None, "never"))
         confirm(f"Replace the content of topic {topic}?", force=force)
         with _open_load(client, topic) as load_id:
             parts = []
@@ -118,8 +115,8 @@ def load(
         facts.append(Fact(name, value, display.count(value)))
     facts += [*refusals.facts(), Fact("elapsed_micros", micros, display.duration(micros), label="time")]
     output.one(facts)
-    if is_off and own and not is_told:
-        remark(topic)
+    if not is_told:
+        remark_at_once(described, is_given=own)
     if refusals.total:
         click.get_current_context().exit(SERVER_SAID_NO)
 

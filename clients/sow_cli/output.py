@@ -26,7 +26,7 @@ import msgspec
 from click.core import ParameterSource
 
 from sow_cli import arguments, display
-from sow_cli.columns import METADATA, Columns
+from sow_cli.columns import Columns
 from sow_cli.rows import (
     Batch,
     BatchColumns,
@@ -438,11 +438,7 @@ def selected(select: Iterable[Sequence[str]]) -> list[str]:
     """The columns that `--select` names. Raises a usage error for one that cannot be."""
     named = [path for some in select for path in some]
     for one in named:
-        if one.startswith("@") and one[1:] not in METADATA:
-            known = ", ".join(f"@{name}" for name in METADATA)
-            raise click.BadParameter(f"{one!r} is none of {known}", param_hint="--select")
-        if not one.startswith("@"):
-            arguments.field_path(one, "--select")
+        arguments.column(one, "--select")
     return named
 
 

@@ -23,7 +23,7 @@ import click
 
 from sow_cli import arguments, display
 from sow_cli.exits import SERVER_SAID_NO
-from sow_cli.ignored import count_ignored, remark, told_in_remarks
+from sow_cli.ignored import count_ignored, remark, remark_at_once, told_in_remarks
 from sow_cli.lines import BadLine, Item, LineNumbers, Parse
 from sow_cli.output import Fact, Output, note, output_option
 from sow_cli.session import Session
@@ -206,7 +206,7 @@ def publish(
     with session.client() as client, told_in_remarks():
         found = described_topic(client, topic)
         target = target_of(found)
-        is_told = _told_at_once(found, lifetime)
+        is_told = remark_at_once(found, is_given=expire_at is not None or ttl not in (None, "never"))
         parse = line_parser(reading, target, records=records, as_it_is=raw or (key is not None and data is None))
         merging = Merging(delta, [path for some in unset for path in some] or None)
         job = _Job(client, topic, lifetime, merging, durability, batch_records, condition)
@@ -225,15 +225,6 @@ def publish(
         remark(topic)
     if tally.refusals.total:
         click.get_current_context().exit(SERVER_SAID_NO)
-
-
-def _told_at_once(described: Topic | None, lifetime: Lifetime) -> bool:
-    """Remarks on a lifetime without effect before the input is read, as that may never end."""
-    is_given = lifetime.expire_at is not None or lifetime.ttl not in (None, "never")
-    if described is None or described.settings.expiration != "disabled" or not is_given:
-        return False
-    remark(described.name)
-    return True
 
 
 def _condition(absent: bool, present: bool, version: int | None, *, of_one: bool) -> Condition:

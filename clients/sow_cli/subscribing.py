@@ -20,7 +20,6 @@ from click.core import ParameterSource
 
 from sow.durations import parse_micros
 from sow_cli import arguments, display, live
-from sow_cli.columns import METADATA
 from sow_cli.connection import default_format
 from sow_cli.messages import MARKS, MessageWriter, TopicForms, message_writer
 from sow_cli.output import Output, message_output_option, note
@@ -214,12 +213,7 @@ def _order(order_by: tuple[str, ...]) -> list[live.Term]:
         path, _, direction = part.strip().partition(" ")
         if direction.strip().upper() not in ("", "ASC", "DESC"):
             raise click.BadParameter(f"{part.strip()!r} is not PATH, PATH ASC or PATH DESC", param_hint="--order-by")
-        if path.startswith("@"):
-            if path[1:] not in METADATA:
-                known = ", ".join(f"@{name}" for name in METADATA)
-                raise click.BadParameter(f"{path!r} is none of {known}", param_hint="--order-by")
-        else:
-            arguments.field_path(path, "--order-by")
+        arguments.column(path, "--order-by")
         terms.append(live.Term(path, direction.strip().upper() == "DESC"))
     return terms
 
