@@ -6,7 +6,8 @@ A program that shows rows takes `Columns.of(fields, first payloads, chosen)` onc
     [1]  Texts are exact: a number has the digits that were published, a string is its characters, an object or an array
          is its JSON on one line. None stands for a field that is null or not there.
     [2]  Columns that were not chosen are the top-level fields of the first records, in the order in which they come.
-         Later records may have other fields. These are counted, so that a command can tell what it left out.
+         Later records may have other fields. These are counted, so that a command can tell what it left out. A stream
+         has columns that grow.
     [3]  The name of a column never stands for two things: metadata are `_key`, `_version` …, as in Spark, and a field
          of such a name has its path as its name.
 """
@@ -32,6 +33,8 @@ METADATA_COLUMNS: Final = {
 }
 """The columns that hold metadata, with times in either form. In input they are no fields."""
 _LEFT_OUT_MAX: Final = 20
+GROWN_MAX: Final = 50
+"""Columns of a stream."""
 
 _STEP: Final = re.compile(r"/(?:\[((?:[^\]\\]|\\.)*)\]|([^/\[][^/]*))")
 _PLAIN: Final = re.compile(r"[\w.:$#]+")
@@ -92,6 +95,46 @@ class Columns:
         for name in found:
             if len(self.left_out) < _LEFT_OUT_MAX and name not in self._names and heading((name,)) not in self.left_out:
                 self.left_out.append(heading((name,)))
+
+
+class GrowingColumns:
+    """The columns of a stream of records: those that were chosen, else one for each field that has come, up to a bound.
+    Owns their names."""
+
+    def __init__(self, chosen: Sequence[str] = ()) -> None:
+        """`chosen`: paths of fields. Raises ValueError for a text that is no path."""
+        self._chosen = tuple(map(steps, chosen))
+        self._names: dict[str, None] = {}
+        self._left_out: dict[str, None] = {}
+
+    @property
+    def is_chosen(self) -> bool:
+        """True: the user has named the columns."""
+        return bool(self._chosen)
+
+    @property
+    def left_out(self) -> list[str]:
+        """Names of fields beyond the bound, as they came; at most `_LEFT_OUT_MAX`."""
+        return [heading((name,)) for name in self._left_out]
+
+    def of(self, fields: Fields, payloads: Iterable[bytes]) -> Columns | None:
+        """The columns, after these payloads have come; None: one of these has no fields, or none has come."""
+        if self._chosen:
+            return Columns(fields, self._chosen, chosen=True)
+        for payload in payloads:
+            found = fields.of(payload)
+            if found is None:
+                return None
+            if not found.keys() <= self._names.keys():
+                self._grow(found)
+        return Columns(fields, [(name,) for name in self._names], chosen=True) if self._names else None
+
+    def _grow(self, found: Iterable[str]) -> None:
+        for name in found:
+            if name in self._names or len(self._names) < GROWN_MAX:
+                self._names[name] = None
+            elif len(self._left_out) < _LEFT_OUT_MAX:
+                self._left_out[name] = None
 
 
 @dataclass(frozen=True, slots=True)

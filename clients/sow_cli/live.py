@@ -29,19 +29,17 @@ from rich.live import Live
 from rich.text import Text
 
 from sow_cli import display
-from sow_cli.columns import Columns, below, is_number, steps, text
-from sow_cli.messages import MARKS, TopicForms
-from sow_cli.rows import KEY_WIDTH_MAX, fit, shown_payload, shown_text
+from sow_cli.columns import Columns, GrowingColumns, below, is_number, steps, text
+from sow_cli.messages import MARKS, TopicForms, tell_left_out
+from sow_cli.rows import KEY_WIDTH_MAX, fit, number_columns, shown_payload, shown_text
 from sow_client import Change, Record, SowError, View
 
 REFRESHES_PER_SECOND: Final = 4
 HIGHLIGHT_SECONDS: Final = 2.0
 RATE_SECONDS: Final = 5
 _WINDOW_MAX: Final = 1_000
-_FIELDS_MAX: Final = 50
-_SURROUNDINGS: Final = (
-    4  # lines without a record: summary, headings, the number of other records, and the cursor's line
-)
+SURROUNDINGS: Final = 4
+"""Lines without a record: the summary, the headings, the number of other records, and the cursor's line."""
 
 _Name: TypeAlias = tuple[str, str]
 """Topic and key."""
@@ -116,10 +114,9 @@ class LiveTable:
         epoch, for "expires in"."""
         self._forms = forms
         self._several_topics = several_topics
-        self._order = tuple(order)
+        self._order = [(path[1:], None, down) if path[0] == "@" else ("", steps(path), down) for path, down in order]
         self._top = top
-        self._chosen = tuple(map(steps, select))
-        self._names: dict[str, None] = {}  # of the fields that have come
+        self._growing = GrowingColumns(select)
         self._lost: tuple[int, str] | None = None  # since when it is interrupted, and why
         self._clock = clock
         self._now_micros = now_micros
@@ -163,16 +160,17 @@ class LiveTable:
         """The connection is lost; None: it is there again ([4])."""
         self._lost = None if why is None else (self._now_micros(), why.reason)
 
+    @property
+    def left_out(self) -> list[str]:
+        """Names of fields that have no column."""
+        return self._growing.left_out
+
     def _ranked(self, topic: str, record: Record) -> _Ranked:
         rank: list[object] = []
         if self._order:
             fields = self._forms.of_message(topic).fields.of(record.payload) or {}
-            for path, descending in self._order:
-                if path.startswith("@"):
-                    value = _metadata(record, path[1:])
-                else:
-                    first, *rest = steps(path)
-                    value = text(below(fields.get(first), tuple(rest)))
+            for name, path, descending in self._order:
+                value = _metadata(record, name) if path is None else text(below(fields.get(path[0]), path[1:]))
                 rank.append(_place(value, descending=descending))
         return _Ranked((*rank, topic, _key_place(record.key)), topic, record.key)
 
@@ -227,7 +225,7 @@ class LiveTable:
 
     def render(self, width: int, height: int) -> Text:
         """The table for a terminal of this size ([3])."""
-        room = min(max(1, height - _SURROUNDINGS), _WINDOW_MAX, self._top or _WINDOW_MAX)
+        room = min(max(1, height - SURROUNDINGS), _WINDOW_MAX, self._top or _WINDOW_MAX)
         if len(self._window) < min(room, self._total):
             self._refill()
         self._forget_highlights(self._clock())
@@ -239,7 +237,7 @@ class LiveTable:
         style = "bold" if self._lost is None else "bold red"
         lines = [Text(fit(self._summary(), width).rstrip(), style=style)]
         if rows:
-            numbers = _numbers(rows)
+            numbers = number_columns(rows)
             lines.append(Text(_line(headings, widths, width, numbers), style="bold underline"))
             for ranked, row in zip(shown, rows, strict=True):
                 fresh = (ranked.topic, ranked.key) in self._changed_at
@@ -252,18 +250,10 @@ class LiveTable:
 
     def _columns(self, shown: Sequence[_Ranked]) -> Columns | None:
         """The columns of the fields; None: the payloads are shown as they are."""
-        if not shown or (self._several_topics and not self._chosen):
+        if not shown or (self._several_topics and not self._growing.is_chosen):
             return None
         fields = self._forms.of_message(shown[0].topic).fields
-        if self._chosen:
-            return Columns(fields, self._chosen, chosen=True)
-        for ranked in shown:
-            found = fields.of(self._views[ranked.topic][ranked.key].payload)
-            if found is None:
-                return None
-            if len(self._names) < _FIELDS_MAX:
-                self._names.update(dict.fromkeys(found))
-        return Columns(fields, [(name,) for name in self._names], chosen=True) if self._names else None
+        return self._growing.of(fields, [self._views[one.topic][one.key].payload for one in shown])
 
     def _headings(self, columns: Columns | None) -> list[str]:
         of_fields = ["published", "payload"] if columns is None else map(display.safe, columns.headings)
@@ -332,15 +322,6 @@ def _metadata(record: Record, name: str) -> str | int | None:
             return record.sequence
 
 
-def _numbers(rows: Sequence[list[str]]) -> frozenset[int]:
-    """The columns that have nothing but numbers."""
-    return frozenset(
-        number
-        for number, column in enumerate(zip(*rows, strict=True))
-        if any(column) and all(not cell or is_number(cell) for cell in column)
-    )
-
-
 def _line(cells: list[str], widths: list[int], width: int, numbers: frozenset[int]) -> str:
     """A line of at most `width`: columns of the given widths, numbers at the right, and the rest for the last one."""
     parts = [fit(cell, wide) for cell, wide in zip(cells[:-1], widths, strict=False)]
@@ -367,20 +348,23 @@ class LiveDisplay:
 
     def show(self, changes: Iterable[Change]) -> None:
         """Shows the view of the messages."""
-        with (
-            silent_keys(),
-            Live(
-                get_renderable=self._render,
-                console=self._console,
-                refresh_per_second=REFRESHES_PER_SECOND,
-                redirect_stderr=sys.stderr.isatty(),  # remarks to the terminal go above the table
-            ),
-        ):
-            for change in changes:
-                if change.topic:
-                    self._forms.of_message(change.topic)  # may ask the server, so it runs without the lock
-                with self._lock:
-                    self._table.apply(change)
+        try:
+            with (
+                silent_keys(),
+                Live(
+                    get_renderable=self._render,
+                    console=self._console,
+                    refresh_per_second=REFRESHES_PER_SECOND,
+                    redirect_stderr=sys.stderr.isatty(),  # remarks to the terminal go above the table
+                ),
+            ):
+                for change in changes:
+                    if change.topic:
+                        self._forms.of_message(change.topic)  # may ask the server, so it runs without the lock
+                    with self._lock:
+                        self._table.apply(change)
+        finally:
+            tell_left_out(self._table.left_out)
 
     def _render(self) -> Text:
         with self._lock:

@@ -19,7 +19,7 @@ import msgspec
 from rich.cells import cell_len
 
 from sow_cli import display
-from sow_cli.columns import Columns, is_number, one_line, steps
+from sow_cli.columns import Columns, GrowingColumns, is_number, one_line
 from sow_cli.output import Format, Output, note
 from sow_cli.rows import (
     FIELD_WIDTH_MAX,
@@ -38,7 +38,12 @@ MARKS: Final = frozenset({"snapshot_end", "resync"})
 
 _COLOURS: Final = {"put": "green", "oof": "red", "delete": "red", "expire": "yellow"}
 _PAYLOAD_WIDTH_MIN: Final = 20
-_FIELDS_MAX: Final = 30
+
+
+def tell_left_out(names: Sequence[str]) -> None:
+    """Remarks on fields of a stream that have no column, if there are any."""
+    if names:
+        note(f"fields that have no column: {', '.join(names)}; see --select")
 
 
 class TopicForms:
@@ -217,8 +222,7 @@ class _Lines:
         select: Sequence[str] = (),
         now_micros: Callable[[], int] = lambda: time.time_ns() // 1_000,
     ) -> None:
-        self._chosen = tuple(map(steps, select))
-        self._names: dict[str, None] = {}  # of the fields that have come
+        self._growing = GrowingColumns(select)
         self._field_widths: list[int] = []
         self._headed: tuple[str, ...] = ()  # the headings that were written last
         self._output = output
@@ -268,17 +272,9 @@ class _Lines:
     def _columns(self, change: Change) -> Columns | None:
         """The columns of the fields; None: the payload is shown as it is."""
         about = change.record or change.previous
-        if about is None or change.is_delta or (self._several_topics and not self._chosen):
+        if about is None or change.is_delta or (self._several_topics and not self._growing.is_chosen):
             return None
-        fields = self._forms.of_message(change.topic).fields
-        if self._chosen:
-            return Columns(fields, self._chosen, chosen=True)
-        found = fields.of(about.payload)
-        if found is None:
-            return None
-        if len(self._names) < _FIELDS_MAX:
-            self._names.update(dict.fromkeys(found))
-        return Columns(fields, [(name,) for name in self._names], chosen=True)
+        return self._growing.of(self._forms.of_message(change.topic).fields, [about.payload])
 
     def _widen(self, headings: Sequence[str], texts: Sequence[str]) -> None:
         before = [*self._field_widths, *([0] * (len(texts) - len(self._field_widths)))]
@@ -315,7 +311,7 @@ class _Lines:
         self._print(fit(display.safe(line), terminal_width()).rstrip(), dim=True)
 
     def finish(self) -> None:
-        pass
+        tell_left_out(self._growing.left_out)
 
     def _payload(self, change: Change) -> str:
         about = change.record or change.previous

@@ -292,12 +292,7 @@ class TableLayout:
             left = room - given
         if last_grows and len(widths) == len(needed):
             widths[-1] = max(20, widths[-1] + left)
-        right = [
-            number
-            for number, column in enumerate(zip(*rows, strict=True))
-            if any(column) and all(not cell or is_number(cell) for cell in column)
-        ]
-        return cls(tuple(widths), frozenset(right))
+        return cls(tuple(widths), number_columns(rows))
 
     def line(self, cells: Sequence[str]) -> str:
         """A line of the table."""
@@ -306,6 +301,17 @@ class TableLayout:
             if number < len(parts):
                 parts[number] = parts[number].rstrip().rjust(self.widths[number])
         return "  ".join(parts).rstrip()
+
+
+def number_columns(rows: Sequence[Sequence[str]]) -> frozenset[int]:
+    """The columns that have nothing but numbers."""
+    return frozenset(
+        [
+            number
+            for number, column in enumerate(zip(*rows, strict=True))
+            if any(column) and all(not cell or is_number(cell) for cell in column)
+        ]
+    )
 
 
 class TableRows:

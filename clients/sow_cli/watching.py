@@ -9,19 +9,15 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from typing import Final
 
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
 from sow_cli import display
-from sow_cli.live import silent_keys
+from sow_cli.live import SURROUNDINGS, silent_keys
 from sow_cli.rows import RecordForm, TableLayout, TableRows
 from sow_client import QueryResult, Record, SowError, Unavailable
-
-_SURROUNDINGS: Final = 4
-"""Lines without a record: the summary, the headings, the remark about the others, and the cursor's line."""
 
 
 class WatchedTable:
@@ -51,7 +47,7 @@ class WatchedTable:
 
     def render(self, width: int, height: int) -> Text:
         """The table for a terminal of this size ([1])."""
-        shown = self._records[: max(1, height - _SURROUNDINGS)]
+        shown = self._records[: max(1, height - SURROUNDINGS)]
         lines = [Text(self._summary(), style="bold" if self._lost is None else "bold red")]
         if shown:
             rows = TableRows(self._form, shown)
@@ -93,7 +89,7 @@ def watch(
         Live(console=console, auto_refresh=False, redirect_stderr=sys.stderr.isatty()) as shown,
     ):
         while True:
-            room = max(1, console.size.height - _SURROUNDINGS)
+            room = max(1, console.size.height - SURROUNDINGS)
             wanted = room if top is None else min(room, top)
             try:
                 # One more than is shown: a query that is not ordered does not count the records behind the last one.

@@ -528,6 +528,21 @@ def test_a_resync_empties_the_table_until_the_new_snapshot_is_in(client: FakeCli
     assert table.render(60, 24).plain == "reading the snapshot: 0 records"
 
 
+def test_fields_beyond_the_bound_have_no_column_and_are_told(
+    client: FakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Story: one record with many fields went beyond the bound, and nobody was told of those that came later."""
+    monkeypatch.setattr("sow_cli.columns.GROWN_MAX", 3)
+    client.coming = [Change("put", record=client.record("orders", "1", b'{"id":1,"a":2,"b":3,"c":4}'), topic="orders")]
+    lines = run(client, "orders", "--count", "1", "--format", "table")
+    assert lines.stdout.splitlines()[0].split()[-3:] == ["id", "a", "b"]
+    assert "fields that have no column: c; see --select" in lines.stderr.splitlines()
+    table = live_table(client, Clock())
+    filled(table, client, {"id": 1, "a": 2, "b": 3, "c": 4, "/d": 5})
+    assert table.render(80, 24).plain.splitlines()[1].split() == ["key", "expires", "id", "a", "b"]
+    assert table.left_out == ["c", "/[/d]"]
+
+
 def test_a_small_terminal_is_not_overrun(client: FakeClient) -> None:
     client.add("wide", records=[{"id": "ü" * 200 + str(number), "text": "漢" * 100} for number in range(9)])
     table = live_table(client, Clock(), several_topics=True)
