@@ -87,7 +87,7 @@ def expires(expire_time_micros: int | None, now_micros: int, *, acts: bool = Tru
 
 
 def expire_time(expire_time_micros: int | None, now_micros: int, *, acts: bool = True) -> str:
-    """An expire time in full: `2030-03-17 17:46:40.123Z  (in 12.3s)`, or `never`."""
+    """An expire time in full: `2030-03-17T17:46:40.123Z  (in 12.3s)`, or `never`."""
     if expire_time_micros is None:
         return "never"
     remark = expires(expire_time_micros, now_micros) if acts else "without effect: the topic has expiration disabled"
@@ -138,6 +138,11 @@ def count(number: int) -> str:
     return f"{number:,}"
 
 
+def counted(number: int, one: str) -> str:
+    """A number of things: `1 topic`, `2,000 topics`."""
+    return f"1 {one}" if number == 1 else f"{number:,} {one}s"
+
+
 def records(number: int) -> str:
     """`1 record`, `2,000 records`."""
-    return "1 record" if number == 1 else f"{number:,} records"
+    return counted(number, "record")

@@ -76,7 +76,8 @@ def doctor(session: Session, output: Output) -> None:
     output.many([_facts(one) for one in findings], names=_NAMES, nothing="")
     counts = {level: sum(one.level == level for one in findings) for level in _LEVELS}
     if output.is_table:
-        note(f"{counts['ok']} ok, {counts['warning']} warnings, {counts['fault']} faults, {counts['skipped']} skipped")
+        warnings, faults = display.counted(counts["warning"], "warning"), display.counted(counts["fault"], "fault")
+        note(f"{counts['ok']} ok, {warnings}, {faults}, {counts['skipped']} skipped")
     if any(one.level == "fault" and one.check == "connection" for one in findings):
         click.get_current_context().exit(NOT_REACHABLE)
     if counts["fault"]:
@@ -187,7 +188,7 @@ def certificate(address: str, ends: datetime, now: datetime) -> Finding:
     """How long the server's certificate lasts."""
     days = (ends - now).days
     if days < CERTIFICATE_DAYS_WARNED:
-        found = f"the certificate of {address} ends in {days} days"
+        found = f"the certificate of {address} ends in {display.counted(days, 'day')}"
         return Finding("tls", "warning", found, "renew it; no restart is needed")
     return Finding("tls", "ok", f"the certificate of {address} ends {ends:%Y-%m-%d}")
 
@@ -265,7 +266,8 @@ def judged_status(status: Status, skew_micros: int, exact_to_micros: int) -> Ite
             "nothing is written any more: free or mend the disk, then restart the server",
         )
     else:
-        yield Finding("server", "ok", f"serving {display.records(status.live_records)} in {status.topics} topics")
+        there_is = f"{display.records(status.live_records)} in {display.counted(status.topics, 'topic')}"
+        yield Finding("server", "ok", f"serving {there_is}")
     yield clock(skew_micros, exact_to_micros)
     if status.sweep_paused:
         yield Finding(
@@ -318,13 +320,13 @@ def disk(used_bytes: int, free_bytes: int | None) -> Finding:
 def judged_topics(topics: Sequence[Topic]) -> Iterator[Finding]:
     """Known mistakes of settings."""
     names = {topic.name for topic in topics}
-    before = 0
+    found = 0
     for topic in topics:
         for finding in _judged_topic(topic, names):
-            before += 1
+            found += 1
             yield finding
-    if not before:
-        yield Finding("topics", "ok", f"no known mistake in the settings of {len(topics)} topics")
+    if not found:
+        yield Finding("topics", "ok", f"no known mistake in the settings of {display.counted(len(topics), 'topic')}")
 
 
 def _judged_topic(topic: Topic, names: set[str]) -> Iterator[Finding]:
@@ -389,7 +391,7 @@ def judged_durables(durables: Sequence[Durable]) -> Iterator[Finding]:
                 f"start its consumer, or `sow durable delete {one.topic} {one.name}`: it holds the journal",
             )
     if not late:
-        yield Finding("durables", "ok", f"{len(durables)} durable subscriptions, none is late")
+        yield Finding("durables", "ok", f"{display.counted(len(durables), 'durable subscription')}, none late")
 
 
 def judged_links(status: ReplicationStatus) -> Iterator[Finding]:

@@ -292,7 +292,7 @@ class LiveTable:
             return f"disconnected since {then} ({display.safe(why)}) · {display.records(self._total)} as of then"
         if not self._complete:
             return f"reading the snapshot: {display.records(self._total)}"
-        changes = "1 change" if self._changes == 1 else f"{self._changes:,} changes"
+        changes = display.counted(self._changes, "change")
         figures = f"{display.records(self._total)} · {changes} · {self._rate():,.1f} changes/s"
         # A line has no room for the marks of other instances, and a bookmark that is cut off is of no use.
         own = self._bookmark.partition(";")[0]

@@ -411,7 +411,7 @@ def _tell_trouble(found: ReplicationStatus) -> None:
                 lines.append(f"{where}: {reason}{display.safe(link.last_error)}")
             if isinstance(link, IncomingLink) and link.rows_refused:
                 lines.append(
-                    f"{where}: {display.count(link.rows_refused)} rows refused; the server's log has the reasons"
+                    f"{where}: {display.counted(link.rows_refused, 'row')} refused; the server's log has the reasons"
                 )
     for line in lines:
         click.echo(line)

@@ -120,10 +120,10 @@ def subscribe(
     """Follow the changes of the records of TOPIC that match FILTER, until Ctrl-C.
 
     In a pipe each message is a line of JSON, written at once. On a terminal it is a line of text, with a column for
-    each field. With --sow it is a live table of the current state, which implies --oof; --format table keeps the
-    lines. After a broken connection the command continues at its position. With --durable the server keeps the
-    position: the command begins after the last acknowledged change, and --from applies only when the durable
-    subscription is created.
+    each field. With --sow it is a live table of the current state, which implies --oof; a format that is chosen, such
+    as --format table, keeps the lines. After a broken connection the command continues at its position. With --durable
+    the server keeps the position: the command begins after the last acknowledged change, and --from applies only when
+    the durable subscription is created.
 
     \b
     Examples:
@@ -296,7 +296,7 @@ def _consume(
 
 
 def _acknowledge(subscription: DurableSubscription, change: Change) -> None:
-    """True when it was closed because its time is over; this change then comes again."""
+    """Acknowledges a change. If the subscription was closed because its time is over, the change comes again."""
     try:
         subscription.acknowledge(change)
     except Cancelled as error:
@@ -311,7 +311,7 @@ def _is_colourful() -> bool:
 def _sum_up(written: int, subscription: Subscription, output: Output) -> None:
     if not output.is_table:
         return
-    said = "1 message" if written == 1 else f"{display.count(written)} messages"
+    said = display.counted(written, "message")
     # Quoted for a shell: with the marks of other instances it has semicolons.
     note(f"{said}; bookmark {shlex.quote(subscription.bookmark)}" if subscription.bookmark else said)
 

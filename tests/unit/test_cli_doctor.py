@@ -127,6 +127,12 @@ def test_known_mistakes_of_settings_are_told_with_what_to_do(found: Topic, said:
     assert said in f"{finding.found} {finding.advice}"
 
 
+def test_one_topic_is_not_called_topics() -> None:
+    (finding,) = doctor.judged_topics([topic()])
+    assert finding.found.endswith(" of 1 topic")
+    assert "serving 100 records in 1 topic" in [one.found for one in doctor.judged_status(STATUS, 0, 0)]
+
+
 def test_settings_without_a_mistake_are_ok() -> None:
     (finding,) = doctor.judged_topics([topic(dead_letter="letters"), topic("letters", retain_bytes=-1, max_bytes=10)])
     assert finding.level == "ok"
