@@ -100,7 +100,8 @@ def sow(ctx: click.Context, *, shows_version: bool) -> None:
     Results go to stdout, as a table on a terminal and as NDJSON in a pipe (--format of each command, or SOW_FORMAT);
     everything else goes to stderr.
 
-    Exit codes: 0 done, 1 the server refused, 2 wrong usage, 3 the server is not reachable, 130 Ctrl-C, 143 SIGTERM.
+    Exit codes: 0 done, 1 the server refused, 2 wrong usage, 3 the server is not reachable, 4 no secure
+    connection, 130 Ctrl-C, 143 SIGTERM.
     """
     connection.begin(ctx)
     if shows_version:

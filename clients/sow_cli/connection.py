@@ -53,7 +53,7 @@ class ConnectionOption(click.Option):
         return None if self._again else super().get_help_record(ctx)
 
 
-_FORMAT: Final = "How results are written, where the command itself has no --format."
+_FORMAT: Final = "How results are written, where no --format stands behind the command."
 
 
 def connection_options(*, again: bool = False) -> Iterator[ConnectionOption]:

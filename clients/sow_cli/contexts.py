@@ -7,7 +7,7 @@ from typing import Final
 
 import click
 
-from sow_cli.connection import CONTEXT_VARIABLE, Source, found_settings, given, session_of
+from sow_cli.connection import CONTEXT_VARIABLE, DEFAULTS, Source, found_settings, given, session_of
 from sow_cli.context_files import NAMES, ContextFiles, checked_name
 from sow_cli.output import RESULT_FORMATS, Fact, Output, note, output_option
 from sow_cli.session import connect
@@ -15,7 +15,7 @@ from sow_cli.session import connect
 _FILES: Final = ("tls_ca", "tls_cert", "tls_key", "token_file")
 
 
-def _file() -> ContextFiles:
+def _files() -> ContextFiles:
     return ContextFiles(os.environ)
 
 
@@ -51,7 +51,7 @@ def add(ctx: click.Context, name: str, saved_format: str | None, uses: bool, rep
       sow context add prod --server ldn:7450,nyc:7450 --tls-ca ca.pem --token-file prod.token
       sow context add scripts --server ldn:7450 --format ndjson
     """
-    files = _file()
+    files = _files()
     if not replace and checked_name(name) in files.names():
         raise click.UsageError(f"there is a context {name!r} already; --replace replaces it")
     chosen = {key: os.path.abspath(value) if key in _FILES else value for key, value in given(ctx).items()}
@@ -61,7 +61,9 @@ def add(ctx: click.Context, name: str, saved_format: str | None, uses: bool, rep
         chosen["format"] = saved_format
     if not chosen:
         raise click.UsageError("a context has settings: give at least --server")
-    with_defaults = {"server": Source("127.0.0.1", "")} | {key: Source(value, "") for key, value in chosen.items()}
+    with_defaults = {"server": Source(DEFAULTS["server"], "")} | {
+        key: Source(value, "") for key, value in chosen.items()
+    }
     session_of(with_defaults, connect).client().close()  # a bad address or file is found now; it does not connect
     files.write(name, chosen)
     if uses:
@@ -83,7 +85,7 @@ def use(name: str | None, nothing: bool) -> None:
     """
     if (name is None) is not nothing:
         raise click.UsageError("give NAME or --none")
-    files = _file()
+    files = _files()
     if name is not None:
         files.read(name)
     files.use(name or "")
@@ -101,7 +103,7 @@ def list_contexts(output: Output) -> None:
     Example:
       sow context list
     """
-    files = _file()
+    files = _files()
     used = os.environ.get(CONTEXT_VARIABLE) or files.current()
     rows = []
     for name in files.names():
@@ -133,7 +135,7 @@ def show(ctx: click.Context, name: str | None, output: Output) -> None:
     if name is None:
         found = found_settings(ctx)
     else:
-        found = {key: Source(value, f"context {name}") for key, value in _file().read(name).items()}
+        found = {key: Source(value, f"context {name}") for key, value in _files().read(name).items()}
     rows = [
         [
             Fact("setting", key, key),
@@ -155,5 +157,5 @@ def remove(name: str) -> None:
     Example:
       sow context remove prod
     """
-    _file().remove(name)
+    _files().remove(name)
     note(f"removed {name}")
