@@ -20,6 +20,8 @@ from sow_client._subscription import FRAMES, SubscriptionCore, broken_call, chec
 from sow_client._transport import RECONNECT_SECONDS, task_is_cancelled
 from sow_client.errors import SowError
 
+_Value = TypeVar("_Value")
+
 
 class AioSubscribeCall(Protocol):
     """A call in progress."""
@@ -53,6 +55,7 @@ class AsyncSubscription:
         self._call: AioSubscribeCall | None = None
         self._loop: asyncio.AbstractEventLoop | None = None  # of the call
         self._again = 0.0  # when the next call may be made
+        self._opening: asyncio.Future[AioSubscribeCall] | None = None  # the next call, while it is being made
         self._reading: asyncio.Task[object] | None = None  # the next frame, which `next` has stopped waiting for
 
     async def open(self) -> None:
@@ -145,8 +148,11 @@ class AsyncSubscription:
 
     def __del__(self) -> None:
         # The garbage collector may run in any thread, and after the end of the loop, which also ends the call.
-        if self._call is not None and self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._call.cancel)
+        if self._loop is not None and not self._loop.is_closed():
+            if self._opening is not None:
+                self._loop.call_soon_threadsafe(_abandon, self._opening)
+            if self._call is not None:
+                self._loop.call_soon_threadsafe(self._call.cancel)
 
     async def _advance(self, give_up: float | None = None) -> bool:
         """Takes in the next frame, or prepares for the next call; False when it was closed, or the time is over."""
@@ -205,31 +211,42 @@ class AsyncSubscription:
             raise
 
     async def _frame(self, give_up: float | None) -> object:
-        if give_up is None and self._reading is None:
-            return await (await self._present_call()).read()
-        async with asyncio.timeout(None if give_up is None else max(0.0, give_up - time.monotonic())):
-            call = await self._present_call()
-        if self._reading is None:
-            # Of the call, not of this subscription: dropping the last reference to that still ends the call. To cancel
-            # a read would end the call, so the task reads on when the time is over.
-            self._reading = asyncio.create_task(call.read())
-            self._reading.add_done_callback(_observed)
-        if give_up is not None:
-            done, _ = await asyncio.wait([self._reading], timeout=max(0.0, give_up - time.monotonic()))
-            if not done:
-                raise TimeoutError
-        reading, self._reading = self._reading, None
-        return await reading
-
-    async def _present_call(self) -> AioSubscribeCall:
         call = self._call
         if call is None:
+            call = await self._opened(give_up)
+        if give_up is None and self._reading is None:
+            return await call.read()
+        reading = self._reading
+        if reading is None:
+            # Of the call, not of this subscription: dropping the last reference to that still ends the call. To cancel
+            # a read would end the call, so the task reads on when the time is over.
+            reading = self._reading = asyncio.create_task(call.read())
+            reading.add_done_callback(_observed)
+        await _wait(reading, give_up)
+        if self._reading is reading:  # else `close` has dropped it
+            self._reading = None
+        return await reading
+
+    async def _opened(self, give_up: float | None) -> AioSubscribeCall:
+        """Makes the next call. An attempt may last longer than the time of one who waits, so it goes on without him."""
+        opening = self._opening
+        if opening is None:
             core = self._core
+            request = core.request(now=time.monotonic())
             connect_seconds = RECONNECT_SECONDS if core.stood else None
-            call = await self._open_call(core.request(now=time.monotonic()), connect_seconds=connect_seconds)
-            self._call, self._loop = call, asyncio.get_running_loop()
-            if self._closed.is_set():
-                call.cancel()  # `close` came before the call was known, and could not cancel it
+            # Of the opener, not of this subscription, as above.
+            opening = asyncio.ensure_future(self._open_call(request, connect_seconds=connect_seconds))
+            opening.add_done_callback(_observed)
+            self._opening, self._loop = opening, asyncio.get_running_loop()
+        await _wait(opening, give_up)
+        self._opening = None
+        try:
+            call = opening.result()
+        finally:
+            del opening  # else its error, which refers to this frame, would keep the subscription
+        if self._closed.is_set():
+            call.cancel()  # `close` may have come after the attempt was over
+        self._call = call
         return call
 
     async def _rest(self, seconds: float) -> bool:
@@ -243,15 +260,32 @@ class AsyncSubscription:
 
     def _drop_call(self) -> None:
         self._reading = None
+        opening, self._opening = self._opening, None
+        if opening is not None:
+            _abandon(opening)
         call, self._call = self._call, None
         if call is not None:
             call.cancel()
 
 
-def _observed(reading: asyncio.Task[object]) -> None:
-    """Asks a task for its error, so that asyncio does not report one that nobody awaits any more."""
-    if not reading.cancelled():
-        reading.exception()
+async def _wait(future: asyncio.Future[_Value], give_up: float | None) -> None:
+    """Returns once it is done. Raises TimeoutError when the time is over; it goes on then."""
+    timeout = None if give_up is None else max(0.0, give_up - time.monotonic())
+    done, _ = await asyncio.wait([future], timeout=timeout)
+    if not done:
+        raise TimeoutError
+
+
+def _abandon(opening: asyncio.Future[AioSubscribeCall]) -> None:
+    """Ends the making of a call, or the call if it is made."""
+    if not opening.cancel() and not opening.cancelled() and opening.exception() is None:
+        opening.result().cancel()
+
+
+def _observed(done: asyncio.Future[_Value]) -> None:
+    """Asks a future for its error, so that asyncio does not report one that nobody awaits any more."""
+    if not done.cancelled():
+        done.exception()
 
 
 _Asynchronous = TypeVar("_Asynchronous", bound=AsyncSubscription)

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import inspect
+import weakref
+from collections.abc import Iterator
 from dataclasses import is_dataclass
 from enum import Enum
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -16,6 +20,7 @@ import sow_client
 from sow.v1 import sow_pb2, types_pb2
 from sow_client import (
     AsyncClient,
+    AsyncSubscription,
     Cancelled,
     Change,
     Client,
@@ -28,11 +33,15 @@ from sow_client import (
     QueryResult,
     Record,
     RecordBatch,
+    Unavailable,
     View,
     _html,
 )
+from sow_client._aio_subscription import AioSubscribeCall, OpenAioSubscription
 from sow_client._reads import QueryProgress
+from sow_client._subscription import SubscriptionCore
 from tests.support.called_server import Server, batch, footer, header, loop, script, server
+from tests.support.loops import FakeLoop
 from tests.support.scripted import SECONDS_MAX
 
 __all__ = ["loop", "script", "server"]  # fixtures
@@ -169,6 +178,151 @@ def test_a_read_that_nobody_waits_for_ends_with_its_subscription(script: Any) ->
         assert not complaints
 
     asyncio.run(use())
+
+
+def test_closing_ends_a_wait_that_has_a_limit(script: Any) -> None:
+    """Story: `close` took away the read that `next` waited for, and `next` raised a TypeError."""
+
+    async def one(subscription: AsyncSubscription) -> None:
+        with pytest.raises(Cancelled) as caught:
+            await subscription.next(timeout=SECONDS_MAX)
+        assert caught.value.reason == "CLOSED"
+
+    async def many(subscription: AsyncSubscription) -> None:
+        assert [batch async for batch in subscription.batches(timeout=SECONDS_MAX)] == []
+
+    async def use() -> None:
+        async with grpc.aio.insecure_channel(script.address) as channel, AsyncClient(channel=channel) as client:
+            for waits in (one, many):
+                subscription = client.subscribe("orders")
+                opening = asyncio.create_task(subscription.open())
+                rpc = await asyncio.to_thread(script.take, "Subscribe")
+                rpc.send_response(PROGRESS)
+                await opening
+                waiting = asyncio.create_task(waits(subscription))
+                await asyncio.sleep(0)
+                assert subscription._reading is not None
+                await subscription.close()
+                await waiting
+
+    asyncio.run(use())
+
+
+class Opener:
+    """Opens no call: each attempt fails after 0.3 s."""
+
+    def __init__(self) -> None:
+        self.attempts = self.ended = 0
+
+    async def __call__(
+        self, request: sow_pb2.SubscribeRequest, /, *, connect_seconds: float | None = None
+    ) -> AioSubscribeCall:
+        self.attempts += 1
+        try:
+            await asyncio.sleep(0.3)
+        finally:
+            self.ended += 1
+        raise Unavailable("nobody is there", reason="UNREACHABLE")
+
+
+def following(opener: OpenAioSubscription, *, stood: bool = False) -> AsyncSubscription:
+    """A subscription; `stood`: it was established before."""
+    request = sow_pb2.SubscribeRequest(topic="orders", bookmark="e.1")
+    core = SubscriptionCore(request, retry_for=2.0, connect_timeout=2.0)
+    core.stood = stood
+    return AsyncSubscription(core, opener)
+
+
+@pytest.fixture
+def runner(monkeypatch: pytest.MonkeyPatch) -> Iterator[asyncio.Runner]:
+    """Runs subscriptions in a time of its own."""
+    with asyncio.Runner(loop_factory=FakeLoop) as made:
+        monkeypatch.setattr("sow_client._aio_subscription.time", SimpleNamespace(monotonic=made.get_loop().time))
+        yield made
+
+
+@pytest.mark.parametrize("stood", [False, True])
+def test_an_attempt_to_connect_lasts_longer_than_one_who_waits_for_less(runner: asyncio.Runner, stood: bool) -> None:
+    """Story: each attempt ended with the time of `next`, so a subscription that was asked every 0.1 s neither came back
+    nor failed."""
+    opener = Opener()
+
+    async def poll() -> None:
+        subscription = following(opener, stood=stood)
+        for _ in range(100):
+            assert await subscription.next(timeout=0.1) is None
+
+    with pytest.raises(Unavailable):
+        runner.run(poll())
+    assert runner.get_loop().time() < 4.0
+    assert opener.ended == opener.attempts > 1
+
+
+def test_an_attempt_that_nobody_waits_for_ends_with_its_subscription(runner: asyncio.Runner) -> None:
+    opener = Opener()
+
+    async def use() -> None:
+        closed, dropped, cancelled = following(opener), following(opener), following(opener)
+        for one in (closed, dropped):
+            assert await one.next(timeout=0.1) is None
+        await closed.close()
+        gc.collect()
+        gc.disable()
+        try:
+            del one, dropped
+        finally:
+            gc.enable()
+        waiting = asyncio.create_task(cancelled.next(timeout=0.1))
+        await asyncio.sleep(0.05)
+        assert (opener.attempts, opener.ended) == (3, 2)
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        assert waiting.cancelled()
+        await asyncio.sleep(0)
+        assert opener.ended == 3
+        assert asyncio.get_running_loop().time() < 0.3
+        with pytest.raises(Cancelled):
+            await closed.next(timeout=0.1)
+
+    runner.run(use())
+
+
+def test_a_subscription_is_dropped_without_the_collector_after_an_attempt_that_failed(
+    runner: asyncio.Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sow_client._statuses.BACKOFF_SECONDS_FIRST", 0.0)
+    opener = Opener()
+
+    async def use() -> None:
+        subscription = following(opener)
+        gc.collect()
+        gc.disable()
+        try:
+            assert await subscription.next(timeout=0.31) is None
+            assert (opener.attempts, opener.ended) == (2, 1)
+            reference = weakref.ref(subscription)
+            del subscription
+            assert reference() is None
+        finally:
+            gc.enable()
+
+    runner.run(use())
+
+
+def test_closing_ends_an_attempt_that_is_waited_for(runner: asyncio.Runner) -> None:
+    opener = Opener()
+
+    async def use() -> None:
+        for timeout in (None, 5.0):
+            subscription = following(opener)
+            waiting = asyncio.create_task(subscription.next(timeout=timeout))
+            await asyncio.sleep(0)
+            await subscription.close()
+            with pytest.raises(Cancelled):
+                await waiting
+        assert asyncio.get_running_loop().time() == 0.0
+
+    runner.run(use())
 
 
 # ---- queries ----
