@@ -9,9 +9,11 @@ from __future__ import annotations
 import reprlib
 from collections.abc import Iterable, Mapping
 from math import isfinite
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from sow_client._records import invalid
+
+_Value = TypeVar("_Value")
 
 KeyField: TypeAlias = str | int | float | bool
 """The value of a key field."""
@@ -40,11 +42,16 @@ def optional_key(key: Key | None) -> str | None:
 
 def key_texts(keys: Iterable[Key], field: str = "keys") -> list[str]:
     """The record keys as texts."""
+    return [key if type(key) is str else key_text(key, field) for key in checked_list(keys, field)]
+
+
+def checked_list(values: Iterable[_Value], field: str, *, of: str = "keys") -> Iterable[_Value]:
+    """The argument itself. Raises InvalidArgument for one value where a list is wanted, and for a mapping."""
     # A lone text is an iterable of texts too: "abc" would ask for the keys a, b and c.
     # Bytes are an iterable of numbers, and a mapping one of its names.
-    if isinstance(keys, str | bytes | bytearray | memoryview | Mapping) or not isinstance(keys, Iterable):
-        raise invalid(field, f"must be a list of keys; write [{reprlib.repr(keys)}]")
-    return [key if type(key) is str else key_text(key, field) for key in keys]
+    if isinstance(values, str | bytes | bytearray | memoryview | Mapping) or not isinstance(values, Iterable):
+        raise invalid(field, f"must be a list of {of}; write [{reprlib.repr(values)}]")
+    return values
 
 
 def _canonical(value: object, field: str) -> str:

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Final
 
 from sow.v1 import sow_pb2, types_pb2
-from sow_client._keys import Key, key_texts
+from sow_client._keys import Key, checked_list, key_texts
 from sow_client._lifetimes import lifetime_message, zoned_micros
 from sow_client._records import (
     EARLIEST,
@@ -44,12 +44,9 @@ def projection(select: Iterable[str] | None, exclude: Iterable[str] | None) -> s
 
 def texts(values: Iterable[str] | None, field: str) -> list[str] | None:
     """The texts as a list, which can be read twice; None stays None."""
-    # A lone string is an iterable of strings too: "abc" would ask for the keys a, b and c.
-    if isinstance(values, str):
-        raise invalid(field, f"must be a list of texts; write [{values!r}]")
     if values is None:
         return None
-    made = list(values)
+    made = list(checked_list(values, field, of="texts"))
     for value in made:
         if not isinstance(value, str):
             raise TypeError(f"{field}: {value!r} is of type {type(value).__name__}; each must be a text")

@@ -8,7 +8,7 @@ from typing import Final, Literal, NamedTuple, TypeAlias, get_args
 
 from sow.v1 import admin_pb2, sow_pb2, types_pb2
 from sow_client._documents import Document, encode
-from sow_client._keys import Key, key_text, key_texts
+from sow_client._keys import Key, checked_list, key_text, key_texts
 from sow_client._lifetimes import lifetime_message
 from sow_client._reads import RECORDS_PER_REQUEST_MAX, changing_filter, texts
 from sow_client._records import (
@@ -148,7 +148,7 @@ class Batch(NamedTuple):
 
 def publish_batches(documents: Iterable[Document], keys: Iterable[Key] | None, *, atomic: bool) -> Iterator[Batch]:
     """Cuts documents into requests. An atomic request stays whole, however large: the server checks its size."""
-    key_iterator = None if keys is None else iter(keys)
+    key_iterator = None if keys is None else iter(checked_list(keys, "keys"))
     records: list[sow_pb2.PublishRecord] = []
     size = first_index = 0
     for document in documents:

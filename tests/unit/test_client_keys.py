@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterator
 from typing import Any
 
 import grpc
@@ -12,6 +13,8 @@ import pytest
 from sow.v1 import sow_pb2
 from sow_client import InvalidArgument
 from sow_client._keys import key_text, key_texts
+from sow_client._reads import RECORDS_PER_REQUEST_MAX, texts
+from sow_client._writes import publish_batches
 from tests.support.called_server import Server, footer, header, loop, script, server
 from tests.support.scripted import SECONDS_MAX
 
@@ -69,11 +72,40 @@ def test_a_value_that_no_key_has_is_refused_by_name(key: Any) -> None:
     assert caught.value.details["field"] == "key"
 
 
-@pytest.mark.parametrize("keys", ["abc", 7, b"12", bytearray(b"12"), {"a": 1}])
+@pytest.mark.parametrize("keys", ["abc", 7, b"12", bytearray(b"12"), memoryview(b"12"), {"a": 1}])
 def test_one_key_is_not_a_list_of_keys(keys: Any) -> None:
     with pytest.raises(InvalidArgument, match="keys: must be a list of keys; write") as caught:
         key_texts(keys)
     assert caught.value.details["field"] == "keys"
+
+
+@pytest.mark.parametrize("keys", ["ab", 7, b"ab", bytearray(b"ab"), memoryview(b"ab"), {"a": 1, "b": 2}])
+def test_one_key_is_not_the_keys_of_many_documents(server: Server, keys: Any) -> None:
+    """Story: `publish_many` published b"ab" under the keys 97 and 98, "ab" under a and b, a mapping under its names."""
+    with pytest.raises(InvalidArgument, match="keys: must be a list of keys; write") as caught:
+        server.client.publish_many("orders", [b"x", b"y"], keys=keys)
+    assert caught.value.details["field"] == "keys"
+
+
+@pytest.mark.parametrize("fields", ["/id", 7, b"/id", {"/id": 1}])
+def test_one_field_is_not_a_list_of_fields(fields: Any) -> None:
+    with pytest.raises(InvalidArgument, match="select: must be a list of texts; write") as caught:
+        texts(fields, "select")
+    assert caught.value.details["field"] == "select"
+
+
+def test_keys_of_many_documents_are_taken_one_by_one() -> None:
+    """A stream of keys may have no end that is known before that of the documents."""
+    taken: list[int] = []
+
+    def keys() -> Iterator[int]:
+        for key in range(RECORDS_PER_REQUEST_MAX * 2):
+            taken.append(key)
+            yield key
+
+    first = next(publish_batches((b"{}" for _ in range(RECORDS_PER_REQUEST_MAX * 2)), keys(), atomic=False))
+    assert len(first.records) == RECORDS_PER_REQUEST_MAX
+    assert len(taken) == RECORDS_PER_REQUEST_MAX + 1
 
 
 def test_a_time_of_numpy_is_no_number() -> None:
