@@ -44,14 +44,12 @@ class Connection:
     """Knows whether a blocking channel is connected, by asking it.
 
     gRPC would also report each change, from a thread that waits for the next one in steps of 0.2 s. Closing a channel
-    waits for the end of such a step, so every program paid for it. The channel inside gRPC's answers at once. It is not
-    public, so where a later gRPC has none, its reports are used.
+    waits for the end of such a step, so every program paid for it. The channel inside gRPC's answers at once.
     """
 
     def __init__(self, channel: grpc.Channel, server: str, connect_timeout: float, tls: Tls | None = None) -> None:
         self._channel = channel
-        inside: _Inside | None = getattr(channel, "_channel", None)
-        self._inside: _Inside = inside or _Reported(channel)
+        self._inside: _Inside = channel._channel  # type: ignore[attr-defined]  # the public one has no question
         self._server = server
         self._tls = tls
         self._timeout = connect_timeout
@@ -124,38 +122,6 @@ class _Inside(Protocol):
 
     def watch_connectivity_state(self, last: int, deadline: float, /) -> object:
         """Returns once the state is another one than `last`, or at `deadline`, of `time.time`."""
-
-
-class _Reported:
-    """The same, from what gRPC reports."""
-
-    def __init__(self, channel: grpc.Channel) -> None:
-        self._channel = channel
-        self._state = 0
-        self._changed = threading.Condition()
-        channel.subscribe(self._hear)
-
-    def _hear(self, state: grpc.ChannelConnectivity) -> None:
-        with self._changed:
-            self._state = state.value[0]
-            self._changed.notify_all()
-
-    def check_connectivity_state(self, try_to_connect: bool, /) -> int:
-        """As `_Inside`."""
-        if try_to_connect:
-            self._channel.subscribe(_ignore, try_to_connect=True)
-            self._channel.unsubscribe(_ignore)
-        with self._changed:
-            return self._state
-
-    def watch_connectivity_state(self, last: int, deadline: float, /) -> object:
-        """As `_Inside`."""
-        with self._changed:
-            return self._changed.wait_for(lambda: self._state != last, deadline - time.time())
-
-
-def _ignore(state: grpc.ChannelConnectivity) -> None:
-    """Hears of a change for nobody."""
 
 
 def _follow(connection: weakref.ref[Connection], closed: threading.Event) -> None:

@@ -26,7 +26,6 @@ from sow_client import (
     Unavailable,
 )
 from sow_client._channel import SERVICE_CONFIG, options
-from sow_client._connection import Connection
 from sow_client._lines import Home
 from sow_client._publish_core import PublishCore
 from sow_client._publisher import StreamCall
@@ -503,28 +502,3 @@ def test_only_what_is_this_machine_for_sure_gets_a_token_in_plain_text_and_throu
             Client(server, token="s3cret")
     else:
         Client(server, token="s3cret").close()
-
-
-class Public:
-    """A channel of a gRPC that has none inside."""
-
-    def __init__(self, channel: grpc.Channel) -> None:
-        self.subscribe, self.unsubscribe = channel.subscribe, channel.unsubscribe
-        self.unary_unary = channel.unary_unary
-
-
-def test_a_grpc_without_a_channel_inside_is_listened_to(address: str) -> None:
-    with grpc.insecure_channel(address) as channel:
-        public: Any = Public(channel)
-        connection = Connection(public, address, 0.3)
-        with pytest.raises(Unavailable, match="refused"):
-            connection.await_ready()
-        assert connection.connected == 0
-        server = serve(Store(), address)
-        try:
-            Connection(public, address, 20.0).await_ready()
-            connection.await_ready()
-            assert connection.connected == 1
-        finally:
-            server.stop(None).wait()
-        connection.close()
