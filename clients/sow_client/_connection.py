@@ -1,7 +1,10 @@
 """Whether the channel of a client is connected, and why it is not.
 
-[1]  Whoever waits for a connection waits for `connect_timeout` at most, and is told the cause that gRPC names.
-[2]  Closing ends each wait, and waits for none itself.
+[1]  Whoever waits for a connection waits for `connect_timeout` at most, or for less if he says so. Then he is told the
+     cause that gRPC names, which adds `CAUSE_SECONDS_MAX` at most. Where he has set no bound of his own, and the cause
+     leaves open whether TLS is at fault, a look at the server adds the time to resolve its name, and at most
+     `LOOK_SECONDS_MAX` for each of its addresses and each step of the handshake (_handshakes).
+[2]  Closing ends each wait for a connection, and waits for none itself. Only a look is not cut short ([1]).
 """
 
 from __future__ import annotations
@@ -21,8 +24,6 @@ import grpc.aio
 from sow_client._channel import Tls, proxy_variable
 from sow_client._statuses import EndedCall, closed, unreachable
 
-CLOSE_SECONDS_MAX: Final = 1.0
-"""The longest time that an interrupted program waits for its connection to close."""
 CAUSE_SECONDS_MAX: Final = 0.2
 """The longest time for the question why there is no connection."""
 
@@ -54,17 +55,20 @@ class Connection:
         self._tls = tls
         self._timeout = connect_timeout
         self._closed = threading.Event()
+        self._changing = threading.Lock()  # for the three below
         self._noted = False  # this connection is among the connected ones
         self._connected = 0
         self._following: threading.Thread | None = None
 
-    @property
-    def connected(self) -> int:
+    def follow(self) -> int:
         """How often it has been connected. Whoever asks compares: a thread looks for lost connections from then on, as
         gRPC may connect anew by itself, in a call that it repeats."""
         if self._following is None:
-            self._following = threading.Thread(target=_follow, args=(weakref.ref(self), self._closed), daemon=True)
-            self._following.start()
+            with self._changing:
+                if self._following is None:  # else another thread was faster
+                    following = threading.Thread(target=_follow, args=(weakref.ref(self), self._closed), daemon=True)
+                    following.start()
+                    self._following = following
         return self._connected
 
     @property
@@ -72,19 +76,21 @@ class Connection:
         """Whether a call can be made now. Raises ValueError on a closed channel."""
         ready = self._inside.check_connectivity_state(False) == _READY
         if ready is not self._noted:
-            self._noted = ready
-            self._connected += ready
+            with self._changing:
+                if ready is not self._noted:  # else another thread has counted it
+                    self._noted = ready
+                    self._connected += ready
         return ready
 
     def close(self) -> None:
         """Ends each wait for a connection. The channel may be closed afterwards."""
         self._closed.set()
 
-    def await_ready(self, seconds: float | None = None) -> None:
+    def await_ready(self, seconds: float | None = None, *, looks: bool) -> None:
         """Returns once a call can be made.
 
         Raises Unavailable (UNREACHABLE) after `connect_timeout`, or after `seconds` if that is less; Cancelled (CLOSED)
-        when the client is closed during the wait.
+        when the client is closed during the wait. `looks`: it may take longer, to find the cause ([1]).
         """
         try:
             if self.is_ready:
@@ -97,7 +103,9 @@ class Connection:
                     raise closed("client")
                 if (left := give_up - time.monotonic()) <= 0:
                     cause = self._ask_for_cause()
-                    problem = _looked(self._server, self._tls, cause)
+                    problem = _looked(self._server, self._tls, cause) if looks and cause else ""
+                    if self._closed.is_set():
+                        raise closed("client")
                     proxy = proxy_variable(self._server, os.environ)
                     raise unreachable(self._server, timeout, cause, problem=problem, proxy=proxy)
                 self._inside.watch_connectivity_state(state, time.time() + min(left, WAIT_SECONDS))
@@ -142,13 +150,18 @@ class AioConnection:
         self._server = server
         self._tls = tls
         self._timeout = connect_timeout
-        self.connected = 0
+        self._closed = False
+        self._connected = 0
+
+    def follow(self) -> int:
         """How often it has been connected, as far as callers have noticed."""
+        return self._connected
 
     def close(self) -> None:
         """The channel's end ends each wait."""
+        self._closed = True
 
-    async def await_ready(self, seconds: float | None = None) -> None:
+    async def await_ready(self, seconds: float | None = None, *, looks: bool) -> None:
         """As `Connection.await_ready`."""
         ready = grpc.ChannelConnectivity.READY
         timeout = self._timeout if seconds is None else min(seconds, self._timeout)
@@ -159,10 +172,14 @@ class AioConnection:
                 async with asyncio.timeout(timeout):
                     while (state := self._channel.get_state(try_to_connect=True)) is not ready:
                         await self._channel.wait_for_state_change(state)
-                self.connected += 1
+                self._connected += 1
             except TimeoutError as error:
                 cause = await self._ask_for_cause()
-                problem = await asyncio.to_thread(_looked, self._server, self._tls, cause) if cause else ""
+                problem = ""
+                if looks and cause:
+                    problem = await asyncio.to_thread(_looked, self._server, self._tls, cause)
+                if self._closed:
+                    raise closed("client") from error
                 proxy = proxy_variable(self._server, os.environ)
                 raise unreachable(self._server, timeout, cause, problem=problem, proxy=proxy) from error
 

@@ -19,7 +19,7 @@ import grpc.aio
 
 from sow_client import _failover
 from sow_client._addresses import host_and_port
-from sow_client._connection import CLOSE_SECONDS_MAX, cause_of, task_is_cancelled, unless_closed
+from sow_client._connection import cause_of, task_is_cancelled, unless_closed
 from sow_client._lines import Cancellable
 from sow_client._statuses import EndedCall, error_of_status, explained, reason_of, tls_details, tls_problem, unreachable
 from sow_client.errors import SowError, Unavailable
@@ -29,6 +29,8 @@ __all__ = ["RECONNECT_SECONDS", "task_is_cancelled", "unless_closed"]
 RECONNECT_SECONDS: Final = 0.5
 """Publishers and subscriptions repeat their attempts, so each attempt waits only this long for a connection. Closing a
 publisher or a subscription may take as long."""
+CLOSE_SECONDS_MAX: Final = 1.0
+"""The longest time that an interrupted program waits for its connection to close."""
 GO_BACK_SECONDS: Final = 1.0
 """How long `go_back` looks for the preferred instances."""
 LOOK_AGAIN_SECONDS: Final = 1.0

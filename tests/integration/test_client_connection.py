@@ -130,6 +130,53 @@ def test_a_client_that_ctrl_c_leaves_does_not_wait_for_ever_for_its_connection_t
     never.set()
 
 
+def test_only_calls_without_a_bound_of_their_own_look_for_the_cause(
+    connect: Connect, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Story: a look at the server took seconds more, also of a renewal of a lease that had to fail in time
+    (_connection [1])."""
+    looked: list[str] = []
+
+    def look(server: str, tls: object, cause: str) -> str:
+        looked.append(cause)
+        return ""
+
+    monkeypatch.setattr("sow_client._connection._looked", look)
+    with connect(address, connect_timeout=0.05) as client:
+        publisher = client.publisher("orders", retry_for=0.0)
+        publisher.publish(b"{}")
+        with pytest.raises(Unavailable):
+            publisher.flush()
+        publisher.abort()
+        assert not looked
+        with pytest.raises(Unavailable):
+            client.get("orders", "1")
+        assert len(looked) == 1
+
+
+def test_a_client_that_is_closed_while_it_looks_for_the_cause_says_so(
+    connect: Connect, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """See _connection [2]."""
+    looks, may_go = threading.Event(), threading.Event()
+
+    def look(server: str, tls: object, cause: str) -> str:
+        looks.set()
+        assert may_go.wait(10)
+        return ""
+
+    monkeypatch.setattr("sow_client._connection._looked", look)
+    client = connect(address, connect_timeout=0.05)
+    with futures.ThreadPoolExecutor() as threads:
+        call = threads.submit(client.get, "orders", "1")
+        assert looks.wait(10)
+        client.close()
+        may_go.set()
+        error = call.exception(10)
+    assert isinstance(error, Cancelled)
+    assert error.reason == "CLOSED"
+
+
 @pytest.fixture
 def mute() -> Iterator[str]:
     """The address of a server that takes connections and says nothing."""
@@ -223,7 +270,7 @@ def test_a_thread_looks_for_lost_connections_once_their_number_matters_and_ends_
     connection: Any = client._transport._connection
     assert client.get("orders", "1") is not None
     assert connection._following is None, "it costs a thread"
-    assert connection.connected == 1
+    assert connection.follow() == 1
     while inside.looks.acquire(blocking=False):
         pass
     assert inside.looks.acquire(timeout=10)
@@ -237,7 +284,7 @@ def test_a_client_that_is_dropped_does_not_stay_because_its_connection_is_looked
     client = Client(address)
     connection: Any = client._transport._connection
     assert client.get("orders", "1") is not None
-    assert connection.connected == 1
+    assert connection.follow() == 1
     thread = connection._following
     del client, connection
     thread.join(10)

@@ -106,7 +106,7 @@ class Transport:
         line = self.lines.current
         if line is not None and line is self.lines.single:
             if self._connection is not None:
-                self._connection.await_ready(seconds)
+                self._connection.await_ready(seconds, looks=seconds is None)
         elif line is None or self._is_to_look(line):
             line = self._find(seconds)
         if home is not None:
@@ -115,8 +115,8 @@ class Transport:
 
     def _contract_at(self, line: _Line, seconds: float | None) -> int:
         """The contract that a line's server has, as it said at the beginning of this connection."""
-        if self._connection is not None and self._connected != self._connection.connected:
-            self._connected, line.contract = self._connection.connected, 0
+        if self._connection is not None and self._connected != (connected := self._connection.follow()):
+            self._connected, line.contract = connected, 0
         if not line.contract:
             found = self.ask(line, self._timeout if seconds is None else min(seconds, self._timeout))
             if not isinstance(found, Instance):
@@ -190,7 +190,7 @@ class Transport:
                     raise closed("client")
             if (line := self.lines.single) is not None:
                 if self._connection is not None:
-                    self._connection.await_ready(give_up - time.monotonic())
+                    self._connection.await_ready(give_up - time.monotonic(), looks=seconds is None)
                 return line
             search = self._search(last_first(order, self.lines.last), give_up)
             if search.found is None:
