@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import os
 import threading
 import time
@@ -31,6 +32,8 @@ WAIT_SECONDS: Final = 0.05
 """How long a wait for a connection goes on before it looks whether the client is closed."""
 FOLLOW_SECONDS: Final = 0.05
 """How often lost connections are looked for, where that matters. gRPC repeats a call 80 ms after it has lost one."""
+FOLLOWED_SECONDS_MAX: Final = 1.0
+"""How long the end of a program waits for such a look."""
 
 HEALTH_CHECK: Final = "/grpc.health.v1.Health/Check"
 """Called on a channel that failed to connect, and may be connecting again just now. Such a call fails at once and names
@@ -68,6 +71,7 @@ class Connection:
                 if self._following is None:  # else another thread was faster
                     following = threading.Thread(target=_follow, args=(weakref.ref(self), self._closed), daemon=True)
                     following.start()
+                    _followers[following] = self._closed
                     self._following = following
         return self._connected
 
@@ -130,6 +134,18 @@ class _Inside(Protocol):
 
     def watch_connectivity_state(self, last: int, deadline: float, /) -> object:
         """Returns once the state is another one than `last`, or at `deadline`, of `time.time`."""
+
+
+_followers: Final[weakref.WeakKeyDictionary[threading.Thread, threading.Event]] = weakref.WeakKeyDictionary()
+
+
+@atexit.register
+def _end_followers() -> None:
+    """At the end of a program that has not closed its clients. A thread that is inside gRPC while the interpreter is
+    taken apart would die there, and whatever it has locked would stay locked."""
+    for following, over in list(_followers.items()):
+        over.set()
+        following.join(FOLLOWED_SECONDS_MAX)
 
 
 def _follow(connection: weakref.ref[Connection], closed: threading.Event) -> None:

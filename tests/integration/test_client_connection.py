@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent import futures
@@ -259,6 +261,28 @@ def test_closing_a_client_waits_for_nothing(store: Store, address: str) -> None:
     inside.waits.clear()
     client.close()
     assert not inside.waits.is_set()
+
+
+def test_a_program_that_closes_no_client_ends_its_thread_before_the_interpreter_goes(
+    store: Store, address: str
+) -> None:
+    """Story: an interrupted program sometimes never ended. A thread inside gRPC dies where it is when the interpreter
+    is taken apart, and what it has locked stays locked."""
+    program = f"""
+import atexit, threading
+# Before the client's, so it runs after that.
+atexit.register(lambda: print([one.name for one in threading.enumerate()], flush=True))
+from sow_client import Client
+client = Client("{address}")
+client.get("orders", "1")
+assert client._transport._connection.follow() == 1
+print(threading.active_count(), flush=True)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 0, done.stderr
+    threads, at_the_end = done.stdout.splitlines()
+    assert int(threads) > 1
+    assert at_the_end == "['MainThread']"
 
 
 def test_a_thread_looks_for_lost_connections_once_their_number_matters_and_ends_with_the_client(
