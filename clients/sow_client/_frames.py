@@ -15,9 +15,7 @@ from importlib import import_module
 from itertools import chain
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, get_args
 
-import msgspec
-
-from sow_client._documents import decode, encode, is_json_object, not_finite
+from sow_client._documents import decode, encode, encode_json, is_json_object, not_finite
 from sow_client._keys import Key
 from sow_client._records import NEVER_MICROS, RecordBatch, invalid
 from sow_client.errors import InvalidArgument
@@ -257,10 +255,7 @@ def _of_type(pa: Any, values: Sequence[Any], field: Any) -> Any:
 
 
 def _text(value: object) -> str | None:
-    return value if value is None or isinstance(value, str) else _json(value).decode()
-
-
-_json: Final = msgspec.json.Encoder(decimal_format="number").encode
+    return value if value is None or isinstance(value, str) else encode_json(value).decode()
 
 
 # ---- tables as documents ----

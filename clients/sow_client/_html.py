@@ -12,7 +12,7 @@ from html import escape
 from itertools import islice
 from typing import Any, Final, Protocol
 
-import msgspec
+from sow_client._documents import encode_json, not_finite
 
 ROWS_MAX: Final = 20
 FIELDS_MAX: Final = 12
@@ -35,7 +35,8 @@ class Row(Protocol):
 
 def table(records: Iterable[Row], caption: str) -> str:
     """The first records, with their fields as columns. Documents that are not JSON have the column `payload`."""
-    shown = list(islice(records, ROWS_MAX))
+    found = list(islice(records, ROWS_MAX + 1))
+    shown = found[:ROWS_MAX]
     documents = [record.data for record in shown]
     objects = [document if isinstance(document, dict) else {"payload": document} for document in documents]
     fields = list(islice(dict.fromkeys(name for one in objects for name in one), FIELDS_MAX))
@@ -54,7 +55,7 @@ def table(records: Iterable[Row], caption: str) -> str:
         )
         for record, one in zip(shown, objects, strict=True)
     ]
-    more = f"; the first {ROWS_MAX} at most" if len(shown) == ROWS_MAX else ""
+    more = f"; the first {ROWS_MAX}" if len(found) > ROWS_MAX else ""
     return f"<table><caption>{_cell(caption)}{more}</caption>{head}{''.join(body)}</table>"
 
 
@@ -71,11 +72,9 @@ def _text(value: object) -> str:
         return value
     if isinstance(value, bytes):
         return repr(value[:TEXT_MAX])
-    return msgspec.json.encode(value).decode() if _is_json(value) else str(value)
-
-
-def _is_json(value: object) -> bool:
-    return value is None or isinstance(value, bool | dict | list)
+    differs_in_python = value is None or isinstance(value, bool | dict | list)
+    # A number that no float holds may be infinite here, and JSON would have null for it.
+    return encode_json(value).decode() if differs_in_python and not_finite(value) is None else str(value)
 
 
 def _moment(record: Row) -> str:

@@ -25,7 +25,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Collection, ItemsView, Iterable, Iterator, KeysView, Mapping, Sequence, ValuesView
 from contextlib import suppress
 from heapq import heapify, heappop, heappush
-from itertools import islice, repeat
+from itertools import repeat
 from operator import length_hint
 from types import TracebackType
 from typing import Final, Protocol, Self, TypeVar
@@ -34,7 +34,7 @@ from sow.checksums import RANGES_MAX, checksum
 from sow.v1 import sow_pb2
 from sow_client import _statuses
 from sow_client._aio_subscription import AioSubscribeCall, AsyncSubscription, OpenAioSubscription
-from sow_client._records import Change, Record, RecordBatch
+from sow_client._records import Change, Record, RecordBatch, html_table
 from sow_client._subscription import (
     OpenSubscription,
     SubscribeCall,
@@ -430,9 +430,7 @@ class _Readable(Mapping[str, Record]):
         return f"{type(self).__name__}({len(self._core.records)} records, {state})"
 
     def _repr_html_(self) -> str:
-        from sow_client import _html  # lazily: only notebooks need it
-
-        return _html.table(islice(self.values(), _html.ROWS_MAX), repr(self))
+        return html_table(self.values(), repr(self))
 
     def _check(self) -> None:
         if (error := self._core.error) is not None:

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from sow_client._reads import QueryProgress
-from sow_client._records import QueryFooter, QueryHeader, Record, RecordBatch
+from sow_client._records import QueryFooter, QueryHeader, Record, RecordBatch, html_table
 
 if TYPE_CHECKING:
     from sow_client._frames import MetadataName
@@ -83,14 +83,12 @@ class QueryResult(_Progress):
     def _repr_html_(self) -> str:
         """The first records, for a notebook, which makes the call; they are read again afterwards. Where the program
         has begun to read it shows no records."""
-        from sow_client import _html  # lazily, as all of its users: only notebooks need it
-
         first: RecordBatch | None = None
         if not self._begun:
             first = next(self._batches, None)
             self._batches = self._call if first is None else chain([first], self._call)
             self._records = chain.from_iterable(self._batches)
-        return _html.table(first or (), repr(self))
+        return html_table(first or (), repr(self))
 
     def to_arrow(self, *, schema: object | None = None, metadata: Iterable[MetadataName] = ("key",)) -> Any:
         """The records as a `pyarrow.Table`, made of columns without an object for each record. It reads the answer to

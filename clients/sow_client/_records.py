@@ -200,7 +200,7 @@ class Record(msgspec.Struct, frozen=True, gc=False, eq=False):
         return f"Record(topic={self.topic!r}, key={self.key!r}, version={self.version}, payload={_shown(self.payload)})"
 
     def _repr_html_(self) -> str:
-        return _table([self], f"Record of {self.topic!r}, version {self.version}")
+        return html_table([self], f"Record of {self.topic!r}, version {self.version}")
 
 
 def record_of(
@@ -225,7 +225,8 @@ def record_of(
     return Record(key, payload, RecordBatch(topic, columns), 0)
 
 
-def _table(records: Iterable[Record], caption: str) -> str:
+def html_table(records: Iterable[Record], caption: str) -> str:
+    """The first records, for a notebook."""
     from sow_client import _html  # lazily: only notebooks need it
 
     return _html.table(records, caption)
@@ -329,7 +330,7 @@ class RecordBatch:
         return f"RecordBatch({self.topic!r}, {len(self)} records)"
 
     def _repr_html_(self) -> str:
-        return _table(self, repr(self))
+        return html_table(self, repr(self))
 
     def __iter__(self) -> Iterator[Record]:
         return map(Record, self.keys, self.payloads, repeat(self), range(len(self.keys)))
@@ -499,7 +500,7 @@ class Page:
         return f"Page({len(self.records)} records, next_page_token={self.next_page_token!r})"
 
     def _repr_html_(self) -> str:
-        return _table(self.records, repr(self))
+        return html_table(self.records, repr(self))
 
 
 Size: TypeAlias = int | str

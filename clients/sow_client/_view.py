@@ -11,12 +11,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import islice
 from typing import Final, TypeAlias
 
 import msgspec
 
-from sow_client._records import NEVER_MICROS, Change, Record, invalid, record_of
+from sow_client._records import NEVER_MICROS, Change, Record, html_table, invalid, record_of
 
 _Fields: TypeAlias = dict[str, msgspec.Raw]
 
@@ -73,9 +72,7 @@ class View(Mapping[str, Record]):
         return f"View({len(self._records)} records{'' if self.complete else ', not complete'})"
 
     def _repr_html_(self) -> str:
-        from sow_client import _html  # lazily: only notebooks need it
-
-        return _html.table(islice(self.values(), _html.ROWS_MAX), repr(self))
+        return html_table(self.values(), repr(self))
 
 
 def in_own_batch(record: Record, payload: bytes) -> Record:

@@ -401,7 +401,15 @@ def test_a_table_has_fields_as_columns() -> None:
     assert "<tr><th>key</th><th>id</th><th>price</th><th>notes</th></tr>" in table
     assert "<tr><td>0</td><td>1</td><td>9.5</td><td></td></tr>" in table
     assert "<td>[&quot;a&quot;]</td>" in table
+    assert "<caption>two</caption>" in table
     assert "<th>payload</th>" in _html.table(of(b"8=FIX"), "bytes")
+
+
+def test_a_table_has_the_numbers_that_were_published() -> None:
+    """Story: a number beyond a float was a text inside of an array, and infinite ones were null."""
+    table = _html.table(of(b'{"a":[1e400],"b":[null,true],"c":{"d":1e99999999999999999999},"e":1e400}'), "large")
+    for cell in ("[1E+400]", "[null,true]", "{&#x27;d&#x27;: inf}", "1E+400"):
+        assert f"<td>{cell}</td>" in table, cell
 
 
 def test_nothing_of_a_document_is_an_element_of_the_page() -> None:
@@ -419,6 +427,8 @@ def test_a_table_has_a_bound() -> None:
     wide = msgspec.json.encode({f"field{number}": "x" * 200 for number in range(100)})
     table = _html.table(of(*[wide] * 50), "many")
     assert table.count("<tr>") == 1 + _html.ROWS_MAX
+    assert f"many; the first {_html.ROWS_MAX}</caption>" in table
+    assert "<caption>all</caption>" in _html.table(of(*[wide] * _html.ROWS_MAX), "all")
     assert table.count("<th>") == 1 + _html.FIELDS_MAX
     assert len(table) < 40_000
 
