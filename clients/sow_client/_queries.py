@@ -26,15 +26,15 @@ QUERY_RETRY_SECONDS: Final = 0.2
 class _Progress:
     """The header and the footer, which both results show."""
 
+    def __init__(self, progress: QueryProgress) -> None:
+        self._progress = progress
+
     def __repr__(self) -> str:
         progress = self._progress
         state = "not begun" if progress.header is None else "begun"
         if progress.footer is not None:
             state = f"{progress.footer.returned} records of {progress.footer.matched} that match"
         return f"{type(self).__name__}({progress.topic!r}, {state})"
-
-    def __init__(self, progress: QueryProgress) -> None:
-        self._progress = progress
 
     @property
     def header(self) -> QueryHeader | None:
@@ -150,29 +150,20 @@ class AsyncQueryResult(_Progress):
         return self._batches
 
     async def to_arrow(self, *, schema: object | None = None, metadata: Iterable[MetadataName] = ("key",)) -> Any:
-        """The records as a `pyarrow.Table`, made of columns without an object for each record. It reads the answer to
-        its end.
-
-        Each field of the JSON documents is a column: a text stays text, also where it looks like a time; numbers are
-        int64 where all are whole, else float64; objects are structs, arrays lists. A field of several types is text,
-        of each value its JSON. Payloads that are no JSON objects are one column, `payload`. `schema`, a
-        `pyarrow.Schema`, names the fields and their types instead. `metadata` become columns with "_" before their
-        names, such as "_key": any of key, version, publish_time, expire_time, origin, sequence. Needs `sow[arrow]`.
-        """
+        """As `QueryResult.to_arrow`; the table is made in another thread."""
         from sow_client import _frames
 
         batches = [batch async for batch in self._batches]
         return await asyncio.to_thread(_frames.to_arrow, batches, schema, metadata)
 
     async def to_pandas(self, *, schema: object | None = None, metadata: Iterable[MetadataName] = ("key",)) -> Any:
-        """The records as a `pandas.DataFrame`; the arguments are those of `to_arrow`. Whole numbers and bools of which
-        some are missing get the types Int64 and boolean, and are not rounded. Needs `sow[pandas]`."""
+        """As `QueryResult.to_pandas`; the table is made in another thread."""
         from sow_client import _frames
 
         return await asyncio.to_thread(_frames.to_pandas, await self.to_arrow(schema=schema, metadata=metadata))
 
     async def to_polars(self, *, schema: object | None = None, metadata: Iterable[MetadataName] = ("key",)) -> Any:
-        """The records as a `polars.DataFrame`; the arguments are those of `to_arrow`. Needs `sow[polars]`."""
+        """As `QueryResult.to_polars`; the table is made in another thread."""
         from sow_client import _frames
 
         return await asyncio.to_thread(_frames.to_polars, await self.to_arrow(schema=schema, metadata=metadata))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Final
 
@@ -55,7 +55,7 @@ def texts(values: Iterable[str] | None, field: str) -> list[str] | None:
 
 def get_request(
     topic: str,
-    keys: Iterable[Key],
+    keys: Sequence[str],
     select: Iterable[str] | None = None,
     exclude: Iterable[str] | None = None,
     *,
@@ -68,7 +68,7 @@ def get_request(
         raise invalid("touch_below", "needs the lifetime to give, in touch")
     return sow_pb2.GetRequest(
         topic=topic,
-        keys=key_texts(keys),
+        keys=keys,
         select=projection(select, exclude),
         touch=lifetime_message(touch, None),
         touch_below_micros=None if touch_below is None else ttl_micros(touch_below, "touch_below"),
@@ -95,11 +95,10 @@ def records(topic: str, response: sow_pb2.GetResponse) -> list[Record]:
     return list(RecordBatch(topic, columns))
 
 
-def key_chunks(keys: Iterable[Key], keys_max: int = RECORDS_PER_REQUEST_MAX) -> Iterator[list[str]]:
+def chunks(texts: Sequence[str], size_max: int = RECORDS_PER_REQUEST_MAX) -> Iterator[Sequence[str]]:
     """Keys in lists of at most 10,000 (rule K8), or of another number."""
-    every = key_texts(keys)
-    for start in range(0, len(every), keys_max):
-        yield every[start : start + keys_max]
+    for start in range(0, len(texts), size_max):
+        yield texts[start : start + size_max]
 
 
 def changing_filter(value: str) -> str:

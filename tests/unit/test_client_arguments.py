@@ -14,6 +14,7 @@ from sow_client import (
     EARLIEST,
     NEVER,
     UNLIMITED,
+    Client,
     DurableSettings,
     EffectiveSetting,
     IndexStatus,
@@ -198,10 +199,15 @@ def test_a_forgotten_expire_time_of_a_duplicate_does_not_read_as_never() -> None
 
 
 def test_one_text_is_not_a_list_of_keys() -> None:
-    for call in (_reads.get_request, lambda topic, keys: _reads.query_request(topic, keys=keys)):
-        with pytest.raises(InvalidArgument) as caught:
-            call("orders", "abc")
-        assert caught.value.details["field"] == "keys"
+    with Client("127.0.0.1:1") as client:
+        for call in (
+            lambda keys: client.get_many("orders", keys),
+            lambda keys: client.sow_delete("orders", keys=keys),
+            lambda keys: _reads.query_request("orders", keys=keys),
+        ):
+            with pytest.raises(InvalidArgument) as caught:
+                call("abc")
+            assert caught.value.details["field"] == "keys"
 
 
 @pytest.mark.parametrize(

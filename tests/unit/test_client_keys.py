@@ -155,6 +155,13 @@ def test_every_call_takes_such_keys(server: Server) -> None:
     gone.result(SECONDS_MAX)
 
 
+def test_a_key_that_cannot_be_touched_is_refused_by_the_name_of_the_argument(server: Server) -> None:
+    for key in (float("nan"), [1, float("nan")]):
+        with pytest.raises(InvalidArgument) as caught:
+            server.client.touch("orders", key)
+        assert caught.value.details["field"] == "key"
+
+
 def test_a_publisher_takes_such_keys(server: Server) -> None:
     publisher = server.client.publisher("orders", linger=0.0)
     server.begin(lambda: publisher.publish(b"{}", key=("LH", 400)))

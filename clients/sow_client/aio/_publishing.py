@@ -404,10 +404,10 @@ class AsyncPublishing(AsyncCalls):
 
         Rules: P8, L19.
         """
-        keys = _keys.key_texts(key if isinstance(key, list) else [key])
+        keys = _keys.key_texts(key if isinstance(key, list) else [key], "key")
         versions = None if only_if_versions is None else list(only_if_versions)
         results: list[Published | Refusal] = []
-        for chunk in [keys] if atomic else _reads.key_chunks(keys):
+        for chunk in [keys] if atomic else _reads.chunks(keys):
             first = len(results)
             request = _writes.touch_request(
                 topic,

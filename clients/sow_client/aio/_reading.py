@@ -12,7 +12,7 @@ import grpc.aio
 from sow.v1 import sow_pb2
 from sow_client import _lines, _reads, _statuses, _transport
 from sow_client._contract import needed
-from sow_client._keys import Key
+from sow_client._keys import Key, key_texts
 from sow_client._queries import QUERY_ATTEMPTS_MAX, QUERY_RETRY_SECONDS, AsyncQueryResult
 from sow_client._records import Page, QueryPlan, Record, RecordBatch, Ttl, invalid
 from sow_client.aio._calls import AsyncCalls
@@ -65,7 +65,7 @@ class AsyncReading(AsyncCalls):
         select, exclude = _reads.texts(select, "select"), _reads.texts(exclude, "exclude")
         limit = _reads.RECORDS_PER_REQUEST_MAX if touch is None else _reads.TOUCHED_TOGETHER_MAX
         found: list[Record] = []
-        for chunk in _reads.key_chunks(keys, limit):
+        for chunk in _reads.chunks(key_texts(keys), limit):
             request = _reads.get_request(
                 topic, chunk, select, exclude, touch=touch, touch_below=touch_below, min_position=min_position
             )
@@ -94,9 +94,9 @@ class AsyncReading(AsyncCalls):
         `order_by`: one or more of "/price", "/price DESC", "@expire_time" …; by default the order of keys. `keys`: only
         these. `select` or `exclude`: payload fields to return, as paths; `keys_only`: no payloads; `skip_n`, `top_n`: a
         part of the result; `batch_size`: records in one message, and so in a batch of `QueryResult.batches`;
-        `min_position`: as for `get_many`. The call is made when the first record is asked for, and
-        repeated if it breaks before it. `timeout`: raises DeadlineExceeded if the whole answer has not come within so
-        many seconds; None: an answer may take as long as it takes.
+        `min_position`: as for `get_many`. The call is made when the first record is asked for, and repeated if it
+        breaks before it. `timeout`: raises DeadlineExceeded if the whole answer has not come within so many seconds;
+        None: an answer may take as long as it takes.
 
         Rules: Q1, Q2.
         """

@@ -255,8 +255,8 @@ class Lease:
         return None
 
     def _recognize(self, topic: str) -> Seen:
-        """Whether all records are the lease's, though not at the versions that it knows: a request of unknown outcome
-        was applied, or the instance in use lags."""
+        """What the instance in use has in place of the records of the lease: a request of unknown outcome may have been
+        applied, or the instance lags."""
         core = self._core
         try:
             response = self._client._call(
