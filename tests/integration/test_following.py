@@ -234,7 +234,7 @@ def test_the_asynchronous_client_s_view_equals_a_query_too(server: ServerProcess
                     found = [record async for record in result]
                     assert result.header is not None
                     status = await client.status()
-                    # An expired record that the query has hidden is swept in a later commit, which the view has not got.
+                    # An expired record that the query hides is swept in a later commit, which the view lacks.
                     is_last = sequence_of(result.header.bookmark) == marker.sequence == status.last_sequence
                     if is_last and not status.overdue_records:
                         assert state(list(view.values())) == state(found)
