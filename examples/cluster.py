@@ -449,16 +449,14 @@ def _tell(narration: Narration, folder: Path, *, records: int) -> None:
         wire = stack.enter_context(Wire(ports["b"]))
         _write_configs(folder, ports, wire)
         instances: dict[str, Instance] = {}
-        for name in RING:
-            server = stack.enter_context(ServerProcess(folder, f"{name}.toml"))
-            seconds = server.start()
-            narration.say(f"sow-server --config {name}.toml: ready on {HOST}:{ports[name]} after {seconds:.2f} s")
-            instances[name] = Instance(name, folder, ports[name], server, Client(f"{HOST}:{ports[name]}"))
-        cluster = Cluster(narration, instances, wire)
-        cluster.run(flights)
-        # Not in a `finally`, for the reason that the demo has.
-        for instance in instances.values():
-            instance.client.close()
+        with ExitStack() as clients:
+            for name in RING:
+                server = stack.enter_context(ServerProcess(folder, f"{name}.toml"))
+                seconds = server.start()
+                narration.say(f"sow-server --config {name}.toml: ready on {HOST}:{ports[name]} after {seconds:.2f} s")
+                client = clients.enter_context(Client(f"{HOST}:{ports[name]}"))
+                instances[name] = Instance(name, folder, ports[name], server, client)
+            Cluster(narration, instances, wire).run(flights)
         narration.step("The end")
         codes = [instance.server.stop().code for instance in instances.values()]
         narration.claim("all servers have stopped in order", codes == [0, 0, 0], found=codes)

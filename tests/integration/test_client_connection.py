@@ -112,7 +112,7 @@ def test_a_client_that_ctrl_c_leaves_does_not_wait_for_ever_for_its_connection_t
     address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Story: an interrupt cut a call of gRPC in two, and closing the channel waited for the end of that call."""
-    monkeypatch.setattr("sow_client._transport.CLOSE_SECONDS_MAX", 0.01)
+    monkeypatch.setattr("sow_client._channel.CLOSE_SECONDS_MAX", 0.01)
     never, closing = threading.Event(), threading.Event()
     client = Client(address)
     close = client._transport.lines.present().channel.close
@@ -130,6 +130,48 @@ def test_a_client_that_ctrl_c_leaves_does_not_wait_for_ever_for_its_connection_t
     with pytest.raises(Cancelled):
         client.get("orders", "1")
     never.set()
+
+
+INTERRUPTED = """
+import sys
+import grpc._channel
+from sow_client import Client
+
+def interrupted(state):
+    raise KeyboardInterrupt
+
+def use(client):
+    client.get("orders", "1")
+    grpc._channel._run_channel_spin_thread = interrupted
+    next(client.query("orders"))
+
+address, how = sys.argv[1:]
+try:
+    if how == "drop":
+        use(Client(address))
+    elif how == "with":
+        with Client(address) as client:
+            use(client)
+    else:
+        client = Client(address)
+        try:
+            use(client)
+        finally:
+            if how == "close":
+                client.close()
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+"""
+
+
+@pytest.mark.parametrize("how", ["drop", "close", "with", "keep"])
+def test_a_program_ends_after_an_interrupt_between_two_lines_of_grpc(store: Store, address: str, how: str) -> None:
+    """Story: Ctrl-C came when gRPC had made a call, and not yet the thread that reads its end. Closing the channel then
+    waited for ever, also when the program dropped its client, or ended (_channel [2])."""
+    command = [sys.executable, "-c", INTERRUPTED, address, how]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, "interrupted\n", "")
 
 
 def test_only_calls_without_a_bound_of_their_own_look_for_the_cause(

@@ -114,7 +114,7 @@ def test_every_claim_of_the_demo_holds_and_its_data_can_be_served(tmp_path: Path
     ],
 )
 def test_the_server_ends_with_an_interrupted_demo(tmp_path: Path, step: str, number: signal.Signals, code: int) -> None:
-    """Once in some forty times the signal came in the middle of a call, and closing the channel then hung for ever.
+    """Once in some forty times the signal came in the middle of a call, and the end of the channel then hung for ever.
 
     At 14:00 there is also the thread that reads the live board's subscription. The demo makes a missing folder; it once
     ended with a traceback there.

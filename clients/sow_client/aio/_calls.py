@@ -114,7 +114,7 @@ class AsyncCalls:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._transport.leave(error)
+        await self._transport.close()
 
     async def _call(
         self,

@@ -159,10 +159,6 @@ class AsyncTransport:
 
     async def close(self) -> None:
         """Closes the channels; calls in progress end."""
-        await self.leave(None)
-
-    async def leave(self, error: BaseException | None) -> None:
-        """Closes the channels at the end of a `with` block, which `error` may have ended."""
         self._closing.set()
         if self._connection is not None:
             self._connection.close()
@@ -170,7 +166,7 @@ class AsyncTransport:
         for line in self.lines.opened:
             if line.watch is not None:
                 line.watch.cancel()
-        await _transport.aio_close_channels(channels, error)
+        await _transport.aio_close_channels(channels)
 
     # ---- several addresses ----
 

@@ -114,7 +114,7 @@ class Calls:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._transport.leave(error)
+        self._transport.close()
 
     def _call(
         self,

@@ -157,10 +157,6 @@ class Transport:
 
     def close(self) -> None:
         """Closes the channels; calls in progress end."""
-        self.leave(None)
-
-    def leave(self, error: BaseException | None) -> None:
-        """Closes the channels at the end of a `with` block, which `error` may have ended."""
         self._closing.set()
         if self._connection is not None:
             self._connection.close()
@@ -168,7 +164,7 @@ class Transport:
         for line in self.lines.opened:
             if line.watch is not None:
                 line.watch.cancel()
-        _transport.close_channels(channels, error)
+        _transport.close_channels(channels)
 
     # ---- several addresses ----
 
