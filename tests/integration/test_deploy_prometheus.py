@@ -29,11 +29,12 @@ PANELS: Final = [
     for panel in DASHBOARD["panels"]
     for target in panel.get("targets", ())
 ]
-ALERTS: Final = [
-    (rule["alert"], rule["expr"])
-    for group in yaml.safe_load((PROMETHEUS / "sow.rules.yml").read_text())["groups"]
-    for rule in group["rules"]
+RULES: Final = [
+    rule for group in yaml.safe_load((PROMETHEUS / "sow.rules.yml").read_text())["groups"] for rule in group["rules"]
 ]
+ALERTS: Final = [(rule["alert"], rule["expr"]) for rule in RULES if "alert" in rule]
+RECORDED: Final = [rule["record"] for rule in RULES if "record" in rule]
+RUNBOOK: Final = "docs/operations/monitoring.md"
 WAIT_SECONDS: Final = 60.0
 WITHOUT_TROUBLE: Final = {
     "Links that do not come up A",
@@ -60,6 +61,17 @@ def test_each_alert_fires_where_it_should_and_nowhere_else() -> None:
     _promtool("test", "rules", str(cases))
     text = cases.read_text()
     assert [name for name, _ in ALERTS if f'alertname="{name}"' not in text] == []
+
+
+def test_each_alert_links_to_what_there_is_to_do() -> None:
+    page = (ROOT / RUNBOOK).read_text()
+    for rule in RULES:
+        if "alert" in rule:
+            url = rule["annotations"]["runbook_url"]
+            assert url.endswith(f"/{Path(RUNBOOK).with_suffix('.html')}#{rule['alert'].lower()}")
+            section = page.partition(f"\n#### {rule['alert']}\n")[2].partition("\n#")[0]
+            assert f"**To do** ({rule['labels']['severity']}): " in section
+    assert page.count("\n#### ") == len(ALERTS)
 
 
 def _promtool(*arguments: str) -> None:
@@ -217,6 +229,15 @@ def test_each_panel_and_each_alert_is_a_query_that_prometheus_answers(site: Site
 
     for _, expression in ALERTS:
         site.prometheus.query(expression)
+    missing = set(RECORDED)
+
+    def all_figures_are_recorded() -> bool:
+        site.use(root, reader, stranger)
+        missing.difference_update([name for name in missing if site.prometheus.query(name)])
+        return not missing
+
+    with site.client("root") as root, site.client("reader") as reader, site.client("nobody") as stranger:
+        until(all_figures_are_recorded, WAIT_SECONDS, "all rules to record something")
     assert site.prometheus.query('ALERTS{alertstate="firing"}') == []
 
 
