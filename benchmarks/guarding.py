@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Final
 
+from benchmarks.comparing import Comparison, Figures, Measurement, measure, row
 from benchmarks.documents import documents
 from benchmarks.followers import Followers
 from benchmarks.processes import TOPIC, SowServer
 from benchmarks.publishing import publish
-from benchmarks.rows import MICROSECONDS, PER_SECOND, TIMES, Figure, Row, Target
+from benchmarks.rows import TIMES, Row, Target
 from benchmarks.setting import Setting
-from benchmarks.turns import BUYS, Case, Cases, Ratio, Side, Spent, measured
+from benchmarks.turns import BUYS, Cases, Side
 from sow_client import Client, Tls
 from tests.support.certificates import Authority
 
@@ -65,40 +65,18 @@ _SETUPS: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class _Comparison:
-    """Two setups, and the target of their ratio; None: for information."""
-
-    ours: str
-    peer: str
-    target: Target | None
-
-
 _WRITES: Final = (
-    _Comparison(TOKEN, OPEN, GUARDED_TARGET),
-    _Comparison(CERTIFICATE, TLS, GUARDED_TARGET),
-    _Comparison(ROWS, OPEN, None),
-    _Comparison(BY_HAND, OPEN, None),  # the same twice: how much two equal servers differ
+    Comparison(TOKEN, OPEN, GUARDED_TARGET),
+    Comparison(CERTIFICATE, TLS, GUARDED_TARGET),
+    Comparison(ROWS, OPEN, None),
+    Comparison(BY_HAND, OPEN, None),  # the same twice: how much two equal servers differ
 )
 _READS: Final = (
-    _Comparison(TOKEN, OPEN, GUARDED_TARGET),
-    _Comparison(CERTIFICATE, TLS, GUARDED_TARGET),
-    _Comparison(ROWS, BY_HAND, ROWS_TARGET),
+    Comparison(TOKEN, OPEN, GUARDED_TARGET),
+    Comparison(CERTIFICATE, TLS, GUARDED_TARGET),
+    Comparison(ROWS, BY_HAND, ROWS_TARGET),
 )
 _DELIVERIES: Final = tuple(one for one in _READS if one.ours != CERTIFICATE)
-
-
-@dataclass(frozen=True, slots=True)
-class _Measurement:
-    """A case, and what its costs are compared with."""
-
-    name: str
-    case: Case
-    comparisons: tuple[_Comparison, ...]
-
-
-_Figures: TypeAlias = dict[str, list[dict[str, Spent]]]
-"""By measurement, then by round and side."""
 
 
 def access(setting: Setting) -> Iterator[Row]:
@@ -115,19 +93,19 @@ def access(setting: Setting) -> Iterator[Row]:
         loaded=setting.size(60_000, quick=20_000),
     )
     streams = (
-        _Measurement(f"stream publish, {cases.records:,} new records", cases.new_keys, _WRITES),
-        _Measurement(f"stream publish, {cases.records:,} updates", cases.updates, _WRITES),
-        _Measurement(f"query of the whole topic, {2 * cases.loaded + cases.records:,} records", cases.query, _READS),
-        _Measurement(f"delete by filter, {cases.records:,} records", cases.deletes, _READS),
+        Measurement(f"stream publish, {cases.records:,} new records", cases.new_keys, _WRITES),
+        Measurement(f"stream publish, {cases.records:,} updates", cases.updates, _WRITES),
+        Measurement(f"query of the whole topic, {2 * cases.loaded + cases.records:,} records", cases.query, _READS),
+        Measurement(f"delete by filter, {cases.records:,} records", cases.deletes, _READS),
     )
     singles = (
-        _Measurement(f"{CALLS} single publishes", cases.single_publishes, _WRITES),
-        _Measurement(f"{CALLS} single gets", cases.single_gets, _WRITES),
+        Measurement(f"{CALLS} single publishes", cases.single_publishes, _WRITES),
+        Measurement(f"{CALLS} single gets", cases.single_gets, _WRITES),
     )
     deliveries = (
-        _Measurement(f"{cases.delivered:,} updates to each of {FOLLOWERS} followers", cases.deliveries, _DELIVERIES),
+        Measurement(f"{cases.delivered:,} updates to each of {FOLLOWERS} followers", cases.deliveries, _DELIVERIES),
     )
-    spent: _Figures = {}
+    spent: Figures = {}
     with asyncio.Runner() as runner:
         for start in range(starts):
             setting.say(f"start {start + 1} of {starts}")
@@ -136,52 +114,17 @@ def access(setting: Setting) -> Iterator[Row]:
                     name: _side(stack, runner, setting.directory / f"{start}-{number}", setup, cases)
                     for number, (name, setup) in enumerate(_SETUPS.items())
                 }
-                _measure(sides, streams, rounds, spent)
+                measure(sides, streams, rounds, spent)
                 # A single call costs so much that a few percent of it show only where the sides take turns often.
-                _measure(sides, singles, 15 * rounds, spent)
+                measure(sides, singles, 15 * rounds, spent)
                 following = {name: side for name, side in sides.items() if side.followers is not None}
                 for side in following.values():
                     assert side.followers is not None, "chosen so"
                     side.followers.subscribe([side.filter] * FOLLOWERS)
-                _measure(following, deliveries, rounds, spent)
+                measure(following, deliveries, rounds, spent)
     for one in (*streams, *singles, *deliveries):
         for comparison in one.comparisons:
-            yield _row(one.name, spent[one.name], comparison)
-
-
-def _measure(sides: Mapping[str, Side], measurements: Sequence[_Measurement], rounds: int, spent: _Figures) -> None:
-    """Adds the figures of `rounds` rounds, after one that warms up."""
-    for number in range(rounds + 1):
-        for one in measurements:
-            of_round = measured(sides, one.case, number)
-            if number:
-                spent.setdefault(one.name, []).append(of_round)
-
-
-def _row(name: str, rounds: Sequence[Mapping[str, Spent]], comparison: _Comparison) -> Row:
-    ours, peer = ([one[side] for one in rounds] for side in (comparison.ours, comparison.peer))
-    ratio = Ratio.of([one.micros for one in peer], [one.micros for one in ours])
-    rates = Ratio.of([one.rate for one in ours], [one.rate for one in peer])
-    noted = [
-        f"rounds {ratio.spread} ×, the middle half {ratio.middle} ×",
-        f"rate {_median_rate(ours)} to {_median_rate(peer)}, {rates.median:.2f} ×",
-    ]
-    if ours[0].p50_milliseconds:
-        ours_p50, peer_p50 = (statistics.median(one.p50_milliseconds for one in side) for side in (ours, peer))
-        noted.append(f"p50 {ours_p50:.3f} to {peer_p50:.3f} ms")
-    judged = Figure(ratio.median, TIMES)
-    return Row(
-        f"{name}: {comparison.ours}, to {comparison.peer}; server CPU of each, {len(rounds)} rounds",
-        Figure(statistics.median(one.micros for one in ours), MICROSECONDS),
-        peer=Figure(statistics.median(one.micros for one in peer), MICROSECONDS),
-        judged=judged,
-        target=comparison.target,
-        note="; ".join(noted),
-    )
-
-
-def _median_rate(side: Sequence[Spent]) -> Figure:
-    return Figure(statistics.median(one.rate for one in side), PER_SECOND)
+            yield row(one.name, spent[one.name], comparison)
 
 
 def _side(stack: ExitStack, runner: asyncio.Runner, home: Path, setup: _Setup, cases: Cases) -> Side:

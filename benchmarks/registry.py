@@ -22,6 +22,7 @@ from benchmarks import (
     scanning,
     single,
     sparking,
+    tracing,
     viewing,
 )
 from benchmarks.rows import Row
@@ -66,6 +67,7 @@ BENCHMARKS: Final = (
     Benchmark("catching-up", "a peer that was down catches up", replicating.catching_up, 900),
     Benchmark("resync", "a new peer is seeded", replicating.resync, 900),
     Benchmark("access", "credentials, grants and rows", guarding.access, 1800),
+    Benchmark("traces", "OpenTelemetry", tracing.traces, 1800),
     Benchmark("command", "the time of a command", commanding.get, 600),
     Benchmark("spark-snapshot", "a snapshot of a topic in Spark", sparking.snapshot, 900),
     Benchmark("spark-write", "a bulk load from Spark", sparking.bulk_write, 900),
