@@ -25,6 +25,7 @@ from sow_client._channel import Tls
 from sow_client._durable import AsyncDurableSubscription, DurableSubscription
 from sow_client._exports import Export
 from sow_client._failover import FailoverPublish, Instance
+from sow_client._history import History, PastChange
 from sow_client._keys import Key
 from sow_client._live_view import AsyncLiveView, LiveView
 from sow_client._loads import AsyncLoadStager, Load, LoadFigures, LoadInfo, LoadPart, LoadProgress, LoadStager
@@ -176,6 +177,7 @@ __all__ = [
     "FailedPrecondition",
     "FailoverPublish",
     "Gap",
+    "History",
     "Identity",
     "IncomingLink",
     "IndexStatus",
@@ -202,6 +204,7 @@ __all__ = [
     "PackedColumn",
     "PackedRecords",
     "Page",
+    "PastChange",
     "PermissionDenied",
     "Pin",
     "Policy",

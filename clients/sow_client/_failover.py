@@ -75,6 +75,7 @@ CALLS: Final[dict[str, Row]] = {
     "/sow.v1.SowService/Acknowledge": Row(Elsewhere.NEVER, "at the instance where the consumer is"),
     "/sow.v1.SowService/Rewind": _NEVER,
     "/sow.v1.SowService/BrowseDurable": _NEVER,
+    "/sow.v1.SowService/ReadHistory": _NEVER,
     "/sow.v1.AdminService/CreateTopic": _IF_NOT_SENT,
     "/sow.v1.AdminService/AlterTopic": _IF_NOT_SENT,
     "/sow.v1.AdminService/DescribeTopic": _AGAIN,

@@ -81,6 +81,7 @@ NEEDS: Final[dict[str, Need]] = {
     "/sow.v1.SowService/Acknowledge": _CONSUME,
     "/sow.v1.SowService/Rewind": _CONSUME,
     "/sow.v1.SowService/BrowseDurable": _CONSUME,
+    "/sow.v1.SowService/ReadHistory": _READ,
     "/sow.v1.AdminService/CreateTopic": Need(Scope.TOPIC, Action.CREATE, audited=True),
     "/sow.v1.AdminService/AlterTopic": _TOPIC_ADMIN,
     "/sow.v1.AdminService/DescribeTopic": _KNOWN,

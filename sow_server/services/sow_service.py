@@ -21,11 +21,12 @@ from sow_server.engine.commit.commits import Commits
 from sow_server.engine.commit.requests import payload_key
 from sow_server.engine.disk.layout import PAYLOAD, read_header
 from sow_server.engine.durables import Durable, RewindTo
+from sow_server.engine.formats.payloads import Projection
 from sow_server.engine.values import lifetimes, model
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.lifetimes import LifetimeError
 from sow_server.engine.values.model import Delete, Durability, Lifetime, Outcome, PermittedRows, PublishChannel
-from sow_server.query.filtering import permitted, record_filter, rows_filter
+from sow_server.query.filtering import callers_filter, permitted, record_filter, rows_filter
 from sow_server.query.projection import projection
 from sow_server.query.scan import Query, RecordBatch, Scan, point_keys
 from sow_server.services import convert, subscribe_convert
@@ -41,6 +42,7 @@ from sow_server.services.writing import only_versions, permit_delete, permit_pub
 from sow_server.subscriptions.consumer import Attachment, Consumer
 from sow_server.subscriptions.consumers import Consumers
 from sow_server.subscriptions.frames import ChangeFrame, Frame
+from sow_server.subscriptions.history import History
 from sow_server.subscriptions.hub import Hub
 from sow_server.subscriptions.request import Request
 from sow_server.subscriptions.stream import stream
@@ -53,6 +55,8 @@ STREAM_REQUESTS_MAX: Final = 16
 """Requests of one publish stream that may be under way; the next is read when the first is answered."""
 BROWSE_ENTRIES: Final = 100
 BROWSE_ENTRIES_MAX: Final = 10_000
+HISTORY_ENTRIES: Final = 100
+HISTORY_ENTRIES_MAX: Final = 10_000
 GET_KEYS_MAX: Final = 10_000
 RENEWED_KEYS_MAX: Final = 1000
 """Keys of a get that touches: as many records are changed in one commit (rule L20)."""
@@ -404,6 +408,44 @@ class SowService:
         yield sow_pb2.BrowseDurableResponse(
             bookmark=self._reading.instance.bookmark(browse.position), complete=browse.complete
         )
+
+    async def ReadHistory(
+        self, request: sow_pb2.ReadHistoryRequest, call: Call
+    ) -> AsyncGenerator[sow_pb2.ReadHistoryResponse, None]:
+        if request.max_entries > HISTORY_ENTRIES_MAX:
+            raise convert.invalid("max_entries", f"{request.max_entries} is above {HISTORY_ENTRIES_MAX}")
+        if not request.key:
+            raise convert.invalid("key", "is needed")
+        topic, restriction = call.topic(request.topic)
+        reading = self._reading
+        upto = self._hub.position(request.upto_bookmark) if request.upto_bookmark else self._commits.last_sequence
+        await self._on_disk(upto)
+        history = History(
+            reading.cuts,
+            topic,
+            request.key.encode(),
+            upto=upto,
+            entries_max=request.max_entries or HISTORY_ENTRIES,
+            rows=callers_filter(topic, "", restriction, allow_now=False),
+            projection=Projection(hidden=restriction.hidden) if restriction.hidden else None,
+        )
+        loop = asyncio.get_running_loop()
+        while not history.done:
+            if found := await loop.run_in_executor(self._readers, history.read):
+                response = sow_pb2.ReadHistoryResponse()
+                subscribe_convert.fill_history(response, topic.name, found, reading)
+                yield response
+        end = sow_pb2.HistoryEnd(discarded=history.discarded)
+        if history.next_position:
+            end.next_bookmark = reading.instance.bookmark(history.next_position)
+        yield sow_pb2.ReadHistoryResponse(end=end)
+
+    async def _on_disk(self, sequence: int) -> None:
+        """Returns once everything up to a sequence is durable (rule S7). Raises StoreError."""
+        if sequence > self._commits.synced_sequence:
+            passed: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+            self._commits.barrier(lambda answer: settle(passed, answer))
+            await passed
 
     async def Acknowledge(self, request: sow_pb2.AcknowledgeRequest, call: Call) -> sow_pb2.AcknowledgeResponse:
         topic = call.topic(request.topic).topic

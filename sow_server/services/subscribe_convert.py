@@ -6,7 +6,7 @@ A frame of changes is encoded once for all subscribers that get it, so the messa
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from sow.v1 import sow_pb2
 from sow_server.engine.catalog.topics import Topic
@@ -24,12 +24,14 @@ from sow_server.subscriptions.frames import (
     Frame,
     GapNotice,
     Progress,
+    Row,
     RowColumns,
     SnapshotBatch,
     SnapshotBegin,
     SnapshotEnd,
 )
 from sow_server.subscriptions.held import HeldSnapshot, held
+from sow_server.subscriptions.history import PastChange
 from sow_server.subscriptions.request import FROM_NOW, PROGRESS_MICROS, Request, Snapshot, Start, StartKind, check
 
 _OP, _REASON = (
@@ -179,6 +181,17 @@ def response(frame: Frame, reading: StoreReading, *, figures: bool = True) -> by
     return message.SerializeToString()
 
 
+def fill_history(
+    message: sow_pb2.ReadHistoryResponse, topic: str, found: Sequence[PastChange], reading: StoreReading
+) -> None:
+    """Fills a message with changes of a history."""
+    message.changes.topic = topic
+    _fill_rows(message.changes, [past.row for past in found], reading)
+    names = reading.origins.names
+    message.commit_time_micros.extend([past.commit_time_micros for past in found])
+    message.instance.extend(["" if past.made_by is None else names[past.made_by] for past in found])
+
+
 def fill_changes(message: sow_pb2.ChangeBatch, frame: ChangeFrame, reading: StoreReading) -> None:
     """Fills a message with a frame of changes."""
     message.topic = frame.topic
@@ -197,6 +210,10 @@ def fill_changes(message: sow_pb2.ChangeBatch, frame: ChangeFrame, reading: Stor
         batch = RecordBatch(rows.keys, rows.payloads, rows.headers)
         convert.fill_columns(message.records, reading.origins.names, batch)
         return
+    _fill_rows(message, rows, reading)
+
+
+def _fill_rows(message: sow_pb2.ChangeBatch, rows: Sequence[Row], reading: StoreReading) -> None:
     message.op.extend([row.op for row in rows])  # type: ignore[misc]  # same numbers
     why = [row.reason for row in rows]
     if any(why):

@@ -527,6 +527,27 @@ def test_topics_are_created_altered_described_listed_and_deleted(client: Client,
     assert client.get(topic, "1") is None
 
 
+def test_the_history_of_a_key_is_newest_first_in_pages(client: Client, topic: str) -> None:
+    """S9."""
+    client.publish(topic, {"n": 1}, key="a")
+    client.sow_delete(topic, keys=["a"])
+    client.publish(topic, {"n": 2}, key="a", ttl="1h")
+    client.touch(topic, ["a"], ttl="2h")
+
+    page = client.history(topic, "a", entries_max=3)
+    rest = client.history(topic, "a", upto=page.bookmark)
+
+    told = [(one.op, one.reason, one.record.payload) for one in (*page.entries, *rest.entries)]
+    first, second = b'{"n":1}', b'{"n":2}'
+    assert told == [("put", "touched", second), ("put", None, second), ("delete", None, first), ("put", None, first)]
+    assert {one.instance for one in page.entries} == {"nyc-1"}
+    assert sorted(page.entries, key=lambda one: one.time, reverse=True) == list(page.entries)
+    assert (rest.bookmark, rest.discarded) == ("", False)
+    assert client.history(topic, "none").entries == ()
+    assert reason_of(lambda: client.history("no-such-topic", "a")) == "TOPIC_NOT_FOUND"
+    assert reason_of(lambda: client.history(topic, "")) == "INVALID_ARGUMENT"
+
+
 def test_settings_of_the_file_belong_to_the_file(client: Client) -> None:
     assert client.describe_topic("orders").set_in_config
     assert reason_of(lambda: client.alter_topic("orders", expiration="1s")) == "SET_IN_CONFIG"

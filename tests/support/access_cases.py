@@ -232,6 +232,17 @@ SOW_CASES: Final = (
         _constant(sow_pb2.BrowseDurableRequest(topic="orders", durable=_foreign("kept"))),
         "another's",
     ),
+    Case("SowService.ReadHistory", _constant(sow_pb2.ReadHistoryRequest(topic="orders", key="eu"))),
+    Case(
+        "SowService.ReadHistory",
+        _constant(sow_pb2.ReadHistoryRequest(topic="orders", key="us")),
+        "of a record of other rows",
+    ),
+    Case(
+        "SowService.ReadHistory",
+        _constant(sow_pb2.ReadHistoryRequest(topic="absent", key="eu")),
+        "of a topic that is not there",
+    ),
 )
 ADMIN_CASES: Final = (
     Case(

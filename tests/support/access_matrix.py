@@ -400,6 +400,8 @@ def is_empty(answers: Sequence[Message]) -> bool:
         return last.footer.returned == 0
     if isinstance(last, sow_pb2.SowDeleteResponse):
         return last.deleted == 0
+    if isinstance(last, sow_pb2.ReadHistoryResponse):
+        return len(answers) == 1
     return False
 
 

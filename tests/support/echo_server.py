@@ -103,6 +103,11 @@ class Store(sow_pb2_grpc.SowServiceServicer):
     ) -> Iterator[sow_pb2.BrowseDurableResponse]:
         context.abort(grpc.StatusCode.UNIMPLEMENTED, "see test_client_durable")
 
+    def ReadHistory(
+        self, request: sow_pb2.ReadHistoryRequest, context: grpc.ServicerContext
+    ) -> Iterator[sow_pb2.ReadHistoryResponse]:
+        context.abort(grpc.StatusCode.UNIMPLEMENTED, "see test_rpcs")
+
     def SowDelete(self, request: sow_pb2.SowDeleteRequest, context: object) -> Iterator[sow_pb2.SowDeleteResponse]:
         yield sow_pb2.SowDeleteResponse(matched=1, deleted=1, last_sequence=1)
         yield sow_pb2.SowDeleteResponse(matched=2, deleted=2, last_sequence=2, done=True)

@@ -356,6 +356,37 @@ def test_browsing_a_durable(server: Server) -> None:
         cut.result(SECONDS_MAX)
 
 
+def test_the_history_of_a_key(server: Server) -> None:
+    call = server.begin(lambda: server.client.history("orders", "7", entries_max=2, upto="e.9"))
+    records = types_pb2.RecordColumns(
+        key=["7", "7"],
+        payload=[b"{}", b"{}"],
+        version=[3, 2],
+        publish_time_micros=[5, 5],
+        expire_time_micros=[2**63 - 1] * 2,
+        sequence=[9, 8],
+        origins=["nyc-1"],
+    )
+    changes = sow_pb2.ChangeBatch(topic="orders", op=[sow_pb2.CHANGE_OP_DELETE, sow_pb2.CHANGE_OP_PUT], records=records)
+    answer = sow_pb2.ReadHistoryResponse(changes=changes, commit_time_micros=[7, 5], instance=["ldn-1", "nyc-1"])
+    end = sow_pb2.ReadHistoryResponse(end=sow_pb2.HistoryEnd(next_bookmark="e.4"))
+    request = server.stream("ReadHistory", answer, end)
+    found = call.result(SECONDS_MAX)
+    assert (found.bookmark, found.discarded) == ("e.4", False)
+    assert [(one.op, one.record.sequence, one.instance) for one in found.entries] == [
+        ("delete", 9, "ldn-1"),
+        ("put", 8, "nyc-1"),
+    ]
+    assert (found.entries[0].time - found.entries[1].time).microseconds == 2
+    assert request == sow_pb2.ReadHistoryRequest(topic="orders", key="7", max_entries=2, upto_bookmark="e.9")
+    cut = server.begin(lambda: server.client.history("orders", "7"))
+    server.stream("ReadHistory", sow_pb2.ReadHistoryResponse())
+    with pytest.raises(Unavailable, match="the history"):
+        cut.result(SECONDS_MAX)
+    with pytest.raises(InvalidArgument):
+        server.client.history("orders", "7", entries_max=0)
+
+
 def test_delete_durable(server: Server) -> None:
     call = server.begin(lambda: server.client.delete_durable("orders", "billing", force=True))
     request = server.answer("DeleteDurable", admin_pb2.DeleteDurableResponse())

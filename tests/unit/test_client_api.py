@@ -23,7 +23,7 @@ from sow_client import (
 
 PUBLIC = {
     "AccessDecision",
-    "CallerSession",
+    "CallerSession", "History", "PastChange",
     "Identity",
     "Key",
     "Token",

@@ -307,6 +307,14 @@ REQUESTS: Final[dict[str, list[Request]]] = {
         lambda world: {"topic": "orders", "durable": "d", "after_bookmark": world.bookmark(9)},
         orders(durable="none"),
     ],
+    "ReadHistory": [
+        *[orders(key=key) for key in ("a00", "a03", "b00", "c1", "c2", "z1", "none", "")],
+        orders(key="c1", max_entries=1),
+        lambda world: {"topic": "orders", "key": "c1", "max_entries": 1, "upto_bookmark": world.know["older"]},
+        lambda world: {"topic": "orders", "key": "a03", "upto_bookmark": world.bookmark(9)},
+        orders(key="c1", max_entries=99_999),
+        plain(topic="elsewhere", key="a00"),
+    ],
     "Acknowledge": [
         lambda world: {"topic": "orders", "durable": "d", "bookmark": world.bookmark(5), "session": "x"},
     ],
@@ -481,6 +489,8 @@ def told(world: World, method: str, request: Request, number: int) -> list[Messa
                 world.know["resume"] = response.resume_token
             case sow_pb2.SubscribeResponse() if response.HasField("snapshot_begin") and response.snapshot_begin.view:
                 world.know["view"] = response.snapshot_begin.view
+            case sow_pb2.ReadHistoryResponse() if response.end.next_bookmark:
+                world.know["older"] = response.end.next_bookmark
             case sow_pb2.QueryResponse() if response.footer.next_page_token:
                 world.know["page"] = response.footer.next_page_token
     return responses
@@ -516,7 +526,7 @@ def test_every_field_of_a_request_for_records_is_given_here(tmp_path: Path) -> N
     given: set[str] = set()
     there: set[str] = set()
     with two_worlds(tmp_path, ROWS) as (_, world):
-        world.know |= {"page": "p", "export": "e", "resume": b"r"}
+        world.know |= {"page": "p", "older": "o", "export": "e", "resume": b"r"}
         for method, requests in REQUESTS.items():
             if METHODS[method].containing_service.name in ("SowService", "SnapshotService"):
                 there |= set(fields_of(METHODS[method].input_type))

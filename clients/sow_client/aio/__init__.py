@@ -9,12 +9,13 @@ This package is the source of both clients: clients/generate_blocking.py makes `
 from __future__ import annotations
 
 from sow_client.aio._following import AsyncFollowing
+from sow_client.aio._inspecting import AsyncInspecting
 from sow_client.aio._leasing import AsyncLeasing
 from sow_client.aio._loading import AsyncLoading
 from sow_client.aio._snapshots import AsyncSnapshots
 
 
-class AsyncClient(AsyncLeasing, AsyncSnapshots, AsyncFollowing, AsyncLoading):
+class AsyncClient(AsyncLeasing, AsyncSnapshots, AsyncFollowing, AsyncLoading, AsyncInspecting):
     """A connection to a sow server. It connects at the first call, and again by itself after a break.
 
     Make it where its event loop runs. All tasks of that loop may use it; a publisher, a query result and a subscription

@@ -1673,6 +1673,112 @@ class BrowseDurableResponse(_message.Message):
 Global___BrowseDurableResponse: _TypeAlias = BrowseDurableResponse  # noqa: Y015
 
 @_typing.final
+class ReadHistoryRequest(_message.Message):
+    """A request for the changes of one key."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
+    MAX_ENTRIES_FIELD_NUMBER: _builtins.int
+    UPTO_BOOKMARK_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    """The topic's name."""
+    key: _builtins.str
+    """The record key."""
+    max_entries: _builtins.int
+    """At most this many changes, 1 to 10,000. 0: 100."""
+    upto_bookmark: _builtins.str
+    """Only changes up to this position, such as `next_bookmark` of the last answer. Empty: from the newest change on."""
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        key: _builtins.str = ...,
+        max_entries: _builtins.int = ...,
+        upto_bookmark: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "max_entries", b"max_entries", "topic", b"topic", "upto_bookmark", b"upto_bookmark"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReadHistoryRequest: _TypeAlias = ReadHistoryRequest  # noqa: Y015
+
+@_typing.final
+class ReadHistoryResponse(_message.Message):
+    """A part of the changes, the newest first; in the last answer also the end."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHANGES_FIELD_NUMBER: _builtins.int
+    COMMIT_TIME_MICROS_FIELD_NUMBER: _builtins.int
+    INSTANCE_FIELD_NUMBER: _builtins.int
+    END_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def changes(self) -> Global___ChangeBatch:
+        """Changes as a change reader gets them, in falling order of their sequences. Its bookmark is empty."""
+
+    @_builtins.property
+    def commit_time_micros(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """When each was committed here. Columns of the same length as `changes`."""
+
+    @_builtins.property
+    def instance(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The instance that accepted each change: for a removal the one that removed the record. Empty where the caller may
+        not see the record any more.
+        """
+
+    @_builtins.property
+    def end(self) -> Global___HistoryEnd:
+        """Only in the last answer."""
+
+    def __init__(
+        self,
+        *,
+        changes: Global___ChangeBatch | None = ...,
+        commit_time_micros: _abc.Iterable[_builtins.int] | None = ...,
+        instance: _abc.Iterable[_builtins.str] | None = ...,
+        end: Global___HistoryEnd | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["changes", b"changes", "end", b"end"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changes", b"changes", "commit_time_micros", b"commit_time_micros", "end", b"end", "instance", b"instance"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReadHistoryResponse: _TypeAlias = ReadHistoryResponse  # noqa: Y015
+
+@_typing.final
+class HistoryEnd(_message.Message):
+    """The end of a history. A stream that ends without it was cut off."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NEXT_BOOKMARK_FIELD_NUMBER: _builtins.int
+    DISCARDED_FIELD_NUMBER: _builtins.int
+    next_bookmark: _builtins.str
+    """Older changes may follow: the `upto_bookmark` to read them with. Empty: there are none in the journal."""
+    discarded: _builtins.bool
+    """true: there is nothing more to read, and the journal has discarded changes of the topic, perhaps older ones of this
+    key.
+    """
+    def __init__(
+        self,
+        *,
+        next_bookmark: _builtins.str = ...,
+        discarded: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["discarded", b"discarded", "next_bookmark", b"next_bookmark"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HistoryEnd: _TypeAlias = HistoryEnd  # noqa: Y015
+
+@_typing.final
 class SnapshotBegin(_message.Message):
     """The beginning of the snapshot: first, once, and only with `sow`."""
 

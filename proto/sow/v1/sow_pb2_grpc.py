@@ -95,6 +95,11 @@ class SowServiceStub(object):
                 request_serializer=sow_dot_v1_dot_sow__pb2.BrowseDurableRequest.SerializeToString,
                 response_deserializer=sow_dot_v1_dot_sow__pb2.BrowseDurableResponse.FromString,
                 _registered_method=True)
+        self.ReadHistory = channel.unary_stream(
+                '/sow.v1.SowService/ReadHistory',
+                request_serializer=sow_dot_v1_dot_sow__pb2.ReadHistoryRequest.SerializeToString,
+                response_deserializer=sow_dot_v1_dot_sow__pb2.ReadHistoryResponse.FromString,
+                _registered_method=True)
 
 
 class SowServiceServicer(object):
@@ -186,6 +191,14 @@ class SowServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReadHistory(self, request, context):
+        """Streams the changes of one key that the journal still has, the newest first, across deletes and expiries (rule S9).
+        A change costs one look-up, and a gap in the life of the key a search of the journal in between.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_SowServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -248,6 +261,11 @@ def add_SowServiceServicer_to_server(servicer, server):
                     servicer.BrowseDurable,
                     request_deserializer=sow_dot_v1_dot_sow__pb2.BrowseDurableRequest.FromString,
                     response_serializer=sow_dot_v1_dot_sow__pb2.BrowseDurableResponse.SerializeToString,
+            ),
+            'ReadHistory': grpc.unary_stream_rpc_method_handler(
+                    servicer.ReadHistory,
+                    request_deserializer=sow_dot_v1_dot_sow__pb2.ReadHistoryRequest.FromString,
+                    response_serializer=sow_dot_v1_dot_sow__pb2.ReadHistoryResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -575,6 +593,33 @@ class SowService(object):
             '/sow.v1.SowService/BrowseDurable',
             sow_dot_v1_dot_sow__pb2.BrowseDurableRequest.SerializeToString,
             sow_dot_v1_dot_sow__pb2.BrowseDurableResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadHistory(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/sow.v1.SowService/ReadHistory',
+            sow_dot_v1_dot_sow__pb2.ReadHistoryRequest.SerializeToString,
+            sow_dot_v1_dot_sow__pb2.ReadHistoryResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -59,6 +59,10 @@ class SowServiceStub:
     """Moves a durable subscription back, so that it hands over retained entries again (rule J6)."""
     BrowseDurable: _grpc.UnaryStreamMultiCallable[_sow_pb2.BrowseDurableRequest, _sow_pb2.BrowseDurableResponse]
     """Shows the unacknowledged entries of a durable subscription, without consuming them (rule J16)."""
+    ReadHistory: _grpc.UnaryStreamMultiCallable[_sow_pb2.ReadHistoryRequest, _sow_pb2.ReadHistoryResponse]
+    """Streams the changes of one key that the journal still has, the newest first, across deletes and expiries (rule S9).
+    A change costs one look-up, and a gap in the life of the key a search of the journal in between.
+    """
 
 @_typing.type_check_only
 class SowServiceAsyncStub(SowServiceStub):
@@ -91,6 +95,10 @@ class SowServiceAsyncStub(SowServiceStub):
     """Moves a durable subscription back, so that it hands over retained entries again (rule J6)."""
     BrowseDurable: _aio.UnaryStreamMultiCallable[_sow_pb2.BrowseDurableRequest, _sow_pb2.BrowseDurableResponse]  # type: ignore[assignment]
     """Shows the unacknowledged entries of a durable subscription, without consuming them (rule J16)."""
+    ReadHistory: _aio.UnaryStreamMultiCallable[_sow_pb2.ReadHistoryRequest, _sow_pb2.ReadHistoryResponse]  # type: ignore[assignment]
+    """Streams the changes of one key that the journal still has, the newest first, across deletes and expiries (rule S9).
+    A change costs one look-up, and a gap in the life of the key a search of the journal in between.
+    """
 
 class SowServiceServicer(metaclass=_abc_1.ABCMeta):
     """The store, as applications use it. Every error is a gRPC status with google.rpc.ErrorInfo (domain "sow")."""
@@ -192,5 +200,15 @@ class SowServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_sow_pb2.BrowseDurableResponse], _abc.AsyncIterator[_sow_pb2.BrowseDurableResponse]]:
         """Shows the unacknowledged entries of a durable subscription, without consuming them (rule J16)."""
+
+    @_abc_1.abstractmethod
+    def ReadHistory(
+        self,
+        request: _sow_pb2.ReadHistoryRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_sow_pb2.ReadHistoryResponse], _abc.AsyncIterator[_sow_pb2.ReadHistoryResponse]]:
+        """Streams the changes of one key that the journal still has, the newest first, across deletes and expiries (rule S9).
+        A change costs one look-up, and a gap in the life of the key a search of the journal in between.
+        """
 
 def add_SowServiceServicer_to_server(servicer: SowServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

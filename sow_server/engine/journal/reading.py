@@ -17,11 +17,13 @@ from sow_server.engine.disk.layout import (
     Entry,
     StoredStatistics,
     changes_head,
+    decode_change,
     decode_changes,
     decode_commit,
     decode_entry,
     i64,
     journal_key,
+    last_index,
     unpack_i64,
 )
 from sow_server.engine.disk.rocks import JOURNAL, Cursor, Rocks
@@ -80,6 +82,34 @@ class JournalCut:
             return None
         return decode_entry(row[1], sequence - unpack_i64(row[0][FIRST_SEQUENCE]))
 
+    def change(self, topic: Topic, sequence: int) -> Changes | None:
+        """As `entry`, with all columns, as changes of length one."""
+        if sequence <= self.floors.get(topic.id, 0):
+            return None
+        row = self._entries.last_before(journal_key(topic.id, sequence))
+        if row is None or not row[0].startswith(topic.prefix) or _last_of(*row) < sequence:
+            return None
+        first = unpack_i64(row[0][FIRST_SEQUENCE])
+        return decode_change(first, row[1], sequence - first)
+
+    def last_change(self, topic: Topic, key: bytes, upto: int, *, chunks_max: int, bytes_max: int) -> LastChange:
+        """The last change of a key at or before a sequence, found by reading back, a bounded number of chunks and bytes
+        at a time."""
+        floor = self.floors.get(topic.id, 0)
+        position, chunks, size = upto, 0, 0
+        for row_key, value in self._walk.rows_back(journal_key(topic.id, upto), topic.prefix):
+            first = unpack_i64(row_key[FIRST_SEQUENCE])
+            index = last_index(value, key, position - first + 1)
+            if index >= 0:
+                found = first + index
+                return LastChange(found, decode_change(first, value, index) if found > floor else None)
+            position, chunks, size = first - 1, chunks + 1, size + len(value)
+            if position <= floor:
+                return LastChange(floor, None)
+            if chunks >= chunks_max or size >= bytes_max:
+                return LastChange(position, None)
+        return LastChange(floor, None)
+
     def last_before(self, time_micros: int) -> int | None:
         """The last sequence of the last commit before a time; None if all retained commits came later."""
         # Commit times rise with the sequences, as the store's clock never runs backwards (rule L15).
@@ -122,6 +152,15 @@ class JournalCut:
         self._walk.close()
         self._entries.close()
         self._commits.close()
+
+
+class LastChange(NamedTuple):
+    """The result of reading back for a key."""
+
+    position: int
+    """The sequence of the change; without one, there is none from here on up to where the reading began."""
+    change: Changes | None
+    """Of length one. None: none was found yet; if the position is the floor, there is none."""
 
 
 def _last_of(key: bytes, value: bytes) -> int:

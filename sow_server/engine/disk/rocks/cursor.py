@@ -232,6 +232,24 @@ class Cursor:
         if left:
             self._check(at)
 
+    def rows_back(self, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Rows from the last one at or before `start` back to `stop` (included). Otherwise as `rows`."""
+        reading = self._rows_back(start, stop)
+        self._reading = weakref.ref(reading)
+        return reading
+
+    def _rows_back(self, start: bytes, stop: bytes) -> Generator[tuple[bytes, bytes], None, None]:
+        at = self._open()
+        at.seek_for_prev(start)
+        valid, key_of, value_of, step = at.valid, at.key, at.value, at.prev
+        while valid():
+            key = key_of()
+            if key < stop:
+                return
+            yield key, value_of()
+            step()
+        self._check(at)
+
     def find(self, key: bytes) -> bytes | None:
         """The value of one key, as of the cursor's creation."""
         at = self._open()

@@ -1,0 +1,33 @@
+"""Looking at a server: the history of a key."""
+
+from __future__ import annotations
+
+import grpc
+import grpc.aio
+
+from sow_client import _history, _statuses, _transport
+from sow_client._history import History
+from sow_client.aio._calls import AsyncCalls
+
+
+class AsyncInspecting(AsyncCalls):
+    """The calls that look, and change nothing."""
+
+    async def history(self, topic: str, key: str, *, entries_max: int = 100, upto: str | None = None) -> History:
+        """The changes of a key that the journal still has, the newest first, across deletes and expiries (rule S9): at
+        most `entries_max`, up to the bookmark `upto`. `History.bookmark` continues it.
+
+        A change costs one look-up at the server. Only where the key was gone the journal is searched, some hundred
+        thousand changes a second. Raises FailedPrecondition (NO_JOURNAL) if the topic has no journal.
+        """
+        request = _history.request(topic, key, entries_max=entries_max, upto=upto)
+        reading = _history.Reading()
+        await self._transport.await_ready()
+        try:
+            with _transport.unless_closed():
+                async for response in self._sow.ReadHistory(request):
+                    if (found := reading.feed(response)) is not None:
+                        return found
+        except grpc.RpcError as error:
+            raise self._transport.failure(error) from error
+        raise _statuses.cut("the history")
