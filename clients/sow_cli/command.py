@@ -33,6 +33,7 @@ COMMANDS: Final = {
     "touch": "records",
     "persist": "records",
     "lease": "leasing",
+    "due": "due",
     "subscribe": "subscribing",
     "durable": "durables",
     "policy": "policies",

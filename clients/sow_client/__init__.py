@@ -26,6 +26,7 @@ from sow_client._durable import AsyncDurableSubscription, DurableSubscription
 from sow_client._exports import Export
 from sow_client._failover import FailoverPublish, Instance
 from sow_client._history import History, PastChange
+from sow_client._inspection import ExpiryHorizon, TopicDue
 from sow_client._keys import Key
 from sow_client._live_view import AsyncLiveView, LiveView
 from sow_client._loads import AsyncLoadStager, Load, LoadFigures, LoadInfo, LoadPart, LoadProgress, LoadStager
@@ -173,6 +174,7 @@ __all__ = [
     "DurableSettingsArguments",
     "DurableSubscription",
     "EffectiveSetting",
+    "ExpiryHorizon",
     "Export",
     "FailedPrecondition",
     "FailoverPublish",
@@ -234,6 +236,7 @@ __all__ = [
     "Token",
     "Topic",
     "TopicChecked",
+    "TopicDue",
     "TopicSettings",
     "TopicSettingsArguments",
     "TopicStatistics",

@@ -85,6 +85,7 @@ CALLS: Final[dict[str, Row]] = {
     "/sow.v1.AdminService/Restamp": _IF_NOT_SENT,
     "/sow.v1.AdminService/GetStatus": _AGAIN,
     "/sow.v1.AdminService/DescribeInstance": _AGAIN,
+    "/sow.v1.AdminService/GetExpiryHorizon": _AGAIN,
     "/sow.v1.AdminService/AcceptClock": _IF_NOT_SENT,
     "/sow.v1.AdminService/Compact": _IF_NOT_SENT,
     "/sow.v1.AdminService/SetPolicy": _IF_NOT_SENT,

@@ -91,6 +91,7 @@ NEEDS: Final[dict[str, Need]] = {
     "/sow.v1.AdminService/Restamp": _TOPIC_ADMIN,
     "/sow.v1.AdminService/GetStatus": _OBSERVE,
     "/sow.v1.AdminService/DescribeInstance": _DESCRIBES,
+    "/sow.v1.AdminService/GetExpiryHorizon": _READ,
     "/sow.v1.AdminService/AcceptClock": _OPERATOR,
     "/sow.v1.AdminService/Compact": _OPERATOR,
     "/sow.v1.AdminService/SetPolicy": _OPERATOR,

@@ -294,6 +294,17 @@ class Cuts:
                 raise topic_deleted(topic)
             return Ledger(self._journal_cut(), ChunkHeads(self._rocks), topic, topic.statistics, synced)
 
+    # -- expiry -----------------------------------------------------------------------------------------------------
+
+    def expiry(self, topics: Collection[Topic]) -> tuple[int, OverdueCut]:
+        """The present time, and the expiry index with the records, cut between two commits, for some topics."""
+        with self._writer.cut_lock:
+            return self._clock.now_micros(), self._writer.sweep.overdue_cut(topics)
+
+    def is_rearming(self, topic: Topic) -> bool:
+        """Whether the topic's expiry index is still incomplete, because its expiration has just been enabled."""
+        return topic.acts and is_rearming(self._rocks, topic)
+
     # -- numbers ----------------------------------------------------------------------------------------------------
 
     def count(self, topic: Topic) -> int:

@@ -27,7 +27,7 @@ from sow_server.engine.values.clock import GuardedClock
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.policies import Declared, Policy, declared_warnings, planned_journal_bytes, warnings
 from sow_server.filters.restriction import UNRESTRICTED
-from sow_server.services import convert
+from sow_server.services import convert, horizons
 from sow_server.services.health_service import HealthService
 from sow_server.services.ownership import OwnedDurables
 from sow_server.services.reading import StoreReading
@@ -393,6 +393,18 @@ class AdminService:
             log.info("restamped", topic=topic.name, mode=mode.name, records=progress.restamped)
         progress.done = True
         yield progress
+
+    async def GetExpiryHorizon(
+        self, request: admin_pb2.GetExpiryHorizonRequest, call: Call
+    ) -> admin_pb2.GetExpiryHorizonResponse:
+        edges = horizons.edges_of(request)
+        if request.topic:
+            call.require(request.topic, all_rows=True)
+            topics = [call.topic(request.topic).topic]
+        else:
+            parts = [(topic, call.part_of(topic)) for topic in call.topics()]
+            topics = [topic for topic, part in parts if part is not None and part.rows is None]
+        return await horizons.counted(self._reading.cuts, self._readers, topics, edges, exact=request.exact)
 
     async def GetStatus(self, request: admin_pb2.GetStatusRequest, call: Call) -> admin_pb2.GetStatusResponse:
         return await self._read(self._status)

@@ -548,6 +548,24 @@ def test_the_history_of_a_key_is_newest_first_in_pages(client: Client, topic: st
     assert reason_of(lambda: client.history(topic, "")) == "INVALID_ARGUMENT"
 
 
+def test_the_expiry_horizon_counts_what_falls_due(client: Client, topic: str) -> None:
+    """L22."""
+    client.publish_many(topic, [{"n": 1}, {"n": 2}], keys=["a", "b"], ttl="30s")
+    client.publish(topic, {"n": 3}, key="c", ttl="5m")
+    client.publish(topic, {"n": 4}, key="d", ttl=NEVER)
+    for exact in (False, True):
+        found = client.expiry_horizon(topic, ["1m", "10m"], exact=exact)
+        (one,) = found.topics
+        assert (one.topic, one.overdue, one.due, one.incomplete) == (topic, 0, (2, 1), False)
+        assert found.spans == (timedelta(minutes=1), timedelta(minutes=10))
+        assert found.complete
+        assert one.next_time is not None
+        assert timedelta() < one.next_time - found.as_of <= timedelta(seconds=30)
+    assert topic in [one.topic for one in client.expiry_horizon().topics]
+    assert reason_of(lambda: client.expiry_horizon("no-such-topic")) == "TOPIC_NOT_FOUND"
+    assert reason_of(lambda: client.expiry_horizon(topic, ["1m", "1m"])) == "INVALID_ARGUMENT"
+
+
 def test_settings_of_the_file_belong_to_the_file(client: Client) -> None:
     assert client.describe_topic("orders").set_in_config
     assert reason_of(lambda: client.alter_topic("orders", expiration="1s")) == "SET_IN_CONFIG"

@@ -273,6 +273,8 @@ ADMIN_CASES: Final = (
     ),
     Case("AdminService.GetStatus", _constant(admin_pb2.GetStatusRequest())),
     Case("AdminService.DescribeInstance", _constant(admin_pb2.DescribeInstanceRequest())),
+    Case("AdminService.GetExpiryHorizon", _constant(admin_pb2.GetExpiryHorizonRequest(topic="orders"))),
+    Case("AdminService.GetExpiryHorizon", _constant(admin_pb2.GetExpiryHorizonRequest()), "of all topics"),
     Case("AdminService.AcceptClock", _constant(admin_pb2.AcceptClockRequest())),
     Case("AdminService.Compact", _constant(admin_pb2.CompactRequest())),
     Case("AdminService.SetPolicy", _constant(admin_pb2.SetPolicyRequest(policy=policy("set")))),

@@ -385,6 +385,7 @@ LISTS: Final[Mapping[str, str]] = {
     "ListTopicsResponse": "topics",
     "ListDurablesResponse": "durables",
     "ListLoadsResponse": "loads",
+    "GetExpiryHorizonResponse": "topics",
     "ListPoliciesResponse": "policies",
 }
 """The field with the content of an answer, by the answer's name."""

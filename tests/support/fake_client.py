@@ -43,6 +43,7 @@ from sow_client import (
     UnsoundRow,
     Verified,
 )
+from tests.support.fake_inspecting import FakeInspecting
 from tests.support.fake_publishing import FakePublishing
 from tests.support.fake_results import (
     NEVER_MICROS,
@@ -57,7 +58,7 @@ from tests.support.fake_results import (
 )
 
 
-class FakeClient(FakePublishing):
+class FakeClient(FakePublishing, FakeInspecting):
     """Owns its tables; a test looks into them, or sets `fails_with` to have every call raise that."""
 
     def __init__(self) -> None:

@@ -23,7 +23,7 @@ from sow_client import (
 
 PUBLIC = {
     "AccessDecision",
-    "CallerSession", "History", "PastChange",
+    "CallerSession", "ExpiryHorizon", "History", "PastChange", "TopicDue",
     "Identity",
     "Key",
     "Token",

@@ -1,12 +1,16 @@
-"""Looking at a server: the history of a key."""
+"""Looking at a server: the history of a key, the records that fall due."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 import grpc
 import grpc.aio
 
-from sow_client import _history, _statuses, _transport
+from sow_client import _history, _inspection, _statuses, _transport
 from sow_client._history import History
+from sow_client._inspection import ExpiryHorizon
+from sow_client._records import Ttl
 from sow_client.aio._calls import AsyncCalls
 
 
@@ -31,3 +35,15 @@ class AsyncInspecting(AsyncCalls):
         except grpc.RpcError as error:
             raise self._transport.failure(error) from error
         raise _statuses.cut("the history")
+
+    async def expiry_horizon(
+        self, topic: str | None = None, spans: Iterable[Ttl] = (), *, exact: bool = False
+    ) -> ExpiryHorizon:
+        """How many records of a topic, or of all topics, fall due in each of several spans of time (rule L22).
+
+        `spans`: their ends from now, rising, such as ("1m", "1h"); by default 1m, 10m, 1h, 6h, 1d, 7d. The expiry index
+        is counted, which is an estimate where lifetimes were extended; with `exact` each record is looked at. A caller
+        with `rows` on a topic may not ask for it.
+        """
+        request = _inspection.horizon_request(topic, spans, exact=exact)
+        return _inspection.horizon(await self._call(self._admin.GetExpiryHorizon, request))

@@ -1,12 +1,16 @@
 # Generated from aio/_inspecting.py by clients/generate_blocking.py. Change that file, then run `make client`.
-"""Looking at a server: the history of a key."""
+"""Looking at a server: the history of a key, the records that fall due."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import grpc
 
-from sow_client import _history, _statuses
+from sow_client import _history, _inspection, _statuses
 from sow_client._history import History
+from sow_client._inspection import ExpiryHorizon
+from sow_client._records import Ttl
 from sow_client.blocking._calls import Calls
 
 
@@ -30,3 +34,15 @@ class Inspecting(Calls):
         except grpc.RpcError as error:
             raise self._transport.failure(error) from error
         raise _statuses.cut("the history")
+
+    def expiry_horizon(
+        self, topic: str | None = None, spans: Iterable[Ttl] = (), *, exact: bool = False
+    ) -> ExpiryHorizon:
+        """How many records of a topic, or of all topics, fall due in each of several spans of time (rule L22).
+
+        `spans`: their ends from now, rising, such as ("1m", "1h"); by default 1m, 10m, 1h, 6h, 1d, 7d. The expiry index
+        is counted, which is an estimate where lifetimes were extended; with `exact` each record is looked at. A caller
+        with `rows` on a topic may not ask for it.
+        """
+        request = _inspection.horizon_request(topic, spans, exact=exact)
+        return _inspection.horizon(self._call(self._admin.GetExpiryHorizon, request))

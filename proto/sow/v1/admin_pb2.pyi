@@ -1033,6 +1033,125 @@ class DescribeInstanceResponse(_message.Message):
 Global___DescribeInstanceResponse: _TypeAlias = DescribeInstanceResponse  # noqa: Y015
 
 @_typing.final
+class GetExpiryHorizonRequest(_message.Message):
+    """A request to count records by when they fall due."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    EDGE_MICROS_FIELD_NUMBER: _builtins.int
+    EXACT_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    """The topic's name. Empty: all topics of which the caller may read every record."""
+    exact: _builtins.bool
+    """false: entries of the expiry index are counted. Then a record whose lifetime was extended counts at its former time,
+    and one that was deleted before that time may count, until the server meets the entry. true: every record is looked
+    at.
+    """
+    @_builtins.property
+    def edge_micros(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The ends of the spans, in microseconds from now: 1 to 1,000 of them, rising, above 0, at most 3,653 days. The first
+        span begins now. Empty: 1 min, 10 min, 1 h, 6 h, 1 d, 7 d.
+        """
+
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        edge_micros: _abc.Iterable[_builtins.int] | None = ...,
+        exact: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["edge_micros", b"edge_micros", "exact", b"exact", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetExpiryHorizonRequest: _TypeAlias = GetExpiryHorizonRequest  # noqa: Y015
+
+@_typing.final
+class GetExpiryHorizonResponse(_message.Message):
+    """The records that fall due, by topic."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AS_OF_MICROS_FIELD_NUMBER: _builtins.int
+    EDGE_MICROS_FIELD_NUMBER: _builtins.int
+    TOPICS_FIELD_NUMBER: _builtins.int
+    UPTO_MICROS_FIELD_NUMBER: _builtins.int
+    as_of_micros: _builtins.int
+    """The one instant of the count. The spans begin here."""
+    upto_micros: _builtins.int
+    """Everything that falls due up to here is counted. Before the last end where there was too much to count: more than
+    1,000,000 entries, or with `exact` 100,000 records.
+    """
+    @_builtins.property
+    def edge_micros(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The ends of the spans, as requested, or the default ones."""
+
+    @_builtins.property
+    def topics(self) -> _containers.RepeatedCompositeFieldContainer[Global___TopicHorizon]:
+        """The topics, by name."""
+
+    def __init__(
+        self,
+        *,
+        as_of_micros: _builtins.int = ...,
+        edge_micros: _abc.Iterable[_builtins.int] | None = ...,
+        topics: _abc.Iterable[Global___TopicHorizon] | None = ...,
+        upto_micros: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["as_of_micros", b"as_of_micros", "edge_micros", b"edge_micros", "topics", b"topics", "upto_micros", b"upto_micros"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetExpiryHorizonResponse: _TypeAlias = GetExpiryHorizonResponse  # noqa: Y015
+
+@_typing.final
+class TopicHorizon(_message.Message):
+    """The records of one topic that fall due."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    OVERDUE_FIELD_NUMBER: _builtins.int
+    DUE_FIELD_NUMBER: _builtins.int
+    NEXT_MICROS_FIELD_NUMBER: _builtins.int
+    INCOMPLETE_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    """The topic's name."""
+    overdue: _builtins.int
+    """Records that are overdue and not yet removed. No read returns them (rule L8)."""
+    next_micros: _builtins.int
+    """When the first of them falls due, or fell due. Absent: none was counted."""
+    incomplete: _builtins.bool
+    """true: expiration was just enabled, and records are missing from the count until the index is complete."""
+    @_builtins.property
+    def due(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Records that fall due in each span."""
+
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        overdue: _builtins.int = ...,
+        due: _abc.Iterable[_builtins.int] | None = ...,
+        next_micros: _builtins.int | None = ...,
+        incomplete: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_next_micros", b"_next_micros", "next_micros", b"next_micros"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_next_micros", b"_next_micros", "due", b"due", "incomplete", b"incomplete", "next_micros", b"next_micros", "overdue", b"overdue", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__next_micros: _TypeAlias = _typing.Literal["next_micros"]  # noqa: Y015
+    _WhichOneofArgType__next_micros: _TypeAlias = _typing.Literal["_next_micros", b"_next_micros"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__next_micros) -> _WhichOneofReturnType__next_micros | None: ...
+
+Global___TopicHorizon: _TypeAlias = TopicHorizon  # noqa: Y015
+
+@_typing.final
 class AcceptClockRequest(_message.Message):
     """Confirms that the wall clock is right."""
 

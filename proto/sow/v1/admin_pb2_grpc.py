@@ -80,6 +80,11 @@ class AdminServiceStub(object):
                 request_serializer=sow_dot_v1_dot_admin__pb2.DescribeInstanceRequest.SerializeToString,
                 response_deserializer=sow_dot_v1_dot_admin__pb2.DescribeInstanceResponse.FromString,
                 _registered_method=True)
+        self.GetExpiryHorizon = channel.unary_unary(
+                '/sow.v1.AdminService/GetExpiryHorizon',
+                request_serializer=sow_dot_v1_dot_admin__pb2.GetExpiryHorizonRequest.SerializeToString,
+                response_deserializer=sow_dot_v1_dot_admin__pb2.GetExpiryHorizonResponse.FromString,
+                _registered_method=True)
         self.AcceptClock = channel.unary_unary(
                 '/sow.v1.AdminService/AcceptClock',
                 request_serializer=sow_dot_v1_dot_admin__pb2.AcceptClockRequest.SerializeToString,
@@ -236,6 +241,13 @@ class AdminServiceServicer(object):
     def DescribeInstance(self, request, context):
         """Tells which instance this is, and whether it serves: at once, and on request again with each change. Every caller
         that may call anything may call it. Clients with several addresses choose by it (rule F1).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetExpiryHorizon(self, request, context):
+        """Counts the records that fall due in each of several spans of time, by topic (rule L22).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -414,6 +426,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.DescribeInstance,
                     request_deserializer=sow_dot_v1_dot_admin__pb2.DescribeInstanceRequest.FromString,
                     response_serializer=sow_dot_v1_dot_admin__pb2.DescribeInstanceResponse.SerializeToString,
+            ),
+            'GetExpiryHorizon': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetExpiryHorizon,
+                    request_deserializer=sow_dot_v1_dot_admin__pb2.GetExpiryHorizonRequest.FromString,
+                    response_serializer=sow_dot_v1_dot_admin__pb2.GetExpiryHorizonResponse.SerializeToString,
             ),
             'AcceptClock': grpc.unary_unary_rpc_method_handler(
                     servicer.AcceptClock,
@@ -750,6 +767,33 @@ class AdminService(object):
             '/sow.v1.AdminService/DescribeInstance',
             sow_dot_v1_dot_admin__pb2.DescribeInstanceRequest.SerializeToString,
             sow_dot_v1_dot_admin__pb2.DescribeInstanceResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetExpiryHorizon(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sow.v1.AdminService/GetExpiryHorizon',
+            sow_dot_v1_dot_admin__pb2.GetExpiryHorizonRequest.SerializeToString,
+            sow_dot_v1_dot_admin__pb2.GetExpiryHorizonResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -55,6 +55,8 @@ class AdminServiceStub:
     """Tells which instance this is, and whether it serves: at once, and on request again with each change. Every caller
     that may call anything may call it. Clients with several addresses choose by it (rule F1).
     """
+    GetExpiryHorizon: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetExpiryHorizonRequest, _admin_pb2.GetExpiryHorizonResponse]
+    """Counts the records that fall due in each of several spans of time, by topic (rule L22)."""
     AcceptClock: _grpc.UnaryUnaryMultiCallable[_admin_pb2.AcceptClockRequest, _admin_pb2.AcceptClockResponse]
     """Confirms that the wall clock is right after a jump: sweeping resumes at the wall clock (rule L15)."""
     Compact: _grpc.UnaryUnaryMultiCallable[_admin_pb2.CompactRequest, _admin_pb2.CompactResponse]
@@ -119,6 +121,8 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """Tells which instance this is, and whether it serves: at once, and on request again with each change. Every caller
     that may call anything may call it. Clients with several addresses choose by it (rule F1).
     """
+    GetExpiryHorizon: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetExpiryHorizonRequest, _admin_pb2.GetExpiryHorizonResponse]  # type: ignore[assignment]
+    """Counts the records that fall due in each of several spans of time, by topic (rule L22)."""
     AcceptClock: _aio.UnaryUnaryMultiCallable[_admin_pb2.AcceptClockRequest, _admin_pb2.AcceptClockResponse]  # type: ignore[assignment]
     """Confirms that the wall clock is right after a jump: sweeping resumes at the wall clock (rule L15)."""
     Compact: _aio.UnaryUnaryMultiCallable[_admin_pb2.CompactRequest, _admin_pb2.CompactResponse]  # type: ignore[assignment]
@@ -234,6 +238,14 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         """Tells which instance this is, and whether it serves: at once, and on request again with each change. Every caller
         that may call anything may call it. Clients with several addresses choose by it (rule F1).
         """
+
+    @_abc_1.abstractmethod
+    def GetExpiryHorizon(
+        self,
+        request: _admin_pb2.GetExpiryHorizonRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.GetExpiryHorizonResponse, _abc.Awaitable[_admin_pb2.GetExpiryHorizonResponse]]:
+        """Counts the records that fall due in each of several spans of time, by topic (rule L22)."""
 
     @_abc_1.abstractmethod
     def AcceptClock(

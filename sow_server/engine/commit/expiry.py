@@ -216,9 +216,10 @@ class Sweep:
     def overdue_cut(self, topics: Iterable[Topic] | None = None) -> OverdueCut:
         """The cut that `overdue` reads, for `topics` (None: all), as of now. It is of one instant if the caller
         prevents commits meanwhile."""
+        chosen = self._topics.by_id.values() if topics is None else topics
         return OverdueCut(
             self.floor,
-            frozenset([topic.prefix for topic in topics or self._topics.by_id.values() if topic.acts]),
+            frozenset([topic.prefix for topic in chosen if topic.acts]),
             self._rocks.cursor(EXPIRY, fill_cache=False),
             self._rocks.cursor(RECORDS, fill_cache=False),
         )

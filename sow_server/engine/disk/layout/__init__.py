@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from sow_server.engine.disk.layout.columns import Column, Numbers
 from sow_server.engine.disk.layout.commits import Commit, PublisherNote, Run, decode_commit, encode_commit
-from sow_server.engine.disk.layout.expiry import DUE, DUE_STORE_KEY, DUE_TOPIC_AT, expiry_entry
+from sow_server.engine.disk.layout.expiry import DUE, DUE_STORE_KEY, DUE_TOPIC, DUE_TOPIC_AT, expiry_entry
 from sow_server.engine.disk.layout.indexes import PREFIX_BYTES, TEXT_BYTES_MAX, index_prefix, index_value, indexed_keys
 from sow_server.engine.disk.layout.journal import (
     BURY,
@@ -168,6 +168,7 @@ __all__ = [
     "DELIVER_KEY",
     "DUE",
     "DUE_STORE_KEY",
+    "DUE_TOPIC",
     "DUE_TOPIC_AT",
     "DURABLE_KEY",
     "EXPIRE",

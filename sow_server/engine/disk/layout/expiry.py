@@ -13,6 +13,8 @@ DUE: Final = slice(0, 8)
 """Of an entry: its expire time."""
 DUE_STORE_KEY: Final = slice(8, None)
 """Of an entry: the store key of its record."""
+DUE_TOPIC: Final = slice(8, 12)
+"""Of an entry: the prefix of its topic."""
 DUE_TOPIC_AT: Final = 8
 """Of an entry: the start of the prefix of its topic."""
 

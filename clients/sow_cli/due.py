@@ -1,0 +1,69 @@
+"""`sow due`: how many records fall due when."""
+
+from __future__ import annotations
+
+import click
+
+from sow_cli import arguments, display
+from sow_cli.output import Fact, Output, moment, note, output_option
+from sow_cli.session import Session
+from sow_client import ExpiryHorizon, TopicDue
+
+
+@click.command(short_help="Count the records that fall due, by when.")
+@click.argument("topic", required=False)
+@click.option(
+    "--within",
+    "spans",
+    type=arguments.duration,
+    multiple=True,
+    metavar="DURATION",
+    help="The end of a span of time from now; may be repeated, rising. Default: 1m 10m 1h 6h 1d 7d.",
+)
+@click.option("--exact", is_flag=True, help="Look at each record, rather than at the expiry index.")
+@output_option
+@click.pass_obj
+def due(session: Session, output: Output, topic: str | None, spans: tuple[str, ...], exact: bool) -> None:
+    """Count the records of TOPIC, or of all topics, that fall due in each span of time from now.
+
+    The expiry index is counted: a record whose lifetime was extended counts at its former time until that has come,
+    and a deleted one may count until then. With --exact each record is looked at.
+
+    \b
+    Examples:
+      sow due
+      sow due sessions --within 30s --within 5m --within 1h --exact
+    """
+    with session.client() as client:
+        found = client.expiry_horizon(topic, spans, exact=exact)
+    ends = [display.exact_duration(span) for span in found.spans]
+    output.many(
+        [_facts(one, ends) for one in found.topics],
+        names=("topic", "next_time", "overdue", *[f"due_{end}" for end in ends], "incomplete"),
+        nothing="no topics",
+    )
+    _remark(found)
+
+
+def _facts(one: TopicDue, ends: list[str]) -> list[Fact]:
+    due = [
+        Fact(f"due_{end}", count, display.count(count), column=f"≤ {end}")
+        for end, count in zip(ends, one.due, strict=True)
+    ]
+    return [
+        Fact("topic", one.topic, display.safe(one.topic)),
+        moment("next_time", one.next_time, label="next")
+        if one.next_time is not None
+        else Fact("next_time", None, display.NOT_SET, label="next"),
+        Fact("overdue", one.overdue, display.count(one.overdue)),
+        *due,
+        Fact("incomplete", one.incomplete, "yes" if one.incomplete else "no", in_lists=False),
+    ]
+
+
+def _remark(found: ExpiryHorizon) -> None:
+    if not found.complete:
+        note(f"counted up to {found.complete_upto:%Y-%m-%d %H:%M:%S}Z: there is more than is counted at once")
+    for one in found.topics:
+        if one.incomplete:
+            note(f"{display.safe(one.topic)}: expiration was just enabled, so some records are not counted yet")

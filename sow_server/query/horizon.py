@@ -1,0 +1,110 @@
+"""The expiry horizon: how many records fall due when, from the expiry index (rule L22).
+
+[1]  The index has an entry at or before the expire time of every record that can expire. The sweep writes the entry of
+     a refreshed record anew only when it meets the old one, and may meet entries of records that are gone. So entries
+     give an estimate: such records count at their former time. `exact` looks at every record.
+[2]  A count is of one instant, read in pieces of bounded work. It ends after a number of entries of the counted topics,
+     and tells up to where it came. Entries of other topics make no difference to that (rule A4).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Final
+
+from sow_server.engine.catalog.topics import Topic
+from sow_server.engine.disk.layout import DUE, DUE_STORE_KEY, DUE_TOPIC, EXPIRE_TIME, i64, unpack_i64
+from sow_server.engine.reading import Cuts
+
+PIECE_ENTRIES: Final = 20_000
+PIECE_RECORDS: Final = 2_000
+ENTRIES_MAX: Final = 1_000_000
+RECORDS_MAX: Final = 100_000
+"""The most entries that are counted, and with `exact` the most records that are looked at."""
+
+_time_of: Final = itemgetter(DUE)
+_topic_of: Final = itemgetter(DUE_TOPIC)
+
+
+@dataclass(slots=True)
+class TopicHorizon:
+    """The records of one topic, by when they fall due."""
+
+    topic: Topic
+    due: list[int]
+    """First those that are overdue and not yet removed, then those up to each edge."""
+    next_micros: int | None = None
+    """When the first one falls due. None: none does, as far as was counted."""
+
+
+class Horizon:
+    """Counts, piece by piece. From any thread, one at a time; close it."""
+
+    def __init__(self, cuts: Cuts, topics: Collection[Topic], edges: Sequence[int], *, exact: bool) -> None:
+        """`edges`: offsets from now, rising, above 0."""
+        self.now_micros, self._cut = cuts.expiry([topic for topic in topics if topic.acts])
+        self._ends = [self.now_micros, *[self.now_micros + edge for edge in edges]]
+        self.counted: Final = {topic.prefix: TopicHorizon(topic, [0] * len(self._ends)) for topic in topics}
+        """By the prefix of the topic."""
+        self.upto_micros = self._ends[-1]
+        """Everything that falls due up to here is counted."""
+        self.done = False
+        self._exact = exact
+        self._start = self._cut.floor
+        self._left = RECORDS_MAX if exact else ENTRIES_MAX
+        self._ahead: set[bytes] = set()
+        """Store keys of records that were counted ahead of the entry that was read."""
+
+    def read(self) -> None:
+        """The next piece of work."""
+        found: list[bytes] = []
+        size = PIECE_RECORDS if self._exact else PIECE_ENTRIES
+        following = self._cut.entries.fill_keys_before(self._start, i64(self._ends[-1] + 1), size, found)
+        acting = self._cut.acting
+        entries = [entry for entry in found if entry[DUE_TOPIC] in acting]
+        if len(entries) > self._left:
+            self.upto_micros, self.done = unpack_i64(entries[self._left][DUE]) - 1, True
+            del entries[self._left :]
+        self._left -= len(entries)
+        if self._exact:
+            self._count_records(entries)
+        else:
+            self._count_entries(entries)
+        if following is None:
+            self.done = True
+        else:
+            self._start = following
+
+    def _count_entries(self, entries: list[bytes]) -> None:
+        at = 0
+        for place, end in enumerate(self._ends):
+            upto = bisect_right(entries, i64(end), lo=at, key=_time_of)
+            for prefix, count in Counter(map(_topic_of, entries[at:upto])).items():
+                counted = self.counted[prefix]
+                counted.due[place] += count
+                if counted.next_micros is None:
+                    counted.next_micros = unpack_i64(next(one[DUE] for one in entries if _topic_of(one) == prefix))
+            at = upto
+
+    def _count_records(self, entries: list[bytes]) -> None:
+        for entry in entries:
+            key = entry[DUE_STORE_KEY]
+            value = self._cut.records.find(key)
+            # A record with an earlier expire time was counted at an earlier entry.
+            if value is None or value[EXPIRE_TIME] < entry[DUE] or key in self._ahead:
+                continue
+            stamp = unpack_i64(value[EXPIRE_TIME])
+            if value[EXPIRE_TIME] > entry[DUE]:
+                self._ahead.add(key)
+            if stamp <= self._ends[-1]:
+                counted = self.counted[entry[DUE_TOPIC]]
+                counted.due[bisect_left(self._ends, stamp)] += 1
+                counted.next_micros = min(stamp, counted.next_micros or stamp)
+
+    def close(self) -> None:
+        """Lets go of the cut."""
+        self._cut.close()

@@ -1,0 +1,125 @@
+"""The expiry horizon: records by when they fall due (rule L22)."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from sow_server.engine.values.model import Expiration, TopicSettings
+from sow_server.query import horizon
+from sow_server.query.horizon import Horizon
+from tests.support.stores import BINARY, MINUTE, SECOND, Rig
+
+EDGES = (10 * SECOND, MINUTE, 10 * MINUTE)
+ENABLED = TopicSettings(expiration=Expiration.ENABLED, message_type=BINARY.message_type)
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    rig = Rig(tmp_path)
+    for name in ("a", "b"):
+        rig.create_topic(name, ENABLED)
+    yield rig
+    rig.close()
+
+
+def counted(rig: Rig, *names: str, exact: bool = False, edges: Sequence[int] = EDGES) -> Horizon:
+    found = Horizon(rig.store.cuts, [rig.topic(name) for name in names], edges, exact=exact)
+    while not found.done:
+        found.read()
+    found.close()
+    return found
+
+
+def due(rig: Rig, name: str, *, exact: bool = False) -> list[int]:
+    (found,) = counted(rig, name, exact=exact).counted.values()
+    return found.due
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_records_are_counted_by_when_they_fall_due(rig: Rig, exact: bool) -> None:
+    """L22: a record that falls due at an end counts before it; overdue ones are apart, and never is nowhere."""
+    for key, ttl in (("now", 1), ("10s", 10 * SECOND), ("11s", 11 * SECOND), ("5m", 5 * MINUTE), ("1h", 60 * MINUTE)):
+        rig.put("a", key, ttl=ttl)
+    rig.put("a", "never")
+    rig.put("b", "other", ttl=SECOND)
+    rig.time.tick(1)
+    found = counted(rig, "a", exact=exact, edges=(10 * SECOND - 1, MINUTE, 10 * MINUTE))
+    (of_a,) = found.counted.values()
+    assert of_a.due == [1, 1, 1, 1]
+    assert of_a.next_micros == found.now_micros
+    assert found.upto_micros == found.now_micros + 10 * MINUTE
+
+
+def test_exact_looks_at_the_record_where_the_index_has_its_former_time(rig: Rig) -> None:
+    """horizon [1]: the sweep has met none of the entries yet."""
+    rig.put("a", "extended", ttl=SECOND)
+    rig.put("a", "extended", ttl=5 * MINUTE)
+    rig.put("a", "shortened", ttl=5 * MINUTE)
+    rig.put("a", "shortened", ttl=20 * SECOND)
+    rig.put("a", "persisted", ttl=SECOND)
+    rig.put("a", "persisted")
+    rig.put("a", "both", ttl=5 * MINUTE)
+    rig.put("a", "both", ttl=SECOND)
+    rig.put("a", "both", ttl=9 * MINUTE)
+    assert due(rig, "a", exact=True) == [0, 0, 1, 2]
+    assert due(rig, "a") == [0, 3, 1, 2], "by the entries: two of a record that was shortened"
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_exact_counts_are_those_of_the_records(rig: Rig, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = random.Random(seed)
+    monkeypatch.setattr(horizon, "PIECE_RECORDS", 3)
+    monkeypatch.setattr(horizon, "PIECE_ENTRIES", 3)
+    for _ in range(150):
+        name, key = program.choice("ab"), str(program.randrange(20))
+        kind = program.randrange(6)
+        if kind == 0:
+            rig.delete(name, key)
+        elif kind == 1:
+            rig.time.tick(program.randrange(8) * SECOND)
+            if program.random() < 0.5:
+                rig.store.sweep()
+        else:
+            rig.put(name, key, ttl=program.choice([None, 2 * SECOND, 30 * SECOND, 5 * MINUTE, 60 * MINUTE]))
+    found = counted(rig, "a", "b", exact=True)
+    for one in found.counted.values():
+        stamps = [record.expire_time_micros - found.now_micros for record in rig.stored(one.topic.name).values()]
+        expected = [0, 0, 0, 0]
+        for stamp in stamps:
+            for place, end in enumerate((0, *EDGES)):
+                if stamp <= end:
+                    expected[place] += 1
+                    break
+        assert one.due == expected
+        assert one.next_micros == min(
+            (stamp + found.now_micros for stamp in stamps if stamp <= EDGES[-1]), default=None
+        )
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_a_count_ends_after_so_many_entries_of_its_own_topics(
+    rig: Rig, exact: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """horizon [2]: where it ends tells nothing of other topics (A4)."""
+    monkeypatch.setattr(horizon, "ENTRIES_MAX", 3)
+    monkeypatch.setattr(horizon, "RECORDS_MAX", 3)
+    for number in range(1, 6):
+        rig.put("a", str(number), ttl=number * SECOND)
+    alone = counted(rig, "a", exact=exact)
+    for number in range(1, 6):
+        rig.put("b", str(number), ttl=number * SECOND - 1)
+    beside = counted(rig, "a", exact=exact)
+    for found in (alone, beside):
+        (of_a,) = found.counted.values()
+        assert of_a.due == [0, 3, 0, 0]
+        assert found.upto_micros == found.now_micros + 4 * SECOND - 1
+
+
+def test_topics_without_expiration_have_nothing_due(rig: Rig) -> None:
+    rig.put("a", "1", ttl=SECOND)
+    rig.alter_topic("a", expiration=Expiration.DISABLED)
+    assert due(rig, "a") == [0, 0, 0, 0]
