@@ -57,6 +57,7 @@ from sow_server.services.admin_service import AdminService
 from sow_server.services.admission import Admission
 from sow_server.services.capacity import InFlight
 from sow_server.services.exporting import ServedExport
+from sow_server.services.followers import Followers
 from sow_server.services.guard import CallAdmission, handlers, standard_handlers
 from sow_server.services.health_service import HealthService
 from sow_server.services.load_service import LoadService
@@ -404,6 +405,7 @@ def _services(
     changes = Submissions(store.commits, store.topics, links, parts.admission)
     reading = StoreReading(store.cuts, store.origins, store.instance)
     owned = OwnedDurables(store.durables)
+    followers = Followers(parts.clock.now_micros)
     sow = SowService(
         reading,
         store.commits,
@@ -416,6 +418,7 @@ def _services(
         durability=config.server.durability,
         dynamic_topics=config.server.dynamic_topics,
         owned=owned,
+        followers=followers,
         deliveries=tracing,
     )
     admin = AdminService(
@@ -433,6 +436,7 @@ def _services(
         row_limits=store.replicas.changes.limits,
         totals=lambda: _totals(store.topics),
         owned=owned,
+        followers=followers,
         healthy=healthy,
         instance=config.server.instance,
         cluster=config.server.cluster,

@@ -12,8 +12,10 @@ from typing import Final
 
 import click
 
+from sow_cli import display
 from sow_cli.output import Fact, Output, moment, output_option
 from sow_cli.session import Session
+from sow_client import ActiveSubscription, CallerSession
 
 TOKEN_BYTES: Final = 32
 
@@ -146,35 +148,87 @@ def new(out: Path) -> None:
 
 
 @click.command(short_help="List the callers with calls under way, or end one's.")
-@click.option("--end", metavar="ID", help="End the calls of this session.")
+@click.option(
+    "--subscriptions", is_flag=True, help="List the subscriptions under way."
+)
+@click.option("--topic", metavar="TOPIC", help="With --subscriptions: only those of this topic.")
+@click.option("--end", metavar="ID", help="End the calls of this session, or this subscription.")
 @output_option
 @click.pass_obj
-def sessions(session: Session, output: Output, end: str | None) -> None:
+def sessions(session: Session, output: Output, subscriptions: bool, topic: str | None, end: str | None) -> None:
     """List who is connected: since when, from where, with which calls.
 
     \b
     Examples:
       sow sessions
+      sow sessions --subscriptions --topic orders
       sow sessions --end s17
+      sow sessions --end u4
     """
+    if topic is not None and not subscriptions:
+        raise click.UsageError("--topic needs --subscriptions")
     with session.client() as client:
-        if end is not None:
+        if end is not None and end.startswith("u"):
+            client.end_subscription(end)
+            output.one(_facts({"ended_calls": 1}))
+        elif end is not None:
             output.one(_facts({"ended_calls": client.end_session(end)}))
-            return
-        output.many(
-            [
-                _facts(
-                    {
-                        "id": found.id,
-                        "identity": found.identity,
-                        "credential": found.credential,
-                        "address": found.address,
-                        "since": found.since,
-                        "calls": ", ".join(f"{method} {count}" for method, count in found.calls.items()),
-                    }
-                )
-                for found in client.sessions()
-            ],
-            names=("id", "identity", "credential", "address", "since_micros", "calls"),
-            nothing="nobody is connected",
-        )
+        elif subscriptions:
+            output.many(
+                [_subscription(found) for found in client.subscriptions(topic)],
+                names=_SUBSCRIPTION,
+                nothing="no subscriptions",
+            )
+        else:
+            output.many(
+                [_session(found) for found in client.sessions()],
+                names=("id", "identity", "credential", "address", "since_micros", "calls"),
+                nothing="nobody is connected",
+            )
+
+
+_SUBSCRIPTION: Final = (
+    "id",
+    "session",
+    "identity",
+    "address",
+    "since_micros",
+    "topic",
+    "topic_pattern",
+    "filter",
+    "durable",
+    "position",
+    "behind",
+    "queued_bytes",
+)
+
+
+def _subscription(found: ActiveSubscription) -> list[Fact]:
+    queued = found.queued_bytes
+    return [
+        Fact("id", found.id, found.id),
+        Fact("session", found.session, found.session),
+        Fact("identity", found.identity, display.safe(found.identity)),
+        Fact("address", found.address, display.safe(found.address), in_lists=False),
+        moment("since", found.since),
+        Fact("topic", found.topic or None, display.safe(found.topic or found.topic_pattern)),
+        Fact("topic_pattern", found.topic_pattern or None, display.safe(found.topic_pattern), in_lists=False),
+        Fact("filter", found.filter or None, display.safe(found.filter)),
+        Fact("durable", found.durable or None, display.safe(found.durable)),
+        Fact("position", found.position, display.safe(found.position)),
+        Fact("behind", found.behind, "yes" if found.behind else "no"),
+        Fact("queued_bytes", queued, display.size(queued), column="queued"),
+    ]
+
+
+def _session(found: CallerSession) -> list[Fact]:
+    return _facts(
+        {
+            "id": found.id,
+            "identity": found.identity,
+            "credential": found.credential,
+            "address": found.address,
+            "since": found.since,
+            "calls": ", ".join(f"{method} {count}" for method, count in found.calls.items()),
+        }
+    )

@@ -13,7 +13,7 @@ from sow_cli.messages import TopicForms, message_writer
 from sow_cli.output import Fact, Output, length, moment, note, output_option
 from sow_cli.session import Session
 from sow_cli.topics import confirm
-from sow_client import Client, Durable
+from sow_client import Client, Durable, DurableConsumer
 
 _NAMES: Final = (
     "topic",
@@ -24,6 +24,9 @@ _NAMES: Final = (
     "attached",
     "replicated",
     "consumer_at",
+    "consumer",
+    "consumer_address",
+    "consumer_since_micros",
     "create_time_micros",
     "last_use_time_micros",
     "retain_time",
@@ -205,6 +208,16 @@ def delete(session: Session, output: Output, topic: str, name: str, force: bool)
     output.one([Fact("topic", topic, display.safe(topic)), Fact("name", name, display.safe(name), label="deleted")])
 
 
+def _consumer(found: DurableConsumer | None) -> list[Fact]:
+    who = "" if found is None else found.identity or found.subscription
+    address = "" if found is None else found.address
+    return [
+        Fact("consumer", who or None, display.safe(who) or display.NOT_SET),
+        Fact("consumer_address", address or None, display.safe(address) or display.NOT_SET, in_lists=False),
+        moment("consumer_since_micros", None if found is None else found.since, in_lists=False),
+    ]
+
+
 def _facts(one: Durable) -> list[Fact]:
     facts = [
         Fact("topic", one.topic, display.safe(one.topic)),
@@ -215,6 +228,7 @@ def _facts(one: Durable) -> list[Fact]:
         Fact("attached", one.attached, "yes" if one.attached else "no"),
         Fact("replicated", one.replicated, "yes" if one.replicated else "no", in_lists=False),
         Fact("consumer_at", one.consumer_at or None, display.safe(one.consumer_at) or display.NOT_SET, in_lists=False),
+        *_consumer(one.consumer),
         moment("create_time", one.create_time, label="created", in_lists=False),
         moment("last_use_time", one.last_use_time, label="last use", in_lists=False),
     ]

@@ -26,7 +26,7 @@ from sow_client._durable import AsyncDurableSubscription, DurableSubscription
 from sow_client._exports import Export
 from sow_client._failover import FailoverPublish, Instance
 from sow_client._history import History, PastChange
-from sow_client._inspection import ExpiryHorizon, TopicDue
+from sow_client._inspection import ActiveSubscription, ExpiryHorizon, TopicDue
 from sow_client._keys import Key
 from sow_client._live_view import AsyncLiveView, LiveView
 from sow_client._loads import AsyncLoadStager, Load, LoadFigures, LoadInfo, LoadPart, LoadProgress, LoadStager
@@ -58,6 +58,7 @@ from sow_client._reports import (
     Compacted,
     Difference,
     Durable,
+    DurableConsumer,
     DurableFigures,
     EffectiveSetting,
     Gap,
@@ -143,6 +144,7 @@ __all__ = [
     "Aborted",
     "AccessDecision",
     "Ack",
+    "ActiveSubscription",
     "AlreadyExists",
     "AsyncClient",
     "AsyncDurableSubscription",
@@ -169,6 +171,7 @@ __all__ = [
     "Difference",
     "DurabilityName",
     "Durable",
+    "DurableConsumer",
     "DurableFigures",
     "DurableSettings",
     "DurableSettingsArguments",

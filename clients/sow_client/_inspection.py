@@ -68,3 +68,49 @@ def horizon(response: admin_pb2.GetExpiryHorizonResponse) -> ExpiryHorizon:
         ),
         datetime_of(response.upto_micros),
     )
+
+
+# ---- subscriptions ----
+
+
+@dataclass(frozen=True, slots=True)
+class ActiveSubscription:
+    """A subscription that is under way at the server."""
+
+    id: str
+    session: str
+    """Of its caller, as `sessions` lists it."""
+    identity: str
+    address: str
+    since: datetime
+    topic: str
+    """Empty for a pattern of topics."""
+    topic_pattern: str
+    filter: str
+    """As it was given; empty: all records."""
+    durable: str
+    """The durable that it consumes; empty: none."""
+    position: str
+    """Bookmark: everything up to here has been sent."""
+    behind: bool
+    """True: it is served from the journal, as it began in the past or could not keep up."""
+    queued_bytes: int
+    """Bytes of the changes that wait to be sent."""
+
+
+def subscription(message: admin_pb2.ActiveSubscription) -> ActiveSubscription:
+    """A subscription."""
+    return ActiveSubscription(
+        message.id,
+        message.session,
+        message.identity,
+        message.address,
+        datetime_of(message.since_micros),
+        message.topic,
+        message.topic_pattern,
+        message.filter,
+        message.durable,
+        message.position,
+        message.behind,
+        message.queued_bytes,
+    )

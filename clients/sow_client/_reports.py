@@ -159,6 +159,24 @@ class DurableFigures:
 
 
 @dataclass(frozen=True, slots=True)
+class DurableConsumer:
+    """The consumer that is attached to a durable subscription."""
+
+    subscription: str
+    """Its id, as `subscriptions` lists it."""
+    identity: str
+    address: str
+    since: datetime
+    position: str
+    """Bookmark: everything up to here has been handed over. Empty, as the next two, if the caller may see only a part
+    of the topic."""
+    behind: bool
+    """True: it is served from the journal."""
+    queued_bytes: int
+    """Bytes of the changes that wait to be handed over."""
+
+
+@dataclass(frozen=True, slots=True)
 class Durable:
     """A durable subscription on the server. Rules: J2, J7."""
 
@@ -183,6 +201,8 @@ class Durable:
     """True: it is known at the peers, too. Rule: F14."""
     consumer_at: str = ""
     """The instance where a consumer is attached, if that is another one, and the link with it is up."""
+    consumer: DurableConsumer | None = None
+    """The consumer that is attached here; None: none is, or it is another identity's."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ import msgspec
 from sow.v1 import admin_pb2, sow_pb2
 from sow_client import _admin, _lifetimes, _reads
 from sow_client._change_frames import changes_of, prefix_of
-from sow_client._records import EARLIEST, Change, Start, Ttl, invalid
-from sow_client._reports import Browsed, Durable, DurableFigures, Policy, PolicyTargetName, Rewound
+from sow_client._records import EARLIEST, Change, Start, Ttl, datetime_of, invalid
+from sow_client._reports import Browsed, Durable, DurableConsumer, DurableFigures, Policy, PolicyTargetName, Rewound
 from sow_client._setting_values import DurableSettingsArguments, SettingValue, TopicSettingsArguments
 from sow_client._settings import (
     NOT_IN_POLICIES,
@@ -138,6 +138,19 @@ def durable(response: admin_pb2.Durable) -> Durable:
         figures=_figures(response.figures) if response.HasField("figures") else None,
         replicated=response.replicated,
         consumer_at=response.consumer_at,
+        consumer=_consumer(response.consumer) if response.HasField("consumer") else None,
+    )
+
+
+def _consumer(message: admin_pb2.DurableConsumer) -> DurableConsumer:
+    return DurableConsumer(
+        message.subscription,
+        message.identity,
+        message.address,
+        datetime_of(message.since_micros),
+        message.position,
+        message.behind,
+        message.queued_bytes,
     )
 
 

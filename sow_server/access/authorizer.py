@@ -204,6 +204,7 @@ class Authorizer:
         else:
             session.expire_micros = expire_micros  # a reload may have changed it
         session.calls[call] = None
+        call.session = session.id
         return session
 
     def finished(self, call: Call, session: Session | None, code: str) -> None:

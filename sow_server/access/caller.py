@@ -64,6 +64,7 @@ class Call:
         "owner",
         "peer",
         "seconds_left",
+        "session",
         "trace",
     )
 
@@ -99,6 +100,8 @@ class Call:
         """Facts for the audit log, such as counts."""
         self.ended: StoreError | None = None
         """The reason for which the server has ended the call."""
+        self.session = ""
+        """The id of its session, once it has one."""
         self.trace: CallTrace | None = None
         """None: the call is not traced."""
         self._topics = topics

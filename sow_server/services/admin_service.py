@@ -27,8 +27,10 @@ from sow_server.engine.values.clock import GuardedClock
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.policies import Declared, Policy, declared_warnings, planned_journal_bytes, warnings
 from sow_server.filters.restriction import UNRESTRICTED
-from sow_server.services import convert, horizons
+from sow_server.services import convert
+from sow_server.services.followers import Followers
 from sow_server.services.health_service import HealthService
+from sow_server.services.inspection import InspectionService
 from sow_server.services.ownership import OwnedDurables
 from sow_server.services.reading import StoreReading
 from sow_server.services.replication import Links
@@ -45,7 +47,7 @@ MESSAGE_CHARACTERS_MAX: Final = 500
 """Characters of the fault of a row."""
 
 
-class AdminService:
+class AdminService(InspectionService):
     """Validates, calls the store, translates. Owns only the time at which the server became ready."""
 
     def __init__(
@@ -65,6 +67,7 @@ class AdminService:
         row_limits: RowLimits,
         totals: Callable[[], tuple[int, int]],
         owned: OwnedDurables,
+        followers: Followers,
         healthy: HealthService,
         instance: str,
         cluster: str,
@@ -72,8 +75,7 @@ class AdminService:
     ) -> None:
         """`row_limits`: the limits that `CheckTopic` checks rows against. `totals`: topics, and their stored
         records."""
-        self._reading = reading
-        self._commits = commits
+        super().__init__(reading, commits, followers, readers)
         self._administration = administration
         self._durables = durables
         self._durable_commits = durable_commits
@@ -81,7 +83,6 @@ class AdminService:
         self._row_limits = row_limits
         self._consumers = consumers
         self._clock = clock
-        self._readers = readers
         self._changes = changes
         self._totals = totals
         self._owned = owned
@@ -229,7 +230,7 @@ class AdminService:
         def messages() -> list[admin_pb2.Durable]:
             if not request.with_figures:
                 return [
-                    self._durable(topic, durable, shown)
+                    self._durable(topic, durable, shown, call)
                     for topic in chosen
                     for durable in sorted(self._durables.of(topic), key=lambda durable: durable.name)
                     if (shown := call.shown_name(durable.name)) is not None
@@ -240,9 +241,9 @@ class AdminService:
                     durables, now = self._durable_commits.all_figures(topic)
                     told = call.part_of(topic, Action.CONSUME) == UNRESTRICTED
                     found += [
-                        self._described(topic, durable, shown, figures, now)
+                        self._described(topic, durable, shown, figures, now, call)
                         if told
-                        else self._durable(topic, durable, shown)
+                        else self._durable(topic, durable, shown, call)
                         for durable, figures in durables
                         if (shown := call.shown_name(durable.name)) is not None
                     ]
@@ -259,19 +260,19 @@ class AdminService:
         def describe() -> admin_pb2.Durable:
             durable, figures, now = self._durable_commits.figures(topic, name)
             if restriction != UNRESTRICTED and not request.exact:
-                return self._durable(topic, durable, request.name)  # the figures count what it may not see
+                return self._durable(topic, durable, request.name, call)  # the figures count what it may not see
             if request.exact:
                 figures = self._consumers.entries.exact(topic, durable, figures, restriction)
-            message = self._described(topic, durable, request.name, figures, now)
+            message = self._described(topic, durable, request.name, figures, now, call)
             message.figures.exact = request.exact
             return message
 
         return admin_pb2.DescribeDurableResponse(durable=await self._read(describe))
 
     def _described(
-        self, topic: Topic, durable: Durable, name: str, figures: DurableFigures, now_micros: int
+        self, topic: Topic, durable: Durable, name: str, figures: DurableFigures, now_micros: int, call: Call
     ) -> admin_pb2.Durable:
-        message = self._durable(topic, durable, name)
+        message = self._durable(topic, durable, name, call)
         message.earliest = self._reading.instance.bookmark(figures.earliest)
         message.figures.total_entries = figures.total_entries
         message.figures.total_bytes = figures.total_bytes
@@ -282,7 +283,7 @@ class AdminService:
             message.figures.oldest_unacknowledged_age.FromMicroseconds(max(0, now_micros - figures.oldest_micros))
         return message
 
-    def _durable(self, topic: Topic, durable: Durable, name: str) -> admin_pb2.Durable:
+    def _durable(self, topic: Topic, durable: Durable, name: str, call: Call) -> admin_pb2.Durable:
         """`name`: as the caller calls it."""
         settings = self._durables.settings(topic, durable)
         elsewhere = self._consumers.holders.elsewhere((topic.id, durable.name))
@@ -297,7 +298,16 @@ class AdminService:
             settings=convert.durable_settings_message(settings._asdict()),
             replicated=durable.replicated,
             consumer_at="" if elsewhere is None else elsewhere.instance,
+            consumer=self._consumer(topic, durable.name, call),
         )
+
+    def _consumer(self, topic: Topic, name: str, call: Call) -> admin_pb2.DurableConsumer | None:
+        """The attached consumer, if the caller may know it. Not its progress if that would tell of hidden changes."""
+        found = self._followers.consumer(topic.id, name)
+        if found is None or not (call.owns(found.call.owner) or call.may(Action.OBSERVE)):
+            return None
+        whole = call.may(Action.OBSERVE) or call.part_of(topic, Action.CONSUME) == UNRESTRICTED
+        return found.as_consumer(self._reading.instance, progress=whole)
 
     async def DeleteDurable(
         self, request: admin_pb2.DeleteDurableRequest, call: Call
@@ -393,18 +403,6 @@ class AdminService:
             log.info("restamped", topic=topic.name, mode=mode.name, records=progress.restamped)
         progress.done = True
         yield progress
-
-    async def GetExpiryHorizon(
-        self, request: admin_pb2.GetExpiryHorizonRequest, call: Call
-    ) -> admin_pb2.GetExpiryHorizonResponse:
-        edges = horizons.edges_of(request)
-        if request.topic:
-            call.require(request.topic, all_rows=True)
-            topics = [call.topic(request.topic).topic]
-        else:
-            parts = [(topic, call.part_of(topic)) for topic in call.topics()]
-            topics = [topic for topic, part in parts if part is not None and part.rows is None]
-        return await horizons.counted(self._reading.cuts, self._readers, topics, edges, exact=request.exact)
 
     async def GetStatus(self, request: admin_pb2.GetStatusRequest, call: Call) -> admin_pb2.GetStatusResponse:
         return await self._read(self._status)

@@ -31,6 +31,7 @@ from sow_server.query.projection import projection
 from sow_server.query.scan import Query, RecordBatch, Scan, point_keys
 from sow_server.services import convert, subscribe_convert
 from sow_server.services.answering import close_after
+from sow_server.services.followers import Followers
 from sow_server.services.guard import readable
 from sow_server.services.ownership import OwnedDurables
 from sow_server.services.positions import Positions
@@ -46,6 +47,7 @@ from sow_server.subscriptions.history import History
 from sow_server.subscriptions.hub import Hub
 from sow_server.subscriptions.request import Request
 from sow_server.subscriptions.stream import stream
+from sow_server.subscriptions.subscription import Subscription
 
 log = structlog.get_logger(__name__)
 
@@ -111,6 +113,7 @@ class SowService:
         durability: Durability,
         dynamic_topics: bool,
         owned: OwnedDurables,
+        followers: Followers,
         deliveries: Deliveries | None = None,
     ) -> None:
         """`dynamic_topics`: a publish creates a topic that does not exist."""
@@ -123,6 +126,7 @@ class SowService:
         self._durability = durability
         self._dynamic_topics = dynamic_topics
         self._owned = owned
+        self._followers = followers
         self._queries = queries
         self._positions = positions
         self._deliveries = deliveries
@@ -349,18 +353,20 @@ class SowService:
             if request.filter or not call.unrestricted:
                 # Parsing and compiling may take milliseconds.
                 await loop.run_in_executor(self._readers, self._hub.prepare, asked)
+            source: Subscription | Consumer
             if attachment is None:
-                frames = stream(self._hub.subscribe(asked), self._readers)
+                source = self._hub.subscribe(asked)
             else:
-                frames = stream(await self._attach(call, asked, attachment), self._readers)
-            async with aclosing(frames):
-                async for frame in frames:
-                    delivered = self._delivering(frame, call)
-                    try:
-                        yield subscribe_convert.response(frame, self._reading, figures=figures)
-                    finally:  # also where the subscriber leaves just now
-                        if delivered is not None:
-                            delivered()
+                source = await self._attach(call, asked, attachment)
+            async with aclosing(stream(source, self._readers)) as frames:
+                with self._followers.following(call, request, source):
+                    async for frame in frames:
+                        delivered = self._delivering(frame, call)
+                        try:
+                            yield subscribe_convert.response(frame, self._reading, figures=figures)
+                        finally:  # also where the subscriber leaves just now
+                            if delivered is not None:
+                                delivered()
 
     def _delivering(self, frame: Frame, call: Call) -> Callable[[], None] | None:
         """Begins the trace of a message; the result ends it."""

@@ -145,6 +145,21 @@ class Consumer:
         self._first: FirstEntries | None = None
         self._deliveries: tuple[DeliveryStep, ...] = ()
 
+    @property
+    def position(self) -> int:
+        """Everything up to here has been sent."""
+        return self.sent
+
+    @property
+    def behind(self) -> bool:
+        """Whether it is served from the journal."""
+        return self._inner is None or self._inner.behind
+
+    @property
+    def queued_bytes(self) -> int:
+        """Memory of the frames that wait to be sent."""
+        return 0 if self._inner is None else self._inner.queued_bytes
+
     # -- start and end ------------------------------------------------------------------------------------------------
 
     def begin(self, attached: AttachedDurable) -> None:

@@ -566,6 +566,34 @@ def test_the_expiry_horizon_counts_what_falls_due(client: Client, topic: str) ->
     assert reason_of(lambda: client.expiry_horizon(topic, ["1m", "1m"])) == "INVALID_ARGUMENT"
 
 
+def test_subscriptions_are_listed_and_ended(client: Client, topic: str) -> None:
+    client.create_topic(topic, key=["/id"])
+    with (
+        client.subscribe(topic, "/n > 1", progress="100ms", retry_for=0) as plain,
+        client.durable(topic, "billing") as consumer,
+    ):
+        until(lambda: len(client.subscriptions(topic)) == 2, 30, "both are listed")
+        by_durable = {one.durable: one for one in client.subscriptions(topic)}
+        found = by_durable[""]
+        assert (found.topic, found.filter, found.behind, found.queued_bytes) == (topic, "/n > 1", False, 0)
+        assert "Subscribe" in {one.id: one for one in client.sessions()}[found.session].calls
+        assert found.id in [one.id for one in client.subscriptions()]
+        kept = client.describe_durable(topic, "billing").consumer
+        assert kept is not None
+        assert kept.subscription == by_durable["billing"].id
+        assert kept.position.startswith(client.status().journal_epoch)
+        assert client.durables(topic)[0].consumer is not None
+
+        client.end_subscription(found.id)
+
+        assert reason_of(lambda: next(iter(plain))) == "ACCESS_CHANGED"
+        until(lambda: len(client.subscriptions(topic)) == 1, 30, "one is left")
+        assert reason_of(lambda: client.end_subscription(found.id)) == "INVALID_ARGUMENT"
+        assert consumer.gap is None
+    until(lambda: not client.subscriptions(topic), 30, "none is left")
+    assert client.describe_durable(topic, "billing").consumer is None
+
+
 def test_settings_of_the_file_belong_to_the_file(client: Client) -> None:
     assert client.describe_topic("orders").set_in_config
     assert reason_of(lambda: client.alter_topic("orders", expiration="1s")) == "SET_IN_CONFIG"

@@ -275,6 +275,12 @@ ADMIN_CASES: Final = (
     Case("AdminService.DescribeInstance", _constant(admin_pb2.DescribeInstanceRequest())),
     Case("AdminService.GetExpiryHorizon", _constant(admin_pb2.GetExpiryHorizonRequest(topic="orders"))),
     Case("AdminService.GetExpiryHorizon", _constant(admin_pb2.GetExpiryHorizonRequest()), "of all topics"),
+    Case("AdminService.ListSubscriptions", _constant(admin_pb2.ListSubscriptionsRequest())),
+    Case(
+        "AdminService.EndSubscription",
+        _constant(admin_pb2.EndSubscriptionRequest(id="none")),
+        fails="INVALID_ARGUMENT",  # there is none of this id
+    ),
     Case("AdminService.AcceptClock", _constant(admin_pb2.AcceptClockRequest())),
     Case("AdminService.Compact", _constant(admin_pb2.CompactRequest())),
     Case("AdminService.SetPolicy", _constant(admin_pb2.SetPolicyRequest(policy=policy("set")))),

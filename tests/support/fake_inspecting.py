@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sow_client import ExpiryHorizon
+from sow_client import ActiveSubscription, CallerSession, ExpiryHorizon
 from tests.support.fake_retention import FakeRetention
 
 
@@ -14,6 +14,8 @@ class FakeInspecting(FakeRetention):
     def __init__(self) -> None:
         super().__init__()
         self.horizon: ExpiryHorizon | None = None
+        self.callers: list[CallerSession] = []
+        self.active: list[ActiveSubscription] = []
 
     def expiry_horizon(
         self, topic: str | None = None, spans: Sequence[object] = (), *, exact: bool = False
@@ -21,3 +23,18 @@ class FakeInspecting(FakeRetention):
         self._called("expiry_horizon", topic=topic, spans=tuple(spans), exact=exact)
         assert self.horizon is not None, "a test sets it"
         return self.horizon
+
+    def sessions(self) -> list[CallerSession]:
+        self._called("sessions")
+        return self.callers
+
+    def end_session(self, id: str) -> int:  # noqa: A002 - as the real one
+        self._called("end_session", id=id)
+        return 2
+
+    def subscriptions(self, topic: str | None = None) -> list[ActiveSubscription]:
+        self._called("subscriptions", topic=topic)
+        return self.active
+
+    def end_subscription(self, id: str) -> None:  # noqa: A002 - as the real one
+        self._called("end_subscription", id=id)

@@ -36,6 +36,7 @@ from sow_server.services.admin_service import AdminService
 from sow_server.services.admission import Admission
 from sow_server.services.errors import status
 from sow_server.services.exporting import ServedExport
+from sow_server.services.followers import Followers
 from sow_server.services.health_service import HealthService
 from sow_server.services.load_service import LoadService
 from sow_server.services.loading import Loading
@@ -110,6 +111,7 @@ class GuardedParts:
         reading, owned = reading_of(store), OwnedDurables(store.durables)
         changes = Submissions(store.commits, store.topics, links)
         processes = no_reader_processes(store, clock, self.rig.path.parent / "none")
+        followers = Followers(clock.now_micros)
         sow = SowService(
             reading,
             store.commits,
@@ -122,6 +124,7 @@ class GuardedParts:
             durability=Durability.FSYNC,
             dynamic_topics=False,
             owned=owned,
+            followers=followers,
         )
         admin = AdminService(
             reading,
@@ -138,6 +141,7 @@ class GuardedParts:
             row_limits=store.replicas.changes.limits,
             totals=lambda: (0, 0),
             owned=owned,
+            followers=followers,
             healthy=self.healthy,
             instance="here",
             cluster="",

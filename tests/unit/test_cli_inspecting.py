@@ -1,12 +1,13 @@
-"""`sow due`, against a fake client."""
+"""`sow due` and `sow sessions`, against a fake client."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from sow_client import ExpiryHorizon, TopicDue
+from sow_client import ActiveSubscription, DurableConsumer, ExpiryHorizon, TopicDue
 from tests.support.commands import client, rows, run
 from tests.support.fake_client import FakeClient
 
@@ -43,3 +44,33 @@ def test_due_tells_up_to_when_it_has_counted(client: FakeClient) -> None:
     client.horizon = ExpiryHorizon(NOW, SPANS, (), NOW + timedelta(minutes=10))
     assert "counted up to 2030-01-31 12:10:00Z" in run(client, "due").stderr
     assert run(client, "due", "--within", "soon").exit_code == 2
+
+
+def test_sessions_list_subscriptions_and_end_one(client: FakeClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    one = ActiveSubscription(
+        "u4", "s2", "desk", "ipv4:1.2.3.4:5", NOW, "", "ord.*", "/px > 2", "", "4f9d.12", behind=True, queued_bytes=2048
+    )
+    client.active = [one, replace(one, id="u5", topic="orders", topic_pattern="", durable="billing")]
+
+    listed = rows(run(client, "sessions", "--subscriptions"))
+    table = run(client, "sessions", "--subscriptions", "--topic", "orders", "--format", "table").stdout
+
+    assert (listed[0]["topic_pattern"], listed[0]["filter"], listed[0]["queued_bytes"]) == ("ord.*", "/px > 2", 2048)
+    assert (listed[1]["topic"], listed[1]["durable"], listed[1]["session"]) == ("orders", "billing", "s2")
+    assert "ord.*" in table
+    assert client.arguments_of("subscriptions") == {"topic": "orders"}
+    assert rows(run(client, "sessions", "--end", "u4")) == [{"ended_calls": 1}]
+    assert client.arguments_of("end_subscription") == {"id": "u4"}
+    assert rows(run(client, "sessions", "--end", "s2")) == [{"ended_calls": 2}]
+    assert run(client, "sessions", "--topic", "orders").exit_code == 2
+
+
+def test_durables_name_their_consumer(client: FakeClient) -> None:
+    client.keep("orders", "billing")
+    kept = client.kept["orders", "billing"]
+    consumer = DurableConsumer("u5", "desk", "ipv4:10.0.0.7:5", NOW, "4f9d.12", behind=False, queued_bytes=0)
+    assert "consumer" not in rows(run(client, "durable", "describe", "orders", "billing"))[0]
+    client.kept["orders", "billing"] = replace(kept, attached=True, consumer=consumer)
+    found = rows(run(client, "durable", "describe", "orders", "billing"))[0]
+    assert (found["consumer"], found["consumer_address"]) == ("desk", "ipv4:10.0.0.7:5")

@@ -23,7 +23,7 @@ from sow_client import (
 
 PUBLIC = {
     "AccessDecision",
-    "CallerSession", "ExpiryHorizon", "History", "PastChange", "TopicDue",
+    "CallerSession", "ActiveSubscription", "DurableConsumer", "ExpiryHorizon", "History", "PastChange", "TopicDue",
     "Identity",
     "Key",
     "Token",

@@ -419,6 +419,8 @@ REQUESTS: Final[dict[str, list[Request]]] = {
         plain(topic="elsewhere"),
         plain(topic="absent"),
     ],
+    "ListSubscriptions": [plain(), orders()],
+    "EndSubscription": [plain(id="u1")],
     "AcceptClock": [plain()],
     "Compact": [plain()],
     "SetPolicy": [plain(policy={"name": "p", "pattern": ".*"})],

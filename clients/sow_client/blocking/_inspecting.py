@@ -1,5 +1,5 @@
 # Generated from aio/_inspecting.py by clients/generate_blocking.py. Change that file, then run `make client`.
-"""Looking at a server: the history of a key, the records that fall due."""
+"""Looking at a server: the history of a key, the records that fall due, the subscriptions under way."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from collections.abc import Iterable
 
 import grpc
 
+from sow.v1 import admin_pb2
 from sow_client import _history, _inspection, _statuses
 from sow_client._history import History
-from sow_client._inspection import ExpiryHorizon
+from sow_client._inspection import ActiveSubscription, ExpiryHorizon
 from sow_client._records import Ttl
 from sow_client.blocking._calls import Calls
 
 
 class Inspecting(Calls):
-    """The calls that look, and change nothing."""
+    """The calls that look, and those that end what was found."""
 
     def history(self, topic: str, key: str, *, entries_max: int = 100, upto: str | None = None) -> History:
         """The changes of a key that the journal still has, the newest first, across deletes and expiries (rule S9): at
@@ -46,3 +47,13 @@ class Inspecting(Calls):
         """
         request = _inspection.horizon_request(topic, spans, exact=exact)
         return _inspection.horizon(self._call(self._admin.GetExpiryHorizon, request))
+
+    def subscriptions(self, topic: str | None = None) -> list[ActiveSubscription]:
+        """The subscriptions under way at the server, or those of a topic, in the order of their begin."""
+        request = admin_pb2.ListSubscriptionsRequest(topic=topic or "")
+        response = self._call(self._admin.ListSubscriptions, request)
+        return [_inspection.subscription(message) for message in response.subscriptions]
+
+    def end_subscription(self, id: str) -> None:  # noqa: A002 - the name that subscriptions() shows
+        """Ends a subscription with ACCESS_CHANGED. Its client may subscribe again; `subscribe` does so by itself."""
+        self._call(self._admin.EndSubscription, admin_pb2.EndSubscriptionRequest(id=id), once=True)

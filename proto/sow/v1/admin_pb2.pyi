@@ -1152,6 +1152,161 @@ class TopicHorizon(_message.Message):
 Global___TopicHorizon: _TypeAlias = TopicHorizon  # noqa: Y015
 
 @_typing.final
+class ListSubscriptionsRequest(_message.Message):
+    """A request for the subscriptions that are under way."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    """Only those of this topic. Empty: all, also those to patterns of topics."""
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListSubscriptionsRequest: _TypeAlias = ListSubscriptionsRequest  # noqa: Y015
+
+@_typing.final
+class ListSubscriptionsResponse(_message.Message):
+    """The subscriptions that are under way."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SUBSCRIPTIONS_FIELD_NUMBER: _builtins.int
+    HEAD_BOOKMARK_FIELD_NUMBER: _builtins.int
+    head_bookmark: _builtins.str
+    """The last position of the journal, to compare their positions with."""
+    @_builtins.property
+    def subscriptions(self) -> _containers.RepeatedCompositeFieldContainer[Global___ActiveSubscription]:
+        """In the order of their begin."""
+
+    def __init__(
+        self,
+        *,
+        subscriptions: _abc.Iterable[Global___ActiveSubscription] | None = ...,
+        head_bookmark: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["head_bookmark", b"head_bookmark", "subscriptions", b"subscriptions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListSubscriptionsResponse: _TypeAlias = ListSubscriptionsResponse  # noqa: Y015
+
+@_typing.final
+class ActiveSubscription(_message.Message):
+    """A subscription that is under way."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    SESSION_FIELD_NUMBER: _builtins.int
+    IDENTITY_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    SINCE_MICROS_FIELD_NUMBER: _builtins.int
+    TOPIC_FIELD_NUMBER: _builtins.int
+    TOPIC_PATTERN_FIELD_NUMBER: _builtins.int
+    FILTER_FIELD_NUMBER: _builtins.int
+    DURABLE_FIELD_NUMBER: _builtins.int
+    POSITION_FIELD_NUMBER: _builtins.int
+    BEHIND_FIELD_NUMBER: _builtins.int
+    QUEUED_BYTES_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    """Names it until it ends, such as "u12"."""
+    session: _builtins.str
+    """The session of its caller, as in AccessService.ListSessions."""
+    identity: _builtins.str
+    """The caller's identity; empty on a server without an access file."""
+    address: _builtins.str
+    """The address of the connection, as gRPC tells it."""
+    since_micros: _builtins.int
+    """When it began."""
+    topic: _builtins.str
+    """The topic; empty for a pattern."""
+    topic_pattern: _builtins.str
+    """The pattern of topics; empty for one topic."""
+    filter: _builtins.str
+    """Its filter, as it was given."""
+    durable: _builtins.str
+    """The durable that it consumes; empty: none."""
+    position: _builtins.str
+    """Everything up to here has been sent. It also rises with each Progress."""
+    behind: _builtins.bool
+    """true: it is served from the journal, as it began in the past or could not keep up."""
+    queued_bytes: _builtins.int
+    """Bytes of the changes that wait to be sent."""
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        session: _builtins.str = ...,
+        identity: _builtins.str = ...,
+        address: _builtins.str = ...,
+        since_micros: _builtins.int = ...,
+        topic: _builtins.str = ...,
+        topic_pattern: _builtins.str = ...,
+        filter: _builtins.str = ...,
+        durable: _builtins.str = ...,
+        position: _builtins.str = ...,
+        behind: _builtins.bool = ...,
+        queued_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "behind", b"behind", "durable", b"durable", "filter", b"filter", "id", b"id", "identity", b"identity", "position", b"position", "queued_bytes", b"queued_bytes", "session", b"session", "since_micros", b"since_micros", "topic", b"topic", "topic_pattern", b"topic_pattern"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ActiveSubscription: _TypeAlias = ActiveSubscription  # noqa: Y015
+
+@_typing.final
+class EndSubscriptionRequest(_message.Message):
+    """A request to end a subscription."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    """Its id."""
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EndSubscriptionRequest: _TypeAlias = EndSubscriptionRequest  # noqa: Y015
+
+@_typing.final
+class EndSubscriptionResponse(_message.Message):
+    """The subscription ends."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EndSubscriptionResponse: _TypeAlias = EndSubscriptionResponse  # noqa: Y015
+
+@_typing.final
 class AcceptClockRequest(_message.Message):
     """Confirms that the wall clock is right."""
 
@@ -1578,6 +1733,7 @@ class Durable(_message.Message):
     FIGURES_FIELD_NUMBER: _builtins.int
     REPLICATED_FIELD_NUMBER: _builtins.int
     CONSUMER_AT_FIELD_NUMBER: _builtins.int
+    CONSUMER_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """The topic's name."""
     name: _builtins.str
@@ -1610,6 +1766,12 @@ class Durable(_message.Message):
     def figures(self) -> Global___DurableFigures:
         """Its figures. Set in ListDurables only on request."""
 
+    @_builtins.property
+    def consumer(self) -> Global___DurableConsumer:
+        """The consumer that is attached here. Unset: none is, or the caller may not know it: it is another identity's, and the
+        caller lacks `observe`.
+        """
+
     def __init__(
         self,
         *,
@@ -1625,14 +1787,61 @@ class Durable(_message.Message):
         figures: Global___DurableFigures | None = ...,
         replicated: _builtins.bool = ...,
         consumer_at: _builtins.str = ...,
+        consumer: Global___DurableConsumer | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "figures", b"figures", "last_use_time", b"last_use_time", "settings", b"settings"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["consumer", b"consumer", "create_time", b"create_time", "figures", b"figures", "last_use_time", b"last_use_time", "settings", b"settings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledged", b"acknowledged", "attached", b"attached", "consumer_at", b"consumer_at", "create_time", b"create_time", "earliest", b"earliest", "figures", b"figures", "filter", b"filter", "last_use_time", b"last_use_time", "name", b"name", "replicated", b"replicated", "settings", b"settings", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledged", b"acknowledged", "attached", b"attached", "consumer", b"consumer", "consumer_at", b"consumer_at", "create_time", b"create_time", "earliest", b"earliest", "figures", b"figures", "filter", b"filter", "last_use_time", b"last_use_time", "name", b"name", "replicated", b"replicated", "settings", b"settings", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Durable: _TypeAlias = Durable  # noqa: Y015
+
+@_typing.final
+class DurableConsumer(_message.Message):
+    """A consumer of a durable subscription."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SUBSCRIPTION_FIELD_NUMBER: _builtins.int
+    IDENTITY_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    SINCE_MICROS_FIELD_NUMBER: _builtins.int
+    POSITION_FIELD_NUMBER: _builtins.int
+    BEHIND_FIELD_NUMBER: _builtins.int
+    QUEUED_BYTES_FIELD_NUMBER: _builtins.int
+    subscription: _builtins.str
+    """Its subscription, as in ListSubscriptions."""
+    identity: _builtins.str
+    """Its identity; empty on a server without an access file."""
+    address: _builtins.str
+    """The address of its connection, as gRPC tells it."""
+    since_micros: _builtins.int
+    """When it attached."""
+    position: _builtins.str
+    """Everything up to here has been handed over. Empty, as the next two, for a caller that may see a part of the topic."""
+    behind: _builtins.bool
+    """true: it is served from the journal."""
+    queued_bytes: _builtins.int
+    """Bytes of the changes that wait to be handed over."""
+    def __init__(
+        self,
+        *,
+        subscription: _builtins.str = ...,
+        identity: _builtins.str = ...,
+        address: _builtins.str = ...,
+        since_micros: _builtins.int = ...,
+        position: _builtins.str = ...,
+        behind: _builtins.bool = ...,
+        queued_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "behind", b"behind", "identity", b"identity", "position", b"position", "queued_bytes", b"queued_bytes", "since_micros", b"since_micros", "subscription", b"subscription"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DurableConsumer: _TypeAlias = DurableConsumer  # noqa: Y015
 
 @_typing.final
 class DurableFigures(_message.Message):

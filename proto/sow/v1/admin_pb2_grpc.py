@@ -85,6 +85,16 @@ class AdminServiceStub(object):
                 request_serializer=sow_dot_v1_dot_admin__pb2.GetExpiryHorizonRequest.SerializeToString,
                 response_deserializer=sow_dot_v1_dot_admin__pb2.GetExpiryHorizonResponse.FromString,
                 _registered_method=True)
+        self.ListSubscriptions = channel.unary_unary(
+                '/sow.v1.AdminService/ListSubscriptions',
+                request_serializer=sow_dot_v1_dot_admin__pb2.ListSubscriptionsRequest.SerializeToString,
+                response_deserializer=sow_dot_v1_dot_admin__pb2.ListSubscriptionsResponse.FromString,
+                _registered_method=True)
+        self.EndSubscription = channel.unary_unary(
+                '/sow.v1.AdminService/EndSubscription',
+                request_serializer=sow_dot_v1_dot_admin__pb2.EndSubscriptionRequest.SerializeToString,
+                response_deserializer=sow_dot_v1_dot_admin__pb2.EndSubscriptionResponse.FromString,
+                _registered_method=True)
         self.AcceptClock = channel.unary_unary(
                 '/sow.v1.AdminService/AcceptClock',
                 request_serializer=sow_dot_v1_dot_admin__pb2.AcceptClockRequest.SerializeToString,
@@ -248,6 +258,20 @@ class AdminServiceServicer(object):
 
     def GetExpiryHorizon(self, request, context):
         """Counts the records that fall due in each of several spans of time, by topic (rule L22).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListSubscriptions(self, request, context):
+        """Lists the subscriptions that are under way, also those of consumers of durables.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def EndSubscription(self, request, context):
+        """Ends one subscription with ACCESS_CHANGED. Its client may subscribe again; the Python clients do so by themselves.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -431,6 +455,16 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.GetExpiryHorizon,
                     request_deserializer=sow_dot_v1_dot_admin__pb2.GetExpiryHorizonRequest.FromString,
                     response_serializer=sow_dot_v1_dot_admin__pb2.GetExpiryHorizonResponse.SerializeToString,
+            ),
+            'ListSubscriptions': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListSubscriptions,
+                    request_deserializer=sow_dot_v1_dot_admin__pb2.ListSubscriptionsRequest.FromString,
+                    response_serializer=sow_dot_v1_dot_admin__pb2.ListSubscriptionsResponse.SerializeToString,
+            ),
+            'EndSubscription': grpc.unary_unary_rpc_method_handler(
+                    servicer.EndSubscription,
+                    request_deserializer=sow_dot_v1_dot_admin__pb2.EndSubscriptionRequest.FromString,
+                    response_serializer=sow_dot_v1_dot_admin__pb2.EndSubscriptionResponse.SerializeToString,
             ),
             'AcceptClock': grpc.unary_unary_rpc_method_handler(
                     servicer.AcceptClock,
@@ -794,6 +828,60 @@ class AdminService(object):
             '/sow.v1.AdminService/GetExpiryHorizon',
             sow_dot_v1_dot_admin__pb2.GetExpiryHorizonRequest.SerializeToString,
             sow_dot_v1_dot_admin__pb2.GetExpiryHorizonResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListSubscriptions(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sow.v1.AdminService/ListSubscriptions',
+            sow_dot_v1_dot_admin__pb2.ListSubscriptionsRequest.SerializeToString,
+            sow_dot_v1_dot_admin__pb2.ListSubscriptionsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def EndSubscription(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sow.v1.AdminService/EndSubscription',
+            sow_dot_v1_dot_admin__pb2.EndSubscriptionRequest.SerializeToString,
+            sow_dot_v1_dot_admin__pb2.EndSubscriptionResponse.FromString,
             options,
             channel_credentials,
             insecure,

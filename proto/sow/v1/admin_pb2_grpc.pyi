@@ -57,6 +57,10 @@ class AdminServiceStub:
     """
     GetExpiryHorizon: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetExpiryHorizonRequest, _admin_pb2.GetExpiryHorizonResponse]
     """Counts the records that fall due in each of several spans of time, by topic (rule L22)."""
+    ListSubscriptions: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListSubscriptionsRequest, _admin_pb2.ListSubscriptionsResponse]
+    """Lists the subscriptions that are under way, also those of consumers of durables."""
+    EndSubscription: _grpc.UnaryUnaryMultiCallable[_admin_pb2.EndSubscriptionRequest, _admin_pb2.EndSubscriptionResponse]
+    """Ends one subscription with ACCESS_CHANGED. Its client may subscribe again; the Python clients do so by themselves."""
     AcceptClock: _grpc.UnaryUnaryMultiCallable[_admin_pb2.AcceptClockRequest, _admin_pb2.AcceptClockResponse]
     """Confirms that the wall clock is right after a jump: sweeping resumes at the wall clock (rule L15)."""
     Compact: _grpc.UnaryUnaryMultiCallable[_admin_pb2.CompactRequest, _admin_pb2.CompactResponse]
@@ -123,6 +127,10 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """
     GetExpiryHorizon: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetExpiryHorizonRequest, _admin_pb2.GetExpiryHorizonResponse]  # type: ignore[assignment]
     """Counts the records that fall due in each of several spans of time, by topic (rule L22)."""
+    ListSubscriptions: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListSubscriptionsRequest, _admin_pb2.ListSubscriptionsResponse]  # type: ignore[assignment]
+    """Lists the subscriptions that are under way, also those of consumers of durables."""
+    EndSubscription: _aio.UnaryUnaryMultiCallable[_admin_pb2.EndSubscriptionRequest, _admin_pb2.EndSubscriptionResponse]  # type: ignore[assignment]
+    """Ends one subscription with ACCESS_CHANGED. Its client may subscribe again; the Python clients do so by themselves."""
     AcceptClock: _aio.UnaryUnaryMultiCallable[_admin_pb2.AcceptClockRequest, _admin_pb2.AcceptClockResponse]  # type: ignore[assignment]
     """Confirms that the wall clock is right after a jump: sweeping resumes at the wall clock (rule L15)."""
     Compact: _aio.UnaryUnaryMultiCallable[_admin_pb2.CompactRequest, _admin_pb2.CompactResponse]  # type: ignore[assignment]
@@ -246,6 +254,22 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.GetExpiryHorizonResponse, _abc.Awaitable[_admin_pb2.GetExpiryHorizonResponse]]:
         """Counts the records that fall due in each of several spans of time, by topic (rule L22)."""
+
+    @_abc_1.abstractmethod
+    def ListSubscriptions(
+        self,
+        request: _admin_pb2.ListSubscriptionsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ListSubscriptionsResponse, _abc.Awaitable[_admin_pb2.ListSubscriptionsResponse]]:
+        """Lists the subscriptions that are under way, also those of consumers of durables."""
+
+    @_abc_1.abstractmethod
+    def EndSubscription(
+        self,
+        request: _admin_pb2.EndSubscriptionRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.EndSubscriptionResponse, _abc.Awaitable[_admin_pb2.EndSubscriptionResponse]]:
+        """Ends one subscription with ACCESS_CHANGED. Its client may subscribe again; the Python clients do so by themselves."""
 
     @_abc_1.abstractmethod
     def AcceptClock(
