@@ -30,7 +30,7 @@ from sow_server.filters.restriction import UNRESTRICTED
 from sow_server.services import convert
 from sow_server.services.followers import Followers
 from sow_server.services.health_service import HealthService
-from sow_server.services.inspection import InspectionService
+from sow_server.services.inspection_service import InspectionService
 from sow_server.services.ownership import OwnedDurables
 from sow_server.services.reading import StoreReading
 from sow_server.services.replication import Links
