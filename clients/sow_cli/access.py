@@ -148,9 +148,7 @@ def new(out: Path) -> None:
 
 
 @click.command(short_help="List the callers with calls under way, or end one's.")
-@click.option(
-    "--subscriptions", is_flag=True, help="List the subscriptions under way."
-)
+@click.option("--subscriptions", is_flag=True, help="List the subscriptions under way.")
 @click.option("--topic", metavar="TOPIC", help="With --subscriptions: only those of this topic.")
 @click.option("--end", metavar="ID", help="End the calls of this session, or this subscription.")
 @output_option

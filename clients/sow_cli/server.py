@@ -8,7 +8,7 @@ from typing import Final
 import click
 
 from sow.version import __version__
-from sow_cli import display
+from sow_cli import arguments, display, watched
 from sow_cli.output import Fact, Output, moment, output_option, progress
 from sow_cli.session import Session
 from sow_client import SowError, Status
@@ -30,17 +30,33 @@ def show_versions(session: Session) -> None:
 
 
 @click.command()
+@click.option("--watch", is_flag=True, help="Show figures again and again: rates by topic, queues, lags.")
+@click.option(
+    "--interval",
+    type=arguments.duration,
+    default="1s",
+    show_default=True,
+    metavar="DURATION",
+    help="With --watch: the time between two lines.",
+)
 @output_option
 @click.pass_obj
-def status(session: Session, output: Output) -> None:
+def status(session: Session, output: Output, watch: bool, interval: str) -> None:
     """Show the state of the server.
 
+    With --watch a line comes each second, until Ctrl-C: changes and expiries in a second, requests that wait for the
+    writer, subscriptions, those that read the journal, the greatest lag of a peer, and the busiest topics.
+
     \b
-    Example:
+    Examples:
       sow status
+      sow status --watch --interval 5s
     """
     with session.client() as client:
-        output.one(_facts(client.status()))
+        if watch:
+            watched.show(client, output, interval)
+        else:
+            output.one(_facts(client.status()))
 
 
 @click.command(short_help="Show which instance answers.")

@@ -26,7 +26,7 @@ from sow_client._durable import AsyncDurableSubscription, DurableSubscription
 from sow_client._exports import Export
 from sow_client._failover import FailoverPublish, Instance
 from sow_client._history import History, PastChange
-from sow_client._inspection import ActiveSubscription, ExpiryHorizon, TopicDue
+from sow_client._inspection import ActiveSubscription, ExpiryHorizon, Figures, LinkFigures, TopicDue, TopicFigures
 from sow_client._keys import Key
 from sow_client._live_view import AsyncLiveView, LiveView
 from sow_client._loads import AsyncLoadStager, Load, LoadFigures, LoadInfo, LoadPart, LoadProgress, LoadStager
@@ -181,6 +181,7 @@ __all__ = [
     "Export",
     "FailedPrecondition",
     "FailoverPublish",
+    "Figures",
     "Gap",
     "History",
     "Identity",
@@ -193,6 +194,7 @@ __all__ = [
     "Lease",
     "LeaseLost",
     "LifetimeIgnoredWarning",
+    "LinkFigures",
     "LinkTopic",
     "LiveView",
     "Load",
@@ -240,6 +242,7 @@ __all__ = [
     "Topic",
     "TopicChecked",
     "TopicDue",
+    "TopicFigures",
     "TopicSettings",
     "TopicSettingsArguments",
     "TopicStatistics",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from sow.v1 import admin_pb2
-from sow_client._records import Ttl, datetime_of, ttl_micros
+from sow_client._records import Ttl, datetime_of, invalid, ttl_micros
 
 # ---- the expiry horizon ----
 
@@ -113,4 +113,95 @@ def subscription(message: admin_pb2.ActiveSubscription) -> ActiveSubscription:
         message.position,
         message.behind,
         message.queued_bytes,
+    )
+
+
+# ---- figures ----
+
+
+@dataclass(frozen=True, slots=True)
+class TopicFigures:
+    """Figures of one topic."""
+
+    topic: str
+    records: int
+    """Stored records, overdue ones included."""
+    record_bytes: int
+    journal_entries: int
+    changes_per_second: float
+    """Of its journal; 0 without one."""
+    bytes_per_second: float
+
+
+@dataclass(frozen=True, slots=True)
+class LinkFigures:
+    """Figures of one link on which the server sends."""
+
+    peer: str
+    state: str
+    lag_sequences: int
+    lag: timedelta
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Figures of a server at one moment. Rates are averages since the last figures, and 0 in the first ones."""
+
+    as_of: datetime
+    elapsed: timedelta
+    """Since the last figures; 0: these are the first."""
+    last_sequence: int
+    changes_per_second: float
+    expired_per_second: float
+    queued_requests: int
+    """Requests that wait for the writer."""
+    queued_bytes: int
+    overdue_records: int
+    subscriptions: int
+    subscriptions_behind: int
+    """Those that are served from the journal."""
+    subscriptions_queued_bytes: int
+    topics_total: int
+    topics: tuple[TopicFigures, ...]
+    """Those with the most changes, first."""
+    links: tuple[LinkFigures, ...]
+
+
+def watch_request(interval: Ttl, topics_max: int) -> admin_pb2.WatchFiguresRequest:
+    """The request for figures."""
+    if topics_max < 1:
+        raise invalid("topics_max", f"{topics_max} is not above 0")
+    return admin_pb2.WatchFiguresRequest(interval_micros=ttl_micros(interval, "interval"), topics_max=topics_max)
+
+
+def figures(response: admin_pb2.WatchFiguresResponse) -> Figures:
+    """The figures."""
+    return Figures(
+        datetime_of(response.as_of_micros),
+        timedelta(microseconds=response.elapsed_micros),
+        response.last_sequence,
+        response.changes_per_second,
+        response.expired_per_second,
+        response.queued_requests,
+        response.queued_bytes,
+        response.overdue_records,
+        response.subscriptions,
+        response.subscriptions_behind,
+        response.subscriptions_queued_bytes,
+        response.topics_total,
+        tuple(
+            TopicFigures(
+                one.topic,
+                one.records,
+                one.record_bytes,
+                one.journal_entries,
+                one.changes_per_second,
+                one.bytes_per_second,
+            )
+            for one in response.topics
+        ),
+        tuple(
+            LinkFigures(one.peer, one.state, one.lag_sequences, timedelta(microseconds=one.lag_micros))
+            for one in response.links
+        ),
     )

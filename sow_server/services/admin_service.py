@@ -75,19 +75,16 @@ class AdminService(InspectionService):
     ) -> None:
         """`row_limits`: the limits that `CheckTopic` checks rows against. `totals`: topics, and their stored
         records."""
-        super().__init__(reading, commits, followers, readers)
+        super().__init__(reading, commits, followers, readers, links, healthy, clock)
         self._administration = administration
         self._durables = durables
         self._durable_commits = durable_commits
         self._upkeep = upkeep
         self._row_limits = row_limits
         self._consumers = consumers
-        self._clock = clock
         self._changes = changes
         self._totals = totals
         self._owned = owned
-        self._links = links
-        self._healthy = healthy
         self._instance = instance
         self._cluster = cluster
         self._version = version

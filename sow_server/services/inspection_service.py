@@ -1,25 +1,54 @@
-"""The part of `sow.v1.AdminService` that looks at a running server: what falls due, who follows what."""
+"""The part of `sow.v1.AdminService` that looks at a running server: what falls due, who follows what, figures."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncGenerator
 from concurrent.futures import Executor
+from contextlib import suppress
+from typing import Final
 
 from sow.v1 import admin_pb2
 from sow_server.access.caller import Call
 from sow_server.engine.commit.commits import Commits
+from sow_server.engine.values.clock import GuardedClock
+from sow_server.engine.values.model import MICROS
 from sow_server.services import horizons
+from sow_server.services.convert import invalid
+from sow_server.services.figures import Figures, FigureSource
 from sow_server.services.followers import Followers
+from sow_server.services.health_service import HealthService
 from sow_server.services.reading import StoreReading
+from sow_server.services.replication import Links
+
+INTERVAL_MICROS: Final = MICROS
+INTERVAL_MICROS_MIN: Final = MICROS // 10
+INTERVAL_MICROS_MAX: Final = 3_600 * MICROS
+TOPICS: Final = 100
+TOPICS_MAX: Final = 1_000
+OVERDUE_MAX: Final = 100_000
 
 
 class InspectionService:
     """Validates, asks, translates; owns nothing."""
 
-    def __init__(self, reading: StoreReading, commits: Commits, followers: Followers, readers: Executor) -> None:
+    def __init__(
+        self,
+        reading: StoreReading,
+        commits: Commits,
+        followers: Followers,
+        readers: Executor,
+        links: Links,
+        healthy: HealthService,
+        clock: GuardedClock,
+    ) -> None:
         self._reading = reading
         self._commits = commits
         self._followers = followers
         self._readers = readers
+        self._links = links
+        self._healthy = healthy
+        self._clock = clock
 
     async def GetExpiryHorizon(
         self, request: admin_pb2.GetExpiryHorizonRequest, call: Call
@@ -48,3 +77,28 @@ class InspectionService:
         ended = self._followers.end(request.id)
         call.notes.update(subscription=ended.id, ended_identity=ended.call.owner)
         return admin_pb2.EndSubscriptionResponse()
+
+    async def WatchFigures(
+        self, request: admin_pb2.WatchFiguresRequest, call: Call
+    ) -> AsyncGenerator[admin_pb2.WatchFiguresResponse, None]:
+        interval = request.interval_micros or INTERVAL_MICROS
+        if not INTERVAL_MICROS_MIN <= interval <= INTERVAL_MICROS_MAX:
+            raise invalid("interval_micros", "must be between 100 ms and 1 h, or 0 for 1 s")
+        if request.topics_max > TOPICS_MAX:
+            raise invalid("topics_max", f"must be at most {TOPICS_MAX}, or 0 for {TOPICS}")
+        figures = Figures(request.topics_max or TOPICS)
+        loop, cuts = asyncio.get_running_loop(), self._reading.cuts
+        while not self._healthy.is_stopping:  # a call that goes on would delay the stop
+            overdue = await loop.run_in_executor(
+                self._readers, lambda: sum(cuts.overdue_by_topic(at_most=OVERDUE_MAX).values())
+            )
+            source = FigureSource(self._commits, call.topics(), self._followers.of(""), self._links.status().outgoing)
+            yield figures.taken(source, overdue, self._clock.now_micros())
+            await self._pause(interval / MICROS)
+
+    async def _pause(self, seconds: float) -> None:
+        """Waits; a stop of the server ends it."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while not self._healthy.is_stopping:
+                    await self._healthy.changed()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from datetime import timedelta
 from itertools import count
 from typing import Final, assert_type
@@ -592,6 +593,21 @@ def test_subscriptions_are_listed_and_ended(client: Client, topic: str) -> None:
         assert consumer.gap is None
     until(lambda: not client.subscriptions(topic), 30, "none is left")
     assert client.describe_durable(topic, "billing").consumer is None
+
+
+def test_figures_come_again_and_again_with_rates(one_client: Client, topic: str) -> None:
+    one_client.create_topic(topic, key=["/id"])
+    with closing(one_client.watch_figures("100ms", topics_max=1)) as watching:
+        first = next(watching)
+        assert (first.elapsed, first.changes_per_second) == (timedelta(), 0)
+        assert len(first.topics) == 1
+        assert first.topics_total > 1
+        one_client.publish_many(topic, [{"id": number} for number in range(10)])
+        found = next(one for one in watching if one.topics[0].topic == topic and one.changes_per_second > 0)
+        assert found.last_sequence >= first.last_sequence + 10
+        assert found.topics[0].records == 10
+        assert found.topics[0].changes_per_second == pytest.approx(10 / found.elapsed.total_seconds())
+    assert reason_of(lambda: next(one_client.watch_figures("1ms"))) == "INVALID_ARGUMENT"
 
 
 def test_settings_of_the_file_belong_to_the_file(client: Client) -> None:

@@ -281,6 +281,7 @@ ADMIN_CASES: Final = (
         _constant(admin_pb2.EndSubscriptionRequest(id="none")),
         fails="INVALID_ARGUMENT",  # there is none of this id
     ),
+    Case("AdminService.WatchFigures", _constant(admin_pb2.WatchFiguresRequest())),
     Case("AdminService.AcceptClock", _constant(admin_pb2.AcceptClockRequest())),
     Case("AdminService.Compact", _constant(admin_pb2.CompactRequest())),
     Case("AdminService.SetPolicy", _constant(admin_pb2.SetPolicyRequest(policy=policy("set")))),

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from sow_client import ActiveSubscription, CallerSession, ExpiryHorizon
+from sow_client import ActiveSubscription, CallerSession, ExpiryHorizon, Figures
 from tests.support.fake_retention import FakeRetention
 
 
@@ -15,6 +15,7 @@ class FakeInspecting(FakeRetention):
         super().__init__()
         self.horizon: ExpiryHorizon | None = None
         self.callers: list[CallerSession] = []
+        self.figures: list[Figures] = []
         self.active: list[ActiveSubscription] = []
 
     def expiry_horizon(
@@ -38,3 +39,7 @@ class FakeInspecting(FakeRetention):
 
     def end_subscription(self, id: str) -> None:  # noqa: A002 - as the real one
         self._called("end_subscription", id=id)
+
+    def watch_figures(self, interval: object = "1s", *, topics_max: int = 100) -> Iterator[Figures]:
+        self._called("watch_figures", interval=interval, topics_max=topics_max)
+        yield from self.figures

@@ -1,4 +1,4 @@
-"""`sow due` and `sow sessions`, against a fake client."""
+"""`sow due`, `sow sessions` and `sow status --watch`, against a fake client."""
 
 from __future__ import annotations
 
@@ -7,7 +7,15 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from sow_client import ActiveSubscription, DurableConsumer, ExpiryHorizon, TopicDue
+from sow_client import (
+    ActiveSubscription,
+    DurableConsumer,
+    ExpiryHorizon,
+    Figures,
+    LinkFigures,
+    TopicDue,
+    TopicFigures,
+)
 from tests.support.commands import client, rows, run
 from tests.support.fake_client import FakeClient
 
@@ -74,3 +82,25 @@ def test_durables_name_their_consumer(client: FakeClient) -> None:
     client.kept["orders", "billing"] = replace(kept, attached=True, consumer=consumer)
     found = rows(run(client, "durable", "describe", "orders", "billing"))[0]
     assert (found["consumer"], found["consumer_address"]) == ("desk", "ipv4:10.0.0.7:5")
+
+
+def test_status_watched_writes_a_line_for_each_answer(client: FakeClient) -> None:
+    busy = TopicFigures("orders", 10, 100, 20, 1_234.4, 99.0)
+    idle = TopicFigures("plain", 1, 1, 1, 0.0, 0.0)
+    link = LinkFigures("ldn", "streaming", 7, timedelta(milliseconds=1500))
+    first = Figures(NOW, timedelta(), 9, 0.0, 0.0, 1, 2, 3, 4, 1, 5, 2, (idle,), ())
+    second = replace(
+        first, elapsed=timedelta(seconds=1), changes_per_second=1_300.0, topics=(busy, idle), links=(link,)
+    )
+    client.figures = [first, second]
+
+    lines = run(client, "status", "--watch", "--interval", "2s", "--format", "table").stdout.splitlines()
+    listed = rows(run(client, "status", "--watch"))
+
+    assert client.arguments_of("watch_figures")["interval"] == "1s"
+    assert lines[0].split()[:3] == ["time", "changes/s", "expired/s"]
+    assert lines[1].split() == ["12:00:00", "-", "-", "1", "4", "1", "3", "-"]
+    assert lines[2].split() == ["12:00:00", "1,300", "0", "1", "4", "1", "3", "1.5s", "orders", "1,234/s"]
+    assert str(listed[1]["topics"]).startswith("[{'topic': 'orders'")
+    assert listed[1]["links"] == [{"peer": "ldn", "state": "streaming", "lag_sequences": 7, "lag": 1.5}]
+    assert run(client, "status", "--watch", "--format", "csv").exit_code == 2

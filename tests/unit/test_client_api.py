@@ -23,7 +23,8 @@ from sow_client import (
 
 PUBLIC = {
     "AccessDecision",
-    "CallerSession", "ActiveSubscription", "DurableConsumer", "ExpiryHorizon", "History", "PastChange", "TopicDue",
+    "CallerSession", "ActiveSubscription", "DurableConsumer", "ExpiryHorizon", "Figures", "LinkFigures", "TopicFigures",
+    "History", "PastChange", "TopicDue",
     "Identity",
     "Key",
     "Token",

@@ -1,8 +1,9 @@
-"""Looking at a server: the history of a key, the records that fall due, the subscriptions under way."""
+"""Looking at a server: the history of a key, the records that fall due, the subscriptions under way,
+figures."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import AsyncGenerator, Iterable
 
 import grpc
 import grpc.aio
@@ -10,7 +11,7 @@ import grpc.aio
 from sow.v1 import admin_pb2
 from sow_client import _history, _inspection, _statuses, _transport
 from sow_client._history import History
-from sow_client._inspection import ActiveSubscription, ExpiryHorizon
+from sow_client._inspection import ActiveSubscription, ExpiryHorizon, Figures
 from sow_client._records import Ttl
 from sow_client.aio._calls import AsyncCalls
 
@@ -58,3 +59,21 @@ class AsyncInspecting(AsyncCalls):
     async def end_subscription(self, id: str) -> None:  # noqa: A002 - the name that subscriptions() shows
         """Ends a subscription with ACCESS_CHANGED. Its client may subscribe again; `subscribe` does so by itself."""
         await self._call(self._admin.EndSubscription, admin_pb2.EndSubscriptionRequest(id=id), once=True)
+
+    async def watch_figures(self, interval: Ttl = "1s", *, topics_max: int = 100) -> AsyncGenerator[Figures, None]:
+        """Figures of the server: at once, then each time that `interval` has passed (100 ms to 1 h), without end. They
+        name the `topics_max` topics with the most changes. It raises when the connection breaks, and ends when the
+        server stops."""
+        request = _inspection.watch_request(interval, topics_max)
+        await self._transport.await_ready()
+        call = None
+        try:
+            with _transport.unless_closed():
+                call = self._admin.WatchFigures(request)
+                async for response in call:
+                    yield _inspection.figures(response)
+        except grpc.RpcError as error:
+            raise self._transport.failure(error) from error
+        finally:
+            if call is not None:
+                call.cancel()

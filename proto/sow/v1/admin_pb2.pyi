@@ -1307,6 +1307,186 @@ class EndSubscriptionResponse(_message.Message):
 Global___EndSubscriptionResponse: _TypeAlias = EndSubscriptionResponse  # noqa: Y015
 
 @_typing.final
+class WatchFiguresRequest(_message.Message):
+    """A request for figures."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INTERVAL_MICROS_FIELD_NUMBER: _builtins.int
+    TOPICS_MAX_FIELD_NUMBER: _builtins.int
+    interval_micros: _builtins.int
+    """An answer comes each time that this has passed, 100 ms to 1 h. 0: 1 s."""
+    topics_max: _builtins.int
+    """Only the topics whose journal grew most since the last answer, at most so many. 0: 100. At most 1,000."""
+    def __init__(
+        self,
+        *,
+        interval_micros: _builtins.int = ...,
+        topics_max: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["interval_micros", b"interval_micros", "topics_max", b"topics_max"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WatchFiguresRequest: _TypeAlias = WatchFiguresRequest  # noqa: Y015
+
+@_typing.final
+class WatchFiguresResponse(_message.Message):
+    """Figures of the server, of one moment."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AS_OF_MICROS_FIELD_NUMBER: _builtins.int
+    ELAPSED_MICROS_FIELD_NUMBER: _builtins.int
+    LAST_SEQUENCE_FIELD_NUMBER: _builtins.int
+    CHANGES_PER_SECOND_FIELD_NUMBER: _builtins.int
+    EXPIRED_PER_SECOND_FIELD_NUMBER: _builtins.int
+    QUEUED_REQUESTS_FIELD_NUMBER: _builtins.int
+    QUEUED_BYTES_FIELD_NUMBER: _builtins.int
+    OVERDUE_RECORDS_FIELD_NUMBER: _builtins.int
+    SUBSCRIPTIONS_FIELD_NUMBER: _builtins.int
+    SUBSCRIPTIONS_BEHIND_FIELD_NUMBER: _builtins.int
+    SUBSCRIPTIONS_QUEUED_BYTES_FIELD_NUMBER: _builtins.int
+    TOPICS_TOTAL_FIELD_NUMBER: _builtins.int
+    TOPICS_FIELD_NUMBER: _builtins.int
+    LINKS_FIELD_NUMBER: _builtins.int
+    as_of_micros: _builtins.int
+    """The moment, by the server's clock."""
+    elapsed_micros: _builtins.int
+    """The time since the last answer, which rates are averages of. 0 in the first answer, which has no rates."""
+    last_sequence: _builtins.int
+    """The last position of the journal."""
+    changes_per_second: _builtins.float
+    """Changes of all topics in a second, also of those without a journal."""
+    expired_per_second: _builtins.float
+    """Records that expired in a second."""
+    queued_requests: _builtins.int
+    """Requests that wait for the writer, or are under way there."""
+    queued_bytes: _builtins.int
+    """Their bytes."""
+    overdue_records: _builtins.int
+    """Expired records that are not yet removed, counted up to 100,000."""
+    subscriptions: _builtins.int
+    """Subscriptions under way, those of consumers included."""
+    subscriptions_behind: _builtins.int
+    """Those that are served from the journal."""
+    subscriptions_queued_bytes: _builtins.int
+    """Bytes of the changes that wait to be sent to all of them."""
+    topics_total: _builtins.int
+    """Topics that there are."""
+    @_builtins.property
+    def topics(self) -> _containers.RepeatedCompositeFieldContainer[Global___TopicFigures]:
+        """Topics, the ones with the most changes since the last answer first, then by name."""
+
+    @_builtins.property
+    def links(self) -> _containers.RepeatedCompositeFieldContainer[Global___LinkFigures]:
+        """Links on which this instance sends, by the peer's name."""
+
+    def __init__(
+        self,
+        *,
+        as_of_micros: _builtins.int = ...,
+        elapsed_micros: _builtins.int = ...,
+        last_sequence: _builtins.int = ...,
+        changes_per_second: _builtins.float = ...,
+        expired_per_second: _builtins.float = ...,
+        queued_requests: _builtins.int = ...,
+        queued_bytes: _builtins.int = ...,
+        overdue_records: _builtins.int = ...,
+        subscriptions: _builtins.int = ...,
+        subscriptions_behind: _builtins.int = ...,
+        subscriptions_queued_bytes: _builtins.int = ...,
+        topics_total: _builtins.int = ...,
+        topics: _abc.Iterable[Global___TopicFigures] | None = ...,
+        links: _abc.Iterable[Global___LinkFigures] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["as_of_micros", b"as_of_micros", "changes_per_second", b"changes_per_second", "elapsed_micros", b"elapsed_micros", "expired_per_second", b"expired_per_second", "last_sequence", b"last_sequence", "links", b"links", "overdue_records", b"overdue_records", "queued_bytes", b"queued_bytes", "queued_requests", b"queued_requests", "subscriptions", b"subscriptions", "subscriptions_behind", b"subscriptions_behind", "subscriptions_queued_bytes", b"subscriptions_queued_bytes", "topics", b"topics", "topics_total", b"topics_total"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WatchFiguresResponse: _TypeAlias = WatchFiguresResponse  # noqa: Y015
+
+@_typing.final
+class TopicFigures(_message.Message):
+    """Figures of one topic."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    RECORDS_FIELD_NUMBER: _builtins.int
+    RECORD_BYTES_FIELD_NUMBER: _builtins.int
+    JOURNAL_ENTRIES_FIELD_NUMBER: _builtins.int
+    CHANGES_PER_SECOND_FIELD_NUMBER: _builtins.int
+    BYTES_PER_SECOND_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    """Its name."""
+    records: _builtins.int
+    """Stored records, overdue ones included."""
+    record_bytes: _builtins.int
+    """Bytes of their keys and payloads."""
+    journal_entries: _builtins.int
+    """Changes in the retained journal."""
+    changes_per_second: _builtins.float
+    """Changes journaled in a second. 0 without a journal."""
+    bytes_per_second: _builtins.float
+    """Bytes journaled in a second."""
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        records: _builtins.int = ...,
+        record_bytes: _builtins.int = ...,
+        journal_entries: _builtins.int = ...,
+        changes_per_second: _builtins.float = ...,
+        bytes_per_second: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_per_second", b"bytes_per_second", "changes_per_second", b"changes_per_second", "journal_entries", b"journal_entries", "record_bytes", b"record_bytes", "records", b"records", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TopicFigures: _TypeAlias = TopicFigures  # noqa: Y015
+
+@_typing.final
+class LinkFigures(_message.Message):
+    """Figures of one link."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PEER_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    LAG_SEQUENCES_FIELD_NUMBER: _builtins.int
+    LAG_MICROS_FIELD_NUMBER: _builtins.int
+    peer: _builtins.str
+    """The peer's name."""
+    state: _builtins.str
+    """As OutgoingLink.state."""
+    lag_sequences: _builtins.int
+    """Sequences that it has not acknowledged."""
+    lag_micros: _builtins.int
+    """Age of the oldest change that it has not acknowledged. 0: there is none."""
+    def __init__(
+        self,
+        *,
+        peer: _builtins.str = ...,
+        state: _builtins.str = ...,
+        lag_sequences: _builtins.int = ...,
+        lag_micros: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lag_micros", b"lag_micros", "lag_sequences", b"lag_sequences", "peer", b"peer", "state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LinkFigures: _TypeAlias = LinkFigures  # noqa: Y015
+
+@_typing.final
 class AcceptClockRequest(_message.Message):
     """Confirms that the wall clock is right."""
 

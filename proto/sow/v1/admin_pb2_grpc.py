@@ -95,6 +95,11 @@ class AdminServiceStub(object):
                 request_serializer=sow_dot_v1_dot_admin__pb2.EndSubscriptionRequest.SerializeToString,
                 response_deserializer=sow_dot_v1_dot_admin__pb2.EndSubscriptionResponse.FromString,
                 _registered_method=True)
+        self.WatchFigures = channel.unary_stream(
+                '/sow.v1.AdminService/WatchFigures',
+                request_serializer=sow_dot_v1_dot_admin__pb2.WatchFiguresRequest.SerializeToString,
+                response_deserializer=sow_dot_v1_dot_admin__pb2.WatchFiguresResponse.FromString,
+                _registered_method=True)
         self.AcceptClock = channel.unary_unary(
                 '/sow.v1.AdminService/AcceptClock',
                 request_serializer=sow_dot_v1_dot_admin__pb2.AcceptClockRequest.SerializeToString,
@@ -272,6 +277,14 @@ class AdminServiceServicer(object):
 
     def EndSubscription(self, request, context):
         """Ends one subscription with ACCESS_CHANGED. Its client may subscribe again; the Python clients do so by themselves.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WatchFigures(self, request, context):
+        """Streams figures of the server: rates by topic, queues, lags of links. The first answer comes at once; the stream ends
+        when the server stops.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -465,6 +478,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.EndSubscription,
                     request_deserializer=sow_dot_v1_dot_admin__pb2.EndSubscriptionRequest.FromString,
                     response_serializer=sow_dot_v1_dot_admin__pb2.EndSubscriptionResponse.SerializeToString,
+            ),
+            'WatchFigures': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchFigures,
+                    request_deserializer=sow_dot_v1_dot_admin__pb2.WatchFiguresRequest.FromString,
+                    response_serializer=sow_dot_v1_dot_admin__pb2.WatchFiguresResponse.SerializeToString,
             ),
             'AcceptClock': grpc.unary_unary_rpc_method_handler(
                     servicer.AcceptClock,
@@ -882,6 +900,33 @@ class AdminService(object):
             '/sow.v1.AdminService/EndSubscription',
             sow_dot_v1_dot_admin__pb2.EndSubscriptionRequest.SerializeToString,
             sow_dot_v1_dot_admin__pb2.EndSubscriptionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchFigures(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/sow.v1.AdminService/WatchFigures',
+            sow_dot_v1_dot_admin__pb2.WatchFiguresRequest.SerializeToString,
+            sow_dot_v1_dot_admin__pb2.WatchFiguresResponse.FromString,
             options,
             channel_credentials,
             insecure,

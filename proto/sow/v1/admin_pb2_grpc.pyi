@@ -61,6 +61,10 @@ class AdminServiceStub:
     """Lists the subscriptions that are under way, also those of consumers of durables."""
     EndSubscription: _grpc.UnaryUnaryMultiCallable[_admin_pb2.EndSubscriptionRequest, _admin_pb2.EndSubscriptionResponse]
     """Ends one subscription with ACCESS_CHANGED. Its client may subscribe again; the Python clients do so by themselves."""
+    WatchFigures: _grpc.UnaryStreamMultiCallable[_admin_pb2.WatchFiguresRequest, _admin_pb2.WatchFiguresResponse]
+    """Streams figures of the server: rates by topic, queues, lags of links. The first answer comes at once; the stream ends
+    when the server stops.
+    """
     AcceptClock: _grpc.UnaryUnaryMultiCallable[_admin_pb2.AcceptClockRequest, _admin_pb2.AcceptClockResponse]
     """Confirms that the wall clock is right after a jump: sweeping resumes at the wall clock (rule L15)."""
     Compact: _grpc.UnaryUnaryMultiCallable[_admin_pb2.CompactRequest, _admin_pb2.CompactResponse]
@@ -131,6 +135,10 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """Lists the subscriptions that are under way, also those of consumers of durables."""
     EndSubscription: _aio.UnaryUnaryMultiCallable[_admin_pb2.EndSubscriptionRequest, _admin_pb2.EndSubscriptionResponse]  # type: ignore[assignment]
     """Ends one subscription with ACCESS_CHANGED. Its client may subscribe again; the Python clients do so by themselves."""
+    WatchFigures: _aio.UnaryStreamMultiCallable[_admin_pb2.WatchFiguresRequest, _admin_pb2.WatchFiguresResponse]  # type: ignore[assignment]
+    """Streams figures of the server: rates by topic, queues, lags of links. The first answer comes at once; the stream ends
+    when the server stops.
+    """
     AcceptClock: _aio.UnaryUnaryMultiCallable[_admin_pb2.AcceptClockRequest, _admin_pb2.AcceptClockResponse]  # type: ignore[assignment]
     """Confirms that the wall clock is right after a jump: sweeping resumes at the wall clock (rule L15)."""
     Compact: _aio.UnaryUnaryMultiCallable[_admin_pb2.CompactRequest, _admin_pb2.CompactResponse]  # type: ignore[assignment]
@@ -270,6 +278,16 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.EndSubscriptionResponse, _abc.Awaitable[_admin_pb2.EndSubscriptionResponse]]:
         """Ends one subscription with ACCESS_CHANGED. Its client may subscribe again; the Python clients do so by themselves."""
+
+    @_abc_1.abstractmethod
+    def WatchFigures(
+        self,
+        request: _admin_pb2.WatchFiguresRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_admin_pb2.WatchFiguresResponse], _abc.AsyncIterator[_admin_pb2.WatchFiguresResponse]]:
+        """Streams figures of the server: rates by topic, queues, lags of links. The first answer comes at once; the stream ends
+        when the server stops.
+        """
 
     @_abc_1.abstractmethod
     def AcceptClock(

@@ -1,0 +1,65 @@
+"""The figures of `sow status --watch`: a line for each answer of the server, as of vmstat."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from datetime import UTC
+from typing import Final
+
+import click
+import msgspec
+
+from sow_cli import display
+from sow_cli.output import Format, Output
+from sow_client import Client, Figures
+
+HEAD_EVERY: Final = 20
+"""Lines after which the head of the table is written again."""
+TOPICS_SHOWN: Final = 3
+_HEAD: Final = "time      changes/s  expired/s    queue  subscr  behind  overdue      lag  busiest topics"
+
+
+def show(client: Client, output: Output, interval: str) -> None:
+    """Writes the figures, until the server stops."""
+    if output.format not in (Format.TABLE, Format.NDJSON):
+        raise click.UsageError("--watch never ends: use --format table or ndjson")
+    for number, figures in enumerate(client.watch_figures(interval)):
+        if output.format is Format.NDJSON:
+            output.write(_line(figures))
+            continue
+        if number % HEAD_EVERY == 0:
+            click.echo(_HEAD)
+        click.echo(_row(figures))
+
+
+def _line(figures: Figures) -> bytes:
+    found = {
+        **asdict(figures),
+        "as_of": figures.as_of.isoformat(),
+        "elapsed": figures.elapsed.total_seconds(),
+        "links": [{**asdict(link), "lag": link.lag.total_seconds()} for link in figures.links],
+    }
+    return msgspec.json.encode(found) + b"\n"
+
+
+def _row(figures: Figures) -> str:
+    """A line for people. The first one has no rates yet."""
+    first = not figures.elapsed
+    lag = max([link.lag for link in figures.links], default=None)
+    busy = [
+        f"{display.safe(one.topic)} {one.changes_per_second:,.0f}/s"
+        for one in figures.topics[:TOPICS_SHOWN]
+        if one.changes_per_second > 0
+    ]
+    cells = (
+        f"{figures.as_of.astimezone(UTC):%H:%M:%S}",
+        f"{'-' if first else format(figures.changes_per_second, ',.0f'):>10}",
+        f"{'-' if first else format(figures.expired_per_second, ',.0f'):>9}",
+        f"{figures.queued_requests:>7,}",
+        f"{figures.subscriptions:>6,}",
+        f"{figures.subscriptions_behind:>6,}",
+        f"{figures.overdue_records:>7,}",
+        f"{'-' if lag is None else display.exact_duration(lag):>7}",
+        ", ".join(busy),
+    )
+    return "  ".join(cells).rstrip()

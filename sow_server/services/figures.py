@@ -1,0 +1,103 @@
+"""Figures of a running server, and the rates between two of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from sow.v1 import admin_pb2
+from sow_server.engine.catalog.topics import Topic
+from sow_server.engine.commit.commits import Commits
+from sow_server.engine.values.model import MICROS
+from sow_server.services.followers import Follower
+
+
+class FigureSource(NamedTuple):
+    """The things that are counted."""
+
+    commits: Commits
+    topics: Sequence[Topic]
+    followers: Sequence[Follower]
+    links: Sequence[admin_pb2.OutgoingLink]
+
+
+class _Before(NamedTuple):
+    """The counts of the last figures."""
+
+    now_micros: int
+    sequence: int
+    expired: int
+    journaled: dict[int, tuple[int, int]]
+    """Entries and bytes, by the topic's id."""
+
+
+class Figures:
+    """Owns the counts of the last figures."""
+
+    def __init__(self, topics_max: int) -> None:
+        self._topics_max = topics_max
+        self._before: _Before | None = None
+
+    def taken(self, source: FigureSource, overdue: int, now_micros: int) -> admin_pb2.WatchFiguresResponse:
+        """The figures now, with the rates since the last ones."""
+        commits, before = source.commits, self._before
+        requests, queued = commits.queue_depth
+        found = admin_pb2.WatchFiguresResponse(
+            as_of_micros=now_micros,
+            last_sequence=commits.last_sequence,
+            queued_requests=requests,
+            queued_bytes=queued,
+            overdue_records=overdue,
+            subscriptions=len(source.followers),
+            subscriptions_behind=sum(one.source.behind for one in source.followers),
+            subscriptions_queued_bytes=sum(one.source.queued_bytes for one in source.followers),
+            topics_total=len(source.topics),
+            links=[
+                admin_pb2.LinkFigures(
+                    peer=link.peer, state=link.state, lag_sequences=link.lag_sequences, lag_micros=link.lag_micros
+                )
+                for link in sorted(source.links, key=lambda link: link.peer)
+            ],
+        )
+        seconds = 0.0
+        if before is not None:
+            found.elapsed_micros = now_micros - before.now_micros
+            seconds = found.elapsed_micros / MICROS
+        if before is not None and seconds > 0:
+            found.changes_per_second = (commits.last_sequence - before.sequence) / seconds
+            found.expired_per_second = (commits.expired_total - before.expired) / seconds
+        found.topics.extend(self._topics(source.topics, seconds))
+        self._before = _Before(
+            now_micros,
+            commits.last_sequence,
+            commits.expired_total,
+            {topic.id: _journaled(topic) for topic in source.topics},
+        )
+        return found
+
+    def _topics(self, topics: Sequence[Topic], seconds: float) -> list[admin_pb2.TopicFigures]:
+        """The topics with the most changes."""
+        known = {} if self._before is None else self._before.journaled
+        rates: list[tuple[float, float, Topic]] = []
+        for topic in topics:
+            entries, size = _journaled(topic)
+            # A topic that was created meanwhile had none.
+            entries_before, size_before = known.get(topic.id, (0, 0))
+            per = 1 / seconds if seconds > 0 else 0.0
+            rates.append(((entries - entries_before) * per, (size - size_before) * per, topic))
+        rates.sort(key=lambda rate: (-rate[0], rate[2].name))
+        return [
+            admin_pb2.TopicFigures(
+                topic=topic.name,
+                records=topic.statistics.records,
+                record_bytes=topic.statistics.record_bytes,
+                journal_entries=topic.statistics.journal_entries,
+                changes_per_second=changes,
+                bytes_per_second=size,
+            )
+            for changes, size, topic in rates[: self._topics_max]
+        ]
+
+
+def _journaled(topic: Topic) -> tuple[int, int]:
+    return topic.statistics.appended_entries, topic.statistics.appended_bytes
