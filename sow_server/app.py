@@ -34,7 +34,7 @@ from grpc_reflection.v1alpha import reflection
 from sow.v1 import access_pb2, admin_pb2, load_pb2, snapshot_pb2, sow_pb2
 from sow_server import __version__, malloc
 from sow_server.access_control import AccessControl, AccessControlError
-from sow_server.config import Config, ListenerConfig, MetricsConfig, clock_options, store_options
+from sow_server.config import Config, ListenerConfig, MetricsConfig, clock_options, described, store_options
 from sow_server.engine.catalog.topics import Topic, Topics
 from sow_server.engine.commit.pace import CallsUnderWay
 from sow_server.engine.store import Store
@@ -441,6 +441,7 @@ def _services(
         instance=config.server.instance,
         cluster=config.server.cluster,
         version=__version__,
+        settings=described(config),
     )
     snapshot = SnapshotService(reading, store.commits, parts.exports, hub, consumers, readers, owned, processes)
     loads = LoadService(

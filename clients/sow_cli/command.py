@@ -44,6 +44,7 @@ COMMANDS: Final = {
     "status": "server",
     "instance": "server",
     "doctor": "doctor",
+    "config": "configuration",
     "compact": "server",
     "accept-clock": "server",
     "bench": "bench",

@@ -26,7 +26,15 @@ from sow_client._durable import AsyncDurableSubscription, DurableSubscription
 from sow_client._exports import Export
 from sow_client._failover import FailoverPublish, Instance
 from sow_client._history import History, PastChange
-from sow_client._inspection import ActiveSubscription, ExpiryHorizon, Figures, LinkFigures, TopicDue, TopicFigures
+from sow_client._inspection import (
+    ActiveSubscription,
+    ConfigSetting,
+    ExpiryHorizon,
+    Figures,
+    LinkFigures,
+    TopicDue,
+    TopicFigures,
+)
 from sow_client._keys import Key
 from sow_client._live_view import AsyncLiveView, LiveView
 from sow_client._loads import AsyncLoadStager, Load, LoadFigures, LoadInfo, LoadPart, LoadProgress, LoadStager
@@ -165,6 +173,7 @@ __all__ = [
     "ClockAccepted",
     "Compacted",
     "ConditionFailed",
+    "ConfigSetting",
     "DataLoss",
     "DeadlineExceeded",
     "Deleted",

@@ -205,3 +205,29 @@ def figures(response: admin_pb2.WatchFiguresResponse) -> Figures:
             for one in response.links
         ),
     )
+
+
+# ---- the configuration ----
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigSetting:
+    """One setting of a server's configuration."""
+
+    table: str
+    number: int
+    """Of tables that may come several times, such as "server.listeners": which one, from 1. 0: it is there once."""
+    key: str
+    value: str
+    """As TOML. Empty: it is not set, or hidden."""
+    origin: str
+    """ "default", "file" or "command line". """
+    hidden: bool
+    """True: it has a value, which is a secret."""
+
+
+def settings(response: admin_pb2.GetConfigResponse) -> list[ConfigSetting]:
+    """The settings."""
+    return [
+        ConfigSetting(one.table, one.number, one.key, one.value, one.origin, one.hidden) for one in response.settings
+    ]

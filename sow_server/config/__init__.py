@@ -5,11 +5,13 @@ sections   one frozen dataclass per table of the file: every knob with its defau
 file       reading and writing the file
 relations  checks between values
 private    the one check of files that hold secrets
+described  every setting with its origin, without secrets
 options    the options of the store, the clock and the links that follow from a `Config`
 """
 
 from __future__ import annotations
 
+from sow_server.config.described import Setting, described
 from sow_server.config.file import Overrides, check_accepted, load, read_peer, render, warnings
 from sow_server.config.kinds import is_loopback, split_address
 from sow_server.config.options import (
@@ -66,6 +68,7 @@ __all__ = [
     "PeerConfig",
     "ReplicationConfig",
     "ServerConfig",
+    "Setting",
     "StorageConfig",
     "SubscriptionsConfig",
     "SweepConfig",
@@ -73,6 +76,7 @@ __all__ = [
     "TracingConfig",
     "check_accepted",
     "clock_options",
+    "described",
     "host_name",
     "is_loopback",
     "knobs",

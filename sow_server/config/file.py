@@ -78,6 +78,17 @@ class Overrides:
     insecure: bool = False
     authoritative: bool = False
 
+    def places(self) -> Iterator[tuple[str, str]]:
+        """The table and key of each setting that an option sets."""
+        if self.data_dir is not None:
+            yield "server", "data_dir"
+        if self.listen is not None:
+            yield "server", "listen"
+        if self.insecure:
+            yield "server", "insecure"
+        if self.prune_interval is not None:
+            yield "journal", "prune_interval"
+
 
 def load(path: Path | None, overrides: Overrides | None = None) -> Config:
     """The configuration of a file, with the overrides applied. Without a file: the defaults, with dynamic topics.
@@ -91,7 +102,18 @@ def load(path: Path | None, overrides: Overrides | None = None) -> Config:
         tables = parse_toml(path)
     config = _override(reader.config(tables), overrides)
     check_relations(reader.error, config)
-    return config
+    given = {} if path is None else dict.fromkeys(_places(tables), "file")
+    given |= dict.fromkeys(overrides.places(), "command line")
+    return dataclasses.replace(config, given=MappingProxyType(given))
+
+
+def _places(tables: Mapping[str, object], above: str = "") -> Iterator[tuple[str, str]]:
+    """The table and key of each value of a file."""
+    for key, value in tables.items():
+        if isinstance(value, dict):
+            yield from _places(value, f"{above}.{key}" if above else key)
+        else:
+            yield above, key
 
 
 def read_peer(config: Config, given: Mapping[str, object]) -> PeerConfig:

@@ -405,6 +405,8 @@ class Config:
     accept_clock: bool = False
     accept_loss: bool = False
     authoritative: bool = False
+    given: Mapping[tuple[str, str], str] = field(default_factory=lambda: MappingProxyType({}), compare=False)
+    """The origin of each setting that is not a default: "file" or "command line", by table and key."""
 
     @property
     def listeners(self) -> tuple[ListenerConfig, ...]:

@@ -14,6 +14,7 @@ from sow.contract import CONTRACT
 from sow.v1 import admin_pb2, types_pb2
 from sow_server.access.caller import Call
 from sow_server.access.needs import Action
+from sow_server.config import Setting
 from sow_server.engine.administration.administration import Administration
 from sow_server.engine.catalog.topics import Topic, check_name
 from sow_server.engine.commit.commits import Commits
@@ -72,10 +73,11 @@ class AdminService(InspectionService):
         instance: str,
         cluster: str,
         version: str,
+        settings: Sequence[Setting] = (),
     ) -> None:
         """`row_limits`: the limits that `CheckTopic` checks rows against. `totals`: topics, and their stored
         records."""
-        super().__init__(reading, commits, followers, readers, links, healthy, clock)
+        super().__init__(reading, commits, followers, readers, links, healthy, clock, settings)
         self._administration = administration
         self._durables = durables
         self._durable_commits = durable_commits

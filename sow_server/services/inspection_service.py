@@ -1,15 +1,17 @@
-"""The part of `sow.v1.AdminService` that looks at a running server: what falls due, who follows what, figures."""
+"""The part of `sow.v1.AdminService` that looks at a running server: what falls due, who follows what,
+figures, the configuration."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
 from typing import Final
 
 from sow.v1 import admin_pb2
 from sow_server.access.caller import Call
+from sow_server.config import Setting
 from sow_server.engine.commit.commits import Commits
 from sow_server.engine.values.clock import GuardedClock
 from sow_server.engine.values.model import MICROS
@@ -41,7 +43,9 @@ class InspectionService:
         links: Links,
         healthy: HealthService,
         clock: GuardedClock,
+        settings: Sequence[Setting],
     ) -> None:
+        """`settings`: those that the server runs with."""
         self._reading = reading
         self._commits = commits
         self._followers = followers
@@ -49,6 +53,7 @@ class InspectionService:
         self._links = links
         self._healthy = healthy
         self._clock = clock
+        self._settings = settings
 
     async def GetExpiryHorizon(
         self, request: admin_pb2.GetExpiryHorizonRequest, call: Call
@@ -61,6 +66,11 @@ class InspectionService:
             parts = [(topic, call.part_of(topic)) for topic in call.topics()]
             topics = [topic for topic, part in parts if part is not None and part.rows is None]
         return await horizons.counted(self._reading.cuts, self._readers, topics, edges, exact=request.exact)
+
+    async def GetConfig(self, request: admin_pb2.GetConfigRequest, call: Call) -> admin_pb2.GetConfigResponse:
+        return admin_pb2.GetConfigResponse(
+            settings=[admin_pb2.ConfigSetting(**setting._asdict()) for setting in self._settings]
+        )
 
     async def ListSubscriptions(
         self, request: admin_pb2.ListSubscriptionsRequest, call: Call

@@ -610,6 +610,12 @@ def test_figures_come_again_and_again_with_rates(one_client: Client, topic: str)
     assert reason_of(lambda: next(one_client.watch_figures("1ms"))) == "INVALID_ARGUMENT"
 
 
+def test_the_configuration_is_told_with_origins(client: Client) -> None:
+    found = {(one.table, one.key): (one.value, one.origin) for one in client.config()}
+    assert found["server", "instance"] == ('"nyc-1"', "file")
+    assert found["log", "level"][1] == "default"
+
+
 def test_settings_of_the_file_belong_to_the_file(client: Client) -> None:
     assert client.describe_topic("orders").set_in_config
     assert reason_of(lambda: client.alter_topic("orders", expiration="1s")) == "SET_IN_CONFIG"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from sow_client import ActiveSubscription, CallerSession, ExpiryHorizon, Figures
+from sow_client import ActiveSubscription, CallerSession, ConfigSetting, ExpiryHorizon, Figures
 from tests.support.fake_retention import FakeRetention
 
 
@@ -16,6 +16,7 @@ class FakeInspecting(FakeRetention):
         self.horizon: ExpiryHorizon | None = None
         self.callers: list[CallerSession] = []
         self.figures: list[Figures] = []
+        self.settings: list[ConfigSetting] = []
         self.active: list[ActiveSubscription] = []
 
     def expiry_horizon(
@@ -43,3 +44,7 @@ class FakeInspecting(FakeRetention):
     def watch_figures(self, interval: object = "1s", *, topics_max: int = 100) -> Iterator[Figures]:
         self._called("watch_figures", interval=interval, topics_max=topics_max)
         yield from self.figures
+
+    def config(self) -> list[ConfigSetting]:
+        self._called("config")
+        return self.settings

@@ -55,6 +55,7 @@ def test_every_command_explains_itself_with_an_example_and_is_documented(path: t
         "auth",
         "token",
         "context",
+        "config",
     ):
         assert f"sow {' '.join(path)}" in result.stdout.split("Options:")[0]
         assert "--format" in result.stdout or path in _WITHOUT_RESULT

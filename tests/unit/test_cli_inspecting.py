@@ -9,6 +9,7 @@ import pytest
 
 from sow_client import (
     ActiveSubscription,
+    ConfigSetting,
     DurableConsumer,
     ExpiryHorizon,
     Figures,
@@ -104,3 +105,25 @@ def test_status_watched_writes_a_line_for_each_answer(client: FakeClient) -> Non
     assert str(listed[1]["topics"]).startswith("[{'topic': 'orders'")
     assert listed[1]["links"] == [{"peer": "ldn", "state": "streaming", "lag_sequences": 7, "lag": 1.5}]
     assert run(client, "status", "--watch", "--format", "csv").exit_code == 2
+
+
+def test_config_show_tells_values_and_origins(client: FakeClient) -> None:
+    client.settings = [
+        ConfigSetting("server", 0, "listen", '"127.0.0.1:7450"', "command line", False),
+        ConfigSetting("storage", 0, "background_jobs", "2", "default", False),
+        ConfigSetting("replication", 0, "token", "", "file", True),
+        ConfigSetting("replication.peers", 1, "name", '"ldn"', "file", False),
+    ]
+
+    listed = rows(run(client, "config", "show"))
+    table = run(client, "config", "show", "--format", "table").stdout
+
+    assert listed[0] == {
+        "table": "server", "key": "listen", "value": '"127.0.0.1:7450"', "origin": "command line", "hidden": False
+    }  # fmt: skip
+    assert "(a secret)" in table
+    assert "replication.peers 1" in table
+    assert [one["key"] for one in rows(run(client, "config", "show", "storage"))] == ["background_jobs"]
+    assert [one["key"] for one in rows(run(client, "config", "show", "--changed"))] == ["listen", "token", "name"]
+    refused = run(client, "config", "show", "stroage")
+    assert (refused.exit_code, "storage" in refused.stderr) == (2, True)

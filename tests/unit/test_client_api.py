@@ -23,7 +23,8 @@ from sow_client import (
 
 PUBLIC = {
     "AccessDecision",
-    "CallerSession", "ActiveSubscription", "DurableConsumer", "ExpiryHorizon", "Figures", "LinkFigures", "TopicFigures",
+    "CallerSession", "ActiveSubscription", "ConfigSetting", "DurableConsumer",
+    "ExpiryHorizon", "Figures", "LinkFigures", "TopicFigures",
     "History", "PastChange", "TopicDue",
     "Identity",
     "Key",

@@ -422,6 +422,7 @@ REQUESTS: Final[dict[str, list[Request]]] = {
     "ListSubscriptions": [plain(), orders()],
     "EndSubscription": [plain(id="u1")],
     "WatchFigures": [plain(interval_micros=SECOND, topics_max=1)],
+    "GetConfig": [plain()],
     "AcceptClock": [plain()],
     "Compact": [plain()],
     "SetPolicy": [plain(policy={"name": "p", "pattern": ".*"})],

@@ -1,5 +1,5 @@
 """Looking at a server: the history of a key, the records that fall due, the subscriptions under way,
-figures."""
+figures, the configuration."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import grpc.aio
 from sow.v1 import admin_pb2
 from sow_client import _history, _inspection, _statuses, _transport
 from sow_client._history import History
-from sow_client._inspection import ActiveSubscription, ExpiryHorizon, Figures
+from sow_client._inspection import ActiveSubscription, ConfigSetting, ExpiryHorizon, Figures
 from sow_client._records import Ttl
 from sow_client.aio._calls import AsyncCalls
 
@@ -77,3 +77,8 @@ class AsyncInspecting(AsyncCalls):
         finally:
             if call is not None:
                 call.cancel()
+
+    async def config(self) -> list[ConfigSetting]:
+        """The configuration that the server runs with: each setting with its origin, without secrets. Those of topics
+        and policies are in `describe_topic`."""
+        return _inspection.settings(await self._call(self._admin.GetConfig, admin_pb2.GetConfigRequest()))

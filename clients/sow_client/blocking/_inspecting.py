@@ -1,6 +1,6 @@
 # Generated from aio/_inspecting.py by clients/generate_blocking.py. Change that file, then run `make client`.
 """Looking at a server: the history of a key, the records that fall due, the subscriptions under way,
-figures."""
+figures, the configuration."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import grpc
 from sow.v1 import admin_pb2
 from sow_client import _history, _inspection, _statuses
 from sow_client._history import History
-from sow_client._inspection import ActiveSubscription, ExpiryHorizon, Figures
+from sow_client._inspection import ActiveSubscription, ConfigSetting, ExpiryHorizon, Figures
 from sow_client._records import Ttl
 from sow_client.blocking._calls import Calls
 
@@ -75,3 +75,8 @@ class Inspecting(Calls):
         finally:
             if call is not None:
                 call.cancel()
+
+    def config(self) -> list[ConfigSetting]:
+        """The configuration that the server runs with: each setting with its origin, without secrets. Those of topics
+        and policies are in `describe_topic`."""
+        return _inspection.settings(self._call(self._admin.GetConfig, admin_pb2.GetConfigRequest()))

@@ -1487,6 +1487,91 @@ class LinkFigures(_message.Message):
 Global___LinkFigures: _TypeAlias = LinkFigures  # noqa: Y015
 
 @_typing.final
+class GetConfigRequest(_message.Message):
+    """A request for the configuration."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetConfigRequest: _TypeAlias = GetConfigRequest  # noqa: Y015
+
+@_typing.final
+class GetConfigResponse(_message.Message):
+    """The configuration."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SETTINGS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def settings(self) -> _containers.RepeatedCompositeFieldContainer[Global___ConfigSetting]:
+        """Every setting (docs/configuration.md), in the order of the tables, without [topics], whose settings and origins
+        DescribeTopic tells.
+        """
+
+    def __init__(
+        self,
+        *,
+        settings: _abc.Iterable[Global___ConfigSetting] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["settings", b"settings"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetConfigResponse: _TypeAlias = GetConfigResponse  # noqa: Y015
+
+@_typing.final
+class ConfigSetting(_message.Message):
+    """One setting of the configuration."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TABLE_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
+    VALUE_FIELD_NUMBER: _builtins.int
+    ORIGIN_FIELD_NUMBER: _builtins.int
+    HIDDEN_FIELD_NUMBER: _builtins.int
+    table: _builtins.str
+    """Its table, such as "server.tls"."""
+    number: _builtins.int
+    """Which one, of tables that may come several times: from 1, in the order of the file. 0: the table is there once."""
+    key: _builtins.str
+    """Its key."""
+    value: _builtins.str
+    """Its value as TOML. Empty: it is not set, or `hidden`."""
+    origin: _builtins.str
+    """"default", "file" or "command line"."""
+    hidden: _builtins.bool
+    """true: it has a value, which is a secret."""
+    def __init__(
+        self,
+        *,
+        table: _builtins.str = ...,
+        number: _builtins.int = ...,
+        key: _builtins.str = ...,
+        value: _builtins.str = ...,
+        origin: _builtins.str = ...,
+        hidden: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hidden", b"hidden", "key", b"key", "number", b"number", "origin", b"origin", "table", b"table", "value", b"value"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ConfigSetting: _TypeAlias = ConfigSetting  # noqa: Y015
+
+@_typing.final
 class AcceptClockRequest(_message.Message):
     """Confirms that the wall clock is right."""
 

@@ -100,6 +100,11 @@ class AdminServiceStub(object):
                 request_serializer=sow_dot_v1_dot_admin__pb2.WatchFiguresRequest.SerializeToString,
                 response_deserializer=sow_dot_v1_dot_admin__pb2.WatchFiguresResponse.FromString,
                 _registered_method=True)
+        self.GetConfig = channel.unary_unary(
+                '/sow.v1.AdminService/GetConfig',
+                request_serializer=sow_dot_v1_dot_admin__pb2.GetConfigRequest.SerializeToString,
+                response_deserializer=sow_dot_v1_dot_admin__pb2.GetConfigResponse.FromString,
+                _registered_method=True)
         self.AcceptClock = channel.unary_unary(
                 '/sow.v1.AdminService/AcceptClock',
                 request_serializer=sow_dot_v1_dot_admin__pb2.AcceptClockRequest.SerializeToString,
@@ -285,6 +290,13 @@ class AdminServiceServicer(object):
     def WatchFigures(self, request, context):
         """Streams figures of the server: rates by topic, queues, lags of links. The first answer comes at once; the stream ends
         when the server stops.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetConfig(self, request, context):
+        """Returns the configuration that this server runs with, each setting with its origin, without secrets.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -483,6 +495,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.WatchFigures,
                     request_deserializer=sow_dot_v1_dot_admin__pb2.WatchFiguresRequest.FromString,
                     response_serializer=sow_dot_v1_dot_admin__pb2.WatchFiguresResponse.SerializeToString,
+            ),
+            'GetConfig': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetConfig,
+                    request_deserializer=sow_dot_v1_dot_admin__pb2.GetConfigRequest.FromString,
+                    response_serializer=sow_dot_v1_dot_admin__pb2.GetConfigResponse.SerializeToString,
             ),
             'AcceptClock': grpc.unary_unary_rpc_method_handler(
                     servicer.AcceptClock,
@@ -927,6 +944,33 @@ class AdminService(object):
             '/sow.v1.AdminService/WatchFigures',
             sow_dot_v1_dot_admin__pb2.WatchFiguresRequest.SerializeToString,
             sow_dot_v1_dot_admin__pb2.WatchFiguresResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetConfig(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sow.v1.AdminService/GetConfig',
+            sow_dot_v1_dot_admin__pb2.GetConfigRequest.SerializeToString,
+            sow_dot_v1_dot_admin__pb2.GetConfigResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -65,6 +65,8 @@ class AdminServiceStub:
     """Streams figures of the server: rates by topic, queues, lags of links. The first answer comes at once; the stream ends
     when the server stops.
     """
+    GetConfig: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetConfigRequest, _admin_pb2.GetConfigResponse]
+    """Returns the configuration that this server runs with, each setting with its origin, without secrets."""
     AcceptClock: _grpc.UnaryUnaryMultiCallable[_admin_pb2.AcceptClockRequest, _admin_pb2.AcceptClockResponse]
     """Confirms that the wall clock is right after a jump: sweeping resumes at the wall clock (rule L15)."""
     Compact: _grpc.UnaryUnaryMultiCallable[_admin_pb2.CompactRequest, _admin_pb2.CompactResponse]
@@ -139,6 +141,8 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """Streams figures of the server: rates by topic, queues, lags of links. The first answer comes at once; the stream ends
     when the server stops.
     """
+    GetConfig: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetConfigRequest, _admin_pb2.GetConfigResponse]  # type: ignore[assignment]
+    """Returns the configuration that this server runs with, each setting with its origin, without secrets."""
     AcceptClock: _aio.UnaryUnaryMultiCallable[_admin_pb2.AcceptClockRequest, _admin_pb2.AcceptClockResponse]  # type: ignore[assignment]
     """Confirms that the wall clock is right after a jump: sweeping resumes at the wall clock (rule L15)."""
     Compact: _aio.UnaryUnaryMultiCallable[_admin_pb2.CompactRequest, _admin_pb2.CompactResponse]  # type: ignore[assignment]
@@ -288,6 +292,14 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         """Streams figures of the server: rates by topic, queues, lags of links. The first answer comes at once; the stream ends
         when the server stops.
         """
+
+    @_abc_1.abstractmethod
+    def GetConfig(
+        self,
+        request: _admin_pb2.GetConfigRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.GetConfigResponse, _abc.Awaitable[_admin_pb2.GetConfigResponse]]:
+        """Returns the configuration that this server runs with, each setting with its origin, without secrets."""
 
     @_abc_1.abstractmethod
     def AcceptClock(

@@ -1,0 +1,63 @@
+"""The configuration with origins, without secrets (`GetConfig`)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sow_server.config import Overrides, described, knobs, load
+from sow_server.config.described import SECRETS
+from sow_server.config.kinds import MayBeAbsent, Text
+
+TEXT = """
+[server]
+listen = "127.0.0.1:7450"
+[storage]
+background_jobs = 2
+[defaults]
+max_ttl = "1d"
+[replication]
+token = "s3cr3t"
+[[replication.peers]]
+name = "ldn"
+address = "127.0.0.1:7451"
+[tracing]
+endpoint = "http://me:s3cr3t@127.0.0.1:4317"
+"""
+
+
+def test_every_setting_has_its_value_and_origin(tmp_path: Path) -> None:
+    file = tmp_path / "sow.toml"
+    file.write_text(TEXT)
+    found = described(load(file, Overrides(listen="127.0.0.1:7460")))
+    by_key = {(one.table, one.number, one.key): one for one in found}
+
+    assert by_key["server", 0, "listen"][3:] == ('"127.0.0.1:7460"', "command line", False)
+    assert by_key["storage", 0, "background_jobs"][3:] == ("2", "file", False), "also where it equals the default"
+    assert by_key["storage", 0, "commit_records_max"].origin == "default"
+    assert by_key["defaults", 0, "max_ttl"][3:5] == ('"24h0m0s"', "file")
+    assert by_key["defaults", 0, "min_ttl"][3:5] == ("", "default")
+    assert by_key["replication.peers", 1, "name"][3:5] == ('"ldn"', "file")
+    told = {one.table for one in found}
+    absent = {"server.tls", "server.listeners", "access.jwt", "topics.NAME"}
+    assert {knob.table for knob in knobs()} - told == absent, "tables that the file does not have"
+
+
+def test_secrets_are_hidden(tmp_path: Path) -> None:
+    file = tmp_path / "sow.toml"
+    file.write_text(TEXT)
+    found = described(load(file))
+    assert "s3cr3t" not in repr(found)
+    hidden = [(one.table, one.key, one.origin) for one in found if one.hidden]
+    assert hidden == [("replication", "token", "file"), ("tracing", "endpoint", "file")]
+
+
+def test_every_text_that_may_be_a_secret_is_known() -> None:
+    """A knob that is added with such a name either names a file, or is hidden."""
+    for knob in knobs():
+        kind = knob.kind.kind if isinstance(knob.kind, MayBeAbsent) else knob.kind
+        if isinstance(kind, Text) and any(word in knob.key for word in ("token", "secret", "password")):
+            assert (knob.table, knob.key) in SECRETS
+
+
+def test_without_a_file_all_are_defaults() -> None:
+    assert {one.origin for one in described(load(None))} == {"default"}
