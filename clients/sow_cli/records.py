@@ -153,6 +153,8 @@ def get(
 @click.option(
     "--explain", is_flag=True, help="Show the plan of the query, and how much it reads, instead of the records."
 )
+@click.option("--no-run", is_flag=True, help="With --explain: only plan the query, and read nothing.")
+@click.option("--with-plan", is_flag=True, help="Tell on stderr how the records were found.")
 @_min_position_option
 @record_output_option
 @click.pass_obj
@@ -171,6 +173,8 @@ def query(
     count_only: bool,
     watch: str | None,
     explain: bool,
+    no_run: bool,
+    with_plan: bool,
     min_position: str | None,
     output: Output,
 ) -> None:
@@ -194,6 +198,9 @@ def query(
         arguments.refuse_together(fields, ("--keys-only", keys_only), ("--count", count_only))
     for others in (("--count", count_only), ("--min-position", min_position is not None)):
         arguments.refuse_together(("--explain", explain), others)
+    arguments.refuse_together(("--with-plan", with_plan), ("--explain", explain), ("--count", count_only))
+    if no_run and not explain:
+        raise click.UsageError("--no-run needs --explain")
     arguments.refuse_together(("--order-by", bool(order_by)), ("--count", count_only))
     _check_watch(watch, output, count_only=count_only, explain=explain)
     # One more than is shown tells whether there are more.
@@ -202,7 +209,9 @@ def query(
     order = list(order_by) or None
     with session.client() as client:
         if explain:
-            plan = client.explain(topic, filter_text, order_by=order, keys=wanted, skip_n=skip, top_n=top)
+            plan = client.explain(
+                topic, filter_text, order_by=order, keys=wanted, skip_n=skip, top_n=top, run=not no_run
+            )
             output.one(_plan_facts(topic, plan))
             return
         if count_only and not (wanted or top or skip):
@@ -223,6 +232,7 @@ def query(
                 skip_n=skip,
                 top_n=top_n,
                 min_position=min_position,
+                with_plan=with_plan,
             )
 
         if watch is not None:
@@ -235,6 +245,8 @@ def query(
             batches = _Watched(result.batches(), limit)
             written = output.records(batches, form, now_micros=lambda: _as_of(result))
         _remark_on(result, batches, written, form, output)
+        if result.plan is not None:
+            note(_way(result.plan))
 
 
 def _check_watch(watch: str | None, output: Output, *, count_only: bool, explain: bool) -> None:
@@ -521,6 +533,14 @@ _ACCESS = {
     "scan": "reads every record",
     "nothing": "reads nothing: no record can match",
 }
+
+
+def _way(plan: QueryPlan) -> str:
+    """One line about the way that found records."""
+    way = _ACCESS.get(plan.access, plan.access)
+    if plan.index_path:
+        way += f" on {display.safe(plan.index_path)}"
+    return f"{way}: {display.records(plan.scanned)} read, {display.count(plan.index_entries)} entries of indexes"
 
 
 def _plan_facts(topic: str, plan: QueryPlan) -> list[Fact]:

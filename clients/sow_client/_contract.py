@@ -57,7 +57,7 @@ FIELDS: Final[Mapping[type[Message], Mapping[str, int]]] = {
     sow_pb2.PublishRequest: dict.fromkeys(_PUBLISH, 2),
     sow_pb2.PublishStreamRequest: dict.fromkeys(_PUBLISH, 2),
     sow_pb2.GetRequest: dict.fromkeys(("touch", "touch_below_micros", "min_position"), 2),
-    sow_pb2.QueryRequest: dict.fromkeys(("filter", "order_by", "explain", "min_position"), 2),
+    sow_pb2.QueryRequest: dict.fromkeys(("filter", "order_by", "explain", "min_position", "with_plan", "plan_only"), 2),
     sow_pb2.SowDeleteRequest: dict.fromkeys(("by_keys.versions", "by_filter", _REPLICATED, "publisher"), 2),
     sow_pb2.TouchRequest: dict.fromkeys((_REPLICATED, "only", "atomic", "versions"), 2),
     admin_pb2.CreateTopicRequest: {f"settings.{name}": 2 for name in _SETTINGS},

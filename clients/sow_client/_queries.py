@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from sow_client._reads import QueryProgress
-from sow_client._records import QueryFooter, QueryHeader, Record, RecordBatch, html_table
+from sow_client._records import QueryFooter, QueryHeader, QueryPlan, Record, RecordBatch, html_table
 
 if TYPE_CHECKING:
     from sow_client._frames import MetadataName
@@ -45,6 +45,11 @@ class _Progress:
     def footer(self) -> QueryFooter | None:
         """Counts of the answer; None before its end."""
         return self._progress.footer
+
+    @property
+    def plan(self) -> QueryPlan | None:
+        """How the records were found; None before the end, and without `with_plan`."""
+        return self._progress.plan
 
 
 class QueryResult(_Progress):

@@ -132,6 +132,8 @@ def query_request(
     skip_n: int = 0,
     top_n: int | None = None,
     min_position: str | None = None,
+    with_plan: bool = False,
+    plan_only: bool = False,
 ) -> sow_pb2.QueryRequest:
     """A query (rule Q2). An empty list of keys is refused: on the wire it would ask for every record."""
     chosen = None if keys is None else key_texts(keys)
@@ -157,6 +159,8 @@ def query_request(
         order_by=order_text(order_by),
         explain=explain,
         min_position=min_position or "",
+        with_plan=with_plan,
+        plan_only=plan_only,
     )
 
 

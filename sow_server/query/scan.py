@@ -75,8 +75,17 @@ class Query:
     filter: RecordFilter | None = None
     order: Order | None = None
     explain: bool = False
+    plan_only: bool = False
+    """It chooses its way, and ends."""
+    with_plan: bool = False
+    """The way is told with the records."""
     unreadable: bool = False
     """Also finds records whose key does not fit into a message (rule R13); with `keys_only`, to remove them."""
+
+    @property
+    def tells_plan(self) -> bool:
+        """Whether the footer has the plan."""
+        return self.explain or self.plan_only or self.with_plan
 
 
 class RecordBatch(NamedTuple):
@@ -158,6 +167,10 @@ class Scan:
     def step(self) -> RecordBatch | None:
         """Does a piece of work [3]: returns the records found, perhaps none; None: there are no more."""
         if self._ended:
+            return None
+        if self.query.plan_only:
+            self._choose()
+            self._ended = True
             return None
         if self._room is not SortRoom.GRANTED:
             return self._go_on()
@@ -595,6 +608,7 @@ def _check(query: Query) -> None:
         "keys_only": query.keys_only,
         "count_only": query.count_only,
         "explain": query.explain,
+        "plan_only": query.plan_only,
         "order_by": query.order is not None,
         "page_size": bool(query.page_size),
         "page_token": bool(query.page_token),
@@ -617,6 +631,7 @@ _CONTRADICTIONS: Final = (
     ("order_by", ("count_only",), "no records are returned"),
     ("order_by", _PAGED, "pages are in key order"),
     ("explain", ("count_only",), "explain tells the count as well"),
+    ("plan_only", ("explain", "count_only"), "the query does not run"),
     *[(field, ("skip_n", "top_n"), "page_size limits the answer already") for field in _PAGED],
     *[(field, ("count_only",), "no records are returned") for field in _PAGED],
     *[(field, ("keys",), "all of them fit into one answer") for field in _PAGED],

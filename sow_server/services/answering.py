@@ -50,6 +50,8 @@ def query_of(topic: Topic, request: sow_pb2.QueryRequest, restriction: Restricti
         filter=callers_filter(topic, request.filter, restriction),
         order=callers_order(topic, request.order_by, restriction.hidden),
         explain=request.explain,
+        plan_only=request.plan_only,
+        with_plan=request.with_plan,
     )
 
 
@@ -96,7 +98,7 @@ class QueryAnswer:
                 returned=footer.returned,
                 scanned=footer.matched if self._restricted else footer.scanned,
                 next_page_token=footer.next_page_token,
-                plan=convert.query_plan(self.scan) if self.scan.query.explain else None,
+                plan=convert.query_plan(self.scan) if self.scan.query.tells_plan else None,
             )
         ).SerializeToString()
 

@@ -616,6 +616,24 @@ def test_the_configuration_is_told_with_origins(client: Client) -> None:
     assert found["log", "level"][1] == "default"
 
 
+def test_a_plan_comes_with_the_records_or_alone(client: Client, topic: str) -> None:
+    """Q3."""
+    client.create_topic(topic, key=["/id"], index=["/px"])
+    client.publish_many(topic, [{"id": number, "px": number % 10} for number in range(100)])
+    with client.query(topic, "/px = 3", with_plan=True) as result:
+        assert len(list(result)) == 10
+        assert result.plan is not None
+        assert (result.plan.access, result.plan.index_path, result.plan.matched) == ("index", "/px", 10)
+    with client.query(topic, "/px = 3") as result:
+        list(result)
+        assert result.plan is None
+    planned = client.explain(topic, "/px = 3", run=False)
+    assert (planned.access, planned.index_path, planned.filter) == ("index", "/px", "/px = 3")
+    assert (planned.matched, planned.scanned, planned.returned) == (0, 0, 0)
+    assert client.explain(topic, run=False).access == "scan"
+    assert client.explain(topic, "/px = 3", order_by="/px", run=False).order_by == "/px"
+
+
 def test_settings_of_the_file_belong_to_the_file(client: Client) -> None:
     assert client.describe_topic("orders").set_in_config
     assert reason_of(lambda: client.alter_topic("orders", expiration="1s")) == "SET_IN_CONFIG"

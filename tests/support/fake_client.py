@@ -166,6 +166,7 @@ class FakeClient(FakePublishing, FakeInspecting):
         skip_n: int = 0,
         top_n: int | None = None,
         min_position: object = None,
+        with_plan: bool = False,
     ) -> FakeResult:
         options = {"select": select, "exclude": exclude, "keys_only": keys_only, "skip_n": skip_n, "top_n": top_n}
         self._called("query", filter=filter, order_by=order_by, min_position=min_position, **options)
@@ -176,7 +177,7 @@ class FakeClient(FakePublishing, FakeInspecting):
             self._batch(topic, chosen[start : start + size], keys_only=keys_only)
             for start in range(0, len(chosen), size)
         ]
-        return FakeResult(batches, matched=len(matched), returned=len(chosen))
+        return FakeResult(batches, matched=len(matched), returned=len(chosen), with_plan=with_plan)
 
     def count(self, topic: str, filter: str | None = None, *, min_position: object = None) -> int:  # noqa: A002 - likewise
         self._called("count", topic=topic, min_position=min_position)

@@ -15,6 +15,7 @@ from sow_client import (
     DurableSettingsArguments,
     QueryFooter,
     QueryHeader,
+    QueryPlan,
     RecordBatch,
     TopicSettings,
     TopicSettingsArguments,
@@ -78,8 +79,9 @@ def check_names(method: str, named: Mapping[str, object]) -> None:
 class FakeResult:
     """The answer to a query."""
 
-    def __init__(self, batches: Sequence[RecordBatch], *, matched: int, returned: int) -> None:
+    def __init__(self, batches: Sequence[RecordBatch], *, matched: int, returned: int, with_plan: bool = False) -> None:
         self._batches = batches
+        self.plan = QueryPlan("index", "/price", 1, matched, matched, matched, returned, "", "") if with_plan else None
         self.header = QueryHeader("epoch:1", NOW_MICROS)
         self.footer = QueryFooter(matched, returned, matched, "")
 

@@ -86,6 +86,7 @@ def test_explain_tells_how_records_are_found_and_shows_none(client: FakeClient) 
         "keys": ["6", "7"],
         "skip_n": 0,
         "top_n": 3,
+        "run": True,
     }
     assert "reads an index, then its records" in table
 
@@ -189,3 +190,15 @@ def test_reads_pass_on_the_position_that_they_have_to_show(client: FakeClient) -
         assert run(client, *arguments, "--min-position", "0d4c5b7e8f90.17").exit_code == 0
         assert client.arguments_of(call)["min_position"] == "0d4c5b7e8f90.17"
     assert run(client, "query", "orders", "--explain", "--min-position", "0d4c5b7e8f90.17").exit_code == 2
+
+
+def test_a_plan_is_told_beside_the_records_or_without_running(client: FakeClient) -> None:
+    client.add("orders", records=[{"id": 1, "price": 9}])
+    shown = run(client, "query", "orders", "/price = 9", "--with-plan")
+    assert len(rows(shown)) == 1
+    assert "/price: 1 record read" in shown.stderr
+    assert "read" not in run(client, "query", "orders", "/price = 9").stderr
+    run(client, "query", "orders", "--explain", "--no-run")
+    assert client.arguments_of("explain")["run"] is False
+    assert run(client, "query", "orders", "--no-run").exit_code == 2
+    assert run(client, "query", "orders", "--with-plan", "--explain").exit_code == 2

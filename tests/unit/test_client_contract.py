@@ -68,6 +68,7 @@ LIFETIME = types_pb2.Lifetime(ttl_micros=1)
         (sow_pb2.GetRequest(topic="t", keys=["1"], touch=LIFETIME), "touch"),
         (sow_pb2.QueryRequest(topic="t"), ""),
         (sow_pb2.QueryRequest(topic="t", filter="/a = 1"), "filter"),
+        (sow_pb2.QueryRequest(topic="t", plan_only=True), "plan_only"),
         (sow_pb2.TouchRequest(topic="t", keys=["1"], lifetime=LIFETIME), ""),
         (sow_pb2.TouchRequest(topic="t", keys=["1"], versions=[7]), "versions"),
         (sow_pb2.TouchRequest(topic="t", only=sow_pb2.TOUCH_ONLY_LATER), "only"),

@@ -88,6 +88,7 @@ class AsyncReading(AsyncCalls):
         top_n: int | None = None,
         min_position: str | None = None,
         timeout: float | None = None,
+        with_plan: bool = False,
     ) -> AsyncQueryResult:
         """The live records of a topic that match `filter`, from one instant.
 
@@ -96,9 +97,10 @@ class AsyncReading(AsyncCalls):
         part of the result; `batch_size`: records in one message, and so in a batch of `QueryResult.batches`;
         `min_position`: as for `get_many`. The call is made when the first record is asked for, and repeated if it
         breaks before it. `timeout`: raises DeadlineExceeded if the whole answer has not come within so many seconds;
-        None: an answer may take as long as it takes.
+        None: an answer may take as long as it takes. `with_plan`: the result's `plan` tells after the last record how
+        they were found.
 
-        Rules: Q1, Q2.
+        Rules: Q1, Q2, Q3.
         """
         request = _reads.query_request(
             topic,
@@ -112,6 +114,7 @@ class AsyncReading(AsyncCalls):
             skip_n=skip_n,
             top_n=top_n,
             min_position=min_position,
+            with_plan=with_plan,
         )
         return self._query(request, timeout)
 
@@ -177,13 +180,22 @@ class AsyncReading(AsyncCalls):
         keys: Iterable[Key] | None = None,
         skip_n: int = 0,
         top_n: int | None = None,
+        run: bool = True,
     ) -> QueryPlan:
         """The plan of a query: how it finds its records, and how much it reads. The query runs, but sends no records.
+        Without `run` it is only planned, and the figures of what was read and matched are 0.
 
         Rule: Q3.
         """
         request = _reads.query_request(
-            topic, filter, order_by=order_by, explain=True, keys=keys, skip_n=skip_n, top_n=top_n
+            topic,
+            filter,
+            order_by=order_by,
+            explain=run,
+            keys=keys,
+            skip_n=skip_n,
+            top_n=top_n,
+            plan_only=not run,
         )
         progress = _reads.QueryProgress(topic)
         async with aclosing(self._batches(request, progress)) as batches:

@@ -643,6 +643,8 @@ class QueryRequest(_message.Message):
     ORDER_BY_FIELD_NUMBER: _builtins.int
     EXPLAIN_FIELD_NUMBER: _builtins.int
     MIN_POSITION_FIELD_NUMBER: _builtins.int
+    WITH_PLAN_FIELD_NUMBER: _builtins.int
+    PLAN_ONLY_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """The topic's name."""
     batch_size: _builtins.int
@@ -673,6 +675,12 @@ class QueryRequest(_message.Message):
     """A bookmark: the answer shows at least everything up to it, also if another instance gave it. The call waits for it up
     to a second, and is then refused (BEHIND). Empty: whatever is here (rule F10).
     """
+    with_plan: _builtins.bool
+    """true: the footer has the plan, beside the records."""
+    plan_only: _builtins.bool
+    """true: the query is planned and does not run. No batches; the footer has the plan, and counts nothing. It reads as
+    much of the indexes as it takes to choose among them.
+    """
     @_builtins.property
     def keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Only these record keys, at most 10,000. Empty: all."""
@@ -698,10 +706,12 @@ class QueryRequest(_message.Message):
         order_by: _builtins.str = ...,
         explain: _builtins.bool = ...,
         min_position: _builtins.str = ...,
+        with_plan: _builtins.bool = ...,
+        plan_only: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["select", b"select"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "count_only", b"count_only", "explain", b"explain", "filter", b"filter", "keys", b"keys", "keys_only", b"keys_only", "min_position", b"min_position", "order_by", b"order_by", "page_size", b"page_size", "page_token", b"page_token", "select", b"select", "skip_n", b"skip_n", "top_n", b"top_n", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "count_only", b"count_only", "explain", b"explain", "filter", b"filter", "keys", b"keys", "keys_only", b"keys_only", "min_position", b"min_position", "order_by", b"order_by", "page_size", b"page_size", "page_token", b"page_token", "plan_only", b"plan_only", "select", b"select", "skip_n", b"skip_n", "top_n", b"top_n", "topic", b"topic", "with_plan", b"with_plan"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -831,7 +841,7 @@ class QueryFooter(_message.Message):
     """The token for the next page. Empty: this was the last page."""
     @_builtins.property
     def plan(self) -> Global___QueryPlan:
-        """The plan that found them. Only with `explain`."""
+        """The plan that found them. Only with `explain`, `with_plan` or `plan_only`."""
 
     def __init__(
         self,
