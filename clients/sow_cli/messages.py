@@ -236,7 +236,9 @@ class _Lines:
     def write(self, change: Change) -> None:
         now = display.instant(self._now_micros())[11:]
         if change.op in MARKS:
-            remark = "" if change.op == "snapshot_end" else "forget the records above; a new snapshot follows"
+            remark = "more records match" if change.reason == "truncated" else ""
+            if change.op == "resync":
+                remark = "forget the records above; a new snapshot follows"
             self._mark(now, change.op.replace("_", " "), remark)
             return
         about = change.record or change.previous

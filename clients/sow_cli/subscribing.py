@@ -59,6 +59,7 @@ _WAIT_SECONDS: Final = 0.5
     help="The order of the live table, such as '/price DESC, /symbol' (repeatable); default: the key.",
 )
 @click.option("--top", type=click.IntRange(min=1), metavar="N", help="At most N rows in the live table.")
+@click.option("--snapshot-max", type=click.IntRange(min=1), metavar="N", help="With --sow: at most N records first.")
 @click.option("--oof", is_flag=True, help="Also report records that go out of focus, and why.")
 @click.option("--delta", is_flag=True, help="Only the changed fields of updates.")
 @click.option("--changes", is_flag=True, help="Puts, deletes and expiries as in the journal, for pipelines.")
@@ -103,6 +104,7 @@ def subscribe(
     select: tuple[tuple[str, ...], ...],
     order_by: tuple[str, ...],
     top: int | None,
+    snapshot_max: int | None,
     oof: bool,
     delta: bool,
     changes: bool,
@@ -133,7 +135,7 @@ def subscribe(
       sow subscribe orders --count 1 --for 30s
       sow subscribe orders --durable billing | process
     """
-    _check(sow=sow, oof=oof, delta=delta, changes=changes, start=start, conflation=conflation)
+    _check(sow=sow, oof=oof, delta=delta, changes=changes, start=start, conflation=conflation, most=snapshot_max)
     fields = _fields(select, delta=delta)
     order = _order(order_by)
     _check_durable(
@@ -163,7 +165,9 @@ def subscribe(
             table = live.LiveTable(forms, several_topics=pattern, order=order, top=top, select=fields or ())
             shown = live.LiveDisplay(table, forms)
         opened = partial(_open, client, topic, filter_text, pattern=pattern, sow=sow, oof=oof or as_live_table)
-        opened = partial(opened, delta=delta, changes=changes, conflation=conflation, select=fields)
+        opened = partial(
+            opened, delta=delta, changes=changes, conflation=conflation, select=fields, snapshot_max=snapshot_max
+        )
         opened = partial(opened, on_interruption=_tell if shown is None else shown.tell)
         subscription = _opened_patiently(opened, start, topic if pattern else None)
         writer = message_writer(output, forms, several_topics=pattern, colour=_is_colourful(), select=fields or ())
@@ -341,8 +345,17 @@ def _check_durable(
 
 
 def _check(
-    *, sow: bool, oof: bool, delta: bool, changes: bool, start: str | datetime | None, conflation: str | None
+    *,
+    sow: bool,
+    oof: bool,
+    delta: bool,
+    changes: bool,
+    start: str | datetime | None,
+    conflation: str | None,
+    most: int | None,
 ) -> None:
+    if most is not None and not sow:
+        raise click.UsageError("--snapshot-max needs --sow")
     if sow and start is not None:
         raise click.UsageError("--sow and --from exclude each other: a snapshot is as of now")
     arguments.refuse_together(("--changes", changes), ("--oof", oof))
@@ -363,6 +376,7 @@ def _open(
     conflation: str | None,
     select: list[str] | None,
     on_interruption: Callable[[SowError | None], None],
+    snapshot_max: int | None,
 ) -> Subscription:
     name, topic_pattern = (None, topic) if pattern else (topic, None)
     if sow:
@@ -376,6 +390,7 @@ def _open(
             conflation=conflation,
             select=select,
             on_interruption=on_interruption,
+            snapshot_max=snapshot_max,
         )
     return client.subscribe(
         name,

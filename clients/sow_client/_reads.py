@@ -270,12 +270,15 @@ def subscribe_request(
     select: Iterable[str] | None,
     exclude: Iterable[str] | None,
     batch_size: int,
+    snapshot_max: int | None = None,
 ) -> sow_pb2.SubscribeRequest:
     """A subscription to a topic or to the topics of a pattern. The server checks which options exclude each other."""
     if (topic is None) == (topic_pattern is None):
         raise invalid("topic", "give exactly one of topic and topic_pattern")
     if batch_size < 0:
         raise invalid("batch_size", f"{batch_size} is negative")
+    if snapshot_max is not None and snapshot_max < 1:
+        raise invalid("snapshot_max", f"{snapshot_max} is less than 1")
     request = sow_pb2.SubscribeRequest(
         topic=topic or "",
         topic_pattern=topic_pattern or "",
@@ -289,6 +292,7 @@ def subscribe_request(
         empty_deltas=empty_deltas,
         select=projection(select, exclude),
         batch_size=batch_size,
+        snapshot_max=snapshot_max or 0,
     )
     match start:
         case None:

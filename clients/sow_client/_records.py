@@ -245,9 +245,9 @@ def _shown(payload: bytes) -> str:
 ChangeOp: TypeAlias = Literal["sow", "put", "oof", "delete", "expire", "snapshot_end", "resync"]
 """The kind of a message of a subscription: see `Change`. Rule: S2."""
 
-ChangeReason: TypeAlias = Literal["touched", "deleted", "expired", "match", "not_permitted"]
+ChangeReason: TypeAlias = Literal["touched", "deleted", "expired", "match", "not_permitted", "truncated"]
 """The reason: a put that changed only the lifetime; out of focus because the record was deleted, has expired, or no
-longer matches.
+longer matches; the snapshot that ends has not all records (`snapshot_max`).
 
 Rule: S2.
 """

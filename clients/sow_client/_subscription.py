@@ -37,7 +37,7 @@ import grpc.aio
 from sow.v1 import sow_pb2
 from sow_client import _statuses
 from sow_client._change_frames import changes_of, marks_of, prefix_of
-from sow_client._records import Change, RecordBatch, invalid
+from sow_client._records import Change, ChangeReason, RecordBatch, invalid
 from sow_client.errors import SowError
 
 RETRY_SECONDS: Final = 300.0
@@ -141,7 +141,7 @@ class SubscriptionCore:
         elif kind == "snapshot" and self._snapshot and self._standing:
             self._feed_snapshot(response.snapshot)
         elif kind == "snapshot_end" and self._snapshot and self._standing:
-            self._end_snapshot(response.snapshot_end.bookmark)
+            self._end_snapshot(response.snapshot_end.bookmark, truncated=response.snapshot_end.truncated)
         elif kind is not None:  # None: a kind of frame that a newer server sends
             raise _statuses.malformed(f"{kind} in the wrong place")
 
@@ -191,9 +191,10 @@ class SubscriptionCore:
         self._shown = self._shown or changes != []
         self._changes, self.pending = changes, pending
 
-    def _end_snapshot(self, bookmark: str) -> None:
+    def _end_snapshot(self, bookmark: str, *, truncated: bool) -> None:
         self._backoff.reset()
-        changes = (Change("snapshot_end", bookmark=bookmark, topic=self._request.topic),)
+        why: ChangeReason | None = "truncated" if truncated else None
+        changes = (Change("snapshot_end", why, bookmark=bookmark, topic=self._request.topic),)
         pending = iter(changes)
         marks = marks_of(bookmark)
         self._shown = True
@@ -241,6 +242,7 @@ class SubscriptionCore:
         the server asks for another one ([3])."""
         if not self._snapshot and self._position:
             request.sow = False
+            request.snapshot_max = 0
             request.bookmark = self._position
             request.view = self._view
             self._repeated = self._sequence

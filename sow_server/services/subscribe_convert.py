@@ -50,6 +50,8 @@ def request(
     """The requested subscription. `part_of`: the part of a topic that the caller may see; None: nothing of it. `rights`
     names all that it may see. Raises StoreError if options contradict each other. Takes milliseconds for a request with
     many held ranges."""
+    if message.snapshot_max and not (message.sow and message.topic and not message.HasField("held")):
+        raise convert.invalid("snapshot_max", "only with sow and topic, and without held")
     filters = TopicFilters(
         reading.cuts,
         message.filter,
@@ -59,6 +61,7 @@ def request(
         part_of,
         known=message.view,
         held=_held(message, reading),
+        snapshot_max=message.snapshot_max,
     )
     asked = Request(
         filters.view,
@@ -159,8 +162,9 @@ def response(frame: Frame, reading: StoreReading, *, figures: bool = True) -> by
             message.snapshot_begin.view = view
             message.snapshot_begin.expires = expires
             message.snapshot_begin.held = is_held
-        case SnapshotEnd(sequence, marks):
+        case SnapshotEnd(sequence, marks, truncated):
             message.snapshot_end.bookmark = reading.instance.bookmark(sequence) + marks
+            message.snapshot_end.truncated = truncated
         case Progress(sequence, now_micros, marks, covers, behind, sources):
             message.progress.bookmark = reading.instance.bookmark(sequence) + marks
             message.progress.now_micros = now_micros

@@ -10,13 +10,14 @@ from hashlib import blake2b
 from typing import Final
 
 from sow_server.engine.catalog.topics import Topic
+from sow_server.engine.disk.layout import HeaderColumns
 from sow_server.engine.reading import Cuts
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.filters import print_filter
 from sow_server.filters.restriction import UNRESTRICTED, Restriction
 from sow_server.query.filtering import RecordFilter, callers_filter
 from sow_server.query.projection import projection
-from sow_server.query.scan import BATCH_RECORDS_MAX, Query, Scan
+from sow_server.query.scan import BATCH_RECORDS_MAX, Query, RecordBatch, Scan
 from sow_server.subscriptions.frames import SnapshotBatch, SnapshotBegin
 from sow_server.subscriptions.request import Snapshot, View
 
@@ -37,10 +38,11 @@ class TopicFilters:
         *,
         known: bytes = b"",
         held: Callable[[Snapshot, str], Snapshot] | None = None,
+        snapshot_max: int = 0,
     ) -> None:
         """`part_of`: the part of a topic that the subscriber may see; None: nothing of it. `known`: the name of the
         view on which its position or its records are; empty: any. `held` leaves the records that it holds out of the
-        snapshot of the topic named."""
+        snapshot of the topic named. `snapshot_max`: the most records of a snapshot; 0: all."""
         self._cuts = cuts
         self._text = text
         self._include, self._exclude = tuple(include), tuple(exclude)
@@ -48,6 +50,7 @@ class TopicFilters:
         self._part_of = part_of
         self._known = known
         self._held = held
+        self._snapshot_max = snapshot_max
         self._filters: dict[tuple[object, ...], RecordFilter | None] = {}
         self._by_key: dict[tuple[tuple[str, ...], Restriction], RecordFilter] = {}
         """By key fields and restriction. A topic may appear later; its filter is then needed on the event loop, where a
@@ -84,8 +87,9 @@ class TopicFilters:
             projection=projection(topic, self._include, self._exclude, restriction.hidden),
             # Most of what is compared is not sent, so each piece is as large as a reader thread may be held.
             batch_size=self._batch_size if held is None else BATCH_RECORDS_MAX,
+            top_n=self._snapshot_max + 1 if self._snapshot_max else 0,  # one more tells whether there are more
         )
-        whole = PlannedSnapshot(Scan(self._cuts, query), name)
+        whole = PlannedSnapshot(Scan(self._cuts, query), name, records_max=self._snapshot_max)
         return whole if held is None else held(whole, topic.name)
 
     def permits(self, topic: Topic) -> bool:
@@ -126,12 +130,14 @@ def _other_view(why: str) -> StoreError:
 class PlannedSnapshot:
     """A `subscriptions.request.Snapshot` of one topic. Owns the scan."""
 
-    def __init__(self, scan: Scan, name: bytes) -> None:
-        """`name`: of the subscriber's view."""
+    def __init__(self, scan: Scan, name: bytes, *, records_max: int = 0) -> None:
+        """`name`: of the subscriber's view. `records_max`: it ends behind so many records; 0: it has all."""
         self._scan: Final = scan
         cut = scan.cut
         self.begin: Final = SnapshotBegin(cut.sequence, cut.now_micros, view=name, expires=cut.acts)
         self.done = False
+        self.truncated = False
+        self._left = records_max or None
 
     def read(self) -> SnapshotBatch | None:
         """The next records; None if this step found none that match."""
@@ -142,8 +148,21 @@ class PlannedSnapshot:
         if not batch.keys:
             return None
         assert batch.payloads is not None, "keys alone were not asked for"
+        if self._left is not None:
+            if len(batch.keys) > self._left:
+                self.done = self.truncated = True
+                batch = _first(batch, self._left)
+            self._left -= len(batch.keys)
+            if not batch.keys:
+                return None
+        assert batch.payloads is not None, "as above"
         return SnapshotBatch(self._scan.query.topic.name, batch.keys, batch.payloads, batch.headers)
 
     def close(self) -> None:
         """Releases the cut."""
         self._scan.close()
+
+
+def _first(batch: RecordBatch, count: int) -> RecordBatch:
+    headers = HeaderColumns(*[column[:count] for column in batch.headers])
+    return RecordBatch(batch.keys[:count], None if batch.payloads is None else batch.payloads[:count], headers)

@@ -338,10 +338,11 @@ class SnapshotBatch:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotEnd:
-    """The snapshot is complete. `marks`: the end of its bookmark (rule F6)."""
+    """The snapshot is complete. `marks`: the end of its bookmark (rule F6). `truncated`: it has not all records."""
 
     sequence: int
     marks: str = ""
+    truncated: bool = False
 
 
 @dataclass(frozen=True, slots=True)

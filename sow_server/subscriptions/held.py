@@ -62,6 +62,7 @@ class HeldSnapshot:
         """`whole`: of this one topic. `origins`: the names of origins as they are now, by their numbers in records."""
         self._whole: Final = whole
         self.begin: Final = replace(whole.begin, held=True)
+        self.truncated: Final = False
         self._given: Final = given
         self._origins: Final = origins
         self._batch_size: Final = batch_size

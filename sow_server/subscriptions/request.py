@@ -62,6 +62,10 @@ class Snapshot(Protocol):
     def done(self) -> bool:
         """Whether all records have been read."""
 
+    @property
+    def truncated(self) -> bool:
+        """Whether records are missing, because there are more than the subscriber wants. Known once it is done."""
+
     def read(self) -> SnapshotBatch | None:
         """The next records; None if this step found none that match."""
 

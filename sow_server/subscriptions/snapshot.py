@@ -36,6 +36,7 @@ class SeveralTopics:
         self._values: list[bytes] = []
         """Matching records that have not been given out."""
         self._next: bytes | None = cut.topics[0].topic.prefix if cut.topics else None
+        self.truncated: Final = False
 
     @property
     def done(self) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from datetime import timedelta
 from itertools import count
-from typing import Final, assert_type
+from typing import Any, Final, assert_type
 
 import grpc
 import pytest
@@ -632,6 +632,35 @@ def test_a_plan_comes_with_the_records_or_alone(client: Client, topic: str) -> N
     assert (planned.matched, planned.scanned, planned.returned) == (0, 0, 0)
     assert client.explain(topic, run=False).access == "scan"
     assert client.explain(topic, "/px = 3", order_by="/px", run=False).order_by == "/px"
+
+
+def test_a_snapshot_may_be_bounded(client: Client, topic: str) -> None:
+    """S1."""
+    client.create_topic(topic, key=["/id"])
+    client.publish_many(topic, [{"id": number} for number in range(5)])
+
+    def snapshot(**options: Any) -> tuple[list[str], str | None]:
+        with client.sow_and_subscribe(topic, **options) as following:
+            keys: list[str] = []
+            for change in following:
+                if change.op == "snapshot_end":
+                    return keys, change.reason
+                keys.append(change.key)
+        raise AssertionError("it ends")
+
+    assert snapshot(snapshot_max=3) == (["0", "1", "2"], "truncated")
+    assert snapshot(snapshot_max=3, batch_size=2) == (["0", "1", "2"], "truncated")
+    assert snapshot(snapshot_max=4, filter="/id > 0") == (["1", "2", "3", "4"], None)
+    assert snapshot(snapshot_max=5) == (["0", "1", "2", "3", "4"], None)
+    assert snapshot() == (["0", "1", "2", "3", "4"], None)
+    with client.sow_and_subscribe(topic, snapshot_max=1) as following:
+        messages = iter(following)
+        assert [next(messages).op, next(messages).op] == ["sow", "snapshot_end"]
+        client.publish(topic, {"id": 4, "n": 1})
+        assert next(messages).key == "4", "a change of a record that the snapshot had not"
+    assert reason_of(lambda: next(iter(client.sow_and_subscribe(topic_pattern=topic, snapshot_max=1)))) == (
+        "INVALID_ARGUMENT"
+    )
 
 
 def test_settings_of_the_file_belong_to_the_file(client: Client) -> None:

@@ -80,6 +80,8 @@ def test_options_reach_the_subscription(client: FakeClient) -> None:
     run(client, "orders", "--sow", "--delta", "--count", "1")
     asked = client.arguments_of("sow_and_subscribe")
     assert (asked["topic"], asked["delta"], asked["oof"]) == ("orders", True, False)
+    run(client, "orders", "--sow", "--snapshot-max", "7", "--count", "1")
+    assert client.arguments_of("sow_and_subscribe")["snapshot_max"] == 7
 
 
 @pytest.mark.parametrize(
@@ -87,6 +89,7 @@ def test_options_reach_the_subscription(client: FakeClient) -> None:
     [
         (),
         ("orders", "--sow", "--from", "earliest"),
+        ("orders", "--snapshot-max", "3"),
         ("orders", "--changes", "--oof"),
         ("orders", "--changes", "--delta"),
         ("orders", "--changes", "--conflation", "1s"),

@@ -97,12 +97,15 @@ class AsyncFollowing(AsyncCalls):
         batch_size: int = 1_000,
         retry_for: float = RETRY_SECONDS,
         on_interruption: Callable[[SowError | None], object] | None = None,
+        snapshot_max: int | None = None,
     ) -> AsyncSubscription:
         """First the records that match, each as a "sow", then "snapshot_end", then their changes: nothing is missing
         and nothing comes twice. A `View` keeps the resulting state.
 
         The arguments are those of `subscribe`. Where `subscribe` raises ResyncRequired, and when the connection breaks
-        inside the snapshot, this gives a "resync" (forget all records) and a new snapshot.
+        inside the snapshot, this gives a "resync" (forget all records) and a new snapshot. `snapshot_max`: of a single
+        topic, at most so many records, the first ones in key order. The "snapshot_end" then has the reason "truncated"
+        if more match, and changes come of all of them.
 
         Rule: S1.
         """
@@ -121,6 +124,7 @@ class AsyncFollowing(AsyncCalls):
             select=select,
             exclude=exclude,
             batch_size=batch_size,
+            snapshot_max=snapshot_max,
         )
         return self._follow(request, retry_for, on_interruption)
 

@@ -1246,6 +1246,7 @@ class SubscribeRequest(_message.Message):
     DURABLE_FIELD_NUMBER: _builtins.int
     HELD_FIELD_NUMBER: _builtins.int
     VIEW_FIELD_NUMBER: _builtins.int
+    SNAPSHOT_MAX_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """The topic's name. Exactly one of `topic` and `topic_pattern` is needed."""
     topic_pattern: _builtins.str
@@ -1280,6 +1281,10 @@ class SubscribeRequest(_message.Message):
     """The `view` of an earlier SnapshotBegin. With `held` it is needed: where it names something else now, nothing counts
     as held. With `bookmark`: RESYNC_REQUIRED where it does, because a caller that may see more or less than before has
     to take a snapshot.
+    """
+    snapshot_max: _builtins.int
+    """With `sow` and one `topic`, and without `held`: the snapshot has at most so many records, the first ones in key order.
+    SnapshotEnd tells whether there are more. The changes after it are those of all matching records. 0: no bound.
     """
     @_builtins.property
     def select(self) -> Global___Projection:
@@ -1318,10 +1323,11 @@ class SubscribeRequest(_message.Message):
         durable: Global___DurableAttachment | None = ...,
         held: Global___HeldRanges | None = ...,
         view: _builtins.bytes = ...,
+        snapshot_max: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["bookmark", b"bookmark", "durable", b"durable", "earliest", b"earliest", "held", b"held", "select", b"select", "start", b"start", "start_time_micros", b"start_time_micros"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "bookmark", b"bookmark", "changes", b"changes", "conflation_micros", b"conflation_micros", "delta", b"delta", "durable", b"durable", "earliest", b"earliest", "empty_deltas", b"empty_deltas", "filter", b"filter", "held", b"held", "oof", b"oof", "progress_micros", b"progress_micros", "select", b"select", "sow", b"sow", "start", b"start", "start_time_micros", b"start_time_micros", "topic", b"topic", "topic_pattern", b"topic_pattern", "view", b"view"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "bookmark", b"bookmark", "changes", b"changes", "conflation_micros", b"conflation_micros", "delta", b"delta", "durable", b"durable", "earliest", b"earliest", "empty_deltas", b"empty_deltas", "filter", b"filter", "held", b"held", "oof", b"oof", "progress_micros", b"progress_micros", "select", b"select", "snapshot_max", b"snapshot_max", "sow", b"sow", "start", b"start", "start_time_micros", b"start_time_micros", "topic", b"topic", "topic_pattern", b"topic_pattern", "view", b"view"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_start: _TypeAlias = _typing.Literal["bookmark", "start_time_micros", "earliest"]  # noqa: Y015
     _WhichOneofArgType_start: _TypeAlias = _typing.Literal["start", b"start"]  # noqa: Y015
@@ -1878,18 +1884,22 @@ class SnapshotEnd(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     BOOKMARK_FIELD_NUMBER: _builtins.int
+    TRUNCATED_FIELD_NUMBER: _builtins.int
     bookmark: _builtins.str
     """The position of the snapshot. A subscriber that comes back may resume here. As in Progress, it may tell positions of
     other instances.
     """
+    truncated: _builtins.bool
+    """true: more records match than `snapshot_max`."""
     def __init__(
         self,
         *,
         bookmark: _builtins.str = ...,
+        truncated: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bookmark", b"bookmark"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bookmark", b"bookmark", "truncated", b"truncated"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
