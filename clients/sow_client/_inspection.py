@@ -14,7 +14,7 @@ from sow_client._records import Ttl, datetime_of, invalid, ttl_micros
 
 @dataclass(frozen=True, slots=True)
 class TopicDue:
-    """The records of one topic that fall due (rule L22)."""
+    """The records of one topic that fall due. Rule: L22."""
 
     topic: str
     overdue: int

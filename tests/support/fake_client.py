@@ -19,7 +19,6 @@ from sow_client import (
     AlreadyExists,
     BackupMade,
     Change,
-    ClockAccepted,
     Compacted,
     Deleted,
     EffectiveSetting,
@@ -394,10 +393,6 @@ class FakeClient(FakePublishing, FakeInspecting):
     def compact(self) -> Compacted:
         self._called("compact")
         return Compacted(4_096_000, 1_024)
-
-    def accept_clock(self) -> ClockAccepted:
-        self._called("accept_clock")
-        return ClockAccepted(NOW, NOW + timedelta(hours=1))
 
     def replication_status(self) -> ReplicationStatus:
         self._called("replication_status")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from datetime import timedelta
 
-from sow_client import ActiveSubscription, CallerSession, ConfigSetting, ExpiryHorizon, Figures
+from sow_client import ActiveSubscription, CallerSession, ClockAccepted, ConfigSetting, ExpiryHorizon, Figures
+from tests.support.fake_results import NOW
 from tests.support.fake_retention import FakeRetention
 
 
@@ -48,3 +50,7 @@ class FakeInspecting(FakeRetention):
     def config(self) -> list[ConfigSetting]:
         self._called("config")
         return self.settings
+
+    def accept_clock(self) -> ClockAccepted:
+        self._called("accept_clock")
+        return ClockAccepted(NOW, NOW + timedelta(hours=1))

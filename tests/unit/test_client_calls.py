@@ -9,7 +9,7 @@ from tests.support.called_server import ADMIN, SOW
 
 def test_every_rpc_of_the_contract_is_called_by_a_test_of_both_clients() -> None:
     folder = Path(__file__).parent
-    names = ("writes", "reads", "administration", "instances", "publishers")
+    names = ("writes", "reads", "administration", "inspecting", "instances", "publishers")
     modules = [folder.parent / "support" / "called_server.py", *(folder / f"test_client_{name}.py" for name in names)]
     text = "".join(module.read_text(encoding="utf-8") for module in modules)
     for service in (SOW, ADMIN):

@@ -20,11 +20,13 @@ class Inspecting(Calls):
     """The calls that look, and those that end what was found."""
 
     def history(self, topic: str, key: str, *, entries_max: int = 100, upto: str | None = None) -> History:
-        """The changes of a key that the journal still has, the newest first, across deletes and expiries (rule S9): at
-        most `entries_max`, up to the bookmark `upto`. `History.bookmark` continues it.
+        """The changes of a key that the journal still has, the newest first, across deletes and expiries: at most
+        `entries_max`, up to the bookmark `upto`. `History.bookmark` continues it.
 
         A change costs one look-up at the server. Only where the key was gone the journal is searched, some hundred
         thousand changes a second. Raises FailedPrecondition (NO_JOURNAL) if the topic has no journal.
+
+        Rule: S9.
         """
         request = _history.request(topic, key, entries_max=entries_max, upto=upto)
         reading = _history.Reading()
@@ -40,11 +42,13 @@ class Inspecting(Calls):
     def expiry_horizon(
         self, topic: str | None = None, spans: Iterable[Ttl] = (), *, exact: bool = False
     ) -> ExpiryHorizon:
-        """How many records of a topic, or of all topics, fall due in each of several spans of time (rule L22).
+        """How many records of a topic, or of all topics, fall due in each of several spans of time.
 
         `spans`: their ends from now, rising, such as ("1m", "1h"); by default 1m, 10m, 1h, 6h, 1d, 7d. The expiry index
         is counted, which is an estimate where lifetimes were extended; with `exact` each record is looked at. A caller
         with `rows` on a topic may not ask for it.
+
+        Rule: L22.
         """
         request = _inspection.horizon_request(topic, spans, exact=exact)
         return _inspection.horizon(self._call(self._admin.GetExpiryHorizon, request))

@@ -1,0 +1,95 @@
+"""The calls that look at a server: their requests, and the values of their answers, of both clients."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from sow.v1 import admin_pb2
+from sow_client import ActiveSubscription, ConfigSetting, Figures, InvalidArgument, Unavailable
+from tests.support.called_server import Server, loop, script, server
+from tests.support.scripted import SECONDS_MAX
+
+__all__ = ["loop", "script", "server"]  # fixtures
+
+SECOND = 1_000_000
+
+
+def test_the_expiry_horizon(server: Server) -> None:
+    call = server.begin(lambda: server.client.expiry_horizon("orders", ["1m", timedelta(hours=1)], exact=True))
+    due = admin_pb2.TopicHorizon(topic="orders", overdue=1, due=[2, 3], next_micros=9 * SECOND)
+    request = server.answer(
+        "GetExpiryHorizon",
+        admin_pb2.GetExpiryHorizonResponse(
+            as_of_micros=5 * SECOND, edge_micros=[60 * SECOND, 3600 * SECOND], topics=[due], upto_micros=65 * SECOND
+        ),
+    )
+    found = call.result(SECONDS_MAX)
+    assert request == admin_pb2.GetExpiryHorizonRequest(
+        topic="orders", edge_micros=[60 * SECOND, 3600 * SECOND], exact=True
+    )
+    assert found.spans == (timedelta(minutes=1), timedelta(hours=1))
+    assert not found.complete, "it ended within the last span"
+    (one,) = found.topics
+    assert (one.topic, one.overdue, one.due, one.incomplete) == ("orders", 1, (2, 3), False)
+    assert one.next_time is not None
+    assert one.next_time - found.as_of == timedelta(seconds=4)
+
+
+def test_subscriptions_and_the_end_of_one(server: Server) -> None:
+    call = server.begin(lambda: server.client.subscriptions("orders"))
+    message = admin_pb2.ActiveSubscription(
+        id="u4", session="s2", identity="desk", address="ipv4:1.2.3.4:5", since_micros=SECOND, topic="orders",
+        filter="/px > 2", position="e.7", behind=True, queued_bytes=9,
+    )  # fmt: skip
+    request = server.answer(
+        "ListSubscriptions", admin_pb2.ListSubscriptionsResponse(subscriptions=[message], head_bookmark="e.9")
+    )
+    (found,) = call.result(SECONDS_MAX)
+    assert isinstance(found, ActiveSubscription)
+    assert (found.id, found.session, found.filter, found.position, found.behind) == ("u4", "s2", "/px > 2", "e.7", True)
+    assert request == admin_pb2.ListSubscriptionsRequest(topic="orders")
+
+    ended = server.begin(lambda: server.client.end_subscription("u4"))
+    assert server.answer("EndSubscription", admin_pb2.EndSubscriptionResponse()) == admin_pb2.EndSubscriptionRequest(
+        id="u4"
+    )
+    ended.result(SECONDS_MAX)
+
+
+def test_figures_come_until_the_stream_ends(server: Server) -> None:
+    call = server.begin(lambda: watched(server))
+    first = admin_pb2.WatchFiguresResponse(as_of_micros=SECOND, last_sequence=7, topics_total=1)
+    topic = admin_pb2.TopicFigures(topic="orders", records=3, changes_per_second=2.5)
+    link = admin_pb2.LinkFigures(peer="ldn", state="streaming", lag_sequences=4, lag_micros=SECOND)
+    second = admin_pb2.WatchFiguresResponse(
+        as_of_micros=3 * SECOND, elapsed_micros=2 * SECOND, changes_per_second=2.5, topics=[topic], links=[link]
+    )
+    request = server.stream("WatchFigures", first, second)
+    one, other = call.result(SECONDS_MAX)
+    assert request == admin_pb2.WatchFiguresRequest(interval_micros=2 * SECOND, topics_max=5)
+    assert (one.elapsed, one.last_sequence, one.topics_total) == (timedelta(), 7, 1)
+    assert (other.elapsed, other.changes_per_second) == (timedelta(seconds=2), 2.5)
+    assert (other.topics[0].topic, other.topics[0].records) == ("orders", 3)
+    assert (other.links[0].peer, other.links[0].lag) == ("ldn", timedelta(seconds=1))
+
+
+def watched(server: Server) -> list[Figures]:
+    return list(server.client.watch_figures("2s", topics_max=5))
+
+
+def test_the_configuration(server: Server) -> None:
+    call = server.begin(server.client.config)
+    setting = admin_pb2.ConfigSetting(table="replication", key="token", origin="file", hidden=True)
+    server.answer("GetConfig", admin_pb2.GetConfigResponse(settings=[setting]))
+    assert call.result(SECONDS_MAX) == [ConfigSetting("replication", 0, "token", "", "file", True)]
+
+
+def test_arguments_that_cannot_be(server: Server) -> None:
+    for wrong in (
+        lambda: server.client.expiry_horizon("orders", ["soon"]),
+        lambda: next(server.client.watch_figures(topics_max=0)),
+    ):
+        with pytest.raises((InvalidArgument, Unavailable)):
+            wrong()
