@@ -39,7 +39,7 @@ def due(session: Session, output: Output, topic: str | None, spans: tuple[str, .
     ends = [display.exact_duration(span) for span in found.spans]
     output.many(
         [_facts(one, ends) for one in found.topics],
-        names=("topic", "next_time", "overdue", *[f"due_{end}" for end in ends], "incomplete"),
+        names=("topic", "next_time_micros", "overdue", *[f"due_{end}" for end in ends], "incomplete"),
         nothing="no topics",
     )
     _remark(found)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from datetime import UTC
+from datetime import UTC, timedelta
 from typing import Final
 
 import click
@@ -16,6 +16,7 @@ from sow_client import Client, Figures
 HEAD_EVERY: Final = 20
 """Lines after which the head of the table is written again."""
 TOPICS_SHOWN: Final = 3
+_MICROSECOND: Final = timedelta(microseconds=1)
 _HEAD: Final = "time      changes/s  expired/s    queue  subscr  behind  overdue      lag  busiest topics"
 
 
@@ -33,12 +34,11 @@ def show(client: Client, output: Output, interval: str) -> None:
 
 
 def _line(figures: Figures) -> bytes:
-    found = {
-        **asdict(figures),
-        "as_of": figures.as_of.isoformat(),
-        "elapsed": figures.elapsed.total_seconds(),
-        "links": [{**asdict(link), "lag": link.lag.total_seconds()} for link in figures.links],
-    }
+    found = asdict(figures)
+    found["as_of_micros"] = round(found.pop("as_of").timestamp() * 1e6)
+    found["elapsed_micros"] = found.pop("elapsed") // _MICROSECOND
+    for link in found["links"]:
+        link["lag_micros"] = link.pop("lag") // _MICROSECOND
     return msgspec.json.encode(found) + b"\n"
 
 

@@ -34,7 +34,7 @@ def test_every_setting_has_its_value_and_origin(tmp_path: Path) -> None:
     assert by_key["server", 0, "listen"][3:] == ('"127.0.0.1:7460"', "command line", False)
     assert by_key["storage", 0, "background_jobs"][3:] == ("2", "file", False), "also where it equals the default"
     assert by_key["storage", 0, "commit_records_max"].origin == "default"
-    assert by_key["defaults", 0, "max_ttl"][3:5] == ('"24h0m0s"', "file")
+    assert by_key["defaults", 0, "max_ttl"][3:5] == ('"1d"', "file")
     assert by_key["defaults", 0, "min_ttl"][3:5] == ("", "default")
     assert by_key["replication.peers", 1, "name"][3:5] == ('"ldn"', "file")
     told = {one.table for one in found}
