@@ -13,6 +13,7 @@ from typing import Final
 
 from sow.v1 import snapshot_pb2
 from sow_client import _lifetimes, _statuses
+from sow_client._keys import Key, key_texts
 from sow_client._packed import PackedRecords, column_values, packed
 from sow_client._records import EARLIEST, Start, Ttl, invalid, ttl_micros
 from sow_client._subscription import PASSING_REASONS
@@ -110,6 +111,7 @@ def read_request(
     batch_size: int,
     history: str | None,
     share: tuple[int, int] | None = None,
+    keys: Iterable[Key] = (),
 ) -> snapshot_pb2.ReadChangesRequest:
     """The request for changes."""
     number, shares = share or (0, 0)
@@ -128,6 +130,7 @@ def read_request(
         history_bookmark=history or "",
         share=number,
         shares=shares,
+        keys=key_texts(keys),
     )
 
 

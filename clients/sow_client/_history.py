@@ -10,6 +10,7 @@ from typing import Final
 from sow.v1 import sow_pb2
 from sow_client import _statuses
 from sow_client._change_frames import changes_of
+from sow_client._keys import Key, key_text
 from sow_client._records import Change, ChangeOp, ChangeReason, Record, datetime_of, invalid
 
 ENTRIES_MAX: Final = 10_000
@@ -43,11 +44,11 @@ class History:
     """True: there is nothing more to read, and the journal has discarded changes of the topic, perhaps of this key."""
 
 
-def request(topic: str, key: str, *, entries_max: int, upto: str | None) -> sow_pb2.ReadHistoryRequest:
+def request(topic: str, key: Key, *, entries_max: int, upto: str | None) -> sow_pb2.ReadHistoryRequest:
     """The request for a history."""
     if not 1 <= entries_max <= ENTRIES_MAX:
         raise invalid("entries_max", f"{entries_max} is not between 1 and {ENTRIES_MAX}")
-    return sow_pb2.ReadHistoryRequest(topic=topic, key=key, max_entries=entries_max, upto_bookmark=upto or "")
+    return sow_pb2.ReadHistoryRequest(topic=topic, key=key_text(key), max_entries=entries_max, upto_bookmark=upto or "")
 
 
 class Reading:

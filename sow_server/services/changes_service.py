@@ -23,7 +23,7 @@ from sow_server.services.reading import StoreReading
 from sow_server.services.submissions import settle
 from sow_server.subscriptions.consumers import Consumers
 from sow_server.subscriptions.hub import Hub
-from sow_server.subscriptions.ranges import ChangeColumns, KeyShare, RangeLimits, RangeReader, plan_range
+from sow_server.subscriptions.ranges import ChangeColumns, KeySet, KeyShare, RangeLimits, RangeReader, plan_range
 from sow_server.subscriptions.request import Start, StartKind
 
 log = structlog.get_logger(__name__)
@@ -31,6 +31,7 @@ log = structlog.get_logger(__name__)
 T = TypeVar("T")
 
 SHARES_MAX: Final = 1_000
+KEYS_MAX: Final = 10_000
 PARTS_MAX: Final = 1_000
 """The largest number of parts of a plan. Finding one takes some twenty seeks; finding all takes a tenth of a second."""
 PIECES_AT_ONCE: Final = 1
@@ -148,7 +149,7 @@ class ChangesService:
             raise convert.invalid(
                 "history_bookmark", f"names the sequence {history}, and the range begins after {start}"
             )
-        share = _share(request.share, request.shares)
+        chosen = _keys(request) or _share(request.share, request.shares)
         text = request.filter
         reader = RangeReader(
             reading.cuts,
@@ -161,7 +162,7 @@ class ChangesService:
             end=end,
             history=history,
             batch_size=batch_size,
-            share=share,
+            share=chosen,
             projection=Projection(hidden=restriction.hidden) if restriction.hidden else None,
         )
         footer = snapshot_pb2.ExportFooter()
@@ -232,6 +233,16 @@ def _start(request: snapshot_pb2.PlanChangesRequest) -> Start:
             return Start(StartKind.NOW)
         case None:
             raise convert.invalid("start", "one of bookmark, start_time_micros, earliest or latest is needed")
+
+
+def _keys(request: snapshot_pb2.ReadChangesRequest) -> KeySet | None:
+    if not request.keys:
+        return None
+    if request.shares or request.share:
+        raise convert.invalid("keys", "cannot be combined with shares")
+    if len(request.keys) > KEYS_MAX:
+        raise convert.invalid("keys", f"has {len(request.keys)} keys, and {KEYS_MAX} are allowed")
+    return KeySet(frozenset(key.encode() for key in request.keys))
 
 
 def _share(share: int, shares: int) -> KeyShare | None:

@@ -257,6 +257,17 @@ class KeyShare:
         return crc32(key) % self.of == self.number
 
 
+@dataclass(frozen=True, slots=True)
+class KeySet:
+    """Some keys."""
+
+    keys: frozenset[bytes]
+
+    def has(self, key: bytes) -> bool:
+        """Whether a key is among them."""
+        return key in self.keys
+
+
 class RangeReader:
     """Reads one range, piece by piece, each from a separate cut. From any thread, one at a time."""
 
@@ -271,7 +282,7 @@ class RangeReader:
         end: int,
         history: int | None = None,
         batch_size: int = 10_000,
-        share: KeyShare | None = None,
+        share: KeyShare | KeySet | None = None,
         projection: Projection | None = None,
     ) -> None:
         """`end` is on disk. `history`: previous records at or before this position are not looked up; None: back to the
@@ -350,7 +361,7 @@ class _RowCollector:
     matcher: VersionMatcher | None
     find: Find
     rows_max: int
-    share: KeyShare | None = None
+    share: KeyShare | KeySet | None = None
     columns: ChangeColumns = field(default_factory=_no_columns)
     size: int = 0
     looked_at: int = 0
@@ -401,7 +412,7 @@ class _RowCollector:
         self.size += sum([_size(changes, index) for index in range(start, stop)])
         return stop
 
-    def _add_shared(self, changes: Changes, start: int, stop: int, share: KeyShare) -> None:
+    def _add_shared(self, changes: Changes, start: int, stop: int, share: KeyShare | KeySet) -> None:
         chosen = list(compress(range(start, stop), map(share.has, changes.keys[start:stop])))
         if not chosen:
             return

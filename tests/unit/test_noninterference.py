@@ -389,6 +389,16 @@ REQUESTS: Final[dict[str, list[Request]]] = {
             "shares": 2,
             "share": 1,
         },
+        *[
+            lambda world, keys=keys: {
+                "topic": "orders",
+                "start_bookmark": world.bookmark(0),
+                "end_bookmark": world.head,
+                "columns": COLUMNS,
+                "keys": keys,
+            }
+            for keys in (["a00", "c1"], ["a03"], ["none"])
+        ],
     ],
     "PinJournal": [
         lambda world: {"topic": "orders", "name": "pin", "bookmark": world.bookmark(3), "idle_ttl_micros": SECOND},

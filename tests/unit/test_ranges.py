@@ -13,7 +13,7 @@ from sow_server.engine.values.model import BacklogAction, Durability, Expiration
 from sow_server.query.filtering import record_filter
 from sow_server.subscriptions import ranges
 from sow_server.subscriptions.frames import ChangeOp, ChangeReason
-from sow_server.subscriptions.ranges import KeyShare, RangeLimits, RangePlan, RangeReader, plan_range
+from sow_server.subscriptions.ranges import KeySet, KeyShare, RangeLimits, RangePlan, RangeReader, plan_range
 from sow_server.subscriptions.request import FROM_NOW, Start, StartKind
 from tests.support.stores import HOUR, MINUTE, SECOND, Rig
 from tests.support.subscribers import EARLIEST, NAMES, Subscribers
@@ -335,6 +335,28 @@ def test_shares_of_the_keys_have_every_change_and_those_of_a_key_in_order(rig: R
         keys = {key for _, key, _ in share}
         assert share == [row for row in whole if row[1] in keys], "all of a key, in order"
     assert sum(map(len, shares)) == len(whole)
+
+
+@pytest.mark.parametrize("text", ["", "/px < 5"])
+def test_some_keys_have_their_changes_alone(rig: Rig, text: str) -> None:
+    begin = last(rig)
+    put(rig, "a", "b", "c", px=1)
+    rig.delete("orders", "b")
+    put(rig, "b", "a", px=2, atomic=True)
+    found = rig.topic("orders")
+    reader = RangeReader(
+        rig.store.cuts,
+        rig.store.instance,
+        found,
+        record_filter(found, text, 0, allow_now=False) if text else None,
+        start=begin,
+        end=last(rig),
+        share=KeySet(frozenset([b"b", b"none"])),
+    )
+    columns = reader.read().columns
+    assert reader.done
+    assert set(columns.keys) == {b"b"}
+    assert list(columns.ops) == [ChangeOp.PUT, ChangeOp.DELETE, ChangeOp.PUT]
 
 
 def test_with_a_history_a_range_reads_the_same_after_earlier_changes_are_pruned(rig: Rig) -> None:

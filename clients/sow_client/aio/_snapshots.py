@@ -15,6 +15,7 @@ from sow.v1 import snapshot_pb2
 from sow_client import _changes, _exports, _lines, _statuses, _transport
 from sow_client._changes import ChangesPlan, Pin
 from sow_client._exports import Export
+from sow_client._keys import Key
 from sow_client._lines import Home
 from sow_client._packed import PackedColumn, PackedRecords
 from sow_client._records import Start, Ttl
@@ -139,6 +140,7 @@ class AsyncSnapshots(AsyncCalls):
         batch_size: int = 0,
         history: str | None = None,
         share: tuple[int, int] | None = None,
+        keys: Iterable[Key] = (),
     ) -> AsyncGenerator[PackedRecords, None]:
         """The changes after `start`, up to `end`, whose new or previous record matches `filter`, in order.
 
@@ -147,6 +149,7 @@ class AsyncSnapshots(AsyncCalls):
         payload. `batch_size`: the most changes at once, 0 for 10,000. A range may be read again, with the same result
         as long as the journal reaches back to it. With a filter this needs `history`: the bookmark at which the whole
         range begins, or an earlier one. The state of records before it is not looked up; they count as having matched.
+        `keys`: only the changes of these, for which nothing is looked up; not with `share`.
         `share=(i, n)`: only the changes of the keys in the i-th of n shares. So n readers together read the whole
         range, and one of them gets all changes of a key, in order. It ends after the last change, or raises. After a
         break it reconnects, and nothing comes twice. Raises ResyncRequired (BOOKMARK_TOO_OLD) when the journal no
@@ -155,7 +158,16 @@ class AsyncSnapshots(AsyncCalls):
         Rules: S2, J1.
         """
         request = _changes.read_request(
-            topic, start, end, filter, columns=columns, lines=lines, batch_size=batch_size, history=history, share=share
+            topic,
+            start,
+            end,
+            filter,
+            columns=columns,
+            lines=lines,
+            batch_size=batch_size,
+            history=history,
+            share=share,
+            keys=keys,
         )
         return self._read_changes(_changes.ReadChangesCore(request), Home(f"the reading of changes of {topic}"))
 

@@ -12,6 +12,7 @@ from sow.v1 import admin_pb2
 from sow_client import _history, _inspection, _statuses
 from sow_client._history import History
 from sow_client._inspection import ActiveSubscription, ConfigSetting, ExpiryHorizon, Figures
+from sow_client._keys import Key
 from sow_client._records import Ttl
 from sow_client.blocking._calls import Calls
 
@@ -19,7 +20,7 @@ from sow_client.blocking._calls import Calls
 class Inspecting(Calls):
     """The calls that look, and those that end what was found."""
 
-    def history(self, topic: str, key: str, *, entries_max: int = 100, upto: str | None = None) -> History:
+    def history(self, topic: str, key: Key, *, entries_max: int = 100, upto: str | None = None) -> History:
         """The changes of a key that the journal still has, the newest first, across deletes and expiries: at most
         `entries_max`, up to the bookmark `upto`. `History.bookmark` continues it.
 

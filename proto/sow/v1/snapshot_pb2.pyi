@@ -592,6 +592,7 @@ class ReadChangesRequest(_message.Message):
     HISTORY_BOOKMARK_FIELD_NUMBER: _builtins.int
     SHARES_FIELD_NUMBER: _builtins.int
     SHARE_FIELD_NUMBER: _builtins.int
+    KEYS_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """The topic's name."""
     start_bookmark: _builtins.str
@@ -622,6 +623,12 @@ class ReadChangesRequest(_message.Message):
     def columns(self) -> _containers.RepeatedScalarFieldContainer[Global___PackedColumn.ValueType]:
         """The requested columns."""
 
+    @_builtins.property
+    def keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Only changes of these record keys, at most 10,000. No previous record is looked up for it. Not with `shares`. Empty:
+        all keys.
+        """
+
     def __init__(
         self,
         *,
@@ -635,10 +642,11 @@ class ReadChangesRequest(_message.Message):
         history_bookmark: _builtins.str = ...,
         shares: _builtins.int = ...,
         share: _builtins.int = ...,
+        keys: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "columns", b"columns", "end_bookmark", b"end_bookmark", "filter", b"filter", "history_bookmark", b"history_bookmark", "lines", b"lines", "share", b"share", "shares", b"shares", "start_bookmark", b"start_bookmark", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "columns", b"columns", "end_bookmark", b"end_bookmark", "filter", b"filter", "history_bookmark", b"history_bookmark", "keys", b"keys", "lines", b"lines", "share", b"share", "shares", b"shares", "start_bookmark", b"start_bookmark", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
