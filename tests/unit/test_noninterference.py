@@ -316,7 +316,7 @@ REQUESTS: Final[dict[str, list[Request]]] = {
     "ReadHistory": [
         *[orders(key=key) for key in ("a00", "a03", "b00", "c1", "c2", "z1", "none", "")],
         orders(key="c1", max_entries=1),
-        lambda world: {"topic": "orders", "key": "c1", "max_entries": 1, "upto_bookmark": world.know["older"]},
+        lambda world: {"topic": "orders", "key": "c1", "max_entries": 1, "upto_bookmark": world.know.get("older", "")},
         lambda world: {"topic": "orders", "key": "a03", "upto_bookmark": world.bookmark(9)},
         orders(key="c1", max_entries=99_999),
         plain(topic="elsewhere", key="a00"),
