@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
+from functools import partial
 from io import BufferedReader
 from typing import Final, TypeVar, get_args
 
@@ -196,23 +197,16 @@ def query(
     named, include, leave_out = _paths(select, exclude)
     for fields in (("--select", bool(named)), ("--exclude", leave_out is not None)):
         arguments.refuse_together(fields, ("--keys-only", keys_only), ("--count", count_only))
-    for others in (("--count", count_only), ("--min-position", min_position is not None)):
-        arguments.refuse_together(("--explain", explain), others)
-    arguments.refuse_together(("--with-plan", with_plan), ("--explain", explain), ("--count", count_only))
-    if no_run and not explain:
-        raise click.UsageError("--no-run needs --explain")
+    _check_plans(count_only, min_position, explain=explain, no_run=no_run, with_plan=with_plan)
     arguments.refuse_together(("--order-by", bool(order_by)), ("--count", count_only))
-    _check_watch(watch, output, count_only=count_only, explain=explain)
+    _check_watch(watch, output, count_only=count_only, explain=explain, with_plan=with_plan)
     # One more than is shown tells whether there are more.
     limit = TERMINAL_RECORDS_MAX if top is None and not count_only and sys.stdout.isatty() else None
-    wanted = [key for some in keys for key in some] or None
-    order = list(order_by) or None
+    wanted, order = [key for some in keys for key in some] or None, list(order_by) or None
     with session.client() as client:
         if explain:
-            plan = client.explain(
-                topic, filter_text, order_by=order, keys=wanted, skip_n=skip, top_n=top, run=not no_run
-            )
-            output.one(_plan_facts(topic, plan))
+            explained = partial(client.explain, topic, filter_text, order_by=order, keys=wanted, run=not no_run)
+            output.one(_plan_facts(topic, explained(skip_n=skip, top_n=top)))
             return
         if count_only and not (wanted or top or skip):
             output.one(_count_facts(topic, client.count(topic, filter_text, min_position=min_position)))
@@ -245,12 +239,19 @@ def query(
             batches = _Watched(result.batches(), limit)
             written = output.records(batches, form, now_micros=lambda: _as_of(result))
         _remark_on(result, batches, written, form, output)
-        if result.plan is not None:
-            note(_way(result.plan))
 
 
-def _check_watch(watch: str | None, output: Output, *, count_only: bool, explain: bool) -> None:
-    arguments.refuse_together(("--watch", watch is not None), ("--count", count_only), ("--explain", explain))
+def _check_plans(count_only: bool, min_position: str | None, *, explain: bool, no_run: bool, with_plan: bool) -> None:
+    for others in (("--count", count_only), ("--min-position", min_position is not None)):
+        arguments.refuse_together(("--explain", explain), others)
+    arguments.refuse_together(("--with-plan", with_plan), ("--explain", explain), ("--count", count_only))
+    if no_run and not explain:
+        raise click.UsageError("--no-run needs --explain")
+
+
+def _check_watch(watch: str | None, output: Output, *, count_only: bool, explain: bool, with_plan: bool) -> None:
+    watched = ("--watch", watch is not None)
+    arguments.refuse_together(watched, ("--count", count_only), ("--explain", explain), ("--with-plan", with_plan))
     if watch is not None and not (output.is_table and sys.stdout.isatty()):
         raise click.UsageError("--watch shows a table on a terminal; in a pipe, follow with sow subscribe --sow")
 
@@ -263,6 +264,8 @@ def _watch(form: RecordForm, every: str, ask: Callable[[int], QueryResult], top:
 
 def _remark_on(result: QueryResult, batches: _Watched, written: int, form: RecordForm, output: Output) -> None:
     """Remarks on what a query has shown, and has not."""
+    if result.plan is not None:
+        note(_way(result.plan))
     if batches.more:
         note(f"the first {display.records(written)}, and there are more: --top N shows N, a pipe all of them")
     if not output.is_table or result.footer is None:
