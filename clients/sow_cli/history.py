@@ -1,15 +1,13 @@
-"""`sow history`: the story of one key, as the journal keeps it.
+"""`sow history`: the story of one key, as the journal keeps it (rule S9).
 
 [1]  The command ends at the last change that was on disk when it began.
-[2]  A deletion and a change of a lifetime carry no time of their own. Theirs is the time of their commit, to the
-     millisecond, which the server's search by time finds; it is looked up for the newest ones only.
+[2]  A publish and an expiry happen at the time that the record carries, also where another instance made them. The time
+     of a deletion and of a touch is that of the commit here.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Final, cast
 
@@ -19,15 +17,14 @@ import msgspec
 from sow_cli import arguments, display
 from sow_cli.columns import Fields, one_line, text
 from sow_cli.output import Fact, Format, Output, note, output_option
-from sow_cli.rows import NEVER_MICROS, BatchColumns, RecordForm, payload_text, shown_payload
+from sow_cli.rows import RecordForm, payload_text, shown_payload
 from sow_cli.session import Session
-from sow_client import EARLIEST, ChangesPlan, Client, PackedRecords, Topic
+from sow_client import EARLIEST, Client, PastChange, Topic
 
-_COLUMNS: Final = ("payload", "version", "publish_time", "expire_time", "origin", "sequence", "op")
 _KEPT_MAX: Final = 10_000
 """Changes that are told without --last."""
-_LOOKED_UP_MAX: Final = 100
-"""Commit times that are looked up, each by some 25 calls ([2])."""
+_PAGE_MAX: Final = 10_000
+"""Changes of one call, which the server bounds."""
 _NAMES: Final = (
     "time_micros",
     "op",
@@ -36,25 +33,10 @@ _NAMES: Final = (
     "sequence",
     "expire_time_micros",
     "origin",
+    "instance",
     "changed",
     "payload",
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One change of the key. Of a delete and an expiry the values are those of the record that has gone."""
-
-    op: str
-    """put, delete or expire."""
-    reason: str
-    """touched, for a put that changed the lifetime alone; else empty."""
-    payload: bytes
-    version: int
-    publish_time_micros: int
-    expire_time_micros: int | None
-    origin: str
-    sequence: int
 
 
 @click.command(short_help="Tell the story of one key.")
@@ -75,135 +57,104 @@ def history(session: Session, topic: str, key: str, last: int | None, output: Ou
       sow history orders 1
       sow history sessions alice --last 10 --format json
     """
+    most = last or _KEPT_MAX
     with session.client() as client:
         described = client.describe_topic(topic)
         form = RecordForm.of(topic, described.settings)
-        plan = client.plan_changes(topic, start=EARLIEST)
-        entries: deque[Entry] = deque(maxlen=last or _KEPT_MAX)
-        seen = 0
-        for entry in _entries(client, topic, key, plan):
-            entries.append(entry)
-            seen += 1
-        times = _Times(client, described, plan)
-        told = _tell(list(entries), form, times.of, as_text=output.format is Format.CSV)
-        begin = times.first()
-        current = client.get(topic, key)
+        # One more than is shown: the oldest one that is shown is compared with it.
+        changes, complete = _read(client, topic, key, most + 1)
+        begin = _begin(client, described, complete=complete) if output.is_table else ""
+        current = client.get(topic, key) if output.is_table else None
+    told = _tell(changes, form, as_text=output.format is Format.CSV)[-most:]
     output.many(told, names=_NAMES, nothing="the journal has no change of this key")
-    if seen > len(told):
-        note(f"the last {display.count(len(told))} of {display.count(seen)} changes; --last N shows more")
+    if len(changes) > most:
+        note(f"the last {display.counted(most, 'change')}, and there are more: --last N shows N")
     if not output.is_table:
         return
     note(begin)
     if current is None:
         note(f"now: there is no record {key!r}")
     else:
-        expires = display.expire_time(current.expire_time_micros, times.now_micros, acts=form.acts)
+        now_micros = round(datetime.now(UTC).timestamp() * 1e6)
+        expires = display.expire_time(current.expire_time_micros, now_micros, acts=form.acts)
         note(f"now: version {current.version}, expires {expires}")
 
 
-def _entries(client: Client, topic: str, key: str, plan: ChangesPlan) -> Iterator[Entry]:
-    """The changes of the key, in order."""
-    if plan.start == plan.end:
-        return
-    wanted = f"@key = '{key.translate(_ESCAPES)}'"
-    for batch in client.read_changes(topic, plan.start, plan.end, filter=wanted, columns=_COLUMNS):
-        yield from _unpacked(batch)
+def _read(client: Client, topic: str, key: str, most: int) -> tuple[list[PastChange], bool]:
+    """The last changes, the oldest first; and whether there have never been others."""
+    found: list[PastChange] = []
+    upto = None
+    while True:
+        page = client.history(topic, key, entries_max=min(_PAGE_MAX, most - len(found)), upto=upto)
+        found += page.entries
+        upto = page.bookmark
+        if not upto or len(found) >= most:
+            return found[::-1], not upto and not page.discarded
 
 
-def _unpacked(batch: PackedRecords) -> Iterator[Entry]:
-    columns = BatchColumns.of_packed(batch)
-    for index in range(batch.count):
-        expire = columns.expire_times_micros[index]
-        yield Entry(
-            op=_OPS.get(batch.ops[index], "change"),
-            reason="touched" if batch.reasons[index] == _TOUCHED else "",
-            payload=columns.payloads[index],
-            version=columns.versions[index],
-            publish_time_micros=columns.publish_times_micros[index],
-            expire_time_micros=None if expire == NEVER_MICROS else expire,
-            origin=columns.origins[index],
-            sequence=columns.sequences[index],
-        )
+def _begin(client: Client, topic: Topic, *, complete: bool) -> str:
+    """Where the story begins."""
+    made = display.instant(round(topic.create_time.timestamp() * 1e6))
+    if complete:
+        return f"the journal has all changes since the topic was made {made}"
+    plan = client.plan_changes(topic.name, start=EARLIEST)
+    if not plan.entries:
+        return f"the journal is empty; the topic was made {made}"
+    begin = display.instant(_committed(client, topic, _sequence(plan.start) + 1))
+    return f"the journal begins {begin}, the topic was made {made}: changes in between, if any, are not kept"
 
 
-_ESCAPES: Final = str.maketrans({"\\": "\\\\", "'": "\\'", "\n": "\\n", "\r": "\\r", "\t": "\\t"})
-"""Of a text in a filter."""
-_OPS: Final[Mapping[int, str]] = {1: "put", 3: "delete", 4: "expire"}  # sow.v1.ChangeOp
-_TOUCHED: Final = 1  # sow.v1.ChangeReason
-
-
-class _Times:
-    """The times of changes ([2])."""
-
-    def __init__(self, client: Client, topic: Topic, plan: ChangesPlan) -> None:
-        self._client = client
-        self._topic = topic
-        self._plan = plan
-        self.now_micros = round(datetime.now(UTC).timestamp() * 1e6)
-        self._left = _LOOKED_UP_MAX
-
-    def first(self) -> str:
-        """Where the story begins."""
-        made = _instant(round(self._topic.create_time.timestamp() * 1e6))
-        if not self._plan.entries:
-            return f"the journal is empty; the topic was made {made}"
-        begin = _instant(self._committed(_sequence(self._plan.start) + 1, 0))
-        return f"the journal begins {begin}, the topic was made {made}: changes in between, if any, are not kept"
-
-    def of(self, entry: Entry) -> int | None:
-        """When a change happened; None: it was not looked up."""
-        if entry.op == "expire":
-            return entry.expire_time_micros
-        if entry.op == "put" and not entry.reason:
-            return entry.publish_time_micros
-        if not self._left:
-            return None
-        self._left -= 1
-        return self._committed(entry.sequence, entry.publish_time_micros)
-
-    def _committed(self, sequence: int, after_micros: int) -> int:
-        """The greatest millisecond at whose begin the journal had not reached `sequence`."""
-        low, high = after_micros // 1000, self.now_micros // 1000 + 1
-        while high - low > 1:
-            middle = (low + high) // 2
-            start = datetime.fromtimestamp(middle / 1000, UTC)
-            if _sequence(self._client.plan_changes(self._topic.name, start=start).start) < sequence:
-                low = middle
-            else:
-                high = middle
-        return low * 1000
+def _committed(client: Client, topic: Topic, sequence: int) -> int:
+    """The greatest millisecond at whose begin the journal had not reached `sequence`: some 30 searches by time."""
+    low = round(topic.create_time.timestamp() * 1e3)
+    high = max(low, round(datetime.now(UTC).timestamp() * 1e3)) + 86_400_000  # the server's clock may be ahead of ours
+    while high - low > 1:
+        middle = (low + high) // 2
+        start = datetime.fromtimestamp(middle / 1000, UTC)
+        if _sequence(client.plan_changes(topic.name, start=start).start) < sequence:
+            low = middle
+        else:
+            high = middle
+    return low * 1000
 
 
 def _sequence(bookmark: str) -> int:
     return int(bookmark.partition(";")[0].rpartition(".")[2])
 
 
-def _tell(
-    entries: Sequence[Entry], form: RecordForm, time_of: Callable[[Entry], int | None], *, as_text: bool
-) -> list[list[Fact]]:
-    """The changes, each with what it changed, compared with the one before."""
+def _tell(changes: Sequence[PastChange], form: RecordForm, *, as_text: bool) -> list[list[Fact]]:
+    """The changes, each with the fields that it changed, compared with the one before."""
     told: list[list[Fact]] = []
     before: bytes | None = None
-    # The newest first, as only so many are looked up.
-    times = [time_of(entry) for entry in reversed(entries)][::-1]
-    for entry, time_micros in zip(entries, times, strict=True):
+    for entry in changes:
+        payload = entry.record.payload
         changed: list[str] | None = None
-        if entry.op != "put":
+        if entry.reason == "not_permitted":
+            what = "you may not see the record any more"
+        elif entry.op != "put":
             what = "deleted" if entry.op == "delete" else "expired"
         elif entry.reason:
             what = "new lifetime"
         else:
-            differences = None if before is None else _differences(form.fields, before, entry.payload)
+            differences = None if before is None else _differences(form.fields, before, payload)
             if differences is None:
-                what = shown_payload(entry.payload, form)
+                what = shown_payload(payload, form)
             else:
                 changed = list(differences)
                 what = ", ".join(differences.values()) or "published again, unchanged"
-        before = entry.payload if entry.op == "put" else None
-        facts = _facts(entry, form, time_micros, changed, what)
-        payload = _payload(entry.payload, form, as_text=as_text)
-        told.append([*facts, Fact("payload", payload, "", in_lists=False)])
+        before = payload if entry.op == "put" else None
+        facts = _facts(entry, form, changed, what)
+        told.append([*facts, Fact("payload", _payload(payload, form, as_text=as_text), "", in_lists=False)])
     return told
+
+
+def _time_micros(entry: PastChange) -> int:
+    """When a change happened ([2])."""
+    if entry.op == "expire" and entry.record.expire_time_micros is not None:
+        return entry.record.expire_time_micros
+    if entry.op == "put" and not entry.reason:
+        return entry.record.publish_time_micros
+    return round(entry.time.timestamp() * 1e6)
 
 
 def _differences(fields: Fields, before: bytes, after: bytes) -> dict[str, str] | None:
@@ -225,30 +176,28 @@ def _shown(value: str | None) -> str:
     return display.safe(value) if len(value) <= 40 else display.safe(value[:39]) + "…"
 
 
-def _instant(micros: int | None) -> str:
-    return display.UNKNOWN if micros is None else display.instant(micros)
-
-
-def _facts(entry: Entry, form: RecordForm, time_micros: int | None, changed: list[str] | None, what: str) -> list[Fact]:
+def _facts(entry: PastChange, form: RecordForm, changed: list[str] | None, what: str) -> list[Fact]:
+    record, time_micros = entry.record, _time_micros(entry)
     return [
-        Fact("time_micros", time_micros, _instant(time_micros), label="time"),
+        Fact("time_micros", time_micros, display.instant(time_micros), label="time"),
         Fact("op", entry.op, entry.op),
-        Fact("reason", entry.reason or None, entry.reason, in_lists=False),
-        Fact("version", entry.version, str(entry.version)),
-        Fact("sequence", entry.sequence, str(entry.sequence), in_lists=False),
-        Fact("expire_time_micros", entry.expire_time_micros, _lifetime(entry, form, time_micros), label="lifetime"),
-        Fact("origin", entry.origin, display.safe(entry.origin), in_lists=False),
+        Fact("reason", entry.reason, entry.reason or "", in_lists=False),
+        Fact("version", record.version, str(record.version)),
+        Fact("sequence", record.sequence, str(record.sequence), in_lists=False),
+        Fact("expire_time_micros", record.expire_time_micros, _lifetime(entry, form, time_micros), label="lifetime"),
+        Fact("origin", record.origin, display.safe(record.origin), in_lists=False),
+        Fact("instance", entry.instance or None, display.safe(entry.instance), in_lists=False),
         Fact("changed", changed, what, label="what changed"),
     ]
 
 
-def _lifetime(entry: Entry, form: RecordForm, time_micros: int | None) -> str:
+def _lifetime(entry: PastChange, form: RecordForm, time_micros: int) -> str:
     if entry.op != "put":
         return ""
-    expire, begin = entry.expire_time_micros, time_micros or entry.publish_time_micros
+    expire = entry.record.expire_time_micros
     if expire is None:
         return "never expires"
-    return display.duration(max(0, expire - begin)) if form.acts else "never (off)"
+    return display.duration(max(0, expire - time_micros)) if form.acts else "never (off)"
 
 
 def _payload(payload: bytes, form: RecordForm, *, as_text: bool) -> str:

@@ -117,28 +117,19 @@ def test_the_story_of_a_key_from_its_first_publish_to_its_end(
     ]
     assert [one["payload"] for one in story][1] == {"id": "it's", "px": 9.7, "note": "hi"}
     times = [int(str(one["time_micros"])) // 1000 for one in story]
-    assert times == sorted(times), "also those that are looked up"
+    assert times == sorted(times), "also those of commits"
+    assert {one["instance"] for one in story} == {one["origin"] for one in story}
     monkeypatch.setenv("COLUMNS", "200")  # processes of pytest-xdist have 80
     shown = run("history", "stories", "it's", "--format", "table")
     assert "px 9.5 → 9.7, note - → hi" in shown.stdout
-    assert shown.stderr.startswith("the journal begins 20")
+    assert shown.stderr.startswith("the journal has all changes since the topic was made 20")
     assert "now: there is no record" in shown.stderr
     last = run("history", "stories", "it's", "--last", "1")
     assert [one["op"] for one in rows(last)] == ["expire"]
-    assert "the last 1 of 6 changes" in last.stderr
+    assert "the last 1 change, and there are more" in last.stderr
+    second, *_ = rows(run("history", "stories", "it's", "--last", "5"))
+    assert second["changed"] == ["px", "note"], "compared with the change before it"
     assert rows(run("history", "stories", "nobody")) == []
-
-
-def test_a_story_says_where_the_journal_begins(run: Run, client: Client) -> None:
-    """What was discarded is not told as if it had never been."""
-    client.create_topic("short", key=["/id"], retain_time="0s", retain_bytes=0)
-    empty = run("history", "short", "1", "--format", "table")
-    assert "no change of this key" in empty.stdout
-    assert "the journal is empty; the topic was made 20" in empty.stderr
-    client.publish("short", {"id": 1})
-    begins = run("history", "short", "1", "--format", "table")
-    assert "changes in between, if any, are not kept" in begins.stderr
-    assert "now: version" in begins.stderr
 
 
 # ---- doctor ----

@@ -129,6 +129,9 @@ class FakeClient(FakePublishing, FakeInspecting):
 
     # ---- reading ----
 
+    def get(self, topic: str, key: str) -> Record | None:
+        return next(iter(self.get_many(topic, [key])), None)
+
     def get_many(
         self,
         topic: str,

@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 
-from sow_client import ActiveSubscription, CallerSession, ClockAccepted, ConfigSetting, ExpiryHorizon, Figures
+from sow_client import (
+    ActiveSubscription,
+    CallerSession,
+    ChangesPlan,
+    ClockAccepted,
+    ConfigSetting,
+    ExpiryHorizon,
+    Figures,
+    History,
+    PastChange,
+)
 from tests.support.fake_results import NOW
 from tests.support.fake_retention import FakeRetention
 
@@ -20,6 +30,10 @@ class FakeInspecting(FakeRetention):
         self.figures: list[Figures] = []
         self.settings: list[ConfigSetting] = []
         self.active: list[ActiveSubscription] = []
+        self.past: list[PastChange] = []
+        """The history of every key, the newest first."""
+        self.begin: datetime | None = None
+        """When the first change was committed that the journal still has; None: it has all changes."""
 
     def expiry_horizon(
         self, topic: str | None = None, spans: Sequence[object] = (), *, exact: bool = False
@@ -50,6 +64,21 @@ class FakeInspecting(FakeRetention):
     def config(self) -> list[ConfigSetting]:
         self._called("config")
         return self.settings
+
+    def history(self, topic: str, key: str, *, entries_max: int = 100, upto: str | None = None) -> History:
+        self._called("history", topic=topic, key=key, entries_max=entries_max, upto=upto)
+        first = int(upto or 0)
+        shown = tuple(self.past[first : first + entries_max])
+        more = first + len(shown) < len(self.past)
+        return History(shown, str(first + len(shown)) if more else "", not more and self.begin is not None)
+
+    def plan_changes(self, topic: str, *, start: object) -> ChangesPlan:
+        """Of a journal whose first change has the sequence 8, if anything was discarded."""
+        self._called("plan_changes", topic=topic, start=start)
+        assert self.begin is not None, "only then it is asked"
+        after = 9 if isinstance(start, datetime) and start > self.begin else 7
+        entries = len(self.past)
+        return ChangesPlan(f"e.{after}", "e.9", "e.9", "e.7", entries, 100 * entries, 0, ())
 
     def accept_clock(self) -> ClockAccepted:
         self._called("accept_clock")

@@ -1,4 +1,4 @@
-"""`sow due`, `sow sessions` and `sow status --watch`, against a fake client."""
+"""`sow due`, `sow history`, `sow sessions` and `sow status --watch`, against a fake client."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from sow_client import (
     ExpiryHorizon,
     Figures,
     LinkFigures,
+    PastChange,
     TopicDue,
     TopicFigures,
 )
@@ -127,3 +128,59 @@ def test_config_show_tells_values_and_origins(client: FakeClient) -> None:
     assert [one["key"] for one in rows(run(client, "config", "show", "--changed"))] == ["listen", "token", "name"]
     refused = run(client, "config", "show", "stroage")
     assert (refused.exit_code, "storage" in refused.stderr) == (2, True)
+
+
+# ---- history ----
+
+
+def past(client: FakeClient, *prices: int) -> list[PastChange]:
+    """One publish of the key 1 for each price, the newest first."""
+    found = []
+    for price in prices:
+        client.publish("orders", b'{"id":1,"px":%d}' % price)
+        (record,) = client.get_many("orders", ["1"])
+        found.append(PastChange("put", None, record, NOW, "nyc"))
+    return found[::-1]
+
+
+def test_the_last_changes_are_compared_with_the_one_before_them(client: FakeClient) -> None:
+    client.add("orders")
+    client.past = past(client, 5, 6, 7)
+    told = run(client, "history", "orders", "1", "--last", "1")
+    assert [(row["changed"], row["instance"]) for row in rows(told)] == [(["px"], "nyc")]
+    assert "the last 1 change, and there are more" in told.stderr
+    assert client.arguments_of("history")["entries_max"] == 2
+    whole = run(client, "history", "orders", "1", "--last", "3", "--format", "table")
+    assert "more" not in whole.stderr
+    assert "the journal has all changes since the topic was made" in whole.stderr
+
+
+def test_a_long_story_is_read_in_pages(client: FakeClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sow_cli.history._PAGE_MAX", 2)
+    client.add("orders")
+    client.past = past(client, 5, 6, 7, 8, 9)
+    told = rows(run(client, "history", "orders", "1", "--last", "4"))
+    assert [row["payload"] for row in told] == [{"id": 1, "px": price} for price in (6, 7, 8, 9)]
+    assert [arguments["upto"] for name, arguments in client.calls if name == "history"] == [None, "2", "4"]
+
+
+def test_a_story_says_where_the_journal_begins(client: FakeClient) -> None:
+    """What was discarded is not told as if it had never been."""
+    client.add("orders")
+    client.past = past(client, 5)
+    client.begin = client.describe_topic("orders").create_time + timedelta(minutes=3, milliseconds=7)
+    told = run(client, "history", "orders", "1", "--format", "table")
+    assert f"the journal begins {client.begin:%Y-%m-%d %H:%M:%S}.007Z" in told.stderr.replace("T", " ")
+    assert "changes in between, if any, are not kept" in told.stderr
+    assert "now: version" in told.stderr
+    client.past = []
+    empty = run(client, "history", "orders", "2", "--format", "table")
+    assert "no change of this key" in empty.stdout
+    assert "the journal is empty; the topic was made" in empty.stderr
+
+
+def test_a_record_that_went_out_of_sight_is_not_told_as_deleted(client: FakeClient) -> None:
+    client.add("orders")
+    (change,) = past(client, 5)
+    client.past = [replace(change, op="delete", reason="not_permitted", instance="")]
+    assert "you may not see the record any more" in run(client, "history", "orders", "1", "--format", "table").stdout
