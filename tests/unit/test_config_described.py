@@ -1,10 +1,10 @@
-"""The configuration with origins, without secrets (`GetConfig`)."""
+"""The configuration with origins, without secrets (`GetConfig`), and as a file."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from sow_server.config import Overrides, described, knobs, load
+from sow_server.config import Overrides, described, knobs, load, render
 from sow_server.config.described import SECRETS
 from sow_server.config.kinds import MayBeAbsent, Text
 
@@ -61,3 +61,16 @@ def test_every_text_that_may_be_a_secret_is_known() -> None:
 
 def test_without_a_file_all_are_defaults() -> None:
     assert {one.origin for one in described(load(None))} == {"default"}
+
+
+def test_every_table_is_in_the_configuration_as_a_file(tmp_path: Path) -> None:
+    """Story: --print-config left out [tracing], so a configuration that was made from it had no traces."""
+    file = tmp_path / "sow.toml"
+    file.write_text(TEXT + '[topics.orders]\nkey = ["/id"]\n')
+    found = load(file)
+    rendered = render(found)
+    file.write_text(rendered)
+    assert load(file) == found
+    tables = {line.strip("[]") for line in rendered.splitlines() if line.startswith("[")}
+    absent = {"server.tls", "server.listeners", "access.jwt", "topics.NAME"}
+    assert tables == {knob.table for knob in knobs()} - absent | {"topics.orders"}
