@@ -23,7 +23,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 import click
 
@@ -69,6 +69,14 @@ class NotSecure(Refused):
 class RootGroup(click.Group):
     """The command `sow`: every error of a subcommand passes through here."""
 
+    def make_context(self, *arguments: Any, **named: Any) -> click.Context:
+        try:
+            return super().make_context(*arguments, **named)
+        except BrokenPipeError:  # click ends quietly
+            raise
+        except OSError as error:  # --help and --version write here
+            raise _unwritten(error) from error
+
     def invoke(self, ctx: click.Context) -> object:
         try:
             with _terminated_in_order():
@@ -81,12 +89,7 @@ class RootGroup(click.Group):
         except BrokenPipeError:
             _leave_quietly(ctx)
         except OSError as error:
-            # A full disk, above all: of a file, or of the output, whose rest cannot be written at the end.
-            try:
-                sys.stdout.flush()
-            except OSError:
-                _discard_output()
-            raise Refused(f"cannot write: {error.strerror or error}") from error
+            raise _unwritten(error) from error
         except SowError as error:
             failure = Refused
             if is_unanswered(error):
@@ -94,6 +97,15 @@ class RootGroup(click.Group):
             hint = ctx.obj.hint(error) if isinstance(ctx.obj, Session) else ""
             raise failure(describe(error) + (f"\n  hint: {hint}" if hint else "")) from error
         return result
+
+
+def _unwritten(error: OSError) -> Refused:
+    """A full disk, above all: of a file, or of the output, whose rest cannot be written at the end."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        _discard_output()
+    return Refused(f"cannot write: {error.strerror or error}")
 
 
 @contextmanager

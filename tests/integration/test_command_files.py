@@ -434,6 +434,15 @@ def test_a_full_disk_is_a_sentence(server: ServerProcess, form: str) -> None:
     assert (made.returncode, made.stderr.splitlines()[0]) == (1, b"sow: cannot write: No space left on device")
 
 
+@pytest.mark.parametrize("option", ["--help", "--version"])
+def test_a_full_disk_is_a_sentence_also_for_help(option: str) -> None:
+    """Story: a traceback."""
+    with open("/dev/full", "wb") as full:
+        command = [sys.executable, "-m", "sow_cli", option]
+        made = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, timeout=SECONDS_MAX, check=False)
+    assert (made.returncode, made.stderr.splitlines()[0]) == (1, b"sow: cannot write: No space left on device")
+
+
 def test_a_closed_output_is_no_fault(server: ServerProcess) -> None:
     """Story: a traceback, as Python has no sys.stdout then."""
     command = 'exec "$0" -m sow_cli --server "$1" count orders <&- >&-'
