@@ -10,8 +10,9 @@ from typing import Final
 
 from tests.support.server import ROOT
 
-MODULES_MAX: Final = 80
-"""Of the project. There were 99 when `sow` imported all of its subcommands, and the asynchronous client."""
+MODULES_MAX: Final = 83
+"""Of the project, so that one more is noticed. There were 99 when `sow` imported all of its subcommands, and the
+asynchronous client."""
 FORBIDDEN: Final = (
     "numpy",
     "pandas",
