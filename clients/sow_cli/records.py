@@ -35,6 +35,10 @@ from sow_client import Client, Deleted, Published, QueryPlan, QueryResult, Recor
 Command = TypeVar("Command", bound=Callable[..., object])
 
 
+def _if_version_option(text: str) -> Callable[[Command], Command]:
+    return click.option("--if-version", "versions", type=click.IntRange(min=1), multiple=True, metavar="N", help=text)
+
+
 def _projection_options(command: Command) -> Command:
     for option in (
         click.option(
@@ -322,6 +326,7 @@ def count(
     help="Delete the record that has the key of the document in FILE (-: standard input).",
 )
 @click.option("--all", "everything", is_flag=True, help="Delete every record; asks first, see --force.")
+@_if_version_option("With --key, once for each: delete the record only if it has this version.")
 @click.option("--dry-run", is_flag=True, help="Only count what would be deleted.")
 @click.option("-f", "--force", is_flag=True, help="Do not ask before --all.")
 @output_option
@@ -334,24 +339,28 @@ def delete(
     filter_text: str | None,
     data: BufferedReader | None,
     everything: bool,
+    versions: tuple[int, ...],
     dry_run: bool,
     force: bool,
     output: Output,
 ) -> None:
     """Delete records of TOPIC, chosen by exactly one of --key, --filter, --data and --all.
 
-    A key without a record is no error: look at the count. With --all the command asks first on a terminal; without a
-    terminal it needs --force.
+    A key without a record is no error: look at the count. With --if-version the exit code is 1 if a record stays or
+    was not there. With --all the command asks first on a terminal; without a terminal it needs --force.
 
     \b
     Examples:
       sow delete orders --key 1 --key 2
+      sow delete orders --key 1 --if-version 1905432180000123
       sow delete orders --filter "/state = 'done'"
       sow delete orders --data order.json
       sow delete orders --all --dry-run
     """
     if bool(keys) + (filter_text is not None) + (data is not None) + everything != 1:
         raise click.UsageError("give exactly one of --key, --filter, --data and --all")
+    arguments.refuse_together(("--if-version", bool(versions)), ("--dry-run", dry_run))
+    _check_versions(versions, keys, "--key")
     if everything and not dry_run:
         from sow_cli.topics import confirm  # `get` starts without that module
 
@@ -366,6 +375,7 @@ def delete(
         done = client.sow_delete(
             topic,
             keys=list(keys) or None,
+            only_if_versions=versions or None,
             filter=filter_text,
             data=document,
             all=everything,
@@ -380,6 +390,9 @@ def delete(
     if done.sequence:
         facts.append(Fact("sequence", done.sequence, str(done.sequence)))
     output.one(facts)
+    if versions and done.deleted < len(set(keys)):
+        note("sow: CONDITION_FAILED: no live record of that version")
+        click.get_current_context().exit(SERVER_SAID_NO)
 
 
 @click.command(short_help="Renew or change lifetimes.")
@@ -392,16 +405,19 @@ def delete(
     type=click.Choice(get_args(TouchOnlyName)),
     help="Only records that get a later or an earlier expire time, or records without or with one.",
 )
+@_if_version_option("Once for each KEY: only if its record has this version.")
 @click.option("--atomic", is_flag=True, help="All records or none, in one commit.")
 @output_option
 @click.pass_obj
 def touch(
     session: Session,
+    *,
     topic: str,
     keys: tuple[str, ...],
     ttl: str | None,
     expire_at: datetime | None,
     only: TouchOnlyName | None,
+    versions: tuple[int, ...],
     atomic: bool,
     output: Output,
 ) -> None:
@@ -418,11 +434,25 @@ def touch(
       sow touch sessions alice --ttl 20m --only later
     """
     arguments.refuse_together(("--ttl", ttl is not None), ("--expire-at", expire_at is not None))
+    _check_versions(versions, keys, "KEY")
     with session.client() as client, told_in_remarks():
         if ttl is None and expire_at is None:
             _check_default(client, topic)
-        outcomes = client.touch(topic, list(keys), ttl=ttl, expire_at=expire_at, only=only, atomic=atomic)
+        outcomes = client.touch(
+            topic,
+            list(keys),
+            ttl=ttl,
+            expire_at=expire_at,
+            only=only,
+            only_if_versions=versions or None,
+            atomic=atomic,
+        )
     _write_outcomes(output, topic, keys, outcomes)
+
+
+def _check_versions(versions: tuple[int, ...], keys: tuple[str, ...], of: str) -> None:
+    if versions and len(versions) != len(keys):
+        raise click.UsageError(f"--if-version is given once for each {of}, in their order")
 
 
 def _check_default(client: Client, topic: str) -> None:

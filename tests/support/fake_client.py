@@ -291,6 +291,7 @@ class FakeClient(FakePublishing, FakeInspecting):
         topic: str,
         *,
         keys: Sequence[str] | None = None,
+        only_if_versions: Sequence[int] | None = None,
         filter: str | None = None,  # noqa: A002 - the client's public name
         data: bytes | None = None,
         all: bool = False,  # noqa: A002 - the client's public name
@@ -303,6 +304,9 @@ class FakeClient(FakePublishing, FakeInspecting):
         if data is not None:
             chosen = [str(json.loads(data)[table.settings.key[0][1:]])]
         matched = [key for key in chosen if key in table.rows]
+        if only_if_versions is not None:
+            wanted = dict(zip(chosen, only_if_versions, strict=True))
+            matched = [key for key in matched if table.rows[key].version == wanted[key]]
         if not dry_run:
             for key in matched:
                 del table.rows[key]
@@ -356,9 +360,11 @@ class FakeClient(FakePublishing, FakeInspecting):
         ttl: object = None,
         expire_at: datetime | None = None,
         only: str | None = None,
+        only_if_versions: Sequence[int] | None = None,
         atomic: bool = False,
     ) -> list[Published | Refusal]:
-        self._called("touch", ttl=ttl, expire_at=expire_at, only=only, atomic=atomic)
+        of = {"only_if_versions": only_if_versions}
+        self._called("touch", ttl=ttl, expire_at=expire_at, only=only, atomic=atomic, **of)
         rows = self._table(topic).rows
         outcomes: list[Published | Refusal] = []
         for index, one in enumerate(key):

@@ -130,6 +130,25 @@ def test_delete_by_keys_by_document_and_all(client: FakeClient, tmp_path: Path) 
     assert table.rows == {}
 
 
+def test_delete_and_touch_at_a_version(client: FakeClient) -> None:
+    """The versions go with the keys, in their order; a record of another version stays, and the exit code tells."""
+    table = client.add("orders", records=[{"id": one} for one in range(3)], expiration="enabled")
+    versions = [str(row.version) for row in table.rows.values()]
+    both = ("--key", "0", "--key", "1")
+
+    changed = run(client, "delete", "orders", *both, "--if-version", versions[0], "--if-version", "7")
+    wrong = run(client, "delete", "orders", *both, "--if-version", versions[1])
+    assert (changed.exit_code, list(table.rows)) == (1, ["1", "2"])
+    assert '"deleted":1' in changed.stdout
+    assert "CONDITION_FAILED" in changed.stderr
+    assert wrong.exit_code == 2
+    assert run(client, "delete", "orders", "--all", "--if-version", "7").exit_code == 2
+    assert run(client, "delete", "orders", "--key", "1", "--if-version", versions[1]).exit_code == 0
+
+    run(client, "touch", "orders", "2", "--ttl", "1m", "--if-version", versions[2])
+    assert client.arguments_of("touch")["only_if_versions"] == (int(versions[2]),)
+
+
 def test_delete_by_filter(client: FakeClient) -> None:
     table = client.add("orders", records=[{"id": one} for one in range(6)])
 
@@ -162,7 +181,8 @@ def test_touch_passes_its_conditions_on(client: FakeClient) -> None:
     result = run(client, "touch", "sessions", "alice", "--ttl", "20m", "--only", "later", "--atomic")
 
     assert result.exit_code == 0, result.output
-    assert client.arguments_of("touch") == {"ttl": "20m", "expire_at": None, "only": "later", "atomic": True}
+    given = client.arguments_of("touch")
+    assert given == {"ttl": "20m", "expire_at": None, "only": "later", "only_if_versions": None, "atomic": True}
 
 
 def test_get_passes_on_what_it_renews(client: FakeClient) -> None:
