@@ -30,7 +30,7 @@ from sow_cli.output import (
 )
 from sow_cli.rows import NEVER_MICROS, Batch, RecordForm
 from sow_cli.session import Session
-from sow_client import Client, Deleted, Published, QueryPlan, QueryResult, RecordBatch, Refusal, TouchOnlyName
+from sow_client import Client, Deleted, Page, Published, QueryPlan, QueryResult, RecordBatch, Refusal, TouchOnlyName
 
 Command = TypeVar("Command", bound=Callable[..., object])
 
@@ -146,6 +146,8 @@ def get(
 )
 @click.option("--top", type=click.IntRange(min=1), metavar="N", help="At most N records.")
 @click.option("--skip", type=click.IntRange(min=0), default=0, metavar="N", help="Skip the first N records.")
+@click.option("--page", type=click.IntRange(min=1), metavar="N", help="N records; stderr tells how to go on.")
+@click.option("--after", metavar="TOKEN", help="With --page: the page after the one that gave this token.")
 @_projection_options
 @click.option("--keys-only", is_flag=True, help="Omit the payloads.")
 @click.option("--count", "count_only", is_flag=True, help="Only count.")
@@ -172,6 +174,8 @@ def query(
     keys: tuple[tuple[str, ...], ...],
     top: int | None,
     skip: int,
+    page: int | None,
+    after: str | None,
     select: tuple[tuple[str, ...], ...],
     exclude: tuple[tuple[str, ...], ...],
     keys_only: bool,
@@ -197,13 +201,16 @@ def query(
       sow query orders --select /id,/price,@expire_time --format csv > orders.csv
       sow query orders "/symbol = 'IBM'" --explain
       sow query orders --order-by "/price DESC" --watch 2s
+      sow query orders --order-by "/price DESC" --page 20
     """
     named, include, leave_out = _paths(select, exclude)
     for fields in (("--select", bool(named)), ("--exclude", leave_out is not None)):
         arguments.refuse_together(fields, ("--keys-only", keys_only), ("--count", count_only))
-    _check_plans(count_only, min_position, explain=explain, no_run=no_run, with_plan=with_plan)
     arguments.refuse_together(("--order-by", bool(order_by)), ("--count", count_only))
+    _check_plans(count_only, min_position, explain=explain, no_run=no_run, with_plan=with_plan)
     _check_watch(watch, output, count_only=count_only, explain=explain, with_plan=with_plan)
+    alone = {"count": count_only, "explain": explain, "watch": watch, "with_plan": with_plan}
+    _check_page(page, after, top=top, skip=skip, keys=keys, **alone)
     # One more than is shown tells whether there are more.
     limit = TERMINAL_RECORDS_MAX if top is None and not count_only and sys.stdout.isatty() else None
     wanted, order = [key for some in keys for key in some] or None, list(order_by) or None
@@ -217,21 +224,16 @@ def query(
             return
         without_payload = keys_only or count_only or (bool(named) and include is None)
         form = _form(client, topic, output, keys_only=without_payload, select=named)
+        if page is not None:
+            asked = partial(client.page, topic, filter_text, page_size=page, page_token=after or "", order_by=order)
+            asked = partial(asked, select=include, exclude=leave_out, min_position=min_position)
+            _show_page(asked(keys_only=form.keys_only), form, output)
+            return
+        part = partial(client.query, topic, filter_text, order_by=order, keys=wanted, keys_only=form.keys_only)
+        part = partial(part, select=include, exclude=leave_out, skip_n=skip, min_position=min_position)
 
         def ask(top_n: int | None) -> QueryResult:
-            return client.query(
-                topic,
-                filter_text,
-                order_by=order,
-                keys=wanted,
-                select=include,
-                exclude=leave_out,
-                keys_only=form.keys_only,
-                skip_n=skip,
-                top_n=top_n,
-                min_position=min_position,
-                with_plan=with_plan,
-            )
+            return part(top_n=top_n, with_plan=with_plan)
 
         if watch is not None:
             _watch(form, watch, ask, top)
@@ -251,6 +253,21 @@ def _check_plans(count_only: bool, min_position: str | None, *, explain: bool, n
     arguments.refuse_together(("--with-plan", with_plan), ("--explain", explain), ("--count", count_only))
     if no_run and not explain:
         raise click.UsageError("--no-run needs --explain")
+
+
+def _check_page(page: int | None, after: str | None, **others: object) -> None:
+    for name, given in others.items():
+        arguments.refuse_together(("--page", page is not None), (f"--{name.replace('_', '-')}", bool(given)))
+    if after is not None and page is None:
+        raise click.UsageError("--after needs --page")
+
+
+def _show_page(page: Page, form: RecordForm, output: Output) -> None:
+    output.records([page.records], form, now_micros=lambda: page.header.as_of_micros)
+    if page.next_page_token:
+        note(f"the next page: --after {page.next_page_token}")
+    elif output.is_table:
+        note("this is the last page")
 
 
 def _check_watch(watch: str | None, output: Output, *, count_only: bool, explain: bool, with_plan: bool) -> None:

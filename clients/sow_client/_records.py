@@ -488,7 +488,7 @@ class QueryPlan:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """One page of a topic, in key order. Rule: Q4."""
+    """One page of the records of a topic, in key order or the one asked for. Rule: Q4."""
 
     records: list[Record]
     next_page_token: str

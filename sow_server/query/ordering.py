@@ -153,7 +153,7 @@ class Ranking(enum.Enum):
         return (9, 0) if self in (Ranking.ASCENDING, Ranking.TURNED_DESCENDING) else (-9, 0)
 
 
-class _Turned:
+class Turned:
     """A text with inverted order."""
 
     __slots__ = ("text",)
@@ -162,9 +162,9 @@ class _Turned:
         self.text = text
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Turned) and self.text == other.text
+        return isinstance(other, Turned) and self.text == other.text
 
-    def __lt__(self, other: _Turned) -> bool:
+    def __lt__(self, other: Turned) -> bool:
         return other.text < self.text  # type: ignore[operator]  # of one kind both are str, or both are bytes
 
     __hash__ = None  # type: ignore[assignment]  # nobody looks one up
@@ -195,7 +195,7 @@ def sort_key(value: object, ranking: Ranking, *, numeric: bool = False) -> SortK
 def _turned(ranked: SortKey) -> SortKey:
     rank, value = ranked
     if isinstance(value, (str, bytes)):
-        return -rank, _Turned(value)
+        return -rank, Turned(value)
     assert isinstance(value, (int, float)), "booleans and numbers"
     return -rank, -value
 
@@ -319,10 +319,22 @@ class Sorter:
     """Owns the records that are sorted. `add` takes them in key order, `rows` gives them sorted, `close` releases
     them."""
 
-    def __init__(self, order: Order, limit: int | None, *, payloads: bool, memory: SortMemory) -> None:
-        """`limit`: how many records to return; None: all. `payloads`: False keeps only the headers."""
+    def __init__(
+        self,
+        order: Order,
+        limit: int | None,
+        *,
+        payloads: bool,
+        memory: SortMemory,
+        after: tuple[tuple[object, ...], bytes] | None = None,
+    ) -> None:
+        """`limit`: how many records to return; None: all. `payloads`: False keeps only the headers. `after`: the sort
+        keys and the record key of a place in the order; records up to there are left out."""
         self._order = order
         self._limit = limit
+        self._after = after
+        self.last: tuple[object, ...] = ()
+        """The sort keys of the row that was read last."""
         self._payloads = payloads
         self.share: Final = SortShare(memory)
         self._run: list[_Row] = []  # not sorted yet
@@ -352,6 +364,8 @@ class Sorter:
             sort_keys = [found + more for found, more in zip(sort_keys, further, strict=True)]
         kept = values if self._payloads else [value[:HEADER_BYTES] for value in values]
         rows = list(zip(sort_keys, keys, kept, strict=True))
+        if self._after is not None:
+            rows = self._behind(rows, *self._after)
         self._records += len(rows)
         self._run += rows
         self._bytes += self._size(rows)
@@ -401,7 +415,8 @@ class Sorter:
         each = self._bytes / max(1, self._records)
         for left in range(self._records, 0, -GIVE_BACK_RECORDS):
             self.share.shrink(int(left * each))
-            for _, key, value in islice(rows, GIVE_BACK_RECORDS):
+            for sort_keys, key, value in islice(rows, GIVE_BACK_RECORDS):
+                self.last = sort_keys
                 yield key, value
 
     def close(self) -> None:
@@ -416,6 +431,12 @@ class Sorter:
         if self._order.descending:
             return [found > worst or (several and found == worst) for found in leading]
         return [found < worst or (several and found == worst) for found in leading]
+
+    def _behind(self, rows: list[_Row], sort_keys: tuple[object, ...], key: bytes) -> list[_Row]:
+        """The rows behind a place: equal ones are in key order, also in a descending sort [3]."""
+        if self._order.descending:
+            return [row for row in rows if row[0] < sort_keys or (row[1] > key and row[0] == sort_keys)]
+        return [row for row in rows if row[0] > sort_keys or (row[1] > key and row[0] == sort_keys)]
 
     def _end_run(self) -> None:
         if self._run:

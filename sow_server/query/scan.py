@@ -12,11 +12,7 @@ A `Scan` is used by one thread at a time; its owner closes it.
 
 from __future__ import annotations
 
-import base64
-import binascii
-import hashlib
 import heapq
-import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -32,6 +28,7 @@ from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.filters import print_path
 from sow_server.query.filtering import RecordFilter
 from sow_server.query.ordering import Order, Sorter
+from sow_server.query.pages import Place, query_hash, read_token, write_token
 from sow_server.query.planner import ABOVE_ALL, EVERYTHING, NOTHING, Access, IndexBound, Plan, Range, plan
 from sow_server.query.sieve import sieve
 from sow_server.query.sort_memory import SortMemory, SortRoom, SortShare
@@ -125,19 +122,22 @@ class Scan:
         other, or a page token of another query."""
         _check(query)
         self.query: Final = query
-        self._begin = _read_token(query) + b"\0" if query.page_token else b""
+        self._hash = query_hash(query.topic.prefix, "" if query.filter is None else query.filter.text, query.order)
+        after = read_token(query.page_token, self._hash, query.order) if query.page_token else None
+        self._begin = after.key + b"\0" if after is not None and query.order is None else b""
         self._plan = _plan(query)
         # A count passes over all records, and then tells how many would have been returned.
         self._limit = None if query.count_only else query.top_n or query.page_size or None
         self._skip = query.skip_n
-        self._sorter = _sorter(query, sort_memory or SortMemory())
+        self._sorter = _sorter(query, sort_memory or SortMemory(), after)
         self._room = SortRoom.GRANTED
         self._sorted: Iterator[tuple[bytes, bytes]] | None = None
         self._chunk = SCAN_CHUNK_FIRST
         self._keys: list[bytes] = []  # found, not returned yet
         self._values: list[bytes] = []
         self._last_key = b""
-        self._more = False
+        self._token = ""
+        """Of the next page, once there is one."""
         self._looks_ahead = bool(query.page_size) and _is_restricted(query.filter)
         self._ended = False
         self._matched = self._returned = self._scanned = 0
@@ -199,8 +199,7 @@ class Scan:
 
     def footer(self) -> Footer:
         """The figures of the answer, once there are no more batches."""
-        token = _write_token(self.query, self._last_key) if self.query.page_size and self._more else ""
-        return Footer(self._matched, self._returned, self._scanned, token)
+        return Footer(self._matched, self._returned, self._scanned, self._token)
 
     def explanation(self) -> Explanation:
         """The way that found the records, once there are no more batches."""
@@ -280,7 +279,8 @@ class Scan:
         if keys:
             self._last_key = keys[-1]
         if self._returned == self._limit:
-            self._more = bool(self._keys) or not rows.ended
+            more = bool(query.page_size) and (bool(self._keys) or not rows.ended)
+            self._token = write_token(self._hash, Place(self._last_key, ())) if more else ""
             self._ended = bool(self._keys) or rows.ended or not self._looks_ahead
         return self._batch(keys, values)
 
@@ -308,20 +308,31 @@ class Scan:
         return _NO_RECORDS
 
     def _next_sorted(self, rows: Iterator[tuple[bytes, bytes]]) -> RecordBatch | None:
+        query = self.query
+        most = min(query.batch_size, query.page_size - self._returned) if query.page_size else query.batch_size
         keys: list[bytes] = []
         values: list[bytes] = []
         size = 0
-        for key, value in islice(rows, self.query.batch_size):
+        for key, value in islice(rows, most):
             keys.append(key)
             values.append(value)
             size += len(value)
             if size >= BATCH_BYTES:
                 break
         if not keys:
+            self._end_page(rows)
             self._end()
             return None
+        self._last_key = keys[-1]
         self._returned += len(keys)
         return self._batch(keys, values)
+
+    def _end_page(self, rows: Iterator[tuple[bytes, bytes]]) -> None:
+        """The sort of a page has one record more, if there is one."""
+        assert self._sorter is not None, "the rows are sorted"
+        last = self._sorter.last
+        if self.query.page_size and next(rows, None) is not None:
+            self._token = write_token(self._hash, Place(self._last_key, last))
 
     def _end(self) -> None:
         self._ended = True
@@ -363,11 +374,19 @@ def _is_restricted(given: RecordFilter | None) -> bool:
     return given is not None and given.granted is not None and given.predicate.constant is None
 
 
-def _sorter(query: Query, memory: SortMemory) -> Sorter | None:
+def _sorter(query: Query, memory: SortMemory, after: Place | None) -> Sorter | None:
     if query.order is None:
         return None
     limit = min(query.skip_n + query.top_n, sys.maxsize) if query.top_n else None
-    return Sorter(query.order, limit, payloads=not (query.keys_only or query.explain), memory=memory)
+    if query.page_size:
+        limit = query.page_size + 1  # one more tells whether there is another page
+    return Sorter(
+        query.order,
+        limit,
+        payloads=not (query.keys_only or query.explain),
+        memory=memory,
+        after=None if after is None else (after.sort_keys, after.key),
+    )
 
 
 def _counts_all(query: Query) -> bool:
@@ -629,7 +648,6 @@ _CONTRADICTIONS: Final = (
     ("select", ("keys_only", "count_only"), "no payloads are returned"),
     ("keys_only", ("count_only",), "no records are returned"),
     ("order_by", ("count_only",), "no records are returned"),
-    ("order_by", _PAGED, "pages are in key order"),
     ("explain", ("count_only",), "explain tells the count as well"),
     ("plan_only", ("explain", "count_only"), "the query does not run"),
     *[(field, ("skip_n", "top_n"), "page_size limits the answer already") for field in _PAGED],
@@ -637,33 +655,6 @@ _CONTRADICTIONS: Final = (
     *[(field, ("keys",), "all of them fit into one answer") for field in _PAGED],
 )
 """(field, other fields, why they exclude each other)"""
-
-
-def _query_hash(query: Query) -> str:
-    """Hashes the values that must stay the same from page to page: the topic and the filter, but not the projection."""
-    text = "" if query.filter is None else query.filter.text
-    return hashlib.blake2s(query.topic.prefix + text.encode("utf-8", "surrogatepass"), digest_size=6).hexdigest()
-
-
-def _write_token(query: Query, last_key: bytes) -> str:
-    text = json.dumps([_query_hash(query), base64.b64encode(last_key).decode()])
-    return base64.urlsafe_b64encode(text.encode()).decode()
-
-
-def _read_token(query: Query) -> bytes:
-    try:
-        found, key = json.loads(base64.b64decode(query.page_token, altchars=b"-_", validate=True))
-        if found != _query_hash(query):
-            raise StoreError(
-                Reason.PAGE_TOKEN_INVALID,
-                "page_token: belongs to another query; topic and filter must be those of the page before",
-                field="page_token",
-            )
-        return base64.b64decode(key, validate=True)
-    except (ValueError, TypeError, RecursionError, binascii.Error):
-        raise StoreError(
-            Reason.PAGE_TOKEN_INVALID, "page_token: is not one that a query returned", field="page_token"
-        ) from None
 
 
 def point_keys(keys: Sequence[str | bytes]) -> tuple[bytes, ...]:

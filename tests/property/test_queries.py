@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from random import Random
@@ -208,7 +208,10 @@ def naive_answer(world: World, records: Sequence[Record], tree: Filter | None, n
 
 def naive_order(world: World, records: Sequence[Record], terms: Sequence[Term]) -> list[Record]:
     """Records that are in key order, sorted by the rules of docs/filters.md, one comparison at a time."""
+    return sorted(records, key=functools.cmp_to_key(naive_comparison(world, terms)))
 
+
+def naive_comparison(world: World, terms: Sequence[Term]) -> Callable[[Record, Record], int]:
     def compare(one: Record, other: Record) -> int:
         for term in terms:
             sign = compare_values(value_of(one, term.field), value_of(other, term.field), descending=term.descending)
@@ -222,7 +225,7 @@ def naive_order(world: World, records: Sequence[Record], terms: Sequence[Term]) 
             return number(value)
         return value
 
-    return sorted(records, key=functools.cmp_to_key(compare))
+    return compare
 
 
 def compare_values(one: object, other: object, *, descending: bool) -> int:
@@ -338,6 +341,16 @@ def check(rig: Rig, world: World, topic: Topic, question: Question, records: Seq
     best = ask(rig, replace(query, order=by, skip_n=question.skip_n, top_n=question.top_n))
     assert best.records == ordered[tops]
     assert best.footer.matched == len(expected)
+    paged, token = [], ""
+    for _ in range(len(records) + 2):
+        page = ask(rig, replace(query, order=by, page_size=question.page_size, page_token=token))
+        assert len(page.records) <= question.page_size
+        assert page.footer.matched == len(expected)
+        paged += page.records
+        token = page.footer.next_page_token
+        if not token:
+            break
+    assert paged == ordered
 
 
 @given(worlds(), st.lists(questions, min_size=1, max_size=4), st.booleans(), st.sampled_from([1, 3, 1000]))
@@ -434,6 +447,40 @@ def test_a_plan_never_changes_a_result(rig: Rig, draw: Random) -> None:
         records = list(rig.live("t").values())
         for _ in range(6):
             check(rig, world, topic, narrow_question(draw, world, records), records, draw.choice([1, 3, 1000]))
+
+
+@given(st.randoms(use_true_random=True))
+@settings(max_examples=examples(40))
+def test_ordered_pages_go_on_behind_the_last_record_as_it_was(rig: Rig, draw: Random) -> None:
+    """Each page is exact for its own instant, whatever has changed since the page before (rule Q4)."""
+    world = narrow_world(draw)
+    with published(rig, world) as topic, bounds(draw.random() < 0.7):
+        present = dict(rig.live("t"))
+        terms = narrow_question(draw, world, list(present.values())).terms
+        compare = naive_comparison(world, terms)
+        asked = Query(topic, order=order(topic, print_order(terms)), page_size=draw.randint(1, 5))
+        changed: set[bytes] = set()
+        told: list[bytes] = []
+        token, last = "", None
+        for turn in range(100):
+            records = sorted(rig.live("t").values(), key=lambda record: record.key)
+            behind = [record for record in records if last is None or compare(record, last) > 0]
+            expected = naive_order(world, behind, terms)[: asked.page_size]
+            page = ask(rig, replace(asked, page_token=token))
+            assert page.records == rows(expected)
+            token = page.footer.next_page_token
+            assert bool(token) == (len(behind) > asked.page_size), "the last page is told"
+            told += [record.key for record in expected]
+            if not token:
+                break
+            last = expected[-1]
+            for draft in draw.sample(world.drafts, 2) if turn < 8 else ():
+                payload = encoded(world.settings.message_type, draft.document | {"a": draw.choice(["a", "b", "1"])})
+                rig.run(Publish("t", [payload], None if world.settings.key else [draft.key]))
+            changed |= {key for key, record in rig.live("t").items() if present.get(key) != record}
+        assert not token
+        stayed = present.keys() - changed
+        assert sorted(key for key in told if key in stayed) == sorted(stayed), "each once"
 
 
 # --- sorting, by itself ----------------------------------------------------------------------------------------------

@@ -381,20 +381,20 @@ def _check_reads(pair: Pair, tree: Filter | None, asking: Asking) -> None:
     for flag in ("count_only", "explain"):
         ours, theirs = pair.both("Query", {"filter": desk, flag: True}, {"filter": root, flag: True})
         assert ours[-1].footer.matched == theirs[-1].footer.matched
-    assert _pages(pair, "desk", "full", desk, asking.page_size) == _pages(
-        pair, "root", pair.other, root, asking.page_size
-    )
+    for by in ("", order):
+        options = {"order_by": by, "page_size": asking.page_size}
+        assert _pages(pair, "desk", "full", desk, options) == _pages(pair, "root", pair.other, root, options)
     if tree is None:
         (got,) = pair.parts.answers("desk", "Get", topic="full", keys=KEYS, select=asking.select)
         theirs = pair.parts.answers("root", "Query", topic=pair.other, filter=root, keys=KEYS, select=asking.select)
         assert [(record.key, record.payload) for record in got.records] == [told[:2] for told in records_of(theirs)]
 
 
-def _pages(pair: Pair, identity: str, topic: str, text: str, size: int) -> list[Told]:
+def _pages(pair: Pair, identity: str, topic: str, text: str, options: Mapping[str, Any]) -> list[Told]:
     found: list[Told] = []
     token = ""
     while True:
-        answer = pair.parts.answers(identity, "Query", topic=topic, filter=text, page_size=size, page_token=token)
+        answer = pair.parts.answers(identity, "Query", topic=topic, filter=text, page_token=token, **options)
         found += records_of(answer)
         token = answer[-1].footer.next_page_token
         if not token:

@@ -25,7 +25,10 @@ from sow_client import (
     Gap,
     IndexStatus,
     InvalidArgument,
+    Page,
     Published,
+    QueryFooter,
+    QueryHeader,
     QueryPlan,
     Record,
     RecordBatch,
@@ -180,6 +183,23 @@ class FakeClient(FakePublishing, FakeInspecting):
             for start in range(0, len(chosen), size)
         ]
         return FakeResult(batches, matched=len(matched), returned=len(chosen), with_plan=with_plan)
+
+    def page(
+        self,
+        topic: str,
+        filter: str | None = None,  # noqa: A002 - the client's public name
+        *,
+        page_size: int,
+        page_token: str = "",
+        **options: object,
+    ) -> Page:
+        check_names("page", options)
+        self._called("page", filter=filter, page_size=page_size, page_token=page_token, **options)
+        behind = [key for key in sorted(self._matching(topic, filter)) if key > page_token]
+        records = list(self._batch(topic, behind[:page_size], keys_only=bool(options.get("keys_only"))))
+        token = records[-1].key if len(behind) > page_size else ""
+        footer = QueryFooter(len(records), len(records), len(records), token)
+        return Page(records, token, QueryHeader("e.7", NOW_MICROS), footer)
 
     def count(self, topic: str, filter: str | None = None, *, min_position: object = None) -> int:  # noqa: A002 - likewise
         self._called("count", topic=topic, min_position=min_position)

@@ -111,6 +111,21 @@ def test_count_counts(client: FakeClient) -> None:
     ]
 
 
+def test_a_query_goes_on_behind_its_page(client: FakeClient) -> None:
+    client.add("orders", records=[{"id": one} for one in range(5)])
+    first = run(client, "query", "orders", "--order-by", "/id DESC", "--page", "2", "--select", "/id")
+    assert [row["key"] for row in rows(first)] == ["0", "1"]
+    assert "the next page: --after 1\n" in first.stderr
+    given = client.arguments_of("page")
+    assert (given["order_by"], given["select"], given["page_token"]) == (["/id DESC"], ["/id"], "")
+    last = run(client, "query", "orders", "--page", "3", "--after", "1", "--format", "table")
+    assert client.arguments_of("page")["page_token"] == "1"
+    assert "this is the last page" in last.stderr
+    for others in (["--top", "1"], ["--keys", "1"], ["--count"], ["--with-plan"], ["--explain"], ["--skip", "1"]):
+        assert run(client, "query", "orders", "--page", "2", *others).exit_code == 2, others
+    assert run(client, "query", "orders", "--after", "1").exit_code == 2
+
+
 def test_delete_by_keys_by_document_and_all(client: FakeClient, tmp_path: Path) -> None:
     table = client.add("orders", records=[{"id": one} for one in range(6)])
     file = tmp_path / "order.json"

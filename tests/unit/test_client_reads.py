@@ -222,6 +222,9 @@ def test_page(server: Server) -> None:
     assert request == sow_pb2.QueryRequest(topic="orders", filter="/a = 1", page_size=2, page_token="t1")
     with pytest.raises(InvalidArgument):
         server.client.page("orders", page_size=0)
+    ordered = server.begin(lambda: server.client.page("orders", page_size=2, order_by=["/a DESC", "/b"]))
+    assert server.stream("Query", header(), footer(0)).order_by == "/a DESC, /b"
+    assert ordered.result(SECONDS_MAX).next_page_token == ""
 
 
 def test_count(server: Server) -> None:

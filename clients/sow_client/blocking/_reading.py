@@ -125,14 +125,16 @@ class Reading(Calls):
         *,
         page_size: int,
         page_token: str = "",
+        order_by: str | Iterable[str] | None = None,
         keys_only: bool = False,
         select: Iterable[str] | None = None,
         exclude: Iterable[str] | None = None,
         min_position: str | None = None,
     ) -> Page:
-        """One page of the records that match `filter`, in key order, stable under concurrent change.
+        """One page of the records that match `filter`, in key order or in `order_by`, stable under concurrent change.
 
-        Begin without a token, and continue with `next_page_token` and the same arguments until it is empty.
+        Begin without a token, and continue with `next_page_token` and the same arguments until it is empty. Each page
+        is of an instant of its own. With `order_by` the server reads all matching records for each page.
         `min_position`: as for `get_many`.
 
         Rule: Q4.
@@ -142,6 +144,7 @@ class Reading(Calls):
         request = _reads.query_request(
             topic,
             filter,
+            order_by=order_by,
             keys_only=keys_only,
             select=select,
             exclude=exclude,

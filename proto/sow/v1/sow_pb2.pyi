@@ -654,7 +654,7 @@ class QueryRequest(_message.Message):
     count_only: _builtins.bool
     """true: no batches, only the footer's counts."""
     page_size: _builtins.int
-    """At most this many records, then a page token in the footer. 0: no paging."""
+    """At most this many records, then a page token in the footer, in key order or in `order_by`. 0: no paging."""
     page_token: _builtins.str
     """The footer's token of the previous page, with otherwise the same request (rule Q4)."""
     skip_n: _builtins.int
@@ -667,7 +667,7 @@ class QueryRequest(_message.Message):
     """
     order_by: _builtins.str
     """The order, such as `/price DESC, /symbol`: paths and metadata, each ASC (default) or DESC, nulls last, equal
-    records in key order. Empty: key order. Not with `page_size`.
+    records in key order. Empty: key order.
     """
     explain: _builtins.bool
     """true: no batches. The query runs, and the footer has the plan and the counts."""

@@ -604,7 +604,7 @@ export type QueryRequest = Message<"sow.v1.QueryRequest"> & {
   countOnly: boolean;
 
   /**
-   * At most this many records, then a page token in the footer. 0: no paging.
+   * At most this many records, then a page token in the footer, in key order or in `order_by`. 0: no paging.
    *
    * @generated from field: uint32 page_size = 7;
    */
@@ -641,7 +641,7 @@ export type QueryRequest = Message<"sow.v1.QueryRequest"> & {
 
   /**
    * The order, such as `/price DESC, /symbol`: paths and metadata, each ASC (default) or DESC, nulls last, equal
-   * records in key order. Empty: key order. Not with `page_size`.
+   * records in key order. Empty: key order.
    *
    * @generated from field: string order_by = 12;
    */
