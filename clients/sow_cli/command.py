@@ -28,6 +28,7 @@ COMMANDS: Final = {
     "query": "records",
     "count": "records",
     "history": "history",
+    "changes": "changes",
     "export": "exporting",
     "delete": "records",
     "touch": "records",

@@ -10,8 +10,11 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
+from os import environ
 from typing import Final, Protocol
 
 import click
@@ -38,6 +41,11 @@ MARKS: Final = frozenset({"snapshot_end", "resync"})
 
 _COLOURS: Final = {"put": "green", "oof": "red", "delete": "red", "expire": "yellow"}
 _PAYLOAD_WIDTH_MIN: Final = 20
+
+
+def is_colourful() -> bool:
+    """Whether lines for people have colours."""
+    return sys.stdout.isatty() and "NO_COLOR" not in environ
 
 
 def tell_left_out(names: Sequence[str]) -> None:
@@ -123,13 +131,16 @@ def message_writer(
     *,
     several_topics: bool,
     colour: bool,
+    past: bool = False,
     browsed: bool = False,
     select: Sequence[str] = (),
 ) -> MessageWriter:
     """The writer of the chosen format. `several_topics`, `colour`, `select` (paths of the fields that are columns): for
-    a table. `browsed`: the messages are old, so each shows its publish time and how often it was handed over."""
+    a table. `past`: the messages are old, so a table shows the time of their records. `browsed`: they are of a durable,
+    so each shows also how often it was handed over."""
     if output.format is Format.TABLE:
-        return _Lines(output, forms, several_topics=several_topics, colour=colour, browsed=browsed, select=select)
+        lines = partial(_Lines, output, forms, several_topics=several_topics, colour=colour, select=select)
+        return lines(past=past or browsed, browsed=browsed)
     if output.format is Format.RAW:
         return _Raw(output)
     if output.format is Format.CSV:
@@ -218,6 +229,7 @@ class _Lines:
         *,
         several_topics: bool,
         colour: bool,
+        past: bool = False,
         browsed: bool = False,
         select: Sequence[str] = (),
         now_micros: Callable[[], int] = lambda: time.time_ns() // 1_000,
@@ -229,6 +241,7 @@ class _Lines:
         self._forms = forms
         self._several_topics = several_topics
         self._colour = colour
+        self._past = past
         self._browsed = browsed
         self._now_micros = now_micros
         self._topic_width = self._key_width = 3
@@ -242,7 +255,7 @@ class _Lines:
             self._mark(now, change.op.replace("_", " "), remark)
             return
         about = change.record or change.previous
-        if self._browsed and about is not None:
+        if self._past and about is not None:
             now = display.instant(about.publish_time_micros)
         cells = [now, f"{change.op:6}", f"{_reason(change):7}"]
         if self._browsed or change.delivery_count > 1:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from functools import partial
-from os import environ, fstat
+from os import fstat
 from typing import Final
 
 import click
@@ -21,7 +21,7 @@ from click.core import ParameterSource
 from sow.durations import parse_micros
 from sow_cli import arguments, display, live
 from sow_cli.connection import default_format
-from sow_cli.messages import MARKS, MessageWriter, TopicForms, message_writer
+from sow_cli.messages import MARKS, MessageWriter, TopicForms, is_colourful, message_writer
 from sow_cli.output import Output, message_output_option, note
 from sow_cli.session import Session
 from sow_client import (
@@ -156,7 +156,7 @@ def subscribe(
             consume = partial(client.durable, topic, durable, filter_text, start=start, force=force, select=fields)
             consume = partial(consume, oof=oof, changes=changes, on_interruption=_tell, on_gap=gaps.tell)
             consumer = consume(**of_durable)
-            writer = message_writer(output, forms, several_topics=False, colour=_is_colourful(), select=fields or ())
+            writer = message_writer(output, forms, several_topics=False, colour=is_colourful(), select=fields or ())
             written = _consume(consumer, gaps, writer, limit=limit, lasting=lasting, acknowledges=ack is not False)
             _sum_up(written, consumer, output)
             return
@@ -170,7 +170,7 @@ def subscribe(
         )
         opened = partial(opened, on_interruption=_tell if shown is None else shown.tell)
         subscription = _opened_patiently(opened, start, topic if pattern else None)
-        writer = message_writer(output, forms, several_topics=pattern, colour=_is_colourful(), select=fields or ())
+        writer = message_writer(output, forms, several_topics=pattern, colour=is_colourful(), select=fields or ())
         _show(subscription, shown, writer, output, limit=limit, lasting=lasting)
 
 
@@ -306,10 +306,6 @@ def _acknowledge(subscription: DurableSubscription, change: Change) -> None:
     except Cancelled as error:
         if error.reason != "CLOSED":
             raise
-
-
-def _is_colourful() -> bool:
-    return sys.stdout.isatty() and "NO_COLOR" not in environ
 
 
 def _sum_up(written: int, subscription: Subscription, output: Output) -> None:

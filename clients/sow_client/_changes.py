@@ -6,19 +6,24 @@
 
 from __future__ import annotations
 
+import sys
+from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Final
+from itertools import pairwise
+from typing import Final, get_args
 
-from sow.v1 import snapshot_pb2
+from sow.v1 import snapshot_pb2, sow_pb2, types_pb2
 from sow_client import _lifetimes, _statuses
+from sow_client._change_frames import changes_of
 from sow_client._keys import Key, key_texts
-from sow_client._packed import PackedRecords, column_values, packed
-from sow_client._records import EARLIEST, Start, Ttl, invalid, ttl_micros
+from sow_client._packed import PackedColumn, PackedRecords, column_values, packed
+from sow_client._records import EARLIEST, Change, Start, Ttl, invalid, ttl_micros
 from sow_client._subscription import PASSING_REASONS
 from sow_client.errors import SowError
 
+ALL_COLUMNS: Final[tuple[str, ...]] = get_args(PackedColumn)
 READ_RETRY_SECONDS: Final = 30.0
 """The time to call again after cuts, counted from the last progress."""
 
@@ -132,6 +137,34 @@ def read_request(
         shares=shares,
         keys=key_texts(keys),
     )
+
+
+def unpacked(topic: str, batch: PackedRecords) -> list[Change]:
+    """The changes of a batch with all columns. Raises InternalError if the columns do not fit together."""
+    payloads, keys = batch.payloads, batch.keys
+    try:
+        columns = types_pb2.RecordColumns(
+            key=[keys[start:end].decode() for start, end in pairwise(_numbers(batch.key_offsets, "i"))],
+            payload=[payloads[start:end] for start, end in pairwise(_numbers(batch.payload_offsets, "i"))],
+            version=_numbers(batch.versions, "q"),
+            publish_time_micros=_numbers(batch.publish_times, "q"),
+            expire_time_micros=_numbers(batch.expire_times, "q"),
+            sequence=_numbers(batch.sequences, "q"),
+            origin=_numbers(batch.origins, "H"),
+            origins=batch.origin_names,
+        )
+    except ValueError as error:
+        raise _statuses.malformed("columns that do not fit together") from error
+    # `more`: a range is continued at its end, not between two of its changes.
+    frame = sow_pb2.ChangeBatch(topic=topic, records=columns, op=[*batch.ops], reason=[*batch.reasons], more=True)
+    return changes_of(frame, "")
+
+
+def _numbers(column: bytes, code: str) -> array[int]:
+    numbers: array[int] = array(code, column)
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return numbers
 
 
 class ReadChangesCore:

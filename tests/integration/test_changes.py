@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from sow_client import EARLIEST, Client, PackedRecords
+from sow_client import EARLIEST, Change, Client, PackedRecords
 from sow_client.errors import FailedPrecondition, InvalidArgument, NotFound, ResyncRequired
 from tests.support.clients import Connect, connect
 from tests.support.server import ServerProcess, until
@@ -105,6 +106,27 @@ def test_parts_of_a_range_have_all_of_it_in_every_column(client: Client) -> None
     (lines,) = client.read_changes("orders", plan.part_ends[-2], plan.end, lines=True, batch_size=100_000)
     assert lines.payloads.count(b"\n") == lines.count
     assert list(client.read_changes("orders", plan.end, plan.end)) == []
+
+
+def test_the_changes_of_a_range_are_those_of_a_subscription(client: Client) -> None:
+    begin = client.plan_changes("orders", start="latest").end
+    publish(client, 20)
+    client.touch("orders", "5", ttl="1h")
+    client.sow_delete("orders", keys=["3", "4"])
+    publish(client, 3)
+    plan = client.plan_changes("orders", start=begin)
+    ranged = list(client.changes("orders", plan.start, plan.end))
+    with client.subscribe("orders", start=begin, changes=True) as followed:
+        told = list(itertools.islice(followed, plan.entries))
+    assert len(ranged) == plan.entries == 26
+    assert [replaced(change) for change in ranged] == [replaced(change) for change in told]
+    matching = [change.key for change in client.changes("orders", begin, plan.end, filter="/id = 3", history=begin)]
+    assert matching == [change.key for change in client.changes("orders", begin, plan.end, keys=["3"])] == ["3", "3"]
+
+
+def replaced(change: Change) -> Change:
+    """A change without its bookmark: a range is continued at its end."""
+    return msgspec.structs.replace(change, bookmark=None)
 
 
 def test_admission_by_entries_and_bytes_and_a_start_by_time(client: Client) -> None:

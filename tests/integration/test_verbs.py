@@ -1,4 +1,4 @@
-"""`sow history`, `doctor`, `touch`, `topic` against a real server, as a user types them."""
+"""`sow history`, `changes`, `doctor`, `touch`, `topic` against a real server, as a user types them."""
 
 from __future__ import annotations
 
@@ -130,6 +130,32 @@ def test_the_story_of_a_key_from_its_first_publish_to_its_end(
     second, *_ = rows(run("history", "stories", "it's", "--last", "5"))
     assert second["changed"] == ["px", "note"], "compared with the change before it"
     assert rows(run("history", "stories", "nobody")) == []
+
+
+# ---- changes ----
+
+
+def test_the_changes_up_to_now_and_then_the_end(run: Run, client: Client) -> None:
+    client.create_topic("moves", key=["/id"])
+    client.publish("moves", {"id": "1", "px": 9})
+    client.publish("moves", {"id": "2", "px": 1})
+    client.sow_delete("moves", keys=["1"])
+
+    everything = run("changes", "moves")
+    told = rows(everything)
+
+    assert [(one["op"], one["key"]) for one in told] == [("put", "1"), ("put", "2"), ("delete", "1")]
+    assert "delivery_count" not in told[0]
+    assert [one["op"] for one in rows(run("changes", "moves", "--key", "1"))] == ["put", "delete"]
+    assert [one["key"] for one in rows(run("changes", "moves", "/px < 5"))] == ["2"]
+    end = everything.stderr.split()[-1]
+    assert rows(again := run("changes", "moves", "--from", end)) == []
+    assert again.stderr == f"up to {end}\n"
+    client.publish("moves", {"id": "3"})
+    assert [one["key"] for one in rows(run("changes", "moves", "--from", end))] == ["3"]
+    assert rows(run("changes", "moves", "--to", end)) == told
+    assert "px" in run("changes", "moves", "--format", "table").stdout
+    assert run("changes", "nowhere").exit_code == 1
 
 
 # ---- doctor ----

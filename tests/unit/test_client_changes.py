@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import struct
+from dataclasses import replace
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 
 from sow.v1 import snapshot_pb2
 from sow_client import _statuses
-from sow_client._changes import READ_RETRY_SECONDS, ReadChangesCore, pin_request, plan_request, read_request
+from sow_client._changes import (
+    READ_RETRY_SECONDS,
+    ReadChangesCore,
+    pin_request,
+    plan_request,
+    read_request,
+    unpacked,
+)
+from sow_client._packed import PackedRecords
 from sow_client._records import EARLIEST
 from sow_client.errors import InternalError, InvalidArgument, ResyncRequired, SowError, Unavailable, error_of_reason
 
@@ -90,3 +101,35 @@ def test_answers_that_make_no_sense() -> None:
     for response in (snapshot_pb2.ReadChangesResponse(), batch("")):
         with pytest.raises(InternalError):
             core().batch(response)
+
+
+def test_columns_that_do_not_fit_together_are_no_changes() -> None:
+    whole = PackedRecords(
+        count=1,
+        payloads=b"{}",
+        payload_offsets=struct.pack("<2i", 0, 2),
+        keys=b"a",
+        key_offsets=struct.pack("<2i", 0, 1),
+        versions=struct.pack("<q", 5),
+        publish_times=struct.pack("<q", 6),
+        expire_times=struct.pack("<q", 2**63 - 1),
+        sequences=struct.pack("<q", 7),
+        origins=b"",
+        origin_names=("nyc",),
+        ops=b"\x03",
+        reasons=b"\x00",
+    )
+    (change,) = unpacked("t", whole)
+    assert (change.op, change.topic, change.record, change.bookmark) == ("delete", "t", None, None)
+    assert change.previous is not None
+    assert (change.previous.key, change.previous.sequence, change.previous.origin) == ("a", 7, "nyc")
+    wrong: list[dict[str, Any]] = [
+        {"versions": b""},
+        {"sequences": b"123"},
+        {"ops": b""},
+        {"ops": b"\x63"},
+        {"keys": b"\xff"},
+    ]
+    for columns in wrong:
+        with pytest.raises(InternalError):
+            unpacked("t", replace(whole, **columns))

@@ -18,7 +18,7 @@ from sow_client._exports import Export
 from sow_client._keys import Key
 from sow_client._lines import Home
 from sow_client._packed import PackedColumn, PackedRecords
-from sow_client._records import Start, Ttl
+from sow_client._records import Change, Start, Ttl
 from sow_client.aio._calls import AsyncCalls
 from sow_client.errors import SowError
 
@@ -170,6 +170,30 @@ class AsyncSnapshots(AsyncCalls):
             keys=keys,
         )
         return self._read_changes(_changes.ReadChangesCore(request), Home(f"the reading of changes of {topic}"))
+
+    async def changes(
+        self,
+        topic: str,
+        start: str,
+        end: str,
+        *,
+        filter: str | None = None,  # noqa: A002 - the name that users know from the contract
+        history: str | None = None,
+        keys: Iterable[Key] = (),
+    ) -> AsyncGenerator[Change, None]:
+        """The changes of a range one by one, as a subscription with `changes=True` gives them, without bookmarks of
+        their own: the range is continued at its end. The arguments and errors are those of `read_changes`, which takes
+        a sixth of the time.
+
+        Rules: S2, J1.
+        """
+        batches = self.read_changes(
+            topic, start, end, filter=filter, columns=_changes.ALL_COLUMNS, history=history, keys=keys
+        )
+        async with aclosing(batches):
+            async for batch in batches:
+                for change in _changes.unpacked(topic, batch):
+                    yield change
 
     async def _read_changes(self, core: _changes.ReadChangesCore, home: Home) -> AsyncGenerator[PackedRecords, None]:
         while not core.done:

@@ -17,7 +17,7 @@ from sow_client._exports import Export
 from sow_client._keys import Key
 from sow_client._lines import Home
 from sow_client._packed import PackedColumn, PackedRecords
-from sow_client._records import Start, Ttl
+from sow_client._records import Change, Start, Ttl
 from sow_client.blocking._calls import Calls
 from sow_client.errors import SowError
 
@@ -166,6 +166,29 @@ class Snapshots(Calls):
             keys=keys,
         )
         return self._read_changes(_changes.ReadChangesCore(request), Home(f"the reading of changes of {topic}"))
+
+    def changes(
+        self,
+        topic: str,
+        start: str,
+        end: str,
+        *,
+        filter: str | None = None,  # noqa: A002 - the name that users know from the contract
+        history: str | None = None,
+        keys: Iterable[Key] = (),
+    ) -> Generator[Change, None, None]:
+        """The changes of a range one by one, as a subscription with `changes=True` gives them, without bookmarks of
+        their own: the range is continued at its end. The arguments and errors are those of `read_changes`, which takes
+        a sixth of the time.
+
+        Rules: S2, J1.
+        """
+        batches = self.read_changes(
+            topic, start, end, filter=filter, columns=_changes.ALL_COLUMNS, history=history, keys=keys
+        )
+        with closing(batches):
+            for batch in batches:
+                yield from _changes.unpacked(topic, batch)
 
     def _read_changes(self, core: _changes.ReadChangesCore, home: Home) -> Generator[PackedRecords, None, None]:
         while not core.done:
