@@ -147,11 +147,12 @@ def _read_all(caller: Caller, methods: dict[str, MethodDescriptor]) -> None:
     for part in range(3):
         request = snapshot_pb2.ReadExportRequest(export_id=caller.know["export"], part=part, batch_size=1)
         caller.call(methods["ReadExport"], request)
-    token = ""
-    for _ in range(20):
-        request_of_page = sow_pb2.QueryRequest(topic="orders", page_size=1, page_token=token)
-        caller.call(methods["Query"], request_of_page)
-        token = caller.know["page"]
+    for order in ("", "/secret DESC, /price", "/client/iban", "@key DESC"):
+        token = ""
+        for _ in range(20):
+            request_of_page = sow_pb2.QueryRequest(topic="orders", order_by=order, page_size=1, page_token=token)
+            caller.call(methods["Query"], request_of_page)
+            token = caller.know["page"]
 
 
 def _is_progress(response: bytes, number: int) -> bool:

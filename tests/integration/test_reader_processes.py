@@ -101,6 +101,7 @@ REQUESTS: Final = [
     sow_pb2.QueryRequest(topic="t", order_by="/n DESC", skip_n=5, top_n=50),
     sow_pb2.QueryRequest(topic="t", order_by="/group, /id DESC"),
     sow_pb2.QueryRequest(topic="t", filter="/n > 3500", page_size=4000),
+    sow_pb2.QueryRequest(topic="t", order_by="/group DESC, /n", page_size=4000),
     sow_pb2.QueryRequest(topic="t", filter="/n > 3500", keys_only=True, skip_n=7),
     sow_pb2.QueryRequest(topic="t", select=sow_pb2.Projection(include=["/n", "/group"]), filter="/n > 3"),
 ]

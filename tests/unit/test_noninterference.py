@@ -270,6 +270,7 @@ REQUESTS: Final[dict[str, list[Request]]] = {
         orders(keys=["a00", "b00"], batch_size=1),
         orders(select={"exclude": ["/price"]}),
         *[orders(page_size=size) for size in (1, 2, 3, 4, 5)],
+        *[orders(page_size=size, order_by=text) for size in (1, 2, 3) for text in ORDERS],
         orders(page_size=1, filter="@key BEGINS WITH 'b'"),
         orders(page_size=1, page_token="x"),
         lambda world: {"topic": "orders", "page_size": 2, "page_token": world.know["page"]},
@@ -590,6 +591,7 @@ def test_the_end_of_pages_tells_nothing_of_hidden_records(tmp_path: Path) -> Non
         for world in (without, with_hidden):
             world.happen()
         for size, text in itertools.product((1, 2, 3, 4, 5), ("", "@key BEGINS WITH 'b'", "@key >= 'c'", "/price > 3")):
-            request = sow_pb2.QueryRequest(topic="orders", page_size=size, filter=text)
-            footers = [world.parts.ask("desk", "Query", request)[-1] for world in (without, with_hidden)]
-            assert footers[0] == footers[1], request
+            for order in ("", *ORDERS):
+                request = sow_pb2.QueryRequest(topic="orders", page_size=size, filter=text, order_by=order)
+                footers = [world.parts.ask("desk", "Query", request)[-1] for world in (without, with_hidden)]
+                assert footers[0] == footers[1], request
