@@ -310,7 +310,7 @@ def _metadata_column(name: MetadataName, ranking: Ranking) -> Column:
 
 # --- the sort --------------------------------------------------------------------------------------------------------
 
-_Row: TypeAlias = tuple[tuple[object, ...], bytes, bytes]
+Row: TypeAlias = tuple[tuple[object, ...], bytes, bytes]
 """(sort keys of all terms in one tuple, record key, stored value): each further object would make sorting slower."""
 _sort_keys_of: Final = itemgetter(0)
 
@@ -333,12 +333,10 @@ class Sorter:
         self._order = order
         self._limit = limit
         self._after = after
-        self.last: tuple[object, ...] = ()
-        """The sort keys of the row that was read last."""
         self._payloads = payloads
         self.share: Final = SortShare(memory)
-        self._run: list[_Row] = []  # not sorted yet
-        self._runs: list[list[_Row]] = []  # each sorted; earlier runs have earlier keys
+        self._run: list[Row] = []  # not sorted yet
+        self._runs: list[list[Row]] = []  # each sorted; earlier runs have earlier keys
         self._records = 0
         self._bytes = 0
         """Bytes of the records; more than the share holds while it waits for room."""
@@ -405,19 +403,17 @@ class Sorter:
         self._records = self._bytes = 0
         self._worst = None
 
-    def rows(self) -> Iterator[tuple[bytes, bytes]]:
-        """The first `limit` records as (record key, stored value), in order. Read it once."""
+    def rows(self) -> Iterator[Row]:
+        """The first `limit` records, in order. Read it once."""
         self._end_run()
         self.share.shrink(self._bytes)
         return self._let_go(islice(self._merged(), self._limit))
 
-    def _let_go(self, rows: Iterator[_Row]) -> Iterator[tuple[bytes, bytes]]:
+    def _let_go(self, rows: Iterator[Row]) -> Iterator[Row]:
         each = self._bytes / max(1, self._records)
         for left in range(self._records, 0, -GIVE_BACK_RECORDS):
             self.share.shrink(int(left * each))
-            for sort_keys, key, value in islice(rows, GIVE_BACK_RECORDS):
-                self.last = sort_keys
-                yield key, value
+            yield from islice(rows, GIVE_BACK_RECORDS)
 
     def close(self) -> None:
         """Releases the records."""
@@ -432,7 +428,7 @@ class Sorter:
             return [found > worst or (several and found == worst) for found in leading]
         return [found < worst or (several and found == worst) for found in leading]
 
-    def _behind(self, rows: list[_Row], sort_keys: tuple[object, ...], key: bytes) -> list[_Row]:
+    def _behind(self, rows: list[Row], sort_keys: tuple[object, ...], key: bytes) -> list[Row]:
         """The rows behind a place: equal ones are in key order, also in a descending sort [3]."""
         if self._order.descending:
             return [row for row in rows if row[0] < sort_keys or (row[1] > key and row[0] == sort_keys)]
@@ -444,7 +440,7 @@ class Sorter:
             self._runs.append(self._run)
             self._run = []
 
-    def _merged(self) -> Iterator[_Row]:
+    def _merged(self) -> Iterator[Row]:
         """All records in order. Empties the runs while it is read."""
         runs = [_emptying(run) for run in self._runs]
         if len(runs) == 1:
@@ -464,7 +460,7 @@ class Sorter:
             assert isinstance(rank, int), "a sort key begins with a rank"
             self._worst = rank, value
 
-    def _size(self, rows: Sequence[_Row]) -> int:
+    def _size(self, rows: Sequence[Row]) -> int:
         """Memory of rows, approximately. Without a loop in Python, as it runs for every record."""
         size = _RECORD_BYTES * len(rows)
         for place in (1, 2):
@@ -474,7 +470,7 @@ class Sorter:
         return size
 
 
-def _emptying(run: list[_Row]) -> Iterator[_Row]:
+def _emptying(run: list[Row]) -> Iterator[Row]:
     run.reverse()
     while run:
         yield run.pop()

@@ -27,7 +27,7 @@ from sow_server.engine.reading import Cut, CutSource
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.filters import print_path
 from sow_server.query.filtering import RecordFilter
-from sow_server.query.ordering import Order, Sorter
+from sow_server.query.ordering import Order, Row, Sorter
 from sow_server.query.pages import Place, query_hash, read_token, write_token
 from sow_server.query.planner import ABOVE_ALL, EVERYTHING, NOTHING, Access, IndexBound, Plan, Range, plan
 from sow_server.query.sieve import sieve
@@ -131,11 +131,11 @@ class Scan:
         self._skip = query.skip_n
         self._sorter = _sorter(query, sort_memory or SortMemory(), after)
         self._room = SortRoom.GRANTED
-        self._sorted: Iterator[tuple[bytes, bytes]] | None = None
+        self._sorted: Iterator[Row] | None = None
         self._chunk = SCAN_CHUNK_FIRST
         self._keys: list[bytes] = []  # found, not returned yet
         self._values: list[bytes] = []
-        self._last_key = b""
+        self._last = Place(b"", ())
         self._token = ""
         """Of the next page, once there is one."""
         self._looks_ahead = bool(query.page_size) and _is_restricted(query.filter)
@@ -277,10 +277,10 @@ class Scan:
         self._matched += len(keys)
         self._returned += len(keys)
         if keys:
-            self._last_key = keys[-1]
+            self._last = Place(keys[-1], ())
         if self._returned == self._limit:
             more = bool(query.page_size) and (bool(self._keys) or not rows.ended)
-            self._token = write_token(self._hash, Place(self._last_key, ())) if more else ""
+            self._token = write_token(self._hash, self._last) if more else ""
             self._ended = bool(self._keys) or rows.ended or not self._looks_ahead
         return self._batch(keys, values)
 
@@ -307,32 +307,27 @@ class Scan:
         self._sorted = islice(self._sorter.rows(), min(self.query.skip_n, sys.maxsize), None)
         return _NO_RECORDS
 
-    def _next_sorted(self, rows: Iterator[tuple[bytes, bytes]]) -> RecordBatch | None:
+    def _next_sorted(self, rows: Iterator[Row]) -> RecordBatch | None:
         query = self.query
         most = min(query.batch_size, query.page_size - self._returned) if query.page_size else query.batch_size
         keys: list[bytes] = []
         values: list[bytes] = []
         size = 0
-        for key, value in islice(rows, most):
+        for row in islice(rows, most):
+            _, key, value = row
             keys.append(key)
             values.append(value)
             size += len(value)
             if size >= BATCH_BYTES:
                 break
         if not keys:
-            self._end_page(rows)
+            if query.page_size and next(rows, None) is not None:  # the sort has one record more than the page
+                self._token = write_token(self._hash, self._last)
             self._end()
             return None
-        self._last_key = keys[-1]
+        self._last = Place(keys[-1], row[0])
         self._returned += len(keys)
         return self._batch(keys, values)
-
-    def _end_page(self, rows: Iterator[tuple[bytes, bytes]]) -> None:
-        """The sort of a page has one record more, if there is one."""
-        assert self._sorter is not None, "the rows are sorted"
-        last = self._sorter.last
-        if self.query.page_size and next(rows, None) is not None:
-            self._token = write_token(self._hash, Place(self._last_key, last))
 
     def _end(self) -> None:
         self._ended = True

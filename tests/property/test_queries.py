@@ -514,7 +514,7 @@ def test_records_are_sorted_as_one_comparison_at_a_time_would(draw: Random) -> N
             portion = draw.randint(1, 10)
             sorter.add([record.key for record in left[:portion]], [stored(record) for record in left[:portion]])
             del left[:portion]
-        found = [key for key, _ in sorter.rows()]
+        found = [key for _, key, _ in sorter.rows()]
     assert found == [record.key for record in naive_order(world, records, terms)][:limit]
 
 

@@ -49,7 +49,7 @@ def sorted_values(text: str, *values: object) -> list[object]:
     sorting = sorter(text)
     payloads = [b"{}" if value is ... else msgspec.json.encode({"a": value}) for value in values]
     sorting.add([b"%03d" % number for number in range(len(values))], [stored(payload) for payload in payloads])
-    return [values[int(key)] for key, _ in sorting.rows()]
+    return [values[int(key)] for _, key, _ in sorting.rows()]
 
 
 # --- its text --------------------------------------------------------------------------------------------------------
@@ -175,7 +175,7 @@ def test_numeric_texts_are_numbers_where_all_values_are_texts() -> None:
     payloads = [b"44=100\x01", b"44=9.5\x01", b"44=x\x01", b"44=\x01", b"55=1\x01", b"44=-3\x01"]
     sorting = sorter("/44", message_type=MessageType.FIX)
     sorting.add([b"%d" % number for number in range(6)], [stored(payload) for payload in payloads])
-    assert [payloads[int(key)] for key, _ in sorting.rows()] == [
+    assert [payloads[int(key)] for _, key, _ in sorting.rows()] == [
         b"44=-3\x01", b"44=9.5\x01", b"44=100\x01", b"44=\x01", b"44=x\x01", b"55=1\x01",
     ]  # fmt: skip
 
@@ -190,7 +190,7 @@ def test_metadata_has_an_order() -> None:
     def keys(text: str) -> bytes:
         sorting = sorter(text, message_type=MessageType.BINARY)
         sorting.add([b"a", b"b", b"c"], values)
-        return b"".join([key for key, _ in sorting.rows()])
+        return b"".join([key for _, key, _ in sorting.rows()])
 
     assert keys("@version") == b"bca"
     assert keys("@version DESC") == b"acb"
@@ -213,7 +213,7 @@ def test_a_sort_for_the_first_few_holds_few(monkeypatch: pytest.MonkeyPatch) -> 
     for first in range(0, 20_000, 50):  # rising, so that each one drives out another
         numbers = range(first, first + 50)
         sorting.add([b"%05d" % n for n in numbers], [stored(json.dumps({"a": n}).encode()) for n in numbers])
-    assert [key for key, _ in sorting.rows()] == [b"%05d" % n for n in range(19_999, 19_989, -1)]
+    assert [key for _, key, _ in sorting.rows()] == [b"%05d" % n for n in range(19_999, 19_989, -1)]
     sorting.close()
     assert SortShare(memory).try_hold(200_000), "all of the memory is free again"
 
@@ -223,7 +223,7 @@ def test_headers_are_enough_where_no_payloads_are_wanted() -> None:
     sorting = Sorter(order(topic(), "/a"), None, payloads=False, memory=memory)
     value = stored(b'{"a":1,"pad":"' + b"x" * 10_000 + b'"}')
     sorting.add([b"%d" % n for n in range(100)], [value] * 100)
-    assert {found for _, found in sorting.rows()} == {value[:40]}
+    assert {found for _, _, found in sorting.rows()} == {value[:40]}
 
 
 @pytest.mark.parametrize("limit", [None, 80])
@@ -264,7 +264,7 @@ def test_sorts_share_their_memory_and_a_sort_without_room_begins_anew() -> None:
     assert other.share.when_ready(lambda: None)
     assert other.add([b"1", b"2"], [value] * 2) is SortRoom.GRANTED
     assert memory.waiting == 0
-    assert [key for key, _ in other.rows()] == [b"1", b"2"]
+    assert [key for _, key, _ in other.rows()] == [b"1", b"2"]
 
 
 class WatchedShare(SortShare):
