@@ -132,6 +132,30 @@ def test_the_story_of_a_key_from_its_first_publish_to_its_end(
     assert rows(run("history", "stories", "nobody")) == []
 
 
+# ---- pages ----
+
+
+def test_pages_with_an_order_go_on_behind_the_last_record(run: Run, client: Client) -> None:
+    """Also if that record has got other values, or has gone, before the next page."""
+    client.create_topic("board", key=["/id"])
+    client.publish_many("board", [{"id": str(n), "px": n // 2} for n in range(9)])
+    asked = ("query", "board", "--order-by", "/px DESC", "--page", "4", "--keys-only")
+
+    first = run(*asked)
+    assert [row["key"] for row in rows(first)] == ["8", "6", "7", "4"]
+    after = first.stderr.split()[-1]
+    client.sow_delete("board", keys=["4"])
+    client.publish("board", {"id": "8", "px": 0})  # it moves behind the place
+    second = run(*asked, "--after", after)
+    assert [row["key"] for row in rows(second)] == ["5", "2", "3", "0"]
+    last = run(*asked, "--after", second.stderr.split()[-1])
+    assert [row["key"] for row in rows(last)] == ["1", "8"]
+    assert last.stderr == ""
+    wrong = run("query", "board", "--order-by", "/px", "--page", "4", "--after", after)
+    assert wrong.exit_code == 1
+    assert "PAGE_TOKEN_INVALID" in wrong.stderr
+
+
 # ---- changes ----
 
 
