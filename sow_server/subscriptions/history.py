@@ -16,7 +16,7 @@ from typing import Final
 from sow_server.engine.catalog.topics import Topic, topic_deleted
 from sow_server.engine.disk.layout import Changes, read_header
 from sow_server.engine.formats.payloads import Projection
-from sow_server.engine.journal.reading import JournalCut
+from sow_server.engine.journal.reading import JournalCut, ReadingLeft
 from sow_server.engine.reading import Cuts
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.subscriptions import focus
@@ -29,7 +29,7 @@ PIECE_ENTRIES: Final = 200
 PIECE_BYTES: Final = 2**20
 PIECE_CHUNKS: Final = 4_000
 PIECE_READ_BYTES: Final = 16 * 2**20
-"""Bounds of one piece of work: a thread is held for some ten milliseconds."""
+"""Bounds of one piece of work, however many changes it finds: a thread is held for some ten milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +107,10 @@ class History:
             )
         found: list[PastChange] = []
         size = looked_at = 0
-        while self._left and looked_at < PIECE_ENTRIES and size < PIECE_BYTES:
+        left = ReadingLeft(PIECE_CHUNKS, PIECE_READ_BYTES)
+        while self._left and looked_at < PIECE_ENTRIES and size < PIECE_BYTES and not left.is_none:
             looked_at += 1
-            changes = self._next(cut, floor)
+            changes = self._next(cut, floor, left)
             if changes is None:
                 break
             past = self._told(cut, changes)
@@ -126,18 +127,16 @@ class History:
         self.done = self._left == 0 or self._position == 0
         return found
 
-    def _next(self, cut: JournalCut, floor: int) -> Changes | None:
+    def _next(self, cut: JournalCut, floor: int, left: ReadingLeft) -> Changes | None:
         """The next change; None: not found yet, or there is none."""
         if self._position <= floor:
             return None
         if self._known:
-            changes = cut.change(self._topic, self._position)
+            changes = cut.change(self._topic, self._position, left)
             if changes is not None and changes.keys[0] == self._key:
                 return changes
             self._known = False  # of a page that begins between two changes
-        found = cut.last_change(
-            self._topic, self._key, self._position, chunks_max=PIECE_CHUNKS, bytes_max=PIECE_READ_BYTES
-        )
+        found = cut.last_change(self._topic, self._key, self._position, left)
         self._position = found.position
         return found.change
 

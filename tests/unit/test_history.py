@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -163,6 +164,30 @@ def test_a_history_has_what_a_reader_of_all_changes_sees_of_the_key(
                 pages += told(page)
                 upto = page.next_position
             assert pages == expected
+
+
+def test_a_piece_of_work_reads_a_bounded_part_of_the_journal_whatever_it_finds(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """history [2]. The bounds held for each search, of which a piece made 200: so a key that came and went held its
+    thread for a second."""
+    for number in range(20):
+        rig.put("orders", "a", px(number))
+        rig.delete("orders", "a")
+        rig.put("orders", "b", px(number))
+    for name, most in (("PIECE_CHUNKS", 5), ("PIECE_READ_BYTES", 1)):
+        with monkeypatch.context() as patched:
+            patched.setattr(history, name, most)
+            reading = opened(rig, "a")
+            positions = [rig.store.writer.last_sequence]
+            found: list[Told] = []
+            while not reading.done:
+                found += [
+                    (NAMES[one.row.op, one.row.reason], one.row.sequence, one.row.payload) for one in reading.read()
+                ]
+                positions.append(reading.next_position)
+        assert found == scanned(rig, "a")
+        assert max(before - after for before, after in pairwise(positions)) <= 5, "each commit has one change"
 
 
 def test_a_history_ends_where_the_journal_does_and_says_so(rig: Rig) -> None:

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from sow_server.engine.catalog.topics import Topic
@@ -82,31 +83,33 @@ class JournalCut:
             return None
         return decode_entry(row[1], sequence - unpack_i64(row[0][FIRST_SEQUENCE]))
 
-    def change(self, topic: Topic, sequence: int) -> Changes | None:
+    def change(self, topic: Topic, sequence: int, left: ReadingLeft) -> Changes | None:
         """As `entry`, with all columns, as changes of length one."""
         if sequence <= self.floors.get(topic.id, 0):
             return None
         row = self._entries.last_before(journal_key(topic.id, sequence))
         if row is None or not row[0].startswith(topic.prefix) or _last_of(*row) < sequence:
             return None
+        left.take(row[1])
         first = unpack_i64(row[0][FIRST_SEQUENCE])
         return decode_change(first, row[1], sequence - first)
 
-    def last_change(self, topic: Topic, key: bytes, upto: int, *, chunks_max: int, bytes_max: int) -> LastChange:
-        """The last change of a key at or before a sequence, found by reading back, a bounded number of chunks and bytes
-        at a time."""
+    def last_change(self, topic: Topic, key: bytes, upto: int, left: ReadingLeft) -> LastChange:
+        """The last change of a key at or before a sequence, found by reading back for as long as reading is left, at
+        least one chunk."""
         floor = self.floors.get(topic.id, 0)
-        position, chunks, size = upto, 0, 0
+        position = upto
         for row_key, value in self._walk.rows_back(journal_key(topic.id, upto), topic.prefix):
+            left.take(value)
             first = unpack_i64(row_key[FIRST_SEQUENCE])
             index = last_index(value, key, position - first + 1)
             if index >= 0:
                 found = first + index
                 return LastChange(found, decode_change(first, value, index) if found > floor else None)
-            position, chunks, size = first - 1, chunks + 1, size + len(value)
+            position = first - 1
             if position <= floor:
                 return LastChange(floor, None)
-            if chunks >= chunks_max or size >= bytes_max:
+            if left.is_none:
                 return LastChange(position, None)
         return LastChange(floor, None)
 
@@ -152,6 +155,25 @@ class JournalCut:
         self._walk.close()
         self._entries.close()
         self._commits.close()
+
+
+@dataclass(slots=True)
+class ReadingLeft:
+    """The part of the journal that one piece of work may still read."""
+
+    chunks: int
+    size: int
+    """Bytes of chunks."""
+
+    def take(self, chunk: bytes) -> None:
+        """A chunk was read."""
+        self.chunks -= 1
+        self.size -= len(chunk)
+
+    @property
+    def is_none(self) -> bool:
+        """Whether the piece of work has read its part."""
+        return self.chunks <= 0 or self.size <= 0
 
 
 class LastChange(NamedTuple):
