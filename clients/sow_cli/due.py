@@ -26,7 +26,7 @@ from sow_client import ExpiryHorizon, TopicDue
 def due(session: Session, output: Output, topic: str | None, spans: tuple[str, ...], exact: bool) -> None:
     """Count the records of TOPIC, or of all topics, that fall due in each span of time from now.
 
-    The expiry index is counted: a record whose lifetime was extended counts at its former time until that has come,
+    The expiry index is counted: a record whose lifetime was changed may count at its former time until that has come,
     and a deleted one may count until then. With --exact each record is looked at.
 
     \b

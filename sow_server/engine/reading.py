@@ -296,14 +296,17 @@ class Cuts:
 
     # -- expiry -----------------------------------------------------------------------------------------------------
 
-    def expiry(self, topics: Collection[Topic]) -> tuple[int, OverdueCut]:
-        """The present time, and the expiry index with the records, cut between two commits, for some topics."""
+    def expiry(self, topics: Collection[Topic]) -> tuple[int, OverdueCut, frozenset[bytes]]:
+        """The present time, and the expiry index with the records, cut between two commits, for some topics. And the
+        prefixes of all topics whose index is still incomplete, because their expiration has just been enabled."""
         with self._writer.cut_lock:
-            return self._clock.now_micros(), self._writer.sweep.overdue_cut(topics)
-
-    def is_rearming(self, topic: Topic) -> bool:
-        """Whether the topic's expiry index is still incomplete, because its expiration has just been enabled."""
-        return topic.acts and is_rearming(self._rocks, topic)
+            cut = self._writer.sweep.overdue_cut(topics)
+            rows = self._rocks.cursor(META)
+            try:
+                rearming = frozenset([key[len(REARM_KEY) :] for key in rows.keys(REARM_KEY, REARM_KEY + b"\xff" * 5)])
+            finally:
+                rows.close()
+            return self._clock.now_micros(), cut, rearming & cut.acting
 
     # -- numbers ----------------------------------------------------------------------------------------------------
 

@@ -37,6 +37,8 @@ class TopicHorizon:
     topic: Topic
     due: list[int]
     """First those that are overdue and not yet removed, then those up to each edge."""
+    incomplete: bool
+    """Whether the index had not yet an entry for each record, because expiration had just been enabled."""
     next_micros: int | None = None
     """When the first one falls due. None: none does, as far as was counted."""
 
@@ -46,9 +48,11 @@ class Horizon:
 
     def __init__(self, cuts: Cuts, topics: Collection[Topic], edges: Sequence[int], *, exact: bool) -> None:
         """`edges`: offsets from now, rising, above 0."""
-        self.now_micros, self._cut = cuts.expiry([topic for topic in topics if topic.acts])
+        self.now_micros, self._cut, rearming = cuts.expiry(topics)
         self._ends = [self.now_micros, *[self.now_micros + edge for edge in edges]]
-        self.counted: Final = {topic.prefix: TopicHorizon(topic, [0] * len(self._ends)) for topic in topics}
+        self.counted: Final = {
+            topic.prefix: TopicHorizon(topic, [0] * len(self._ends), topic.prefix in rearming) for topic in topics
+        }
         """By the prefix of the topic."""
         self.upto_micros = self._ends[-1]
         """Everything that falls due up to here is counted."""
@@ -80,14 +84,15 @@ class Horizon:
             self._start = following
 
     def _count_entries(self, entries: list[bytes]) -> None:
+        for prefix, entry in {_topic_of(entry): entry for entry in reversed(entries)}.items():
+            counted = self.counted[prefix]
+            if counted.next_micros is None:
+                counted.next_micros = unpack_i64(entry[DUE])
         at = 0
         for place, end in enumerate(self._ends):
             upto = bisect_right(entries, i64(end), lo=at, key=_time_of)
             for prefix, count in Counter(map(_topic_of, entries[at:upto])).items():
-                counted = self.counted[prefix]
-                counted.due[place] += count
-                if counted.next_micros is None:
-                    counted.next_micros = unpack_i64(next(one[DUE] for one in entries if _topic_of(one) == prefix))
+                self.counted[prefix].due[place] += count
             at = upto
 
     def _count_records(self, entries: list[bytes]) -> None:

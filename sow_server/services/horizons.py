@@ -17,6 +17,8 @@ from sow_server.services.answering import close_after, opened
 from sow_server.services.convert import invalid
 
 EDGES_MAX: Final = 1_000
+CELLS_MAX: Final = 1_000_000
+"""The most counts of one answer: spans times topics."""
 EDGES: Final = tuple(seconds * MICROS for seconds in (60, 600, 3_600, 21_600, 86_400, 604_800))
 
 
@@ -35,7 +37,10 @@ def edges_of(request: admin_pb2.GetExpiryHorizonRequest) -> Sequence[int]:
 async def counted(
     cuts: Cuts, readers: Executor, topics: Collection[Topic], edges: Sequence[int], *, exact: bool
 ) -> admin_pb2.GetExpiryHorizonResponse:
-    """The answer."""
+    """The answer. Raises StoreError."""
+    if len(edges) * len(topics) > CELLS_MAX:
+        most = CELLS_MAX // len(topics)
+        raise invalid("edge_micros", f"has {len(edges)} ends, and {most} are allowed for {len(topics)} topics")
     loop = asyncio.get_running_loop()
     horizon = await opened(loop.run_in_executor(readers, lambda: Horizon(cuts, topics, edges, exact=exact)))
     piece: asyncio.Future[None] | None = None
@@ -45,7 +50,11 @@ async def counted(
             await asyncio.shield(piece)
     finally:
         close_after(horizon, piece)
-    found = sorted(horizon.counted.values(), key=lambda one: one.topic.name)
+    # Not on the event loop: a million counts take some ten milliseconds.
+    return await loop.run_in_executor(readers, _answer, horizon, edges)
+
+
+def _answer(horizon: Horizon, edges: Sequence[int]) -> admin_pb2.GetExpiryHorizonResponse:
     return admin_pb2.GetExpiryHorizonResponse(
         as_of_micros=horizon.now_micros,
         edge_micros=edges,
@@ -55,9 +64,9 @@ async def counted(
                 overdue=one.due[0],
                 due=one.due[1:],
                 next_micros=one.next_micros,
-                incomplete=cuts.is_rearming(one.topic),
+                incomplete=one.incomplete,
             )
-            for one in found
+            for one in sorted(horizon.counted.values(), key=lambda one: one.topic.name)
         ],
         upto_micros=horizon.upto_micros,
     )

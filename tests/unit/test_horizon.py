@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from sow_server.engine.catalog.topics import Topic
+from sow_server.engine.disk.layout import DUE_TOPIC, REARM_KEY
+from sow_server.engine.disk.rocks import META
+from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import Expiration, TopicSettings
 from sow_server.query import horizon
 from sow_server.query.horizon import Horizon
+from sow_server.services import horizons
 from tests.support.stores import BINARY, MINUTE, SECOND, Rig
 
 EDGES = (10 * SECOND, MINUTE, 10 * MINUTE)
@@ -123,3 +130,61 @@ def test_topics_without_expiration_have_nothing_due(rig: Rig) -> None:
     rig.put("a", "1", ttl=SECOND)
     rig.alter_topic("a", expiration=Expiration.DISABLED)
     assert due(rig, "a") == [0, 0, 0, 0]
+
+
+def test_finding_the_next_of_each_topic_takes_time_in_proportion_to_the_entries(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each topic's first entry was searched from the first one on, so 5,000 topics held a reader thread for half a
+    second, and twice as many for two."""
+    for number in range(40):
+        rig.create_topic(f"t{number}", ENABLED)
+        rig.put(f"t{number}", "1", ttl=SECOND + number)
+    looked_at = 0
+
+    def topic_of(entry: bytes) -> bytes:
+        nonlocal looked_at
+        looked_at += 1
+        return entry[DUE_TOPIC]
+
+    monkeypatch.setattr(horizon, "_topic_of", topic_of)
+    found = counted(rig, *[f"t{number}" for number in range(40)])
+    assert looked_at <= 2 * 40
+    assert [one.next_micros for one in found.counted.values()] == [found.now_micros + SECOND + n for n in range(40)]
+
+
+def test_a_count_of_an_incomplete_index_says_so_even_if_it_is_complete_meanwhile(rig: Rig) -> None:
+    """L22: the count is of one instant. The flag was asked for at its end, when the index had every record."""
+    rig.alter_topic("a", expiration=Expiration.DISABLED)
+    rig.put("a", "1", ttl=SECOND)
+    rig.submit_alter("a", lambda _: None, {"expiration": Expiration.ENABLED})
+    rig.turn()
+    found = Horizon(rig.store.cuts, [rig.topic("a"), rig.topic("b")], EDGES, exact=False)
+    while rig.rows(META, REARM_KEY, REARM_KEY + b"\xff"):
+        rig.turn()
+    while not found.done:
+        found.read()
+    found.close()
+    assert [(one.due, one.incomplete) for one in found.counted.values()] == [
+        ([0, 0, 0, 0], True),
+        ([0, 0, 0, 0], False),
+    ]
+    (complete,) = counted(rig, "a").counted.values()
+    assert (complete.due, complete.incomplete) == ([0, 1, 0, 0], False)
+
+
+def test_an_answer_has_a_bounded_number_of_counts(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """L22: 1,000 spans of each of 10,000 topics were ten million counts, on the event loop."""
+    monkeypatch.setattr(horizons, "CELLS_MAX", 4)
+    topics = [rig.topic(name) for name in "ab"]
+    with ThreadPoolExecutor(1) as readers:
+
+        def answer(topics: Sequence[Topic], edges: Sequence[int]) -> list[list[int]]:
+            found = asyncio.run(horizons.counted(rig.store.cuts, readers, topics, edges, exact=False))
+            return [list(one.due) for one in found.topics]
+
+        assert answer(topics, (SECOND, MINUTE)) == [[0, 0], [0, 0]]
+        with pytest.raises(StoreError) as refused:
+            answer(topics, EDGES)
+        assert (refused.value.reason, refused.value.field) == (Reason.INVALID_ARGUMENT, "edge_micros")
+        assert answer([], EDGES) == []

@@ -1045,13 +1045,13 @@ class GetExpiryHorizonRequest(_message.Message):
     """The topic's name. Empty: all topics of which the caller may read every record."""
     exact: _builtins.bool
     """false: entries of the expiry index are counted. Then a record whose lifetime was extended counts at its former time,
-    and one that was deleted before that time may count, until the server meets the entry. true: every record is looked
-    at.
+    one whose lifetime was shortened may count at both times, and one that was deleted may count, until the server meets
+    the entry. true: every record is looked at.
     """
     @_builtins.property
     def edge_micros(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The ends of the spans, in microseconds from now: 1 to 1,000 of them, rising, above 0, at most 3,653 days. The first
-        span begins now. Empty: 1 min, 10 min, 1 h, 6 h, 1 d, 7 d.
+        span begins now. Spans times topics are at most 1,000,000. Empty: 1 min, 10 min, 1 h, 6 h, 1 d, 7 d.
         """
 
     def __init__(
@@ -1083,7 +1083,7 @@ class GetExpiryHorizonResponse(_message.Message):
     """The one instant of the count. The spans begin here."""
     upto_micros: _builtins.int
     """Everything that falls due up to here is counted. Before the last end where there was too much to count: more than
-    1,000,000 entries, or with `exact` 100,000 records.
+    1,000,000 entries, or with `exact` 100,000.
     """
     @_builtins.property
     def edge_micros(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:

@@ -966,7 +966,7 @@ export type GetExpiryHorizonRequest = Message<"sow.v1.GetExpiryHorizonRequest"> 
 
   /**
    * The ends of the spans, in microseconds from now: 1 to 1,000 of them, rising, above 0, at most 3,653 days. The first
-   * span begins now. Empty: 1 min, 10 min, 1 h, 6 h, 1 d, 7 d.
+   * span begins now. Spans times topics are at most 1,000,000. Empty: 1 min, 10 min, 1 h, 6 h, 1 d, 7 d.
    *
    * @generated from field: repeated int64 edge_micros = 2;
    */
@@ -974,8 +974,8 @@ export type GetExpiryHorizonRequest = Message<"sow.v1.GetExpiryHorizonRequest"> 
 
   /**
    * false: entries of the expiry index are counted. Then a record whose lifetime was extended counts at its former time,
-   * and one that was deleted before that time may count, until the server meets the entry. true: every record is looked
-   * at.
+   * one whose lifetime was shortened may count at both times, and one that was deleted may count, until the server meets
+   * the entry. true: every record is looked at.
    *
    * @generated from field: bool exact = 3;
    */
@@ -1018,7 +1018,7 @@ export type GetExpiryHorizonResponse = Message<"sow.v1.GetExpiryHorizonResponse"
 
   /**
    * Everything that falls due up to here is counted. Before the last end where there was too much to count: more than
-   * 1,000,000 entries, or with `exact` 100,000 records.
+   * 1,000,000 entries, or with `exact` 100,000.
    *
    * @generated from field: int64 upto_micros = 4;
    */
