@@ -332,12 +332,13 @@ class Cuts:
         counts = self.overdue_by_topic()
         return sum(counts.values()) if topic is None else counts.get(topic.id, 0)
 
-    def overdue_by_topic(self, *, at_most: int = 2**62) -> dict[int, int]:
-        """Expired records that are not yet swept, by topic id, counted in one pass until `at_most` are found."""
+    def overdue_by_topic(self, *, at_most: int = 2**62, entries_max: int | None = None) -> dict[int, int]:
+        """Expired records that are not yet swept, by topic id, counted in one pass until `at_most` are found, or
+        `entries_max` entries of the expiry index have been read."""
         now = self._clock.now_micros()
         if self._writer.sweep.next_due > now:
             return {}
-        return self._writer.sweep.overdue(now, at_most=at_most)
+        return self._writer.sweep.overdue(now, at_most=at_most, entries_max=entries_max)
 
 
 def is_rearming(rocks: Rocks, topic: Topic) -> bool:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
-from typing import NamedTuple
+from concurrent.futures import Executor
+from typing import Final, NamedTuple
 
 from sow.v1 import admin_pb2
 from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.commit.commits import Commits
+from sow_server.engine.reading import Cuts
 from sow_server.engine.values.model import MICROS
 from sow_server.services.followers import Follower
+
+OVERDUE_MAX: Final = 100_000
+"""The most entries of the expiry index that are looked at to count overdue records: 0.15 s of a reader thread."""
 
 
 class FigureSource(NamedTuple):
@@ -29,6 +35,28 @@ class _Before(NamedTuple):
     expired: int
     journaled: dict[int, tuple[int, int]]
     """Entries and bytes, by the topic's id."""
+
+
+class OverdueCount:
+    """Counts the overdue records of all topics, for all that ask for it, at most once a second. Event loop only."""
+
+    def __init__(self, cuts: Cuts, readers: Executor) -> None:
+        self._cuts = cuts
+        self._readers = readers
+        self._counting: asyncio.Future[int] | None = None
+        self._begun_micros = 0
+
+    async def at(self, now_micros: int) -> int:
+        """The count, a second old at most, or for as long as counting takes."""
+        found = self._counting
+        if found is None or (found.done() and not 0 <= now_micros - self._begun_micros < MICROS):
+            loop = asyncio.get_running_loop()
+            found = self._counting = loop.run_in_executor(self._readers, self._count)
+            self._begun_micros = now_micros
+        return await asyncio.shield(found)
+
+    def _count(self) -> int:
+        return sum(self._cuts.overdue_by_topic(at_most=OVERDUE_MAX, entries_max=OVERDUE_MAX).values())
 
 
 class Figures:

@@ -17,7 +17,7 @@ from sow_server.engine.values.clock import GuardedClock
 from sow_server.engine.values.model import MICROS
 from sow_server.services import horizons
 from sow_server.services.convert import invalid
-from sow_server.services.figures import Figures, FigureSource
+from sow_server.services.figures import Figures, FigureSource, OverdueCount
 from sow_server.services.followers import Followers
 from sow_server.services.health_service import HealthService
 from sow_server.services.reading import StoreReading
@@ -28,11 +28,10 @@ INTERVAL_MICROS_MIN: Final = MICROS // 10
 INTERVAL_MICROS_MAX: Final = 3_600 * MICROS
 TOPICS: Final = 100
 TOPICS_MAX: Final = 1_000
-OVERDUE_MAX: Final = 100_000
 
 
 class InspectionService:
-    """Validates, asks, translates; owns nothing."""
+    """Validates, asks, translates. Owns the count of overdue records, which all watchers share."""
 
     def __init__(
         self,
@@ -54,6 +53,7 @@ class InspectionService:
         self._healthy = healthy
         self._clock = clock
         self._settings = settings
+        self._overdue = OverdueCount(reading.cuts, readers)
 
     async def GetExpiryHorizon(
         self, request: admin_pb2.GetExpiryHorizonRequest, call: Call
@@ -97,11 +97,8 @@ class InspectionService:
         if request.topics_max > TOPICS_MAX:
             raise invalid("topics_max", f"must be at most {TOPICS_MAX}, or 0 for {TOPICS}")
         figures = Figures(request.topics_max or TOPICS)
-        loop, cuts = asyncio.get_running_loop(), self._reading.cuts
         while not self._healthy.is_stopping:  # a call that goes on would delay the stop
-            overdue = await loop.run_in_executor(
-                self._readers, lambda: sum(cuts.overdue_by_topic(at_most=OVERDUE_MAX).values())
-            )
+            overdue = await self._overdue.at(self._clock.now_micros())
             source = FigureSource(self._commits, call.topics(), self._followers.of(""), self._links.status().outgoing)
             yield figures.taken(source, overdue, self._clock.now_micros())
             await self._pause(interval / MICROS)

@@ -169,8 +169,8 @@ def test_a_history_has_what_a_reader_of_all_changes_sees_of_the_key(
 def test_a_piece_of_work_reads_a_bounded_part_of_the_journal_whatever_it_finds(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """history [2]. The bounds held for each search, of which a piece made 200: so a key that came and went held its
-    thread for a second."""
+    """subscriptions/history [2]. The bounds held for each search, of which a piece made 200: so a key that came and
+    went held its thread for a second."""
     for number in range(20):
         rig.put("orders", "a", px(number))
         rig.delete("orders", "a")

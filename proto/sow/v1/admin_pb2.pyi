@@ -1367,7 +1367,7 @@ class WatchFiguresResponse(_message.Message):
     queued_bytes: _builtins.int
     """Their bytes."""
     overdue_records: _builtins.int
-    """Expired records that are not yet removed, counted up to 100,000."""
+    """Expired records that are not yet removed, as of the last second. Of the first 100,000 entries of the expiry index."""
     subscriptions: _builtins.int
     """Subscriptions under way, those of consumers included."""
     subscriptions_behind: _builtins.int

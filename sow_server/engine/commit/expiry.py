@@ -185,9 +185,16 @@ class Sweep:
             self._cleared = min(self._cleared, self.floor)
 
     def overdue(
-        self, now_micros: int, *, prefix: bytes = b"", at_most: int, cut: OverdueCut | None = None
+        self,
+        now_micros: int,
+        *,
+        prefix: bytes = b"",
+        at_most: int,
+        entries_max: int | None = None,
+        cut: OverdueCut | None = None,
     ) -> dict[int, int]:
-        """Counts overdue records that are not yet swept, by topic id, ending once `at_most` are found. From any thread.
+        """Counts overdue records that are not yet swept, by topic id, ending once `at_most` are found, or after
+        `entries_max` entries. From any thread.
 
         With the `prefix` of a topic it counts for that topic alone. Entries whose record has been refreshed or deleted
         are looked up and left out, as is the second entry of a record. With a `cut`, which it closes, the count is as
@@ -198,7 +205,7 @@ class Sweep:
         due = i64(now_micros)
         cut = cut or self.overdue_cut()
         try:
-            for entry in cut.entries.keys(cut.floor, i64(now_micros + 1)):
+            for entry in cut.entries.keys(cut.floor, i64(now_micros + 1), limit=entries_max):
                 if not entry.startswith(prefix, DUE_TOPIC_AT):
                     continue
                 pending.append(entry[DUE_STORE_KEY])

@@ -1348,7 +1348,7 @@ export type WatchFiguresResponse = Message<"sow.v1.WatchFiguresResponse"> & {
   queuedBytes: bigint;
 
   /**
-   * Expired records that are not yet removed, counted up to 100,000.
+   * Expired records that are not yet removed, as of the last second. Of the first 100,000 entries of the expiry index.
    *
    * @generated from field: int64 overdue_records = 8;
    */
