@@ -116,14 +116,17 @@ def read_request(
     batch_size: int,
     history: str | None,
     share: tuple[int, int] | None = None,
-    keys: Iterable[Key] = (),
+    keys: Iterable[Key] | None = None,
 ) -> snapshot_pb2.ReadChangesRequest:
-    """The request for changes."""
+    """The request for changes. An empty list of keys is refused: on the wire it would ask for those of every key."""
     number, shares = share or (0, 0)
     if share is not None and not 0 <= number < shares:
         raise invalid("share", f"({number}, {shares}) is not the number of a share and how many there are")
     if batch_size < 0:
         raise invalid("batch_size", f"{batch_size} is negative")
+    chosen = None if keys is None else key_texts(keys)
+    if chosen == []:
+        raise invalid("keys", "is empty; leave it out to read the changes of all keys")
     return snapshot_pb2.ReadChangesRequest(
         topic=topic,
         start_bookmark=start,
@@ -135,7 +138,7 @@ def read_request(
         history_bookmark=history or "",
         share=number,
         shares=shares,
-        keys=key_texts(keys),
+        keys=chosen,
     )
 
 

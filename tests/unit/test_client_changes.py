@@ -62,6 +62,18 @@ def test_columns_are_names() -> None:
             read_request("t", "e.1", "e.9", None, columns=wrong, lines=False, batch_size=0, history=None)
 
 
+def test_an_empty_list_of_keys_is_refused() -> None:
+    """On the wire it asked for the changes of all keys."""
+    for keys, wanted in ((None, []), (["a"], ["a"])):
+        request = read_request(
+            "t", "e.1", "e.9", None, columns=("key",), lines=False, batch_size=0, history=None, keys=keys
+        )
+        assert request.keys == wanted
+    with pytest.raises(InvalidArgument) as refused:
+        read_request("t", "e.1", "e.9", None, columns=("key",), lines=False, batch_size=0, history=None, keys=[])
+    assert refused.value.details["field"] == "keys"
+
+
 def test_a_reading_that_is_cut_off_goes_on_after_the_last_batch() -> None:
     """_changes [1]."""
     reading = core()

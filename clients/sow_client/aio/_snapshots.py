@@ -140,7 +140,7 @@ class AsyncSnapshots(AsyncCalls):
         batch_size: int = 0,
         history: str | None = None,
         share: tuple[int, int] | None = None,
-        keys: Iterable[Key] = (),
+        keys: Iterable[Key] | None = None,
     ) -> AsyncGenerator[PackedRecords, None]:
         """The changes after `start`, up to `end`, whose new or previous record matches `filter`, in order.
 

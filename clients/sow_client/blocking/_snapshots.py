@@ -136,7 +136,7 @@ class Snapshots(Calls):
         batch_size: int = 0,
         history: str | None = None,
         share: tuple[int, int] | None = None,
-        keys: Iterable[Key] = (),
+        keys: Iterable[Key] | None = None,
     ) -> Generator[PackedRecords, None, None]:
         """The changes after `start`, up to `end`, whose new or previous record matches `filter`, in order.
 
