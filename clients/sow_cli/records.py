@@ -160,7 +160,7 @@ def get(
 @click.option(
     "--explain", is_flag=True, help="Show the plan of the query, and how much it reads, instead of the records."
 )
-@click.option("--no-run", is_flag=True, help="With --explain: only plan the query, and read nothing.")
+@click.option("--no-run", is_flag=True, help="With --explain: only plan the query, and read no records.")
 @click.option("--with-plan", is_flag=True, help="Tell on stderr how the records were found.")
 @_min_position_option
 @record_output_option
@@ -587,9 +587,11 @@ _ACCESS = {
 
 def _way(plan: QueryPlan) -> str:
     """One line about the way that found records."""
-    way = _ACCESS.get(plan.access, plan.access)
+    way = _ACCESS.get(plan.access)
+    if way is None:  # also for a caller that may see a part of the records: the way would tell of the others
+        return "the server does not tell how the records were found"
     if plan.index_path:
-        way += f" on {display.safe(plan.index_path)}"
+        way = f"reads the index on {display.safe(plan.index_path)}, then its records"
     return f"{way}: {display.records(plan.scanned)} read, {display.count(plan.index_entries)} entries of indexes"
 
 

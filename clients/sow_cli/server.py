@@ -34,14 +34,12 @@ def show_versions(session: Session) -> None:
 @click.option(
     "--interval",
     type=arguments.duration,
-    default="1s",
-    show_default=True,
     metavar="DURATION",
-    help="With --watch: the time between two lines.",
+    help="With --watch: the time between two lines. Default: 1s.",
 )
 @output_option
 @click.pass_obj
-def status(session: Session, output: Output, watch: bool, interval: str) -> None:
+def status(session: Session, output: Output, watch: bool, interval: str | None) -> None:
     """Show the state of the server.
 
     With --watch a line comes each second, until Ctrl-C: changes and expiries in a second, requests that wait for the
@@ -52,9 +50,11 @@ def status(session: Session, output: Output, watch: bool, interval: str) -> None
       sow status
       sow status --watch --interval 5s
     """
+    if interval is not None and not watch:
+        raise click.UsageError("--interval needs --watch")
     with session.client() as client:
         if watch:
-            watched.show(client, output, interval)
+            watched.show(client, output, interval or "1s")
         else:
             output.one(_facts(client.status()))
 

@@ -231,7 +231,7 @@ def test_a_plan_is_told_beside_the_records_or_without_running(client: FakeClient
     client.add("orders", records=[{"id": 1, "price": 9}])
     shown = run(client, "query", "orders", "/price = 9", "--with-plan")
     assert len(rows(shown)) == 1
-    assert "/price: 1 record read" in shown.stderr
+    assert "reads the index on /price, then its records: 1 record read" in shown.stderr
     assert "read" not in run(client, "query", "orders", "/price = 9").stderr
     run(client, "query", "orders", "--explain", "--no-run")
     assert client.arguments_of("explain")["run"] is False
