@@ -87,7 +87,7 @@ class ActiveSubscription:
     """Empty for a pattern of topics."""
     topic_pattern: str
     filter: str
-    """As it was given; empty: all records."""
+    """As it was given; empty: all records. A longer one is cut short after 999 characters, and "…" follows."""
     durable: str
     """The durable that it consumes; empty: none."""
     position: str

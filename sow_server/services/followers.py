@@ -8,6 +8,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Final
 
 from sow.v1 import admin_pb2, sow_pb2
 from sow_server.access.caller import Call
@@ -16,6 +17,9 @@ from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.services.convert import invalid
 from sow_server.subscriptions.consumer import Consumer
 from sow_server.subscriptions.subscription import Subscription
+
+FILTER_CHARACTERS_MAX: Final = 1_000
+"""Of the filter of a listed subscription. 10,000 filters of the longest kind would not fit into an answer."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,7 +43,7 @@ class Follower:
             since_micros=self.since_micros,
             topic=asked.topic,
             topic_pattern=asked.topic_pattern,
-            filter=asked.filter,
+            filter=_cut_short(asked.filter),
             durable=asked.durable.name,
             position=instance.bookmark(source.position),
             behind=source.behind,
@@ -103,3 +107,7 @@ class Followers:
             raise invalid("id", f"there is no subscription {follower_id[:80]!r}")
         found.call.end(StoreError(Reason.ACCESS_CHANGED, "an operator has ended this subscription"))
         return found
+
+
+def _cut_short(text: str) -> str:
+    return text if len(text) <= FILTER_CHARACTERS_MAX else text[: FILTER_CHARACTERS_MAX - 1] + "…"

@@ -592,6 +592,10 @@ def test_subscriptions_are_listed_and_ended(client: Client, topic: str) -> None:
         assert reason_of(lambda: client.end_subscription(found.id)) == "INVALID_ARGUMENT"
         assert consumer.gap is None
     until(lambda: not client.subscriptions(topic), 30, "none is left")
+    with client.subscribe(topic, f"/name = '{'x' * 2_000}'"):
+        (long,) = client.subscriptions(topic)
+        assert (long.filter[:12], len(long.filter), long.filter[-2:]) == ("/name = 'xxx", 1_000, "x…")
+    until(lambda: not client.subscriptions(topic), 30, "none is left")
     assert client.describe_durable(topic, "billing").consumer is None
 
 

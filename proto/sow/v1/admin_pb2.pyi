@@ -1234,7 +1234,7 @@ class ActiveSubscription(_message.Message):
     topic_pattern: _builtins.str
     """The pattern of topics; empty for one topic."""
     filter: _builtins.str
-    """Its filter, as it was given."""
+    """Its filter, as it was given; of a longer one the first 999 characters, and "…"."""
     durable: _builtins.str
     """The durable that it consumes; empty: none."""
     position: _builtins.str

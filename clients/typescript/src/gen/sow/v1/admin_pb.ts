@@ -1186,7 +1186,7 @@ export type ActiveSubscription = Message<"sow.v1.ActiveSubscription"> & {
   topicPattern: string;
 
   /**
-   * Its filter, as it was given.
+   * Its filter, as it was given; of a longer one the first 999 characters, and "…".
    *
    * @generated from field: string filter = 8;
    */
