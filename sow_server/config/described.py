@@ -76,10 +76,7 @@ def _defaults(config: Config) -> Iterator[Setting]:
 
 
 def _setting(config: Config, knob: Knob, shown: str, number: int) -> Setting:
-    if number:
-        origin = "file" if shown != knob.default else DEFAULT
-    else:
-        origin = config.given.get((knob.table, knob.key), DEFAULT)
+    origin = config.given.get((knob.table, number, knob.key), DEFAULT)
     hidden = (knob.table, knob.key) in SECRETS and shown != knob.default
     if knob.table == "tracing" and "@" in shown:  # the address of a collector may have a password in it
         hidden = True

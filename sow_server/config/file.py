@@ -43,6 +43,7 @@ from sow_server.config.sections import (
     LogConfig,
     MetricsConfig,
     PeerConfig,
+    Place,
     ReplicationConfig,
     ServerConfig,
     StorageConfig,
@@ -78,16 +79,16 @@ class Overrides:
     insecure: bool = False
     authoritative: bool = False
 
-    def places(self) -> Iterator[tuple[str, str]]:
-        """The table and key of each setting that an option sets."""
+    def places(self) -> Iterator[Place]:
+        """Of each setting that an option sets."""
         if self.data_dir is not None:
-            yield "server", "data_dir"
+            yield "server", 0, "data_dir"
         if self.listen is not None:
-            yield "server", "listen"
+            yield "server", 0, "listen"
         if self.insecure:
-            yield "server", "insecure"
+            yield "server", 0, "insecure"
         if self.prune_interval is not None:
-            yield "journal", "prune_interval"
+            yield "journal", 0, "prune_interval"
 
 
 def load(path: Path | None, overrides: Overrides | None = None) -> Config:
@@ -107,13 +108,17 @@ def load(path: Path | None, overrides: Overrides | None = None) -> Config:
     return dataclasses.replace(config, given=MappingProxyType(given))
 
 
-def _places(tables: Mapping[str, object], above: str = "") -> Iterator[tuple[str, str]]:
-    """The table and key of each value of a file."""
+def _places(tables: Mapping[str, object], above: str = "", number: int = 0) -> Iterator[Place]:
+    """Of each value of a file."""
     for key, value in tables.items():
+        table = f"{above}.{key}" if above else key
         if isinstance(value, dict):
-            yield from _places(value, f"{above}.{key}" if above else key)
+            yield from _places(value, table)
+        elif isinstance(value, list) and value and isinstance(value[0], dict):
+            for place, one in enumerate(value, 1):
+                yield from _places(one, table, place)
         else:
-            yield above, key
+            yield above, number, key
 
 
 def read_peer(config: Config, given: Mapping[str, object]) -> PeerConfig:

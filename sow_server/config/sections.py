@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final, TypeVar
+from typing import Final, TypeAlias, TypeVar
 
 from sow.durations import DURATION_MICROS_MAX
 from sow_server.certificates import CertificateFiles
@@ -374,6 +374,10 @@ class LogConfig:
     level: str = _knob("info", Choice(("debug", "info", "warning", "error")))
 
 
+Place: TypeAlias = tuple[str, int, str]
+"""Of a setting: its table, which one of several such tables from 1 on (0: the table is there once), and its key."""
+
+
 @dataclass(frozen=True, slots=True)
 class Config:
     """The configuration of a server. `accept_clock`, `accept_loss` and `authoritative` hold for this start alone, so no
@@ -405,8 +409,8 @@ class Config:
     accept_clock: bool = False
     accept_loss: bool = False
     authoritative: bool = False
-    given: Mapping[tuple[str, str], str] = field(default_factory=lambda: MappingProxyType({}), compare=False)
-    """The origin of each setting that is not a default: "file" or "command line", by table and key."""
+    given: Mapping[Place, str] = field(default_factory=lambda: MappingProxyType({}), compare=False)
+    """The origin of each setting that is not a default: "file" or "command line"."""
 
     @property
     def listeners(self) -> tuple[ListenerConfig, ...]:

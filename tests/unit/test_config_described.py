@@ -20,6 +20,10 @@ token = "s3cr3t"
 [[replication.peers]]
 name = "ldn"
 address = "127.0.0.1:7451"
+[[replication.peers]]
+name = "tok"
+address = "127.0.0.1:7452"
+topics = ".*"
 [tracing]
 endpoint = "http://me:s3cr3t@127.0.0.1:4317"
 """
@@ -37,6 +41,8 @@ def test_every_setting_has_its_value_and_origin(tmp_path: Path) -> None:
     assert by_key["defaults", 0, "max_ttl"][3:5] == ('"1d"', "file")
     assert by_key["defaults", 0, "min_ttl"][3:5] == ("", "default")
     assert by_key["replication.peers", 1, "name"][3:5] == ('"ldn"', "file")
+    origins = [(one.number, one.origin) for one in found if (one.table, one.key) == ("replication.peers", "topics")]
+    assert origins == [(1, "default"), (2, "file")], "also where it equals the default"
     told = {one.table for one in found}
     absent = {"server.tls", "server.listeners", "access.jwt", "topics.NAME"}
     assert {knob.table for knob in knobs()} - told == absent, "tables that the file does not have"
