@@ -576,6 +576,7 @@ SELECT = Projection(include=(("a",),))
         ({"projection": SELECT, "keys_only": True}, ["select", "keys_only"]),
         ({"projection": SELECT, "count_only": True}, ["select", "count_only"]),
         ({"keys_only": True, "count_only": True}, ["keys_only", "count_only"]),
+        ({"with_plan": True, "count_only": True}, ["with_plan", "count_only"]),
         ({"by": "/a", "count_only": True}, ["order_by", "count_only"]),
         ({"explain": True, "count_only": True}, ["explain", "count_only"]),
         ({"page_size": 5, "top_n": 5}, ["page_size", "top_n"]),

@@ -676,10 +676,10 @@ class QueryRequest(_message.Message):
     to a second, and is then refused (BEHIND). Empty: whatever is here (rule F10).
     """
     with_plan: _builtins.bool
-    """true: the footer has the plan, beside the records."""
+    """true: the footer has the plan, beside the records. Not with `count_only`."""
     plan_only: _builtins.bool
     """true: the query is planned and does not run. No batches; the footer has the plan, and counts nothing. It reads as
-    much of the indexes as it takes to choose among them.
+    much of the indexes as it takes to choose among them. Not with `explain` or `count_only`.
     """
     @_builtins.property
     def keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:

@@ -663,7 +663,7 @@ export type QueryRequest = Message<"sow.v1.QueryRequest"> & {
   minPosition: string;
 
   /**
-   * true: the footer has the plan, beside the records.
+   * true: the footer has the plan, beside the records. Not with `count_only`.
    *
    * @generated from field: bool with_plan = 15;
    */
@@ -671,7 +671,7 @@ export type QueryRequest = Message<"sow.v1.QueryRequest"> & {
 
   /**
    * true: the query is planned and does not run. No batches; the footer has the plan, and counts nothing. It reads as
-   * much of the indexes as it takes to choose among them.
+   * much of the indexes as it takes to choose among them. Not with `explain` or `count_only`.
    *
    * @generated from field: bool plan_only = 16;
    */
