@@ -63,7 +63,7 @@ def changes(
             if plan.entries:
                 history = plan.start if filter_text else None
                 for change in client.changes(
-                    topic, plan.start, plan.end, filter=filter_text, history=history, keys=keys
+                    topic, plan.start, plan.end, filter=filter_text, history=history, keys=keys or None
                 ):
                     writer.write(change)
         finally:

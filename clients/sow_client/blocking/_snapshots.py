@@ -175,7 +175,7 @@ class Snapshots(Calls):
         *,
         filter: str | None = None,  # noqa: A002 - the name that users know from the contract
         history: str | None = None,
-        keys: Iterable[Key] = (),
+        keys: Iterable[Key] | None = None,
     ) -> Generator[Change, None, None]:
         """The changes of a range one by one, as a subscription with `changes=True` gives them, without bookmarks of
         their own: the range is continued at its end. The arguments and errors are those of `read_changes`, which takes
