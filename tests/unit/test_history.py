@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -60,12 +60,17 @@ def told(reading: History) -> list[Told]:
     return found
 
 
-def scanned(rig: Rig, key: str) -> list[Told]:
+def scanned(rig: Rig, key: str, *, rows: str = "") -> list[Told]:
     """The same by reading the whole journal."""
     topic = rig.topic("orders")
     start = max(topic.statistics.floor_sequence, topic.statistics.created_sequence)
     reader = RangeReader(
-        rig.store.cuts, rig.store.instance, topic, None, start=start, end=rig.store.writer.synced_sequence
+        rig.store.cuts,
+        rig.store.instance,
+        topic,
+        callers_filter(topic, "", Restriction(parse(rows)) if rows else Restriction(), allow_now=False),
+        start=start,
+        end=rig.store.writer.synced_sequence,
     )
     found: list[Told] = []
     while not reader.done:
@@ -154,13 +159,13 @@ def test_a_history_has_what_a_reader_of_all_changes_sees_of_the_key(
         if small:
             for name in ("PIECE_ENTRIES", "PIECE_CHUNKS", "PIECE_BYTES", "PIECE_READ_BYTES"):
                 monkeypatch.setattr(history, name, 1)
-        for key in keys:
-            expected = scanned(rig, key)
-            assert told(opened(rig, key)) == expected
+        for key, rows in itertools.product(keys, ("", "/px < 30", "/px IN (7, 11, 12, 40, 41, 50)")):
+            expected = scanned(rig, key, rows=rows)
+            assert told(opened(rig, key, rows=rows)) == expected
             pages: list[Told] = []
             upto: int | None = None
             while upto != 0:
-                page = opened(rig, key, upto=upto, entries_max=3)
+                page = opened(rig, key, upto=upto, entries_max=3, rows=rows)
                 pages += told(page)
                 upto = page.next_position
             assert pages == expected
@@ -187,7 +192,7 @@ def test_a_piece_of_work_reads_a_bounded_part_of_the_journal_whatever_it_finds(
                 ]
                 positions.append(reading.next_position)
         assert found == scanned(rig, "a")
-        assert max(before - after for before, after in pairwise(positions)) <= 5, "each commit has one change"
+        assert max(before - after for before, after in itertools.pairwise(positions)) <= 5, "each commit has one change"
 
 
 def test_a_history_ends_where_the_journal_does_and_says_so(rig: Rig) -> None:
