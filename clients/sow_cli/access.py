@@ -12,7 +12,7 @@ from typing import Final
 
 import click
 
-from sow_cli import display
+from sow_cli import arguments, display
 from sow_cli.output import Fact, Output, moment, output_option
 from sow_cli.session import Session
 from sow_client import ActiveSubscription, CallerSession
@@ -165,6 +165,7 @@ def sessions(session: Session, output: Output, subscriptions: bool, topic: str |
     """
     if topic is not None and not subscriptions:
         raise click.UsageError("--topic needs --subscriptions")
+    arguments.refuse_together(("--end", end is not None), ("--subscriptions", subscriptions))
     with session.client() as client:
         if end is not None and end.startswith("u"):
             client.end_subscription(end)

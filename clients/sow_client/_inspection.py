@@ -157,6 +157,7 @@ class Figures:
     """Requests that wait for the writer."""
     queued_bytes: int
     overdue_records: int
+    """Expired records that are not yet removed, as of the last second: of the first 100,000 entries of the index."""
     subscriptions: int
     subscriptions_behind: int
     """Those that are served from the journal."""

@@ -74,6 +74,7 @@ def test_sessions_list_subscriptions_and_end_one(client: FakeClient, monkeypatch
     assert client.arguments_of("end_subscription") == {"id": "u4"}
     assert rows(run(client, "sessions", "--end", "s2")) == [{"ended_calls": 2}]
     assert run(client, "sessions", "--topic", "orders").exit_code == 2
+    assert run(client, "sessions", "--subscriptions", "--end", "s2").exit_code == 2, "it would list nothing"
 
 
 def test_durables_name_their_consumer(client: FakeClient) -> None:
