@@ -47,7 +47,14 @@ class Export:
 
 
 def open_request(
-    topic: str, filter_text: str | None, *, parts: int, lease: Ttl | None
+    topic: str,
+    filter_text: str | None,
+    *,
+    parts: int,
+    lease: Ttl | None,
+    idle_lease: Ttl | None = None,
+    successor_of: str | None = None,
+    reader: str | None = None,
 ) -> snapshot_pb2.OpenExportRequest:
     """The request to open an export."""
     if parts < 0:
@@ -57,6 +64,9 @@ def open_request(
         filter=filter_text or "",
         parts=min(parts, 2**32 - 1),
         lease_micros=0 if lease is None else ttl_micros(lease, "lease"),
+        idle_lease_micros=0 if idle_lease is None else ttl_micros(idle_lease, "idle_lease"),
+        successor_of=successor_of or "",
+        reader=reader or "",
     )
 
 
@@ -73,7 +83,14 @@ def export(export_id: str, response: snapshot_pb2.OpenExportResponse | snapshot_
 
 
 def read_request(
-    export_id: str, part: int, *, columns: Iterable[str], lines: bool, batch_size: int, fields: Iterable[str] = ()
+    export_id: str,
+    part: int,
+    *,
+    columns: Iterable[str],
+    lines: bool,
+    batch_size: int,
+    fields: Iterable[str] = (),
+    reader: str | None = None,
 ) -> snapshot_pb2.ReadExportRequest:
     """The request to read a part."""
     if isinstance(fields, str):
@@ -89,6 +106,7 @@ def read_request(
         lines=lines,
         batch_size=batch_size,
         fields=fields,
+        reader=reader or "",
     )
 
 

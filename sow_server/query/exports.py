@@ -16,7 +16,6 @@ Exports live in memory: a restart of the server ends them.
 from __future__ import annotations
 
 import bisect
-import hashlib
 import math
 import secrets
 import threading
@@ -27,6 +26,8 @@ from itertools import compress, pairwise
 from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 from zlib import crc32
 
+import structlog
+
 from sow.durations import format_micros
 from sow_server.engine.catalog.topics import Topic, Topics, topic_deleted
 from sow_server.engine.formats.payloads import Projection
@@ -36,11 +37,14 @@ from sow_server.engine.values.clock import boot_micros
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import MICROS
 from sow_server.filters.restriction import UNRESTRICTED, Restriction
+from sow_server.query.export_lines import ExportLines
 from sow_server.query.export_splits import KeySamples, SplitCache
 from sow_server.query.filtering import RecordFilter
 from sow_server.query.planner import ABOVE_ALL, EVERYTHING, NOTHING, Access, IndexBound, Plan, Range, plan
 from sow_server.query.scan import Points, Race, Ranges, Rows, merged
 from sow_server.query.sieve import sieve
+
+log = structlog.get_logger(__name__)
 
 PARTS_MAX: Final = 10_000
 PARTS_APT_MAX: Final = 64
@@ -433,17 +437,29 @@ def _split(ranges: Sequence[Range], edge: bytes) -> tuple[list[Range], list[Rang
 class _OpenExport(Generic[E]):
     """An open export."""
 
-    __slots__ = ("busy", "due_micros", "export", "lease_micros", "readers", "whole")
+    __slots__ = ("busy", "due_micros", "export", "idle", "idle_lease_micros", "lease_micros", "readers", "whole")
 
-    def __init__(self, export: E, lease_micros: int, due_micros: int) -> None:
+    def __init__(self, export: E, lease_micros: int, idle_lease_micros: int) -> None:
         self.export = export
         self.lease_micros = lease_micros
-        self.due_micros = due_micros
+        self.idle_lease_micros = idle_lease_micros
+        self.idle = True
+        """Nobody has read it yet, or its last reading was broken off."""
+        self.due_micros = 0
         self.readers = 0
         self.busy = 0
         """Readers with work under way; the others are being handed records."""
         self.whole: set[int] = set()
         """Parts that were read to their end."""
+
+    def used(self, now_micros: int) -> None:
+        """Starts the lease anew."""
+        self.due_micros = now_micros + self.lease
+
+    @property
+    def lease(self) -> int:
+        """The lease that counts now, in microseconds."""
+        return self.idle_lease_micros if self.idle and not self.readers else self.lease_micros
 
     @property
     def read_whole(self) -> bool:
@@ -472,6 +488,7 @@ class Exports(Generic[E]):
         self._ended: dict[str, str | Topic] = {}
         """Why past exports have ended; a topic: it was deleted."""
         self._stopping = False
+        self._lines = ExportLines()
         self.splits: Final = SplitCache()
         self.records_total = 0
         """Records handed out since the start."""
@@ -500,10 +517,46 @@ class Exports(Generic[E]):
         finally:
             self._opening -= 1
 
-    def add(self, export: E, lease_micros: int) -> None:
-        """Opens a prepared export. Raises StoreError STOPPING; the caller then closes it."""
+    def add(
+        self, export: E, lease_micros: int, *, idle_lease_micros: int = 0, successor_of: str = "", reader: str = ""
+    ) -> None:
+        """Opens a prepared export, perhaps as the successor that `successor` has not found. Raises StoreError
+        STOPPING; the caller then closes it."""
         self._check_running()
-        self._held[export.id] = _OpenExport(export, lease_micros, self._elapsed() + lease_micros)
+        held = _OpenExport(export, lease_micros, min(idle_lease_micros or lease_micros, lease_micros))
+        held.used(self._elapsed())
+        self._held[export.id] = held
+        if successor_of:
+            self._lines.succeed(successor_of, export.id, reader)
+        else:
+            self._lines.begin(export.id, export.owner, export.topic)
+
+    def successor(self, export_id: str, reader: str, *, owner: str, topic: Topic) -> E | None:
+        """The export that `reader` is to read in the place of one that has ended (rule Q8); None: `add` a new one.
+
+        Raises StoreError: EXPORT_NOT_FOUND, also where `reader` has read one that has ended; INVALID_ARGUMENT,
+        TOPIC_DELETED, STOPPING."""
+        self._check_running()
+        line = self._lines.of(export_id)
+        if line is None or line.owner != owner:
+            raise not_found(export_id, NEVER_OPENED)
+        if self._topics.by_id.get(line.topic.id) is not line.topic:
+            raise topic_deleted(line.topic)
+        if line.topic is not topic:
+            raise StoreError(
+                Reason.INVALID_ARGUMENT, "successor_of: is an export of another topic", field="successor_of"
+            )
+        read = line.readers.get(reader)
+        if read is None:
+            try:
+                found = self.find(line.current)
+            except StoreError as error:
+                if error.reason is not Reason.EXPORT_NOT_FOUND:
+                    raise
+                return None
+            self._lines.reads(found.id, reader)
+            return found
+        return self.find(read)
 
     def _check_running(self) -> None:
         if self._stopping:
@@ -542,23 +595,31 @@ class Exports(Generic[E]):
         if self._topics.by_id.get(topic.id) is not topic:
             self._end(held, topic)
         elif not held.busy and self._elapsed() >= held.due_micros:
-            self._end(held, f"nobody has read or renewed it for its lease of {format_micros(held.lease_micros)}")
+            self._end(held, f"nobody has read or renewed it for its lease of {format_micros(held.lease)}")
         else:
             # else the topic would be deleted for lack of use while its records are read (rule T1)
             self._cuts.used(topic)
 
     @contextmanager
-    def reader(self, export_id: str) -> Generator[E, None, None]:
-        """Keeps an export from ending by itself while it is read [3]. Raises StoreError as `find`."""
+    def reader(self, export_id: str, name: str = "") -> Generator[E, None, None]:
+        """Keeps an export from ending by itself while it is read [3]. `name`: the work that reads it, if it tells
+        (rule Q8). Raises StoreError as `find`."""
         held = self._find(export_id)
+        if name and not self._lines.reads(export_id, name):
+            raise not_found(export_id, "this reader has read another one in its place")
+        if not held.readers:
+            held.idle = False
         held.readers += 1
         held.busy += 1
         try:
             yield held.export
+        except BaseException:
+            held.idle = True
+            raise
         finally:
             held.readers -= 1
             held.busy -= 1
-            held.due_micros = self._elapsed() + held.lease_micros
+            held.used(self._elapsed())
 
     @contextmanager
     def handing_over(self, export_id: str, records: int) -> Generator[None, None, None]:
@@ -566,7 +627,7 @@ class Exports(Generic[E]):
         StoreError as `find`."""
         held = self._find(export_id)
         held.busy -= 1
-        held.due_micros = self._elapsed() + held.lease_micros
+        held.used(self._elapsed())
         self.records_total += records
         try:
             yield
@@ -582,7 +643,8 @@ class Exports(Generic[E]):
     def renew(self, export_id: str) -> tuple[E, int]:
         """Starts the lease anew. Returns the export and the lease. Raises StoreError as `find`."""
         held = self._find(export_id)
-        held.due_micros = self._elapsed() + held.lease_micros
+        held.idle = False
+        held.used(self._elapsed())
         return held.export, held.lease_micros
 
     # -- ending -------------------------------------------------------------------------------------------------------
@@ -610,6 +672,8 @@ class Exports(Generic[E]):
         while len(self._ended) >= ENDED_KEPT:
             del self._ended[next(iter(self._ended))]
         self._ended[export.id] = why
+        told = why if isinstance(why, str) else "its topic was deleted"
+        log.info("export_ended", topic=export.topic.name, export=export.id, why=told)
         export.close()
 
     @property
@@ -627,29 +691,3 @@ def not_found(export_id: str, why: str) -> StoreError:
     return StoreError(
         Reason.EXPORT_NOT_FOUND, f"export_id: there is no export {export_id[:80]!r}: {why}", field="export_id"
     )
-
-
-# --- resume tokens ---------------------------------------------------------------------------------------------------
-
-TAG_BYTES: Final = 8
-
-
-def write_token(export_id: str, part: int, position: bytes) -> bytes:
-    """The token that continues a part behind a key."""
-    return _tag(export_id, part, position) + position
-
-
-def read_token(export_id: str, part: int, token: bytes) -> bytes:
-    """The record key at which a part continues. Raises StoreError RESUME_TOKEN_INVALID."""
-    position = token[TAG_BYTES:]
-    if token and token[:TAG_BYTES] != _tag(export_id, part, position):
-        raise StoreError(
-            Reason.RESUME_TOKEN_INVALID,
-            "resume_token: does not belong to this part of the export; send the token of the last batch, or none",
-            field="resume_token",
-        )
-    return position
-
-
-def _tag(export_id: str, part: int, position: bytes) -> bytes:
-    return hashlib.blake2s(f"{export_id}/{part}/".encode() + position, digest_size=TAG_BYTES).digest()

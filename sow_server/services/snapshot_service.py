@@ -15,6 +15,7 @@ from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.commit.commits import Commits
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.filters.restriction import UNRESTRICTED, Restriction
+from sow_server.query.export_tokens import read_token
 from sow_server.query.exports import (
     LEASE_MICROS,
     LEASE_MICROS_MAX,
@@ -25,7 +26,6 @@ from sow_server.query.exports import (
     Export,
     Exports,
     not_found,
-    read_token,
 )
 from sow_server.services import narrowing, packing
 from sow_server.services.answering import opened
@@ -43,6 +43,8 @@ T = TypeVar("T")
 
 LONG_RECORDS: Final = 10_000
 """An export of a topic with so many records is read in a reader process, if there is one."""
+READER_CHARACTERS_MAX: Final = 200
+"""The name of a reader (rule Q8)."""
 
 
 class SnapshotService(ChangesService):
@@ -71,7 +73,14 @@ class SnapshotService(ChangesService):
         lease = request.lease_micros or LEASE_MICROS
         if not LEASE_MICROS_MIN <= lease <= LEASE_MICROS_MAX:
             raise invalid("lease_micros", "must be between 1 s and 24 h, or 0")
+        if request.idle_lease_micros and not LEASE_MICROS_MIN <= request.idle_lease_micros <= LEASE_MICROS_MAX:
+            raise invalid("idle_lease_micros", "must be between 1 s and 24 h, or 0")
+        _check_reader(request.reader)
+        if bool(request.successor_of) != bool(request.reader):
+            raise invalid("reader", "and successor_of need each other")
         topic, restriction = call.topic(request.topic)
+        if request.successor_of and (present := self._successor(request, call, topic)) is not None:
+            return self._answered(*self._exports.renew(present.id))
         with call.making("exports", self._exports.held_by(call.owner)), self._exports.room():
             export: ServedExport | None = None
             if topic.statistics.records >= LONG_RECORDS:
@@ -87,12 +96,33 @@ class SnapshotService(ChangesService):
                 export = await self._open_here(topic, restriction, request, call.owner)
             try:
                 await self._on_disk(export.sequence)
-                self._exports.add(export, lease)
+                # Another task of the reader may have been faster.
+                present = self._successor(request, call, topic) if request.successor_of else None
+                if present is None:
+                    self._exports.add(
+                        export,
+                        lease,
+                        idle_lease_micros=request.idle_lease_micros,
+                        successor_of=request.successor_of,
+                        reader=request.reader,
+                    )
             except BaseException:
                 export.close()
                 raise
+        if present is not None:
+            export.close()
+            return self._answered(*self._exports.renew(present.id))
         log.info("export_opened", topic=topic.name, export=export.id, parts=len(export.part_records))
-        told = self._described(export, lease)
+        return self._answered(export, lease)
+
+    def _successor(self, request: snapshot_pb2.OpenExportRequest, call: Call, topic: Topic) -> ServedExport | None:
+        found = self._exports.successor(request.successor_of, request.reader, owner=call.owner, topic=topic)
+        if found is not None:
+            self._check_owner(call, found.id)
+        return found
+
+    def _answered(self, export: ServedExport, lease_micros: int) -> snapshot_pb2.OpenExportResponse:
+        told = self._described(export, lease_micros)
         return snapshot_pb2.OpenExportResponse(
             export_id=export.id,
             topic=told.topic,
@@ -147,8 +177,9 @@ class SnapshotService(ChangesService):
         wanted = packing.columns(request.columns, packing.RECORD_COLUMNS)
         size = packing.batch_size(request.batch_size)
         fields = narrowing.fields(request.fields)
+        _check_reader(request.reader)
         self._check_owner(call, request.export_id)
-        with self._exports.reader(request.export_id) as export:
+        with self._exports.reader(request.export_id, request.reader) as export:
             if request.part >= len(export.part_records):
                 raise invalid("part", f"{request.part} is not below {len(export.part_records)}, the number of parts")
             begin = read_token(export.id, request.part, request.resume_token)
@@ -196,3 +227,8 @@ class SnapshotService(ChangesService):
         if owner is not None and call.owns(owner):  # else it is as if it had ended, which is no error
             self._exports.close(request.export_id)
         return snapshot_pb2.CloseExportResponse()
+
+
+def _check_reader(name: str) -> None:
+    if len(name) > READER_CHARACTERS_MAX:
+        raise invalid("reader", f"has more than {READER_CHARACTERS_MAX} characters")

@@ -17,7 +17,8 @@ from sow_server.engine.disk.rocks import cursor
 from sow_server.engine.values.model import ABSENT, Delete, Lifetime, LifetimeKind, Publish
 from sow_server.query import exports, scan
 from sow_server.query.export_splits import SplitCache
-from sow_server.query.exports import Export, Reading, read_token, write_token
+from sow_server.query.export_tokens import read_token, write_token
+from sow_server.query.exports import Export, Reading
 from sow_server.query.filtering import record_filter
 from tests.support.examples import examples
 from tests.support.stores import BINARY, SECOND, Rig

@@ -19,9 +19,11 @@ from sow_server.engine.values.model import (
     Publish,
     TopicSettings,
 )
+from sow_server.query import export_lines
 from sow_server.query import exports as exports_module
 from sow_server.query.export_splits import SplitCache
-from sow_server.query.exports import Export, ExportOptions, Exports, read_token, write_token
+from sow_server.query.export_tokens import read_token, write_token
+from sow_server.query.exports import Export, ExportOptions, Exports
 from sow_server.query.filtering import record_filter
 from tests.support.stores import SECOND, Rig
 
@@ -341,11 +343,20 @@ class Held:
             elapsed=lambda: rig.time.elapsed_micros,
         )
 
-    def open(self, lease: int = LEASE) -> str:
+    def open(self, lease: int = LEASE, *, idle: int = 0, successor_of: str = "", reader: str = "") -> str:
         with self.exports.room():
             opened = export(self.rig, splits=self.exports.splits)
-            self.exports.add(opened, lease)
+            self.exports.add(opened, lease, idle_lease_micros=idle, successor_of=successor_of, reader=reader)
         return opened.id
+
+    def successor(self, export_id: str, reader: str, *, owner: str = "") -> str:
+        """As OpenExport with these two."""
+        found = self.exports.successor(export_id, reader, owner=owner, topic=self.rig.topic("quotes"))
+        return self.open(successor_of=export_id, reader=reader) if found is None else found.id
+
+    def reads(self, export_id: str, reader: str) -> None:
+        with self.exports.reader(export_id, reader):
+            pass
 
 
 @pytest.fixture
@@ -417,6 +428,118 @@ def test_a_reader_that_stops_reading_has_a_lease(rig: Rig, held: Held) -> None:
             held.exports.tick()
         with pytest.raises(StoreError, match="nobody has read or renewed it"):
             held.exports.find(opened)
+
+
+def test_an_export_that_nobody_has_read_ends_with_its_idle_lease(rig: Rig, held: Held) -> None:
+    """Q6. Such as one that was planned by a program that has ended."""
+    opened, other = held.open(idle=SECOND), held.open(SECOND, idle=LEASE)
+    rig.time.tick(SECOND - 1)
+    held.exports.tick()
+    assert held.exports.count == 2
+    rig.time.tick(1)
+    for one in (opened, other):
+        with pytest.raises(StoreError, match="for its lease of 1s"):
+            held.exports.find(one)
+
+
+def test_an_export_whose_reading_was_broken_off_ends_with_its_idle_lease(rig: Rig, held: Held) -> None:
+    """Q6. Others may read it at the same time, and one that reads on has the whole lease."""
+    opened = held.open(idle=SECOND)
+    with held.exports.reader(opened):
+        with pytest.raises(GeneratorExit), held.exports.reader(opened):
+            raise GeneratorExit
+        with held.exports.handing_over(opened, 1):
+            rig.time.tick(LEASE - 1)
+            held.exports.tick()
+    rig.time.tick(SECOND - 1)
+    with held.exports.reader(opened):  # to the end of its part
+        pass
+    rig.time.tick(LEASE - 1)
+    held.exports.tick()
+    with pytest.raises(GeneratorExit), held.exports.reader(opened):
+        raise GeneratorExit
+    held.exports.renew(opened)
+    rig.time.tick(LEASE - 1)
+    held.exports.tick()
+    with pytest.raises(GeneratorExit), held.exports.reader(opened):
+        raise GeneratorExit
+    rig.time.tick(SECOND)
+    with pytest.raises(StoreError, match="for its lease of 1s"):
+        held.exports.find(opened)
+
+
+# --- successors ------------------------------------------------------------------------------------------------------
+
+
+def test_all_tasks_of_a_reader_get_the_same_successor_and_so_do_later_readers(rig: Rig, held: Held) -> None:
+    """Q8."""
+    first = held.open()
+    assert held.successor(first, "a") == first, "it is open still"
+    held.exports.close(first)
+    second = held.successor(first, "b")
+    assert second != first
+    assert held.successor(first, "b") == second
+    assert held.successor(first, "c") == second
+    assert held.successor(second, "d") == second
+    held.exports.close(second)
+    third = held.successor(first, "e")
+    assert third not in (first, second)
+    assert held.successor(second, "e") == third
+
+
+def test_a_reader_whose_export_has_ended_gets_no_other_one(rig: Rig, held: Held) -> None:
+    """Q8. Otherwise the tasks of one action would read two instants."""
+    first = held.open()
+    held.reads(first, "a")
+    held.exports.close(first)
+    with pytest.raises(StoreError, match="it was closed"):
+        held.successor(first, "a")
+    second = held.successor(first, "b")
+    held.reads(second, "b")
+    held.exports.close(second)
+    with refused(Reason.EXPORT_NOT_FOUND):
+        held.successor(first, "b")
+    third = held.successor(first, "c")
+    with pytest.raises(StoreError, match="another one in its place"):
+        held.reads(third, "b")
+
+
+def test_of_two_that_open_a_successor_at_once_the_second_takes_that_of_the_first(rig: Rig, held: Held) -> None:
+    first = held.open()
+    held.exports.close(first)
+    topic = rig.topic("quotes")
+    assert held.exports.successor(first, "a", owner="", topic=topic) is None
+    assert held.exports.successor(first, "b", owner="", topic=topic) is None
+    second = held.open(successor_of=first, reader="a")
+    assert held.successor(first, "b") == second
+
+
+def test_a_line_that_is_not_known_has_no_successor(rig: Rig, held: Held, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = held.open()
+    for of, owner in (("never was", ""), (first, "somebody")):
+        with pytest.raises(StoreError, match="has not opened it"):
+            held.successor(of, "a", owner=owner)
+    rig.create_topic("other", SETTINGS)
+    with refused(Reason.INVALID_ARGUMENT):
+        held.exports.successor(first, "a", owner="", topic=rig.topic("other"))
+    monkeypatch.setattr(export_lines, "READERS_MAX", 2)
+    for reader in ("a", "b", "c"):
+        held.reads(first, reader)  # with the third the line is forgotten, as nobody knows how many are to come
+    held.exports.close(first)
+    for reader in ("a", "d"):
+        with pytest.raises(StoreError, match="has not opened it"):
+            held.successor(first, reader)
+    monkeypatch.setattr(export_lines, "EXPORTS_KEPT", 2)
+    one, two = held.open(), held.open()
+    assert held.successor(one, "a") == one
+    held.open()  # two was used longest ago
+    assert held.successor(one, "a") == one
+    with pytest.raises(StoreError, match="has not opened it"):
+        held.successor(two, "a")
+    rig.delete_topic("quotes")
+    rig.create_topic("quotes", SETTINGS)
+    with refused(Reason.TOPIC_DELETED):
+        held.successor(one, "b")
 
 
 def test_an_export_that_was_closed_says_so_and_is_closed_again_for_free(held: Held) -> None:

@@ -345,7 +345,8 @@ REQUESTS: Final[dict[str, list[Request]]] = {
     "DescribeDurable": [orders(name="d"), orders(name="d", exact=True), orders(name="e"), orders(name="none")],
     "OpenExport": [
         *[orders(parts=parts) for parts in (0, 1, 2, 3, 7)],
-        orders(parts=3, filter="/price >= 0", lease_micros=60 * SECOND),
+        orders(parts=3, filter="/price >= 0", lease_micros=60 * SECOND, idle_lease_micros=SECOND),
+        orders(successor_of="none", reader="action"),
         *[orders(filter=text, parts=3) for text in FILTERS],
     ],
     "ReadExport": [
@@ -355,6 +356,7 @@ REQUESTS: Final[dict[str, list[Request]]] = {
         lambda world: {"export_id": world.know["export"], "part": 0, "fields": ["price"]},
         lambda world: {"export_id": world.know["export"], "part": 0, "fields": ["client", "none"]},
         lambda world: {"export_id": world.know["export"], "part": 99},
+        lambda world: {"export_id": world.know["export"], "part": 0, "reader": "action"},
     ],
     "RenewExport": [lambda world: {"export_id": world.know["export"]}, plain(export_id="none")],
     "CloseExport": [lambda world: {"export_id": world.know["export"]}, plain(export_id="none")],

@@ -32,14 +32,32 @@ class Snapshots(Calls):
         *,
         parts: int = 0,
         lease: Ttl | None = None,
+        idle_lease: Ttl | None = None,
+        successor_of: str | None = None,
+        reader: str | None = None,
     ) -> Export:
         """Opens a consistent export of the live records of a topic that match `filter`, to be read in parts.
 
         `parts`: their approximate number; 0: the server decides. The export ends when it was not read or renewed for
-        `lease` (1 s to 24 h, by default 10 min). A call that breaks is not repeated: an export that it may have opened
-        ends by itself.
+        `lease` (1 s to 24 h, by default 10 min). `idle_lease` counts instead, where it is shorter, before the first
+        reading and after a reading that was broken off. A call that breaks is not repeated: an export that it may have
+        opened ends by itself.
+
+        `successor_of`: the id of an export that has ended. All who ask for its successor with one `reader`, a name for
+        the work that they share, get the same export, whoever asks first. NotFound (EXPORT_NOT_FOUND) says that this
+        reader has read an export that has ended, so that another one would mix two instants.
+
+        Rules: Q6, Q8.
         """
-        request = _exports.open_request(topic, filter, parts=parts, lease=lease)
+        request = _exports.open_request(
+            topic,
+            filter,
+            parts=parts,
+            lease=lease,
+            idle_lease=idle_lease,
+            successor_of=successor_of,
+            reader=reader,
+        )
         home = Home("the export")
         response = self._call(self._snapshots.OpenExport, request, once=True, at_least=_exports.OPEN_SECONDS, home=home)
         self._homes.keep(response.export_id, home)
@@ -54,17 +72,19 @@ class Snapshots(Calls):
         lines: bool = False,
         batch_size: int = 0,
         fields: Iterable[str] = (),
+        reader: str | None = None,
     ) -> Iterator[PackedRecords]:
         """The records of one part, in packed columns. Parts may be read at the same time, and again.
 
         With `lines` a line feed follows each payload. `fields`: the top-level fields that the caller needs of json
         documents, at most 100; the server may leave out the others, where that costs less than to send them. Empty:
-        all. After a break it reconnects and continues after the last batch.
+        all. `reader`: the work that reads, as for `open_export`; from now on it gets no successor of this export.
+        After a break it reconnects and continues after the last batch.
         It ends only at the end of the part. Otherwise it raises, for example NotFound (EXPORT_NOT_FOUND) when the
         export has ended or the server was restarted.
         """
         request = _exports.read_request(
-            export_id, part, columns=columns, lines=lines, batch_size=batch_size, fields=fields
+            export_id, part, columns=columns, lines=lines, batch_size=batch_size, fields=fields, reader=reader
         )
         home = self._homes.of(export_id) or Home("the export")
         return self._read_export(_exports.PartCore(request, connect_timeout=self._connect_timeout), home)

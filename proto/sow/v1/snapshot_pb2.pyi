@@ -153,6 +153,9 @@ class OpenExportRequest(_message.Message):
     FILTER_FIELD_NUMBER: _builtins.int
     PARTS_FIELD_NUMBER: _builtins.int
     LEASE_MICROS_FIELD_NUMBER: _builtins.int
+    IDLE_LEASE_MICROS_FIELD_NUMBER: _builtins.int
+    SUCCESSOR_OF_FIELD_NUMBER: _builtins.int
+    READER_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """The topic's name."""
     filter: _builtins.str
@@ -161,6 +164,17 @@ class OpenExportRequest(_message.Message):
     """Approximate number of parts, 1 to 10,000; there may be fewer. 0: the server chooses by the size of the topic."""
     lease_micros: _builtins.int
     """The export ends by itself if nobody has read or renewed it for this long. 0: 10 min. At most 24 h."""
+    idle_lease_micros: _builtins.int
+    """The lease before the first reading, and after a reading that its client broke off, where it is shorter than
+    `lease_micros`. At least 1 s. 0: `lease_micros` counts then, too.
+    """
+    successor_of: _builtins.str
+    """The id of an export of the same topic. Once that one has ended, all who ask for its successor with one `reader` get
+    the same export (rule Q8): the successor that is open, else a new one of this request. EXPORT_NOT_FOUND: this
+    `reader` has read an export before, which has ended. Empty: a new export.
+    """
+    reader: _builtins.str
+    """Names the work that reads the successor, such as one action of a program with many tasks: 1 to 200 characters."""
     def __init__(
         self,
         *,
@@ -168,10 +182,13 @@ class OpenExportRequest(_message.Message):
         filter: _builtins.str = ...,
         parts: _builtins.int = ...,
         lease_micros: _builtins.int = ...,
+        idle_lease_micros: _builtins.int = ...,
+        successor_of: _builtins.str = ...,
+        reader: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["filter", b"filter", "lease_micros", b"lease_micros", "parts", b"parts", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["filter", b"filter", "idle_lease_micros", b"idle_lease_micros", "lease_micros", b"lease_micros", "parts", b"parts", "reader", b"reader", "successor_of", b"successor_of", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -258,6 +275,7 @@ class ReadExportRequest(_message.Message):
     RESUME_TOKEN_FIELD_NUMBER: _builtins.int
     BATCH_SIZE_FIELD_NUMBER: _builtins.int
     FIELDS_FIELD_NUMBER: _builtins.int
+    READER_FIELD_NUMBER: _builtins.int
     export_id: _builtins.str
     """The export."""
     part: _builtins.int
@@ -271,6 +289,10 @@ class ReadExportRequest(_message.Message):
     batch_size: _builtins.int
     """Records per batch at most, 1 to 100,000. 0: 5,000. The server reads 5,000 records at a time, so batches of an
     export are never larger. They also end at some 400 KiB.
+    """
+    reader: _builtins.str
+    """As OpenExportRequest.reader: the export counts as read by it, and it gets no successor of this export any more.
+    EXPORT_NOT_FOUND: it has read another export in the place of this one. Empty: not named.
     """
     @_builtins.property
     def columns(self) -> _containers.RepeatedScalarFieldContainer[Global___PackedColumn.ValueType]:
@@ -292,10 +314,11 @@ class ReadExportRequest(_message.Message):
         resume_token: _builtins.bytes = ...,
         batch_size: _builtins.int = ...,
         fields: _abc.Iterable[_builtins.str] | None = ...,
+        reader: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "columns", b"columns", "export_id", b"export_id", "fields", b"fields", "lines", b"lines", "part", b"part", "resume_token", b"resume_token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "columns", b"columns", "export_id", b"export_id", "fields", b"fields", "lines", b"lines", "part", b"part", "reader", b"reader", "resume_token", b"resume_token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
