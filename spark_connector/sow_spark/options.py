@@ -41,6 +41,8 @@ BadRows: TypeAlias = Literal["fail", "drop"]
 """The treatment of a row that the server refuses, such as one without a key."""
 Nulls: TypeAlias = Literal["omit", "write"]
 """Whether a null column is left out of the document, or written as null."""
+SnapshotOf: TypeAlias = Literal["first-read", "load"]
+"""Whether a DataFrame whose snapshot has ended takes a new one with the next action, or never (rule Q8)."""
 OnDelete: TypeAlias = Literal["delete", "ignore", "fail"]
 """The treatment of rows whose `_op` is delete or expire."""
 Durability: TypeAlias = Literal["fsync", "buffered", "replicated"]
@@ -77,6 +79,8 @@ class Reading:
     connecting: Connecting
     topic: str
     filter: str = ""
+    snapshot: SnapshotOf = "first-read"
+    """Batch: the instant that a DataFrame shows."""
     export: str | None = None
     """Batch: name of an export that the program has opened itself. None: the read opens one."""
     push_filters: bool = False
@@ -106,6 +110,11 @@ class Reading:
     keeps."""
     pin_lease_micros: int = 3_600_000_000
     """The pin is removed if the query has not renewed it for this long."""
+
+    @property
+    def is_fixed(self) -> bool:
+        """Batch: whether the DataFrame shows one export for ever (rule Q8)."""
+        return self.export is not None or self.snapshot == "load"
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +161,7 @@ READ_OPTIONS: Final = (
     *_COMMON,
     "filter",
     "pushFilters",
+    "snapshot",
     "export",
     "partitions",
     "inferRecords",
@@ -194,7 +204,7 @@ def parse_reading(options: Mapping[str, str]) -> Reading:
     """The options of reading. Raises SowSourceError (OPTION_INVALID)."""
     given = _Given(options, READ_OPTIONS, WRITE_OPTIONS, "reading", "writing")
     if given.text("export") is not None:
-        for name in ("filter", "partitions", "lease"):
+        for name in ("filter", "partitions", "lease", "snapshot"):
             if given.text(name) is not None:
                 raise option_error(name, "and export exclude each other: it is set when the export is opened")
     return Reading(
@@ -202,6 +212,7 @@ def parse_reading(options: Mapping[str, str]) -> Reading:
         topic=given.topic(),
         filter=given.text("filter") or "",
         push_filters=given.flag("pushFilters", False),
+        snapshot=given.word("snapshot", get_args(SnapshotOf)) or "first-read",
         export=given.text("export"),
         partitions=given.count("partitions", 0, 1, PARTITIONS_MAX),
         infer_records=given.count("inferRecords", 1_000, 1, INFER_RECORDS_MAX),
@@ -393,6 +404,7 @@ __all__ = [
     "ParseMode",
     "PayloadForm",
     "Reading",
+    "SnapshotOf",
     "SowSourceError",
     "WriteMode",
     "Writing",

@@ -5,10 +5,14 @@ Guarantees:
     [1]  All rows of a DataFrame are of one cut: no record twice, none missing, none expired at the cut's `as_of` (rules
          Q1, Q6).
     [2]  A task yields a whole part or raises. A repeated task reads the same part again.
-    [3]  The lease of the export is renewed as long as a task reads, however slowly its rows are taken.
+    [3]  The lease of the export is renewed as long as a task reads, however slowly its rows are taken. An export that
+         nobody has begun to read, or whose reading Spark has broken off, ends after `IDLE_LEASE`.
     [4]  Pushed filters change the records that are read, but never the result: Spark also gets all filters back (see
          `sow_spark.filters`). Filters are pushed only on request (`pushFilters`): if a DataFrame is loaded once and
          used with several filters, Spark reads it by the last one.
+    [5]  Spark plans a DataFrame once, and may run an action of it much later, when the export has ended. The tasks of
+         that action then read one other export, the same for all of them, or fail (rule Q8). Each task takes some of
+         its parts, because it need not have as many as were planned.
 """
 
 from __future__ import annotations
@@ -17,8 +21,10 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
+from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from pyspark.sql.types import StructType
 
@@ -37,14 +43,22 @@ if TYPE_CHECKING:
     from sow_client import Client, Export, PackedColumn, PackedRecords
 
 RENEWALS_PER_LEASE: Final = 3
+IDLE_LEASE: Final = timedelta(minutes=1)
+"""Long enough for a task that was lost with its executor to begin again."""
+_EXECUTION: Final = "spark.sql.execution.id"
+"""The local property with the number of the action that a task belongs to."""
 
 
 @dataclass(frozen=True, repr=False)
 class ExportPartition(InputPartition):
-    """One part of an export."""
+    """One part of an export, or the share of one task in an export that has taken its place [5]."""
 
     export_id: str
     part: int
+    parts: int
+    """The number of parts of that export."""
+    filter: str
+    """The filter of the export."""
     lease_seconds: float
     form: PayloadForm
     connecting: Connecting
@@ -70,14 +84,19 @@ class SnapshotReader(DataSourceReader):
                 form = form_of(reading, self._layout, topic.settings.message_type)
             else:
                 check_form(self._layout, form)
-            export = self._export(client, form)
+            export, text = self._export(client, form)
             connecting = kept(reading.connecting, client)
         lease_seconds = export.lease.total_seconds()
-        # A topic without a matching record has no part. Spark then makes a partition of its own, which `read`
-        # recognises.
-        return [ExportPartition(export.id, part, lease_seconds, form, connecting) for part in range(len(export.parts))]
+        # Where no record matches, there is no part. A later snapshot may have some, so there is a partition for these.
+        # Without a partition Spark makes one of its own, which `read` recognises.
+        parts = len(export.parts)
+        return [
+            ExportPartition(export.id, part, parts, text, lease_seconds, form, connecting)
+            for part in range(max(parts, 0 if reading.is_fixed else 1))
+        ]
 
-    def _export(self, client: Client, form: PayloadForm) -> Export:
+    def _export(self, client: Client, form: PayloadForm) -> tuple[Export, str]:
+        """The export, and its filter."""
         reading = self._reading
         if (name := reading.export) is not None:
             export = retried(reading.connecting, lambda: client.renew_export(name))
@@ -85,7 +104,7 @@ class SnapshotReader(DataSourceReader):
                 raise SowSourceError(
                     "OPTION_INVALID", f"option export: {name} is an export of topic {export.topic}, not {reading.topic}"
                 )
-            return export
+            return export, ""
         user = reading.filter
         text = user
         if self._filters:
@@ -95,22 +114,14 @@ class SnapshotReader(DataSourceReader):
             fields = self._layout if form == "columns" else replace(self._layout, fields=StructType())
             text = combined(user, self._filters, fields, reading.mode)
 
-        def opened(wanted: str) -> Export:
-            return client.open_export(
-                reading.topic,
-                wanted or None,
-                parts=reading.partitions,
-                lease=f"{reading.lease_micros}us" if reading.lease_micros else None,
-            )
-
         try:
-            return retried(reading.connecting, lambda: opened(text))
+            return opened(client, reading, text), text
         except SowError as error:
             if error.reason != "FILTER_INVALID" or text == user:
                 raise
         # Try the user's filter alone. If the fault is in it, the error comes again, with the right position. If not,
         # this server does not accept our text of Spark's filters, and the export is opened without them.
-        return retried(reading.connecting, lambda: opened(user))
+        return opened(client, reading, user), user
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of a part."""
@@ -118,21 +129,81 @@ class SnapshotReader(DataSourceReader):
             return
         reading = self._reading
         decoder = Decoder(self._layout, partition.form, reading.mode)
+        reader = None if reading.is_fixed else _reader()
         with connect(partition.connecting) as client:
 
-            def records(columns: Sequence[PackedColumn], lines: bool) -> Iterator[PackedRecords]:
-                return client.read_export(
-                    partition.export_id,
-                    partition.part,
-                    columns=columns,
-                    lines=lines,
-                    batch_size=reading.batch_size,
-                    fields=decoder.fields,
-                )
+            def part_of(export_id: str, part: int) -> Iterator[pa.RecordBatch]:
+                def records(columns: Sequence[PackedColumn], lines: bool) -> Iterator[PackedRecords]:
+                    return client.read_export(
+                        export_id,
+                        part,
+                        columns=columns,
+                        lines=lines,
+                        batch_size=reading.batch_size,
+                        fields=decoder.fields,
+                        reader=reader,
+                    )
 
-            doing = f"reading part {partition.part} of a snapshot of topic {reading.topic}"
-            with renewed(lambda: client.renew_export(partition.export_id), partition.lease_seconds), translated(doing):
-                yield from batches(decoder, reading.topic, records, rows=reading.batch_size)
+                doing = f"reading part {part} of a snapshot of topic {reading.topic}"
+                with renewed(lambda: client.renew_export(export_id), partition.lease_seconds), translated(doing):
+                    yield from batches(decoder, reading.topic, records, rows=reading.batch_size)
+
+            export_id, parts = partition.export_id, partition.parts
+            if reader is not None:
+                export_id, parts = self._current(client, partition, reader)
+            for part in range(partition.part, parts, max(partition.parts, 1)):
+                yield from part_of(export_id, part)
+
+    def _current(self, client: Client, partition: ExportPartition, reader: str) -> tuple[str, int]:
+        """The export that the tasks of `reader` read [5], and the number of its parts."""
+        reading = self._reading
+        with translated(f"opening a snapshot of topic {reading.topic}"):
+            export = retried(
+                partition.connecting,
+                lambda: client.open_export(
+                    reading.topic,
+                    partition.filter or None,
+                    parts=partition.parts,
+                    lease=_lease(reading),
+                    idle_lease=IDLE_LEASE,
+                    successor_of=partition.export_id,
+                    reader=reader,
+                ),
+            )
+        return export.id, len(export.parts)
+
+
+def opened(client: Client, reading: Reading, text: str) -> Export:
+    """Opens an export for the options, of the records that match `text`."""
+    return retried(
+        reading.connecting,
+        lambda: client.open_export(
+            reading.topic,
+            text or None,
+            parts=reading.partitions,
+            lease=_lease(reading),
+            idle_lease=None if reading.is_fixed else IDLE_LEASE,
+        ),
+    )
+
+
+def opened_at_load(reading: Reading) -> Reading:
+    """The options with an export that is opened now, which every use of the DataFrame then reads."""
+    with translated(f"opening a snapshot of topic {reading.topic}"), connect(reading.connecting) as client:
+        export = opened(client, reading, reading.filter)
+        return replace(reading, export=export.id, connecting=kept(reading.connecting, client))
+
+
+def _lease(reading: Reading) -> str | None:
+    return f"{reading.lease_micros}us" if reading.lease_micros else None
+
+
+def _reader() -> str | None:
+    """A name for the action of Spark that this task belongs to. None: the task belongs to none, because Spark runs it
+    for an RDD. Then nothing tells which tasks belong together."""
+    task = TaskContext.get()
+    execution = None if task is None else task.getLocalProperty(_EXECUTION)
+    return None if execution is None else f"execution {execution}"
 
 
 class FilteringReader(SnapshotReader):

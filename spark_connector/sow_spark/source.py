@@ -21,6 +21,8 @@ if TYPE_CHECKING:
         DataSourceWriter,
     )
 
+    from sow_spark.options import Reading
+
 _PUSHDOWN_WORKER = "pyspark.sql.worker.data_source_pushdown_filters"
 
 
@@ -34,19 +36,27 @@ class SowDataSource(DataSource):
 
     # ---- reading ----
 
+    _loaded: Reading | None = None
+    """The options with the export of `snapshot=load`."""
+
     def schema(self) -> StructType:
-        """The inferred schema, if the user gives none."""
+        """The inferred schema, if the user gives none. Spark calls it in `load()`, and keeps the instance."""
         from sow_spark.options import parse_reading
         from sow_spark.schemas import infer
 
-        return infer(parse_reading(self.options))
+        reading = parse_reading(self.options)
+        if reading.is_fixed and reading.export is None:
+            from sow_spark.reading import opened_at_load
+
+            reading = self._loaded = opened_at_load(reading)
+        return infer(reading)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Reads a snapshot."""
         from sow_spark.options import parse_reading
         from sow_spark.reading import FilteringReader, SnapshotReader
 
-        reading = parse_reading(self.options)
+        reading = self._loaded or parse_reading(self.options)
         # Only on request: Spark (4.1 to 4.3) keeps one plan for a loaded DataFrame, that of the filters pushed last,
         # and uses it for every other use of the DataFrame, also without a filter. Rows would be missing.
         kind = FilteringReader if reading.push_filters and _filters_are_pushed() else SnapshotReader

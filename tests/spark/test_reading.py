@@ -16,12 +16,13 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import DoubleType, LongType, StringType, StructType
 
 from sow_client import Client, PackedRecords
+from sow_spark import reading
 from sow_spark.decoding import Decoder
 from sow_spark.errors import SowSourceError
 from sow_spark.options import parse_reading
 from sow_spark.reading import SnapshotReader
 from sow_spark.schemas import layout
-from tests.support.server import ServerProcess
+from tests.support.server import ServerProcess, until
 
 ORDERS = 3_000
 SCHEMA = "id LONG, symbol STRING, price DOUBLE, day DATE, leg STRUCT<px: DOUBLE, tags: ARRAY<STRING>>, _key STRING"
@@ -238,6 +239,103 @@ def test_a_server_that_is_killed_fails_the_job_and_a_new_load_works(spark: Spark
         assert "EXPORT_NOT_FOUND" in shown
         assert "run the action again on a newly loaded DataFrame" in shown
         assert read(spark, own, "n LONG", topic="t").count() == 100
+
+
+# ---- the instant of a DataFrame (Q8) ----
+
+
+def newest_export(server: ServerProcess) -> str:
+    return str(server.events("export_opened")[-1]["export"])
+
+
+def test_a_frame_whose_snapshot_has_ended_takes_a_new_one_with_its_next_action(
+    spark: SparkSession, server: ServerProcess, client: Client
+) -> None:
+    """Q8. All tasks of an action read the same new snapshot, also if it has another number of parts."""
+    client.publish_many("later", [{"n": n} for n in range(300)], keys=[str(n) for n in range(300)])
+    frame = read(spark, server, "n LONG", topic="later", partitions="3")
+    assert frame.count() == 300
+    first = newest_export(server)
+    client.publish_many("later", [{"n": n} for n in range(300, 900)], keys=[str(n) for n in range(300, 900)])
+    assert frame.count() == 300, "the snapshot is open"
+    client.close_export(first)
+    joined = frame.join(frame.withColumnRenamed("n", "m"), frame.n == frame.n % 1 + frame.n).selectExpr("n", "m")
+    assert frame.agg({"n": "max"}).first()[0] == 899  # type: ignore[index]  # an aggregate has a row
+    second = newest_export(server)
+    client.publish("later", {"n": 900}, key="900")
+    assert joined.where("n = m").count() == 900, "both sides read the second one"
+    assert newest_export(server) == second != first
+    client.close_export(second)
+    client.sow_delete("later", filter="/n > 4")
+    assert sorted(row.n for row in frame.collect()) == list(range(5))
+
+
+def test_a_frame_of_an_empty_topic_shows_records_that_came_after_its_snapshot_ended(
+    spark: SparkSession, server: ServerProcess, client: Client
+) -> None:
+    client.create_topic("filling", key=["/id"])
+    frame = read(spark, server, "id LONG", topic="filling")
+    assert frame.count() == 0
+    client.publish_many("filling", [{"id": n} for n in range(7)])
+    client.close_export(newest_export(server))
+    assert frame.count() == 7
+
+
+def test_a_frame_of_one_instant_never_shows_another_one(
+    spark: SparkSession, server: ServerProcess, client: Client
+) -> None:
+    """Q8, snapshot=load: with an inferred schema the instant is that of `load()`."""
+    client.publish("fixed", {"n": 1}, key="a")
+    frame = read(spark, server, topic="fixed", snapshot="load")
+    client.publish("fixed", {"n": 2}, key="b")
+    assert [row.n for row in frame.collect()] == [1]
+    client.close_export(newest_export(server))
+    assert "EXPORT_NOT_FOUND" in reason_of(frame.collect)
+    assert [row.n for row in read(spark, server, "n LONG", topic="fixed", snapshot="load").orderBy("n").collect()] == [
+        1,
+        2,
+    ]
+
+
+def test_an_action_does_not_go_on_with_another_snapshot(
+    server: ServerProcess, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Q8. given two tasks of one action / when the snapshot ends between them / then the second one fails, and
+    another action reads a new snapshot; without an action, as for an RDD, there is none"""
+    client.publish_many("torn", [{"n": n} for n in range(300)], keys=[str(n) for n in range(300)])
+    options = parse_reading({"server": server.address, "topic": "torn", "partitions": "2"})
+    reader = SnapshotReader(options, StructType().add("n", LongType()))
+    one, two = reader.partitions()
+    monkeypatch.setattr(reading, "_reader", lambda: "execution 1")
+    assert sum(batch.num_rows for batch in reader.read(one)) > 0
+    client.close_export(one.export_id)  # type: ignore[attr-defined]  # its own class
+    client.publish("torn", {"n": 300}, key="300")
+    for again in (one, two):
+        with pytest.raises(SowSourceError, match="EXPORT_NOT_FOUND"):
+            list(reader.read(again))
+    monkeypatch.setattr(reading, "_reader", lambda: None)
+    with pytest.raises(SowSourceError, match="EXPORT_NOT_FOUND"):
+        list(reader.read(two))
+    monkeypatch.setattr(reading, "_reader", lambda: "execution 2")
+    assert sum(batch.num_rows for part in (two, one) for batch in reader.read(part)) == 301
+
+
+def test_a_snapshot_of_which_spark_has_read_a_part_ends_soon(
+    spark: SparkSession, server: ServerProcess, client: Client
+) -> None:
+    """Q6, Q8. Spark ends the Python worker of a task that has enough rows. So the reading is broken off, and the idle
+    lease counts instead of the lease."""
+    with client.publisher("fat") as publisher:
+        for number in range(2_000):
+            publisher.publish({"n": number, "pad": "x" * 20_000}, key=str(number))
+    export = client.open_export("fat", parts=1, lease="10m", idle_lease="1s")
+    frame = read(spark, server, "n LONG, pad STRING", topic="fat", export=export.id, batchSize="10")
+    assert len(frame.take(1)) == 1
+    until(lambda: export.id in ended_exports(server), 60, "the end of the export")
+
+
+def ended_exports(server: ServerProcess) -> set[str]:
+    return {str(event["export"]) for event in server.events("export_ended")}
 
 
 # ---- the reader itself, without Spark ----
