@@ -16,6 +16,7 @@ is not in the table does not fit.
 | timestamp_ntz | `"2024-01-05T10:11:12.123456"` |
 | struct, map, array | an object, an object, an array |
 | void | only null |
+| variant | any value, as Spark's `parse_json` makes it |
 
 In a time these parts may be missing: the zone (then it is UTC), the fraction, the seconds, the minutes, or everything
 after the date. A space may stand for the T. Digits beyond microseconds are cut off. So the output of Spark's `to_json`
@@ -56,6 +57,8 @@ from pyspark.sql.types import (
     StructType,
     TimestampNTZType,
     TimestampType,
+    VariantType,
+    VariantVal,
 )
 
 SHOWN_MAX: Final = 100
@@ -307,6 +310,52 @@ def _nothing(value: object) -> None:
     raise NoFit
 
 
+def _variant(value: object) -> dict[str, bytes]:
+    text = "".join(_written(value))
+    if not _is_finite(value):
+        raise NoFit  # it would be an infinity, which cannot be written back
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise NoFit from None
+    made = VariantVal.parseJson(text)
+    return {"value": made.value, "metadata": made.metadata}
+
+
+def _is_finite(value: object) -> bool:
+    if type(value) is Number:
+        return isfinite(float(value))
+    if isinstance(value, dict):
+        return all(map(_is_finite, value.values()))
+    return not isinstance(value, list) or all(map(_is_finite, value))
+
+
+# ---- fields that the schema lacks ----
+
+NOTHING: Final = object()
+_HALVES: Final = re.compile("[\ud800-\udfff]")
+
+
+def beyond(value: object, kind: DataType) -> object:
+    """The part of a value that its type has no place for: fields of objects, with the names around them. An array or
+    map that has such objects in it is returned whole. NOTHING: there is none."""
+    if isinstance(kind, StructType) and isinstance(value, dict):
+        known = {field.name: field.dataType for field in kind.fields}
+        found = {name: beyond(one, known[name]) if name in known else one for name, one in value.items()}
+        found = {name: one for name, one in found.items() if one is not NOTHING}
+        return found or NOTHING
+    if isinstance(kind, ArrayType) and isinstance(value, list):
+        return value if any(beyond(one, kind.elementType) is not NOTHING for one in value) else NOTHING
+    if isinstance(kind, MapType) and isinstance(value, dict):
+        return value if any(beyond(one, kind.valueType) is not NOTHING for one in value.values()) else NOTHING
+    return NOTHING
+
+
+def compact(value: object) -> str:
+    """A value as compact JSON, with numbers as they were written, and half of a surrogate pair escaped."""
+    return _HALVES.sub(lambda half: f"\\u{ord(half[0]):04x}", "".join(_written(value)))
+
+
 # ---- dates and times: by arithmetic, because Python's own types end at the years 1 and 9999, and at 24 h ----
 
 _DATE: Final = r"([0-9]{4})-([0-9]{2})-([0-9]{2})"
@@ -385,6 +434,7 @@ _SCALAR_CONVERTERS: Final[tuple[tuple[type[DataType], Convert], ...]] = (
     (TimestampType, _instant),
     (TimestampNTZType, _local),
     (NullType, _nothing),
+    (VariantType, _variant),
 )
 
 

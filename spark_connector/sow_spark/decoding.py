@@ -19,7 +19,7 @@ from sow_client import PackedColumn, PackedRecords
 from sow_spark.converting import Misfit
 from sow_spark.documents import Documents, arrow_schema
 from sow_spark.options import ParseMode, PayloadForm
-from sow_spark.schemas import Layout
+from sow_spark.schemas import RESCUED, Layout
 
 NEVER_MICROS: Final = 2**63 - 1
 """The expire time of a record that never expires, on the wire."""
@@ -40,13 +40,18 @@ class Decoder:
         self._form = form
         self._mode = mode
         self.schema: pa.Schema = arrow_schema(layout.schema)
-        self._documents = Documents(layout.fields, mode) if form == "columns" and layout.fields.fields else None
+        self._rescues = form == "columns" and layout.new_fields == "rescue"
+        self._documents = (
+            Documents(layout.fields, mode, layout.new_fields)
+            if form == "columns" and (layout.fields.fields or self._rescues)
+            else None
+        )
 
     @property
     def columns(self) -> tuple[PackedColumn, ...]:
         """The packed columns that it needs."""
         needed: list[PackedColumn] = [_SOURCES[name] for name in self._layout.metadata]
-        if self._layout.fields.fields:
+        if self._layout.fields.fields or self._rescues:
             needed.append("payload")
         if self._only_puts:
             needed.append("op")
@@ -56,7 +61,8 @@ class Decoder:
     @property
     def fields(self) -> tuple[str, ...]:
         """The fields of documents that it needs; empty: all, or more than the server takes."""
-        names = tuple(self._layout.fields.names) if self._documents is not None else ()
+        narrow = self._documents is not None and self._layout.new_fields == "ignore"
+        names = tuple(self._layout.fields.names) if narrow else ()
         return names if len(names) <= FIELDS_MAX else ()
 
     @property
@@ -71,7 +77,8 @@ class Decoder:
         found: dict[str, pa.Array] = {}
         if self._documents is not None:
             arrays, dropped = self._documents.decode(packed)
-            found |= zip(self._layout.fields.names, arrays, strict=True)
+            names = [*self._layout.fields.names, *([RESCUED] if self._rescues else [])]
+            found |= zip(names, arrays, strict=True)
             if dropped:
                 gone = set(dropped)
                 keep = pa.array([row for row in range(count) if row not in gone], pa.int64())

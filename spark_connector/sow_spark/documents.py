@@ -4,6 +4,8 @@
      wherever it refuses a document, or could give a different result.
 [2]  A document that does not fit raises `Misfit` (FAILFAST), has null for the value that does not fit (PERMISSIVE), or
      is left out (DROPMALFORMED). PERMISSIVE raises, too, where nothing around the value may be null.
+[3]  A field that the schema lacks is left out, or kept in a column of its own (`rescue`), or its document does not fit
+     (`fail`), also with PERMISSIVE. The fast way refuses such fields where they matter.
 """
 
 from __future__ import annotations
@@ -25,11 +27,12 @@ from pyspark.sql.types import (
     MapType,
     StructType,
     TimestampNTZType,
+    VariantType,
 )
 
 from sow_client import PackedRecords
-from sow_spark.converting import Misfit, NoFit, binary, converter, parsed
-from sow_spark.options import ParseMode
+from sow_spark.converting import NOTHING, SHOWN_MAX, Misfit, NoFit, beyond, binary, compact, converter, parsed
+from sow_spark.options import NewFields, ParseMode
 
 RUN: Final = 500
 """If the fast way refuses a batch, it tries runs of this many documents, so that one odd document does not make the
@@ -39,8 +42,10 @@ whole batch slow."""
 class Documents:
     """Decodes json documents into the fields of a schema."""
 
-    def __init__(self, fields: StructType, mode: ParseMode) -> None:
+    def __init__(self, fields: StructType, mode: ParseMode, new_fields: NewFields = "ignore") -> None:
         self._mode = mode
+        self._new_fields = new_fields
+        self._fields = fields
         self._types: list[DataType] = [field.dataType for field in fields.fields]
         self._names = fields.names
         self._targets: list[pa.DataType] = [field.type for field in arrow_schema(fields)]
@@ -51,14 +56,16 @@ class Documents:
         # A schema with a map, or another type that Arrow's reader does not make, has no fast way.
         self._fast = (
             pa.schema([(field.name, _readable(field.dataType)) for field in fields.fields])
-            if all(_is_readable(field.dataType) for field in fields.fields)
+            if fields.fields and all(_is_readable(field.dataType) for field in fields.fields)
             else None
         )
 
     def decode(self, packed: PackedRecords) -> tuple[list[pa.Array], list[int]]:
-        """A column for each field without the dropped rows, and the dropped rows. Raises Misfit."""
+        """A column for each field without the dropped rows, and the dropped rows. With `rescue` the last column has the
+        other fields. Raises Misfit."""
         if packed.count == 0:
-            return [pa.array([], kind) for kind in self._targets], []
+            extra = [pa.array([], pa.string())] if self._new_fields == "rescue" else []
+            return [*(pa.array([], kind) for kind in self._targets), *extra], []
         if (fast := self._read(packed.payloads, packed.count)) is not None:
             return fast, []
         if self._fast is None or packed.count <= RUN:
@@ -85,12 +92,13 @@ class Documents:
         if self._fast is None:
             return None
         source = documents if isinstance(documents, pa.Buffer) else pa.py_buffer(documents)
+        behaviour = "ignore" if self._new_fields == "ignore" else "error"
         try:
             table = pa_json.read_json(
                 pa.BufferReader(source),
                 # One block, so that a line feed inside a document is ordinary white space.
                 read_options=pa_json.ReadOptions(use_threads=False, block_size=source.size + 1),
-                parse_options=pa_json.ParseOptions(explicit_schema=self._fast, unexpected_field_behavior="ignore"),
+                parse_options=pa_json.ParseOptions(explicit_schema=self._fast, unexpected_field_behavior=behaviour),
             )
             if table.num_rows != count:
                 return None
@@ -102,17 +110,21 @@ class Documents:
                 columns.append(_converted(array, self._types[index], self._targets[index]))
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError, _Differs):
             return None
+        if self._new_fields == "rescue":
+            columns.append(pa.nulls(count, pa.string()))
         return columns
 
     def _carefully(self, packed: PackedRecords, start: int, end: int) -> tuple[list[pa.Array], list[int]]:
         offsets = memoryview(packed.payload_offsets).cast("i")
         columns: list[list[object]] = [[] for _ in self._names]
+        rescued: list[str | None] = []
         dropped: list[int] = []
         plan = list(zip(self._names, self._converters, columns, strict=True))
         for row in range(start, end):
             try:
                 document = parsed(packed.payloads[offsets[row] : offsets[row + 1]])
                 values = [convert(document.get(name)) for name, convert, _ in plan]
+                other = self._other(document)
             except Misfit as misfit:
                 if self._mode == "DROPMALFORMED":
                     dropped.append(row)
@@ -121,9 +133,27 @@ class Documents:
                     misfit.row = row
                     raise
                 values = [None] * len(plan)  # not a document at all
+                other = None
             for (_, _, column), value in zip(plan, values, strict=True):
                 column.append(value)
-        return [pa.array(column, kind) for column, kind in zip(columns, self._targets, strict=True)], dropped
+            rescued.append(other)
+        found = [pa.array(column, kind) for column, kind in zip(columns, self._targets, strict=True)]
+        if self._new_fields == "rescue":
+            found.append(pa.array(rescued, pa.string()))
+        return found, dropped
+
+    def _other(self, document: dict[str, object]) -> str | None:
+        """The fields that the schema lacks, as JSON [3]. None: there are none, or they do not matter. Raises Misfit."""
+        if self._new_fields == "ignore":
+            return None
+        other = beyond(document, self._fields)
+        if other is NOTHING:
+            return None
+        text = compact(other)
+        if self._new_fields == "fail":
+            shown = text if len(text) <= SHOWN_MAX else f"{text[:SHOWN_MAX]}…"
+            raise Misfit("/", shown, "only fields that the schema has")
+        return text
 
 
 # ---- the fast way: types for Arrow's reader, and the conversion of its result ----
@@ -138,7 +168,7 @@ def _is_readable(kind: DataType) -> bool:
         return all(_is_readable(field.dataType) for field in kind.fields)
     if isinstance(kind, ArrayType):
         return _is_readable(kind.elementType)
-    return not isinstance(kind, MapType)
+    return not isinstance(kind, (MapType, VariantType))
 
 
 def _readable(kind: DataType) -> pa.DataType:

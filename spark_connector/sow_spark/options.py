@@ -41,6 +41,9 @@ BadRows: TypeAlias = Literal["fail", "drop"]
 """The treatment of a row that the server refuses, such as one without a key."""
 Nulls: TypeAlias = Literal["omit", "write"]
 """Whether a null column is left out of the document, or written as null."""
+NewFields: TypeAlias = Literal["ignore", "fail", "rescue"]
+"""The treatment of a field of a document that the schema lacks: it is left out, the document does not fit, or it is in
+the column `_rescued`."""
 SnapshotOf: TypeAlias = Literal["first-read", "load"]
 """Whether a DataFrame whose snapshot has ended takes a new one with the next action, or never (rule Q8)."""
 OnDelete: TypeAlias = Literal["delete", "ignore", "fail"]
@@ -91,6 +94,11 @@ class Reading:
     """Number of records in the sample for inferring a schema."""
     metadata: MetadataColumns = "true"
     """The metadata columns of an inferred schema. "false": none, and no column is filled with metadata."""
+    columns: tuple[str, ...] = ()
+    """The columns of an inferred schema, in this order. Empty: all."""
+    json_schema: str | None = None
+    """Makes the schema: a JSON Schema, the path of a file with one, or `topic:NAME/KEY`. None: the sample."""
+    new_fields: NewFields = "ignore"
     payload: PayloadForm | None = None
     """None: columns for json topics, binary for others."""
     mode: ParseMode = "FAILFAST"
@@ -165,7 +173,10 @@ READ_OPTIONS: Final = (
     "export",
     "partitions",
     "inferRecords",
+    "jsonSchema",
+    "columns",
     "metadata",
+    "newFields",
     "payload",
     "mode",
     "lease",
@@ -207,9 +218,16 @@ def parse_reading(options: Mapping[str, str]) -> Reading:
         for name in ("filter", "partitions", "lease", "snapshot"):
             if given.text(name) is not None:
                 raise option_error(name, "and export exclude each other: it is set when the export is opened")
+    columns = given.names("columns")
+    new_fields: NewFields = given.word("newFields", get_args(NewFields)) or "ignore"
+    if columns and new_fields != "ignore":
+        raise option_error("newFields", f"and columns exclude each other: {new_fields} needs all fields of a document")
     return Reading(
         connecting=_connecting(given),
         topic=given.topic(),
+        columns=columns,
+        json_schema=given.text("jsonSchema"),
+        new_fields=new_fields,
         filter=given.text("filter") or "",
         push_filters=given.flag("pushFilters", False),
         snapshot=given.word("snapshot", get_args(SnapshotOf)) or "first-read",
@@ -318,6 +336,14 @@ class _Given:
                 return word
         raise option_error(name, f"{value!r} is none of {', '.join(words)}{_hint(name, value)}")
 
+    def names(self, name: str) -> tuple[str, ...]:
+        """Names with commas between them."""
+        value = self.text(name)
+        found = () if value is None else tuple(part.strip() for part in value.split(","))
+        if "" in found or len(set(found)) != len(found):
+            raise option_error(name, f"{value!r} is not a list of different names with commas between them")
+        return found
+
     def flag(self, name: str, default: bool) -> bool:
         """Yes or no."""
         value = self.text(name)
@@ -399,6 +425,7 @@ __all__ = [
     "Connecting",
     "Durability",
     "MetadataColumns",
+    "NewFields",
     "Nulls",
     "OnDelete",
     "ParseMode",

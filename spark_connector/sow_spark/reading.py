@@ -35,7 +35,7 @@ from sow_spark.decoding import Decoder
 from sow_spark.errors import SowSourceError, translated
 from sow_spark.gathering import ROWS, gathered
 from sow_spark.options import Connecting, PayloadForm, Reading
-from sow_spark.schemas import Layout, check_form, form_of, layout
+from sow_spark.schemas import Layout, check_chosen, check_form, form_of, layout
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -71,7 +71,8 @@ class SnapshotReader(DataSourceReader):
     def __init__(self, reading: Reading, schema: StructType) -> None:
         """Raises SowSourceError for a schema that cannot be read."""
         self._reading = reading
-        self._layout: Layout = layout(schema, metadata=reading.metadata != "false")
+        check_chosen(schema, reading)
+        self._layout: Layout = layout(schema, metadata=reading.metadata != "false", new_fields=reading.new_fields)
         self._filters: Sequence[Filter] = ()
 
     def partitions(self) -> list[InputPartition]:

@@ -13,6 +13,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import isfinite
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from pyspark.sql.types import (
@@ -35,17 +36,20 @@ from pyspark.sql.types import (
     StructType,
     TimestampNTZType,
     TimestampType,
+    VariantType,
 )
 
 from sow_spark.connection import connect, retried
-from sow_spark.errors import SowSourceError, translated
-from sow_spark.options import PayloadForm, Reading
+from sow_spark.errors import SowSourceError, option_error, translated
+from sow_spark.options import NewFields, PayloadForm, Reading
 
 if TYPE_CHECKING:
     from sow_client import Client, Topic
 
 PAYLOAD: Final = "payload"
 """The column for whole payloads."""
+RESCUED: Final = "_rescued"
+"""The column for fields that the schema lacks, as a JSON object (`newFields=rescue`)."""
 RECORD_COLUMNS: Final[Mapping[str, DataType]] = {
     "_key": StringType(),
     "_version": LongType(),
@@ -80,6 +84,8 @@ class Layout:
     """Names of the columns filled with the record's metadata."""
     fields: StructType
     """Columns filled from the payload: fields of the document, or the one column `payload`."""
+    new_fields: NewFields = "ignore"
+    """The treatment of other fields of a document. With `rescue` there is a column for them."""
 
     @property
     def has_op(self) -> bool:
@@ -87,14 +93,19 @@ class Layout:
         return "_op" in self.metadata
 
 
-def layout(schema: StructType, *, metadata: bool) -> Layout:
-    """The sources of the columns of `schema`. Without `metadata` all columns are fields of the payload.
+def layout(schema: StructType, *, metadata: bool, new_fields: NewFields = "ignore") -> Layout:
+    """The sources of the columns of `schema`. Without `metadata` all columns are fields of the payload, but for the
+    column of `new_fields`.
 
     Raises SowSourceError (SCHEMA_UNSUPPORTED).
     """
     fields: list[StructField] = []
     filled: list[str] = []
+    if new_fields == "rescue" and (RESCUED not in schema.names or schema[RESCUED].dataType != StringType()):
+        raise unsupported(RESCUED, "is missing, or is no string", "newFields=rescue needs it in a given schema")
     for field in schema.fields:
+        if new_fields == "rescue" and field.name == RESCUED:
+            continue
         expected = METADATA_COLUMNS.get(field.name) if metadata else None
         if expected is None:
             _check_supported(field.dataType, field.name)
@@ -109,7 +120,7 @@ def layout(schema: StructType, *, metadata: bool) -> Layout:
         if field.name in _NULLABLE and not field.nullable:
             raise unsupported(field.name, "can be null: it must be nullable")
         filled.append(field.name)
-    return Layout(schema, tuple(filled), StructType(fields))
+    return Layout(schema, tuple(filled), StructType(fields), new_fields)
 
 
 def unsupported(column: str, problem: str, hint: str = "") -> SowSourceError:
@@ -132,6 +143,7 @@ _SCALARS: Final = (
     TimestampType,
     TimestampNTZType,
     NullType,
+    VariantType,
 )
 
 
@@ -188,25 +200,71 @@ def form_of(reading: Reading, found: Layout, message_type: str) -> PayloadForm:
 
 
 def infer(reading: Reading) -> StructType:
-    """The schema of a topic, with the metadata columns. If payloads become columns, it is inferred from sample records.
+    """The schema of a topic, with the metadata columns. If payloads become columns, it is made of the option
+    `jsonSchema`, or inferred from sample records.
 
     Raises SowSourceError if the topic is unknown, or there is no sample (SCHEMA_UNKNOWN).
     """
+    if reading.columns and reading.metadata != "false" and METADATA_COLUMNS.keys() >= set(reading.columns):
+        return _chosen(with_metadata([], reading, changes=True), reading)  # no document is needed for these
     with translated(f"looking at topic {reading.topic}"), connect(reading.connecting) as client:
         topic = retried(reading.connecting, lambda: client.describe_topic(reading.topic))
         form = reading.payload or ("columns" if topic.settings.message_type == "json" else "binary")
-        if form == "columns":
-            fields = _sampled(client, topic, reading)
-        else:
+        if form != "columns":
             fields = [StructField(PAYLOAD, StringType() if form == "string" else BinaryType())]
-    return with_metadata(fields, reading)
+        elif reading.json_schema is not None:
+            fields = _registered(client, reading, reading.json_schema)
+        else:
+            fields = _sampled(client, topic, reading)
+    if reading.new_fields == "rescue" and form == "columns":
+        fields = [*(field for field in fields if field.name != RESCUED), StructField(RESCUED, StringType())]
+    return _chosen(with_metadata(fields, reading, changes=bool(reading.columns)), reading)
 
 
-def with_metadata(fields: Iterable[StructField], reading: Reading) -> StructType:
-    """Fields of a payload, and the requested metadata columns. A metadata column wins over a field of the same name."""
+def _chosen(schema: StructType, reading: Reading) -> StructType:
+    """The columns of the option `columns`. Raises SowSourceError (OPTION_INVALID)."""
+    if not reading.columns:
+        return schema
+    for name in reading.columns:
+        if name not in schema.names:
+            raise option_error("columns", f"there is no column {name!r}; the columns are {', '.join(schema.names)}")
+    return StructType([schema[name] for name in reading.columns])
+
+
+def check_chosen(schema: StructType, reading: Reading) -> None:
+    """Refuses the option `columns` beside a given schema. Raises SowSourceError (OPTION_INVALID)."""
+    if reading.columns and tuple(schema.names) != reading.columns:
+        raise option_error("columns", "and a given schema exclude each other: only the columns of the schema are read")
+
+
+def _registered(client: Client, reading: Reading, source: str) -> list[StructField]:
+    """The fields of a JSON Schema: a text, the path of a file, or the record `topic:NAME/KEY`."""
+    from sow_spark.json_schemas import columns_of
+
+    if source.lstrip().startswith("{"):
+        text = source
+    elif source.startswith("topic:"):
+        name, slash, key = source.removeprefix("topic:").partition("/")
+        if not (name and slash and key):
+            raise option_error("jsonSchema", f"{source!r} is not topic:NAME/KEY")
+        record = retried(reading.connecting, lambda: client.get(name, key))
+        if record is None:
+            raise option_error("jsonSchema", f"topic {name} has no record {key!r}")
+        text = record.payload.decode(errors="replace")
+    else:
+        try:
+            text = Path(source).read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise option_error("jsonSchema", f"the file cannot be read: {error}") from None
+    return columns_of(text).fields
+
+
+def with_metadata(fields: Iterable[StructField], reading: Reading, *, changes: bool = False) -> StructType:
+    """Fields of a payload, and the requested metadata columns, with `changes` all of them. A metadata column wins over
+    a field of the same name."""
     if reading.metadata == "false":
         return StructType(list(fields))
-    added = METADATA_COLUMNS if reading.metadata == "changes" else RECORD_COLUMNS
+    added = METADATA_COLUMNS if changes or reading.metadata == "changes" else RECORD_COLUMNS
     schema = StructType([field for field in fields if field.name not in METADATA_COLUMNS])
     for name, kind in added.items():
         schema.add(StructField(name, kind, nullable=name in _NULLABLE))

@@ -113,7 +113,7 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             raise SowSourceError("OPTION_INVALID", "option export: a stream reads changes, not an export")
         self._reading = reading
         self._connecting = reading.connecting
-        self._layout: Layout = layout(schema, metadata=reading.metadata != "false")
+        self._layout: Layout = layout(schema, metadata=reading.metadata != "false", new_fields=reading.new_fields)
         self._life: ExitStack | None = None  # closed by stop()
         self._client: Client | None = None
         self._pinned: str | None = None  # the position of the pin

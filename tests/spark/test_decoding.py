@@ -35,13 +35,17 @@ from pyspark.sql.types import (
     StructType,
     TimestampNTZType,
     TimestampType,
+    VariantType,
+    VariantVal,
 )
 
 from sow_client import PackedRecords
 from sow_spark import documents
 from sow_spark.converting import Misfit
 from sow_spark.decoding import Decoder
-from sow_spark.options import ParseMode
+from sow_spark.encoding import documents as encoded
+from sow_spark.errors import SowSourceError
+from sow_spark.options import NewFields, ParseMode
 from sow_spark.schemas import inferred, layout
 from tests.support.examples import examples
 
@@ -443,3 +447,103 @@ def test_a_pyspark_that_cannot_be_told_the_zone_of_times_is_not_told(monkeypatch
     monkeypatch.setattr(documents, "to_arrow_schema", of_4_1)
     assert documents.arrow_schema(schema) == wanted
     assert wanted.field("at").type == pa.timestamp("us", "UTC")
+
+
+# ---- variants ----
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["1", "-1.10", "true", '"é\\n"', "{}", "[]", '{"a":[1,null,{"b":"x"}],"c":1.5}', "12345678901234567890123", "1e3"],
+)
+def test_a_variant_is_any_value_and_is_written_as_it_was_read(text: str) -> None:
+    schema = StructType().add("x", VariantType()).add("list", ArrayType(VariantType()))
+    batch = Decoder(layout(schema, metadata=True), "columns", "FAILFAST").decode(
+        packed([f'{{"x":{text},"list":[{text},null]}}'.encode()])
+    )
+    (row,) = batch.to_pylist()
+    made = VariantVal(row["x"]["value"], row["x"]["metadata"])
+    assert json.loads(made.toJson()) == json.loads(text)
+    (written,) = encoded(batch)
+    assert json.loads(written) == {"x": json.loads(text), "list": [json.loads(text), None]}
+
+
+def test_null_is_no_variant_and_neither_is_an_infinity_or_half_a_character() -> None:
+    assert value(VariantType(), "null") is None
+    for text in ("1e400", '[{"a":-1e999}]', '"\\ud800"'):
+        with pytest.raises(Misfit, match="expected variant"):
+            value(VariantType(), text)
+        assert value(VariantType(), text, "PERMISSIVE") is None
+
+
+# ---- fields that the schema lacks ----
+
+ORDER = (
+    StructType()
+    .add("id", LongType())
+    .add("leg", StructType().add("px", DoubleType()))
+    .add("legs", ArrayType(StructType().add("px", DoubleType())))
+    .add("by_name", MapType(StringType(), StructType().add("px", DoubleType())))
+)
+PLAIN = StructType(ORDER.fields[:3])
+
+
+def with_others(schema: StructType, policy: NewFields, *documents: str, mode: str = "FAILFAST") -> list[object]:
+    """The rows of these documents; with `rescue` the other fields, row by row."""
+    schema = StructType(list(schema.fields))
+    if policy == "rescue":
+        schema = schema.add("_rescued", StringType())
+    found = Decoder(layout(schema, metadata=True, new_fields=policy), "columns", mode).decode(  # type: ignore[arg-type]  # one of its words
+        packed([document.encode() for document in documents])
+    )
+    rows: list[object] = (found.column("_rescued") if policy == "rescue" else found).to_pylist()
+    return rows
+
+
+@pytest.mark.parametrize("schema", [ORDER, PLAIN], ids=["the careful way", "the fast way"])
+def test_fields_that_the_schema_lacks_are_kept_in_a_column_of_their_own(schema: StructType) -> None:
+    assert with_others(schema, "rescue", '{"id":1,"leg":{"px":1}}', '{"id":2}') == [None, None]
+    assert with_others(
+        schema,
+        "rescue",
+        '{"id":1}',
+        '{"new":1.50,"id":2,"leg":{"px":1,"qty":[1, 2]}}',
+        '{"legs":[{"px":1},{"px":2,"qty":3}],"_key":"k"}',
+    ) == [None, '{"new":1.50,"leg":{"qty":[1,2]}}', '{"legs":[{"px":1},{"px":2,"qty":3}],"_key":"k"}']
+    assert with_others(StructType(), "rescue", '{"a":1}', "{}") == ['{"a":1}', None]
+    assert with_others(ORDER, "rescue", '{"by_name":{"a":{"px":1,"qty":2}}}') == ['{"by_name":{"a":{"px":1,"qty":2}}}']
+
+
+@pytest.mark.parametrize("schema", [ORDER, PLAIN], ids=["the careful way", "the fast way"])
+def test_a_document_with_fields_that_the_schema_lacks_does_not_fit(schema: StructType) -> None:
+    documents = ('{"id":1,"leg":{"px":1}}', '{"id":2,"leg":{"qty":3}}')
+    assert len(with_others(schema, "ignore", *documents)) == 2
+    assert len(with_others(schema, "fail", documents[0])) == 1
+    for mode in ("FAILFAST", "PERMISSIVE"):
+        with pytest.raises(Misfit, match="expected only fields that the schema has, found") as misfit:
+            with_others(schema, "fail", *documents, mode=mode)
+        assert (misfit.value.row, misfit.value.found) == (1, '{"leg":{"qty":3}}')
+    assert len(with_others(schema, "fail", *documents, mode="DROPMALFORMED")) == 1
+
+
+@given(st.lists(st.sampled_from(["id", "leg", "legs", "new", "_rescued", "IDs"]), unique=True), VALUES, VALUES)
+def test_whether_the_fast_way_was_taken_makes_no_difference_to_what_is_rescued(
+    names: list[str], one: str, other: str
+) -> None:
+    document = "{" + ",".join([f'"{name}":{one if index % 2 else other}' for index, name in enumerate(names)]) + "}"
+    schema = StructType([StructField(name, StringType()) for name in ("id", "leg", "legs")])
+    (rescued,) = with_others(schema, "rescue", document, mode="PERMISSIVE")
+    found = {} if rescued is None else json.loads(str(rescued))
+    assert set(found) == set(names) - {"id", "leg", "legs"}
+
+
+def test_all_fields_come_from_the_server_where_new_ones_matter() -> None:
+    for policy, fields in (("ignore", ("id",)), ("fail", ())):
+        found = layout(StructType().add("id", LongType()), metadata=True, new_fields=policy)  # type: ignore[arg-type]  # one of its words
+        assert Decoder(found, "columns", "FAILFAST").fields == fields
+
+
+def test_the_column_for_new_fields_is_there_and_a_string() -> None:
+    for schema in (StructType().add("id", LongType()), StructType().add("_rescued", LongType())):
+        with pytest.raises(SowSourceError, match="column _rescued is missing, or is no string"):
+            layout(schema, metadata=True, new_fields="rescue")

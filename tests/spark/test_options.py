@@ -33,6 +33,9 @@ def test_every_option_of_reading_is_read_whatever_its_case() -> None:
             "filter": "/a = 1",
             "partitions": "7",
             "inferrecords": "10",
+            "columns": "id, _key",
+            "jsonschema": "{}",
+            "snapshot": "load",
             "metadata": "changes",
             "payload": "String",
             "mode": "dropMalformed",
@@ -51,6 +54,7 @@ def test_every_option_of_reading_is_read_whatever_its_case() -> None:
     assert reading.connecting.token_file == "desk.token"
     assert (reading.connecting.timeout_micros, reading.connecting.retry_for_micros) == (1_000_000, 0)
     assert (reading.filter, reading.partitions, reading.infer_records) == ("/a = 1", 7, 10)
+    assert (reading.columns, reading.json_schema, reading.snapshot) == (("id", "_key"), "{}", "load")
     assert (reading.metadata, reading.payload, reading.mode) == ("changes", "string", "DROPMALFORMED")
     assert (reading.lease_micros, reading.batch_size) == (60_000_000, 100)
     assert reading.starting_from == datetime(2024, 1, 5, 10, tzinfo=UTC)
@@ -108,3 +112,12 @@ def test_errors_survive_pickling() -> None:
 def test_every_option_of_reading_is_documented(option: str) -> None:
     text = (ROOT / "docs" / "spark.md").read_text()
     assert f"`{option}`" in text
+
+
+def test_columns_are_a_list_of_different_names_and_leave_no_new_fields() -> None:
+    for names in ("a,,b", ",", "a,b,a"):
+        with pytest.raises(SowSourceError, match=r"option columns: .* list of different names"):
+            parse_reading({"topic": "orders", "columns": names})
+    with pytest.raises(SowSourceError, match="option newFields: and columns exclude each other"):
+        parse_reading({"topic": "orders", "columns": "a", "newFields": "rescue"})
+    assert parse_reading({"topic": "orders", "columns": "a", "newFields": "ignore"}).columns == ("a",)
