@@ -3,7 +3,8 @@
 Guarantees:
 
     [1]  An unknown option is refused, and the error names the nearest known one. An option of the other direction
-         (`ttl` when reading) is refused, too.
+         (`ttl` when reading) is refused, too. With `read.` or `write.` in front an option is one of that direction
+         only, so that a view of SQL can have options for both.
     [2]  Every error names the option as documented, although Spark passes the names in lower case.
     [3]  The results are plain values, which are pickled to executors.
 
@@ -288,6 +289,7 @@ def _connecting(given: _Given) -> Connecting:
     )
 
 
+_DIRECTIONS: Final = {"read": "reading", "write": "writing"}
 _Word = TypeVar("_Word", bound=str)
 
 
@@ -297,10 +299,21 @@ class _Given:
     def __init__(
         self, options: Mapping[str, str], known: Iterable[str], others: Iterable[str], what: str, other: str
     ) -> None:
-        self._values = {key.lower(): value for key, value in options.items()}
+        self._values: dict[str, str] = {}
         names = {name.lower(): name for name in known}
         elsewhere = {name.lower(): name for name in others}
-        for key in self._values:
+        for full, value in options.items():
+            key = full.lower()
+            direction, dot, rest = key.partition(".")
+            if dot and direction in _DIRECTIONS:
+                if rest not in (names if _DIRECTIONS[direction] == what else elsewhere):
+                    raise option_error(full, f"is no option of {_DIRECTIONS[direction]}")
+                if _DIRECTIONS[direction] != what:
+                    continue
+                if any(other.lower() == rest for other in options):
+                    raise option_error(full, f"is there without {direction}, too: give one of the two")
+                key = rest
+            self._values[key] = value
             if key in names:
                 continue
             if key in elsewhere:

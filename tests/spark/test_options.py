@@ -121,3 +121,21 @@ def test_columns_are_a_list_of_different_names_and_leave_no_new_fields() -> None
     with pytest.raises(SowSourceError, match="option newFields: and columns exclude each other"):
         parse_reading({"topic": "orders", "columns": "a", "newFields": "rescue"})
     assert parse_reading({"topic": "orders", "columns": "a", "newFields": "ignore"}).columns == ("a",)
+
+
+def test_an_option_with_its_direction_in_front_is_left_out_in_the_other_one() -> None:
+    """A view of SQL has the options of both."""
+    both = {"topic": "t", "READ.filter": "/a > 1", "write.TTL": "1h", "read.mode": "permissive", "write.mode": "delta"}
+    reading, writing = parse_reading(both), parse_writing(both)
+    assert (reading.filter, reading.mode) == ("/a > 1", "PERMISSIVE")
+    assert (writing.ttl, writing.mode) == ("1h", "delta")
+    for options, problem in (
+        ({"read.ttl": "1h"}, "option read.ttl: is no option of reading"),
+        ({"write.filter": "/a"}, "option write.filter: is no option of writing"),
+        ({"read.lease": "1m", "lease": "2m"}, "option read.lease: is there without read, too"),
+    ):
+        for parse in (parse_reading, parse_writing):
+            if parse is parse_writing and "lease" in options:
+                continue  # only the lease of reading is given twice
+            with pytest.raises(SowSourceError, match=problem):
+                parse({"topic": "t", **options})

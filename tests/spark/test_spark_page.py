@@ -96,7 +96,7 @@ def test_the_programs_of_the_page_run(spark: SparkSession, tmp_path: Path, capsy
             assert contents(client, "orders.copy") == set(map(str, range(500)))
             assert client.count("orders.counts") == 1000
         log = spark.read.parquet(str(tmp_path / "log")).groupBy("_op").count().collect()
-        assert {row["_op"]: row["count"] for row in log} == {"put": 2500, "delete": 500}
+        assert {row["_op"]: row["count"] for row in log} == {"put": 2501, "delete": 500}
     assert "+------+-----+" in capsys.readouterr().out
 
 
