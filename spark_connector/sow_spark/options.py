@@ -87,8 +87,9 @@ class Reading:
     """Batch: the instant that a DataFrame shows."""
     export: str | None = None
     """Batch: name of an export that the program has opened itself. None: the read opens one."""
-    push_filters: bool = False
-    """Batch: push Spark's filters, if Spark's setting is on. Then use each DataFrame with one filter only."""
+    push_filters: bool | None = None
+    """Batch: push Spark's filters, if Spark's setting is on. None: where this Spark plans each use of a DataFrame by
+    itself."""
     partitions: int = 0
     """Approximate number of parts. 0: the server chooses (batch), or by the entries of a micro-batch (stream)."""
     infer_records: int = 1_000
@@ -230,7 +231,7 @@ def parse_reading(options: Mapping[str, str]) -> Reading:
         json_schema=given.text("jsonSchema"),
         new_fields=new_fields,
         filter=given.text("filter") or "",
-        push_filters=given.flag("pushFilters", False),
+        push_filters={"true": True, "false": False}.get(given.word("pushFilters", _PUSHING) or "auto"),
         snapshot=given.word("snapshot", get_args(SnapshotOf)) or "first-read",
         export=given.text("export"),
         partitions=given.count("partitions", 0, 1, PARTITIONS_MAX),
@@ -289,6 +290,7 @@ def _connecting(given: _Given) -> Connecting:
     )
 
 
+_PUSHING: Final = ("auto", "true", "false")
 _DIRECTIONS: Final = {"read": "reading", "write": "writing"}
 _Word = TypeVar("_Word", bound=str)
 

@@ -8,8 +8,8 @@ Guarantees:
     [3]  The lease of the export is renewed as long as a task reads, however slowly its rows are taken. An export that
          nobody has begun to read, or whose reading Spark has broken off, ends after `IDLE_LEASE`.
     [4]  Pushed filters change the records that are read, but never the result: Spark also gets all filters back (see
-         `sow_spark.filters`). Filters are pushed only on request (`pushFilters`): if a DataFrame is loaded once and
-         used with several filters, Spark reads it by the last one.
+         `sow_spark.filters`). Where Spark keeps one plan for a DataFrame, filters are pushed only on request
+         (`pushFilters`): if a DataFrame is loaded once and used with several filters, Spark reads it by the last one.
     [5]  Spark plans a DataFrame once, and may run an action of it much later, when the export has ended. The tasks of
          that action then read one other export, the same for all of them, or fail (rule Q8). Each task takes some of
          its parts, because it need not have as many as were planned.

@@ -10,12 +10,11 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from pyspark.sql.datasource import DataSource
+from pyspark.sql.datasource import DataSource, DataSourceReader
 from pyspark.sql.types import StructType
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import (
-        DataSourceReader,
         DataSourceStreamReader,
         DataSourceStreamWriter,
         DataSourceWriter,
@@ -27,7 +26,64 @@ _PUSHDOWN_WORKER = "pyspark.sql.worker.data_source_pushdown_filters"
 
 
 class SowDataSource(DataSource):
-    """Format `sow`."""
+    """Format `sow`: topics as DataFrames and streams, both ways.
+
+        spark.read.format("sow").option("server", "ldn:7450,nyc:7450").load("orders")
+        rows.write.format("sow").option("ttl", "1h").mode("append").save("orders")
+        spark.readStream.format("sow").option("startingFrom", "earliest").load("orders")
+
+    Options, with their defaults. docs/spark.md explains them. Upper and lower case are the same. With `read.` or
+    `write.` in front an option counts in that direction only.
+
+    For every use:
+        server = 127.0.0.1:7450     HOST or HOST:PORT; several instances with commas: the first that serves is used
+        topic                       the topic; `path`, the argument of load() and save(), is another name for it
+        tlsCa, tlsCertificate, tlsKey, tlsServerName
+                                    PEM files for TLS, and the name in the server's certificate
+        tokenFile                   a file with the token to show; only its owner may read it
+        timeout = 30s               bound of a call that has one answer
+        connectTimeout = 5s         time to wait for a connection
+        retryFor = 60s              time to wait for a server that cannot be reached; 0s: none
+
+    Reading:
+        filter                      only records that match, in the language of docs/filters.md
+        pushFilters = auto          Spark's filters are pushed, too: auto (where that is right), true, false
+        columns                     the columns to read, of an inferred schema, with commas
+        snapshot = first-read       once the snapshot has ended, the next action takes another one; load: never
+        export                      the id of an export that the program has opened itself
+        partitions                  approximate number of partitions
+        inferRecords = 1000         records in the sample for inferring a schema
+        jsonSchema                  makes the schema: a JSON Schema, a file with one, or topic:NAME/KEY
+        metadata = true             metadata columns of an inferred schema: true, changes, false
+        newFields = ignore          fields that the schema lacks: ignore, fail, rescue (in the column _rescued)
+        payload                     columns (of json documents), or one column: string, binary
+        mode = FAILFAST             documents that do not fit: FAILFAST, PERMISSIVE (null), DROPMALFORMED (left out)
+        lease = 10m                 time for which a snapshot stays open while no task reads from it
+        batchSize                   approximate number of records per Arrow batch
+
+    Reading a stream:
+        startingFrom = latest       earliest, latest, a time, or a bookmark
+        maxRecordsPerBatch, maxBytesPerBatch
+                                    bounds of a micro-batch, in entries and bytes of the journal
+        failOnDataLoss = true       false: a query whose changes are gone goes on with the earliest one
+        pinName                     the durable subscription that keeps the journal for the query
+        pinLease = 1h               time for which it keeps the journal after the query has stopped
+
+    Writing:
+        mode = publish              publish: a row replaces the record of its key; delta: it is merged into it
+        ttl                         lifetime of every row: 30s, never
+        ttlColumn                   column with the row's lifetime
+        expireTimeColumn            column with the row's expire time
+        keyColumn = _key            column with the key, on a topic without key fields
+        payload = columns           string, binary: the one remaining column is the payload
+        nulls = omit                write: a null is null in the document, and not left out
+        onBadRow = fail             drop: rows that cannot be records are counted and left out
+        onDelete = delete           rows whose _op is delete or expire: delete, ignore, fail
+        durability                  fsync, buffered, replicated
+        batchSize = 2000            rows per request of an append
+        lease = 10m                 of an overwrite: time for which its rows are kept while no task stages any
+        writerId                    of a stream: its name to the server; Spark adds queryName and checkpointLocation
+    """
 
     @classmethod
     def name(cls) -> str:
@@ -57,9 +113,11 @@ class SowDataSource(DataSource):
         from sow_spark.reading import FilteringReader, SnapshotReader
 
         reading = self._loaded or parse_reading(self.options)
-        # Only on request: Spark (4.1 to 4.3) keeps one plan for a loaded DataFrame, that of the filters pushed last,
-        # and uses it for every other use of the DataFrame, also without a filter. Rows would be missing.
-        kind = FilteringReader if reading.push_filters and _filters_are_pushed() else SnapshotReader
+        # Spark (4.1 to 4.3) keeps one plan for a loaded DataFrame, that of the filters pushed last, and uses it for
+        # every other use of the DataFrame, also without a filter. Rows would be missing, and neither the planner nor a
+        # task can tell for which use it works. So filters are pushed there only on request.
+        push = plans_each_use() if reading.push_filters is None else reading.push_filters
+        kind = FilteringReader if push and _filters_are_pushed() else SnapshotReader
         return kind(reading, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  # Spark's name
@@ -90,6 +148,15 @@ class SowDataSource(DataSource):
         from sow_spark.stream_writing import StreamPublishingWriter
 
         return StreamPublishingWriter(parse_writing(self.options), schema, overwrite)
+
+
+def plans_each_use() -> bool:
+    """Whether this Spark plans each use of a DataFrame by itself, so that pushed filters are those of that use.
+
+    Spark does so since it pushes limits: the change that added `pushLimit` moved the plan from the DataFrame to the
+    scan.
+    """
+    return hasattr(DataSourceReader, "pushLimit")
 
 
 def _filters_are_pushed() -> bool:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import pickle
+import re
 from datetime import UTC, datetime
 
 import pytest
+from pyspark.sql.datasource import DataSourceReader
+from pyspark.sql.types import StructType
 
+from sow_spark import SowDataSource, source
 from sow_spark.errors import SowSourceError
-from sow_spark.options import READ_OPTIONS, Reading, parse_reading, parse_writing
+from sow_spark.options import READ_OPTIONS, WRITE_OPTIONS, Reading, parse_reading, parse_writing
 from tests.support.server import ROOT
 
 
@@ -139,3 +143,31 @@ def test_an_option_with_its_direction_in_front_is_left_out_in_the_other_one() ->
                 continue  # only the lease of reading is given twice
             with pytest.raises(SowSourceError, match=problem):
                 parse({"topic": "t", **options})
+
+
+def test_help_has_every_option() -> None:
+    """`help(SowDataSource)` in a notebook."""
+    text = SowDataSource.__doc__ or ""
+    words = set(re.findall(r"[A-Za-z]+", text))
+    assert set(READ_OPTIONS) | set(WRITE_OPTIONS) <= words
+    told = re.findall(r"^ {8}([a-z]\w*)(?: =|,|  |$)", text, re.MULTILINE)
+    assert len(told) > 30
+    assert set(told) <= set(READ_OPTIONS) | set(WRITE_OPTIONS) | {"spark", "rows"}
+    defaults = dict(re.findall(r"^ {8}(\w+) = (\S+)", text, re.MULTILINE))
+    page = (ROOT / "docs" / "spark.md").read_text()
+    for name, default in defaults.items():
+        assert re.search(rf"^\| `{name}` \| `{re.escape(default)}`", page, re.MULTILINE), name
+
+
+def test_filters_are_pushed_by_default_where_each_use_has_its_own_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """given a Spark that pushes filters / then `auto` heeds whether it plans each use of a DataFrame by itself"""
+    monkeypatch.setattr(source, "_filters_are_pushed", lambda: True)
+
+    def pushes(**options: str) -> bool:
+        reader = SowDataSource({"topic": "t", **options}).reader(StructType())
+        return type(reader).__name__ == "FilteringReader"
+
+    assert not hasattr(DataSourceReader, "pushLimit"), "look at this Spark: does it plan each use by itself?"
+    assert [pushes(), pushes(pushFilters="auto"), pushes(pushFilters="true")] == [False, False, True]
+    monkeypatch.setattr(DataSourceReader, "pushLimit", lambda self, limit: False, raising=False)
+    assert [pushes(), pushes(pushFilters="true"), pushes(pushFilters="FALSE")] == [True, True, False]
