@@ -291,10 +291,6 @@ def test_a_frame_of_one_instant_never_shows_another_one(
     assert [row.n for row in frame.collect()] == [1]
     client.close_export(newest_export(server))
     assert "EXPORT_NOT_FOUND" in reason_of(frame.collect)
-    assert [row.n for row in read(spark, server, "n LONG", topic="fixed", snapshot="load").orderBy("n").collect()] == [
-        1,
-        2,
-    ]
 
 
 def test_an_action_does_not_go_on_with_another_snapshot(
@@ -326,9 +322,10 @@ def test_a_snapshot_of_which_spark_has_read_a_part_ends_soon(
     """Q6, Q8. Spark ends the Python worker of a task that has enough rows. So the reading is broken off, and the idle
     lease counts instead of the lease."""
     with client.publisher("fat") as publisher:
-        for number in range(2_000):
+        for number in range(1_000):
             publisher.publish({"n": number, "pad": "x" * 20_000}, key=str(number))
     export = client.open_export("fat", parts=1, lease="10m", idle_lease="1s")
+    client.renew_export(export.id)  # else it might end before Spark reads it
     frame = read(spark, server, "n LONG, pad STRING", topic="fat", export=export.id, batchSize="10")
     assert len(frame.take(1)) == 1
     until(lambda: export.id in ended_exports(server), 60, "the end of the export")

@@ -94,6 +94,7 @@ def test_fields_that_come_later_follow_the_policy(spark: SparkSession, server: S
     assert """ROW_MALFORMED: record 'b' of topic late, field /: expected only fields""" in reason_of(failing.collect)
 
 
+@pytest.mark.long
 def test_nested_values_of_all_kinds_are_written_and_read_back(
     spark: SparkSession, server: ServerProcess, client: Client
 ) -> None:

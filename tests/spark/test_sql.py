@@ -69,6 +69,7 @@ def test_a_view_for_reading_only_refuses_rows_and_says_why(
         spark.sql("INSERT INTO w (id, px) VALUES (1, 0.5)")
 
 
+@pytest.mark.long
 def test_a_table_of_the_catalog_gets_its_options_from_each_query(
     spark: SparkSession, server: ServerProcess, client: Client
 ) -> None:
@@ -79,6 +80,7 @@ def test_a_table_of_the_catalog_gets_its_options_from_each_query(
     assert spark.read.options(server=server.address, topic="orders").table("t").count() == 20
 
 
+@pytest.mark.long
 def test_views_of_all_topics_stand_in_for_a_catalog(spark: SparkSession, server: ServerProcess, client: Client) -> None:
     for topic in client.topics():
         if topic.name == "orders":
