@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final, TypeVar
 
-from sow_client import Client, Tls, Unavailable
+from sow_client import Client, ResourceExhausted, Tls, Unavailable
 from sow_spark.options import Connecting
 
 FIRST_PAUSE_SECONDS: Final = 0.1
@@ -78,19 +78,23 @@ def retried(
     connecting: Connecting,
     call: Callable[[], _Answer],
     *,
+    full: bool = False,
     now: Callable[[], float] = time.monotonic,
     pause: Callable[[float], None] = time.sleep,
 ) -> _Answer:
     """Returns the result of `call`, and repeats the call while the server is Unavailable, for the option `retryFor`.
 
-    Only for calls that may be made twice. Any other exception of `call` is passed on at once.
+    Only for calls that may be made twice. With `full` also while the server has no room (OVERLOADED), which others may
+    make. Any other exception of `call` is passed on at once.
     """
     give_up = now() + connecting.retry_for_micros / 1e6
     seconds = FIRST_PAUSE_SECONDS
     while True:
         try:
             return call()
-        except Unavailable as error:
+        except (Unavailable, ResourceExhausted) as error:
+            if not isinstance(error, Unavailable) and not (full and error.reason == "OVERLOADED"):
+                raise
             # Random, so that the tasks of a job do not come back all at once.
             wait = max(seconds * random.uniform(0.5, 1.0), error.retry_after or 0.0)
             if now() + wait > give_up:

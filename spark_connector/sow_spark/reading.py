@@ -170,6 +170,7 @@ class SnapshotReader(DataSourceReader):
                     successor_of=partition.export_id,
                     reader=reader,
                 ),
+                full=True,
             )
         return export.id, len(export.parts)
 
@@ -185,6 +186,7 @@ def opened(client: Client, reading: Reading, text: str) -> Export:
             lease=_lease(reading),
             idle_lease=None if reading.is_fixed else IDLE_LEASE,
         ),
+        full=True,  # a snapshot that was read in part makes room within a minute
     )
 
 

@@ -7,8 +7,9 @@ from types import TracebackType
 
 import pytest
 
+from sow_client import ResourceExhausted
 from sow_spark import connection
-from sow_spark.connection import connect
+from sow_spark.connection import connect, retried
 from sow_spark.options import Connecting
 
 WAIT_SECONDS = 30.0
@@ -72,3 +73,37 @@ def test_a_process_does_not_end_before_its_connection_is_closed() -> None:
     client.may_close.set()
     closing.join(WAIT_SECONDS)
     assert client.closed.is_set()
+
+
+def test_a_call_waits_for_room_where_others_make_some() -> None:
+    """given a server with as many exports as it allows / when the time of retryFor has not passed / then the call is
+    repeated; other calls fail at once"""
+    clock = [0.0]
+    calls = [0]
+
+    def call() -> str:
+        calls[0] += 1
+        if clock[0] < 30.0:
+            raise ResourceExhausted("full", reason="OVERLOADED")
+        return "open"
+
+    def pause(seconds: float) -> None:
+        clock[0] += seconds
+
+    connecting = Connecting(retry_for_micros=60_000_000)
+    assert retried(connecting, call, full=True, now=lambda: clock[0], pause=pause) == "open"
+    assert 30.0 <= clock[0] < 33.0
+    for full, reason in ((False, "OVERLOADED"), (True, "LIMIT_REACHED")):
+        calls[0] = 0
+
+        def refused(reason: str = reason) -> None:
+            calls[0] += 1
+            raise ResourceExhausted("full", reason=reason)
+
+        with pytest.raises(ResourceExhausted):
+            retried(connecting, refused, full=full, now=lambda: clock[0], pause=pause)
+        assert calls[0] == 1
+    hasty = Connecting(retry_for_micros=0)
+    clock[0] = 0.0
+    with pytest.raises(ResourceExhausted):
+        retried(hasty, call, full=True, now=lambda: clock[0], pause=pause)
