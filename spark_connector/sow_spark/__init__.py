@@ -4,9 +4,24 @@
     spark.dataSource.register(sow_spark.SowDataSource)
     spark.read.format("sow").option("server", "127.0.0.1:7450").option("topic", "orders").load()
 
-docs/spark.md describes the options and their guarantees.
+`sow_spark.diff` compares a table with a topic. docs/spark.md describes the options and their guarantees, docs/lake.md
+the comparison.
 """
+
+from typing import TYPE_CHECKING
 
 from sow_spark.source import SowDataSource
 
-__all__ = ["SowDataSource"]
+if TYPE_CHECKING:
+    from sow_spark.comparing import Differences, diff
+
+__all__ = ["Differences", "SowDataSource", "diff"]
+
+
+def __getattr__(name: str) -> object:
+    """Imports the comparison when it is used: every process that Spark starts for a plan pays for its imports."""
+    if name in ("Differences", "diff"):
+        from sow_spark import comparing
+
+        return getattr(comparing, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
