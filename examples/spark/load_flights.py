@@ -24,10 +24,12 @@ COLUMNS = (
     "sched_arr_time INT, arr_delay DOUBLE, carrier STRING, flight INT, tailnum STRING, origin STRING, dest STRING, "
     "air_time DOUBLE, distance DOUBLE, hour INT, minute INT, time_hour TIMESTAMP"
 )
+METADATA = "_version LONG, _publish_time TIMESTAMP, _expire_time TIMESTAMP"
+"""Columns that a table of flights has beside those of the file."""
 KEY = ("carrier", "flight", "origin")
 
 
-def load(spark: SparkSession, server: str, csv: str) -> int:
+def load(spark: SparkSession, server: str, csv: str, topic: str = "flights") -> int:
     """Loads the file, and returns its number of rows."""
     flights = spark.read.csv(csv, COLUMNS, header=True, nullValue="NA")
     rows = (
@@ -38,7 +40,7 @@ def load(spark: SparkSession, server: str, csv: str) -> int:
         # Longer flights are kept longer: an hour, and a second per mile.
         .withColumn("ttl", functions.lit(3600) + functions.col("distance"))
     )
-    sink = rows.write.format("sow").option("server", server).option("topic", "flights").option("ttlColumn", "ttl")
+    sink = rows.write.format("sow").option("server", server).option("topic", topic).option("ttlColumn", "ttl")
     sink.mode("append").save()
     return flights.count()
 

@@ -13,7 +13,9 @@ def session(name: str) -> SparkSession:
 
     The data source needs no registration: Spark finds it where `sow` is installed.
     """
-    builder = SparkSession.builder.appName(name)
+    builder = SparkSession.builder.appName(name).config("spark.sql.session.timeZone", "UTC")
+    # Spark's default in Parquet is a form of nanoseconds that Delta Lake and others do not have.
+    builder = builder.config("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
     if "PYSPARK_GATEWAY_PORT" not in os.environ:
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         builder = builder.master("local[2]").config("spark.ui.enabled", "false")

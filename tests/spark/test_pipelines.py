@@ -151,6 +151,19 @@ def test_each_is_one_command(tmp_path: Path) -> None:
             _run("history", server.address, str(tmp_path / "table")),
             _run("enrich", server.address, str(tmp_path / "enriched")),
         ]
+    with ServerProcess(tmp_path / "lake", DYNAMIC) as server:
+        lake = str(tmp_path / "flights")
+        for name, argument, said in (
+            ("load_flights", "", "336,776 rows loaded"),
+            ("capture", lake, " flights in version 1 of "),
+            ("compare", lake, "no difference; 0 keys have changed"),
+            ("backfill", lake, " flights in flights.restored"),
+            ("enrich_table", str(tmp_path / "planes"), " of them with a plane of Airbus"),
+            ("dimension", str(tmp_path / "versions"), " open, 0 ended by put"),
+            ("load_departures", "", "336,776 rows loaded; the topic holds 336,776"),
+            ("days", str(tmp_path / "days"), "336,776 departures on 365 days"),
+        ):
+            assert said in _run(name, server.address, *filter(None, [argument]))
     assert told[0].startswith("336,776 rows loaded; the topic holds ")
     assert "flights of 16 carriers, as of " in told[1]
     assert " flights in the snapshot, " in told[2]

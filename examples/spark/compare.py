@@ -1,0 +1,34 @@
+"""A comparison: the table of a capture against its topic, at one instant, while both go on changing.
+
+    .venv/bin/python -m examples.spark.compare HOST:PORT FOLDER
+
+FOLDER is a table that `examples.spark.capture` made. The exit code is 1 if they differ.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import sow_spark
+from examples.spark.capture import flights
+from examples.spark.lake import frame, position
+from examples.spark.session import session
+
+
+def main(server: str, folder: str) -> int:
+    """Prints the differences."""
+    spark = session("compare flights")
+    # The position first: if the table moves on in between, its rows are newer, and the keys that changed are left out.
+    epoch, sequence = position(flights(server), folder)
+    rows = frame(spark, folder)
+    with sow_spark.diff(rows, "flights", options={"server": server}, position=f"{epoch}.{sequence}") as found:
+        counts = found.counts()
+        told = ", ".join(f"{count:,} {kind}" for kind, count in sorted(counts.items())) or "no difference"
+        print(f"as of {found.as_of}: {told}; {found.unsettled:,} keys have changed since the table was written")
+        if counts:
+            found.rows.show(10, truncate=False)
+    return 1 if counts else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,177 @@
+"""A topic and a table of Delta Lake: the parts that the pipelines into and out of a lake share.
+
+Spark reads the changes, and its executors write the files of a first snapshot. The driver merges the changes of each
+micro-batch with delta-rs (`pip install deltalake`), which needs neither a jar nor a catalog.
+
+    [1]  Each commit of a table carries the sequence of the last change in it, as a transaction of the journal's epoch
+         (Delta's action `txn`). Changes at or below that sequence are left out. So a batch that is run twice changes
+         nothing the second time.
+    [2]  Of two drivers that merge into a table at the same time, one commits. The other fails with CommitFailedError,
+         and finds the changes applied when it is run again.
+    [3]  A run starts at the position of the table. There is no checkpoint that could be lost, or tell another
+         position. The pin of the table keeps the journal from there on, for a week after the last run.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+from deltalake import CommitProperties, DeltaTable, Transaction
+from deltalake.transaction import AddAction, RemoveAction
+from pyspark.sql import DataFrame, SparkSession, functions
+from pyspark.sql.types import StructType
+
+from sow_client import Client
+
+RECORDS_PER_BATCH: Final = 100_000
+"""The driver holds the changes of one batch. A commit of the topic is not split."""
+PIN_LEASE: Final = "7d"
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A topic whose changes go into a table."""
+
+    server: str
+    topic: str
+    columns: str
+    """The columns of the rows in Spark's notation: fields of the documents, and metadata. `_key`, `_op` and
+    `_sequence` come in addition."""
+    pin: str
+    """The name of the pin that keeps the journal for the table."""
+    records_per_batch: int = RECORDS_PER_BATCH
+
+
+Prepare = Callable[[DataFrame], DataFrame]
+"""Makes the rows for the table out of changes."""
+Merge = Callable[[DeltaTable, pa.Table, CommitProperties], object]
+"""Merges rows into a table, in one commit that has these properties."""
+
+
+def follow(
+    spark: SparkSession, source: Source, folder: str, prepare: Prepare, merge: Merge, *, seconds: float | None = None
+) -> None:
+    """Merges the changes since the position of the table, and ends. With `seconds` it does not end, and takes a batch
+    after each such time.
+
+    The rows of `prepare` have the column `_sequence`; one of them has the greatest of the batch.
+    """
+    epoch, sequence = position(source, folder)
+
+    def take(batch: DataFrame, _: int) -> None:
+        table = DeltaTable(folder)
+        applied = table.transaction_version(epoch) or 0
+        rows = prepare(batch.where(functions.col("_sequence") > applied)).toArrow()
+        if rows.num_rows:
+            merge(table, rows, at(epoch, max(rows.column("_sequence").to_pylist())))
+
+    changes = (
+        spark.readStream.format("sow")
+        .schema(f"{source.columns}, _key STRING, _op STRING, _sequence LONG")
+        .option("server", source.server)
+        .option("topic", source.topic)
+        .option("startingFrom", f"{epoch}.{sequence}")
+        .option("pinName", source.pin)
+        .option("pinLease", PIN_LEASE)
+        .option("maxRecordsPerBatch", source.records_per_batch)
+        .load()
+    )
+    stream = changes.writeStream.foreachBatch(take)  # without a checkpoint [3]
+    if seconds is None:
+        stream.trigger(availableNow=True).start().awaitTermination()
+    else:
+        stream.trigger(processingTime=f"{seconds} seconds").start().awaitTermination()
+
+
+def merge_last(table: DeltaTable, changes: pa.Table, commit: CommitProperties) -> None:
+    """Merges the last change of each key: puts replace rows, deletes and expiries delete them."""
+    names = [name for name in changes.column_names if name != "_op"]
+    merging = table.merge(
+        changes, "lake._key = change._key", source_alias="change", target_alias="lake", commit_properties=commit
+    )
+    merging = merging.when_matched_delete("change._op <> 'put'").when_matched_update(values(names))
+    merging.when_not_matched_insert(values(names), "change._op = 'put'").execute()
+
+
+def values(names: Sequence[str]) -> dict[str, str]:
+    """Columns of the table, each with the column of a change that fills it."""
+    return {f'"{name}"': f'change."{name}"' for name in names}
+
+
+# ---- positions ----
+
+
+def position(source: Source, folder: str) -> tuple[str, int]:
+    """Epoch and sequence of the last change that a table has. Raises LookupError if it has none of this journal."""
+    with Client(source.server) as client:
+        epoch = epoch_of(client, source.topic)
+    sequence = DeltaTable(folder).transaction_version(epoch)
+    if sequence is None:
+        raise LookupError(f"{folder} is the table of another journal than {epoch}, that of {source.server}")
+    return epoch, sequence
+
+
+def epoch_of(client: Client, topic: str) -> str:
+    """The epoch of the server's journal."""
+    return client.plan_changes(topic, start="latest").start.rpartition(".")[0]
+
+
+def at(epoch: str, sequence: int) -> CommitProperties:
+    """The properties of a commit with all changes up to a sequence [1]."""
+    bookmark = f"{epoch}.{sequence}"
+    return CommitProperties(app_transactions=[Transaction(epoch, sequence)], custom_metadata={"bookmark": bookmark})
+
+
+# ---- whole tables ----
+
+
+def begin(spark: SparkSession, source: Source, folder: str, prepare: Prepare = lambda records: records) -> None:
+    """Makes a table of a snapshot, unless it is there. `prepare` makes its rows.
+
+    Executors write the files, and the driver commits their names with the position of the snapshot. A run that is cut
+    off before that leaves files that belong to no table.
+    """
+    with Client(source.server) as client:
+        empty = not DeltaTable.is_deltatable(folder) or not DeltaTable(folder).version()
+        if not empty:
+            return
+        export = client.open_export(source.topic)
+        assert export.bookmark is not None, "the topic has a journal"
+        client.pin_journal(source.topic, source.pin, export.bookmark, idle_ttl=PIN_LEASE)
+        reader = spark.read.format("sow").schema(f"{source.columns}, _key STRING, _sequence LONG")
+        reader = reader.option("server", source.server).option("topic", source.topic).option("export", export.id)
+        rows = prepare(reader.load())
+        part = f"snapshot-{secrets.token_hex(4)}"
+        rows.write.option("compression", "zstd").parquet(f"{folder}/{part}")
+        client.close_export(export.id)
+    schema = spark.createDataFrame([], rows.schema).toArrow().schema
+    table = DeltaTable.create(folder, schema, mode="ignore")
+    now = time.time_ns() // 1_000_000
+    files = sorted(Path(folder, part).glob("*.parquet"))
+    added: list[AddAction | RemoveAction] = [
+        AddAction(f"{part}/{file.name}", file.stat().st_size, {}, now, True, "{}") for file in files
+    ]
+    epoch, _, sequence = export.bookmark.rpartition(".")
+    # It overwrites: of two drivers that begin a table, the later one decides about all of it.
+    table.create_write_transaction(added, "overwrite", schema, commit_properties=at(epoch, int(sequence)))
+
+
+def frame(spark: SparkSession, folder: str) -> DataFrame:
+    """The rows of a table at its present version. Executors read its files.
+
+    Raises ValueError for a table that consists of more than files, such as one with deletion vectors. delta-rs makes
+    none of these; Delta's own connector for Spark reads them.
+    """
+    table = DeltaTable(folder)
+    if needs := table.protocol().reader_features:
+        raise ValueError(f"{folder} needs {', '.join(needs)}")
+    schema = StructType.fromJson(json.loads(table.schema().to_json()))  # Delta's notation is that of Spark
+    files = table.file_uris()
+    return spark.read.schema(schema).parquet(*files) if files else spark.createDataFrame([], schema)
