@@ -71,6 +71,7 @@ BENCHMARKS: Final = (
     Benchmark("command", "the time of a command", commanding.get, 600),
     Benchmark("spark-snapshot", "a snapshot of a topic in Spark", sparking.snapshot, 900),
     Benchmark("spark-write", "a bulk load from Spark", sparking.bulk_write, 900),
+    Benchmark("spark-scale", "ten million records through Spark", sparking.scale, 3600),
     Benchmark("spark-disturbance", "publishing while Spark takes snapshots", sparking.disturbance, 900),
 )
 

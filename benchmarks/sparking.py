@@ -44,6 +44,7 @@ STREAM_TARGET: Final = Target(0.5, f"{TIMES} the query stream")
 LOAD_TARGET: Final = Target(60_000, PER_SECOND)
 PUBLISHER_TARGET: Final = Target(0.9, f"{TIMES} the publisher")
 MEMORY_TARGET: Final = Target(1024, MEBIBYTES, at_least=False)
+WORKER_TARGET: Final = Target(512, MEBIBYTES, at_least=False)
 DISTURBANCE_TARGET: Final = Target(1.5, f"{TIMES} while Spark reads files", at_least=False)
 LOAD_CHUNK: Final = 50_000
 TTL_COLUMN: Final = "ttl_seconds"
@@ -180,6 +181,52 @@ def bulk_write(setting: Setting) -> Iterator[Row]:
         note=ratio_range(rates["spark"], rates["publisher"]),
     )
     yield from _memory(memory, resident, f"appends of {records:,} rows")
+
+
+def scale(setting: Setting) -> Iterator[Row]:
+    """A bulk load and a snapshot of ten million records: neither a worker nor a partition grows with the topic."""
+    records = setting.count(10_000_000, quick=200_000)
+    with ExitStack() as stack:
+        spark = stack.enter_context(spark_session(setting.directory / "spark"))
+        server = stack.enter_context(SowServer(setting.directory / "sow"))
+        client = stack.enter_context(Client(server.address))
+        memory = stack.enter_context(WorkerMemory())
+        rows = spark.range(records).selectExpr(
+            "id",
+            "'S' || id % 500 AS symbol",
+            "if(id % 2 = 0, 'buy', 'sell') AS side",
+            "100 + id % 1000 / 8 AS price",
+            "id % 900 AS quantity",
+            "'account-' || id % 10000 AS account",
+            "0L AS revision",
+            "repeat('x', 40) AS text",
+        )
+        sink = rows.write.format("sow").option("server", server.address).option("topic", TOPIC)
+        setting.say(f"loading {records:,} records")
+        load_cpu, read_cpu = CpuMeter(server), CpuMeter(server)
+
+        def loaded() -> float:
+            begin = time.perf_counter()
+            sink.mode("append").save()
+            return records / (time.perf_counter() - begin)
+
+        load = load_cpu.measured(records, loaded)
+        setting.say("reading them")
+        read = read_cpu.measured(records, lambda: _rate(lambda: _topic(spark, server), _aggregate, records))
+        partitions = _topic(spark, server).rdd.getNumPartitions()
+        resident = server.resident_peak_mebibytes()
+        assert client.count(TOPIC) == records
+    for what, rate, cpu in (("an append", load, load_cpu), ("an aggregate of all columns", read, read_cpu)):
+        note = f"{partitions} partitions; {cpu}; machine: {setting.machine}"
+        yield Row(f"{what} of {records:,} records, once", Figure(rate, PER_SECOND), note=note)
+    worker = Figure(memory.mebibytes, MEBIBYTES)
+    yield Row(
+        f"greatest resident set of a Python worker of Spark: {records:,} records",
+        worker,
+        judged=worker,
+        target=WORKER_TARGET,
+    )
+    yield Row(f"greatest resident set of the server: {records:,} records", Figure(resident, MEBIBYTES))
 
 
 def disturbance(setting: Setting) -> Iterator[Row]:
