@@ -97,7 +97,7 @@ def filesystem_of(directory: Path) -> str:
 @click.option(
     "--records",
     type=click.IntRange(min=10_000),
-    help="Records of restart, memory and growth.  [default: 10 or 30 million]",
+    help="Records of restart, memory, growth and spark-scale.  [default: 10 or 30 million]",
 )
 def main(
     names: tuple[str, ...],

@@ -43,7 +43,8 @@ class Setting:
     machine: Machine
     say: Callable[[str], None]
     records: int | None = None
-    """The number of records for the benchmarks that count them (`restart`, `memory`, `growth`). None: their own."""
+    """The number of records for the benchmarks that count them (`restart`, `memory`, `growth`, `spark-scale`). None:
+    their own."""
 
     def count(self, full: int, *, quick: int) -> int:
         """The number of records, which the user may choose."""

@@ -1,0 +1,70 @@
+"""The partitions of a snapshot: by the size of the topic, and even where its keys are not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from pyspark.sql.types import LongType, StringType, StructField, StructType
+
+from sow_client import Client
+from sow_spark.options import parse_reading
+from sow_spark.reading import SnapshotReader
+from tests.support.server import DYNAMIC, ServerProcess
+
+SCHEMA = StructType([StructField("_key", StringType()), StructField("_version", LongType())])
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    with ServerProcess(tmp_path_factory.mktemp("server"), DYNAMIC) as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def client(server: ServerProcess) -> Iterator[Client]:
+    with server.client() as client:
+        yield client
+
+
+def parts(server: ServerProcess, topic: str, **options: str) -> list[list[str]]:
+    """The keys of each partition."""
+    reader = SnapshotReader(parse_reading({"server": server.address, "topic": topic, **options}), SCHEMA)
+    return [[key for batch in reader.read(part) for key in batch.column(0).to_pylist()] for part in reader.partitions()]
+
+
+def fill(client: Client, topic: str, keys: list[str]) -> None:
+    client.create_topic(topic, key=["/id"])
+    client.publish_many(topic, [{"id": key} for key in keys])
+
+
+def test_a_tiny_topic_is_one_partition_and_an_empty_one_none(server: ServerProcess, client: Client) -> None:
+    """given topics with no record and with few / when many partitions are asked for / then there are not more than
+    their records are worth"""
+    fill(client, "none", [])
+    fill(client, "few", [str(at) for at in range(90)])
+    assert parts(server, "none") == []
+    assert parts(server, "none", partitions="8") == []
+    assert [len(part) for part in parts(server, "few")] == [90]
+    assert len(parts(server, "few", partitions="8")) == 1
+
+
+def test_partitions_are_even_where_keys_are_not(server: ServerProcess, client: Client) -> None:
+    """given a topic in which nearly all keys begin alike / when it is read in eight partitions / then none has more
+    than twice its share, and each key comes once"""
+    keys = [f"customer-of-the-north-{at:06}" for at in range(20_000)] + [f"{at}" for at in range(400)]
+    fill(client, "skewed", keys)
+    found = parts(server, "skewed", partitions="8")
+    assert len(found) >= 6
+    assert max(map(len, found)) <= 2 * len(keys) / len(found)
+    assert sorted(key for part in found for key in part) == sorted(keys)
+
+
+@pytest.mark.long
+def test_a_topic_of_more_than_100_000_records_has_several_partitions(server: ServerProcess, client: Client) -> None:
+    """given a topic of 250,000 records / when nobody says how many partitions / then each has about 100,000"""
+    client.create_topic("large", key=["/id"])
+    client.publish_many("large", [b'{"id":%d}' % at for at in range(250_000)], durability="buffered")
+    found = parts(server, "large")
+    assert len(found) in (2, 3, 4)
+    assert sum(map(len, found)) == 250_000
