@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from sow_spark.source import SowDataSource
 
 if TYPE_CHECKING:
-    from sow_spark.comparing import Differences, diff
+    from sow_spark.differences import Differences, diff
 
 __all__ = ["Differences", "SowDataSource", "diff"]
 
@@ -21,7 +21,7 @@ __all__ = ["Differences", "SowDataSource", "diff"]
 def __getattr__(name: str) -> object:
     """Imports the comparison when it is used: every process that Spark starts for a plan pays for its imports."""
     if name in ("Differences", "diff"):
-        from sow_spark import comparing
+        from sow_spark import differences
 
-        return getattr(comparing, name)
+        return getattr(differences, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -159,7 +159,7 @@ def test_more_changes_than_the_driver_holds_are_refused(
 ) -> None:
     at = position(client)
     client.publish_many("orders", [{"id": 1}, {"id": 2}, {"id": 1}])
-    monkeypatch.setattr("sow_spark.comparing.CHANGES_MAX", 2)
+    monkeypatch.setattr("sow_spark.differences.CHANGES_MAX", 2)
     with pytest.raises(SowSourceError) as refused:
         sow_spark.diff(table(spark, rows()), "orders", options={"server": server.address}, position=at)
     assert "3 changes" in refused.value.message
@@ -167,9 +167,7 @@ def test_more_changes_than_the_driver_holds_are_refused(
 
 def test_the_comparison_is_imported_when_it_is_used() -> None:
     """Every process that Spark starts for a plan imports `sow_spark`."""
-    program = (
-        "import sys, sow_spark; assert 'sow_spark.comparing' not in sys.modules; sow_spark.diff; sow_spark.Differences"
-    )
+    program = "import sys, sow_spark as s; assert 'sow_spark.differences' not in sys.modules; s.diff; s.Differences"
     subprocess.run([sys.executable, "-c", program], check=True)
     with pytest.raises(AttributeError):
         _ = sow_spark.nothing

@@ -1,0 +1,127 @@
+"""Programs for tests/spark/test_clusters.py: drivers that spark-submit starts, with tasks that fail in every way."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql import SparkSession, functions
+
+FAILS: Final = 1
+ENDS: Final = 2
+DAWDLES: Final = 3
+KILLS_EXECUTOR: Final = 4
+"""Partitions, and what befalls the first attempt at each. Partition 0 waits, with its first rows through, until the
+test has seen it."""
+ROWS: Final = "id LONG, text STRING"
+
+
+def faulty(marks: str) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Passes rows on. After its first batch the first attempt at some partitions comes to grief."""
+
+    def passed(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        context = TaskContext.get()
+        assert context is not None
+        partition, begun = context.partitionId(), False
+        for batch in batches:
+            yield batch
+            if not begun:
+                begun = True
+                befall(partition, Path(marks))
+
+    return passed
+
+
+def befall(partition: int, marks: Path) -> None:
+    mark = marks / str(partition)
+    try:
+        mark.touch(exist_ok=False)
+    except FileExistsError:
+        return  # a later attempt
+    if partition == 0:
+        while not (marks / "go").exists():
+            time.sleep(0.05)
+    if partition == FAILS:
+        raise ValueError("this task fails")
+    if partition == ENDS:
+        os._exit(7)
+    if partition == DAWDLES:
+        while not (marks / "over").exists():  # until Spark kills it, as another attempt was quicker
+            time.sleep(0.05)
+    if partition == KILLS_EXECUTOR:
+        daemon = os.getppid()
+        os.kill(int(Path(f"/proc/{daemon}/stat").read_text().rpartition(")")[2].split()[1]), signal.SIGKILL)
+
+
+def read(spark: SparkSession, server: str, topic: str, marks: str) -> object:
+    """Count and sums of a topic, by tasks that fail."""
+    source = spark.read.format("sow").schema(ROWS).option("server", server).option("partitions", 8)
+    rows = source.option("batchSize", 500).load(topic).mapInArrow(faulty(marks), ROWS)
+    sums = rows.agg(functions.count("id"), functions.sum("id"), functions.sum(functions.crc32(functions.col("text"))))
+    return list(sums.collect()[0])
+
+
+def write(spark: SparkSession, server: str, topic: str, marks: str, records: str, mode: str) -> object:
+    """Numbers, published by tasks that fail."""
+    spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "500")
+    rows = spark.range(0, int(records), 1, 8).selectExpr("id", "concat('text ', id) AS text")
+    sink = rows.mapInArrow(faulty(marks), ROWS).write.format("sow").option("server", server)
+    sink.option("batchSize", 500).mode(mode).save(topic)
+    return int(records)
+
+
+def versions(spark: SparkSession, server: str, topic: str, folder: str) -> object:
+    """One run of examples.spark.dimension, in small batches."""
+    from examples.spark.dimension import dimension
+    from examples.spark.lake import Source
+
+    columns = "id LONG, text STRING, _publish_time TIMESTAMP, _expire_time TIMESTAMP"
+    dimension(spark, Source(server, topic, columns, "versions", records_per_batch=300), folder)
+    return None
+
+
+def captured(spark: SparkSession, server: str, topic: str, folder: str) -> object:
+    """One run of examples.spark.capture, in small batches."""
+    from examples.spark.capture import capture
+    from examples.spark.lake import Source
+
+    columns = "id LONG, text STRING, _version LONG, _expire_time TIMESTAMP"
+    capture(spark, Source(server, topic, columns, "capture", records_per_batch=300), folder)
+    return None
+
+
+def many(spark: SparkSession, server: str, prefix: str, topics: str) -> object:
+    """One job over many topics: the number of records in each."""
+    from functools import reduce
+
+    source = spark.read.format("sow").schema("_key STRING").option("server", server)
+    frames = [
+        source.load(f"{prefix}{number}").select(functions.lit(number).alias("topic")) for number in range(int(topics))
+    ]
+    counts = reduce(lambda one, other: one.unionAll(other), frames).groupBy("topic").count().collect()
+    return {row["topic"]: row["count"] for row in counts}
+
+
+def main(name: str, answer: str, *arguments: str) -> None:
+    spark = (
+        SparkSession.builder.appName(name)
+        .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
+        .getOrCreate()
+    )
+    spark.sparkContext.setLogLevel("ERROR")
+    jobs = {"read": read, "write": write, "versions": versions, "captured": captured, "many": many}
+    found = jobs[name](spark, *arguments)  # type: ignore[operator]  # each has its own arguments
+    Path(answer).write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
