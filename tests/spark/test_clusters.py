@@ -130,7 +130,6 @@ def test_a_capture_is_exactly_once_through_kills_of_driver_executors_and_server(
     client.publish_many("orders", [{"id": at, "text": text(at)} for at in range(1_000)], ttl="1h")
     over = threading.Event()
     publisher = threading.Thread(target=publish, args=(server, over, draw.random()))
-    publisher.start()
 
     def run() -> Job:
         return cluster.submit(PROGRAM, pipeline, answer, server.address, "orders", str(folder))
@@ -141,8 +140,9 @@ def test_a_capture_is_exactly_once_through_kills_of_driver_executors_and_server(
     def files() -> int:
         return len(list(folder.rglob("*.parquet")))
 
+    run().ends_well()  # the snapshot; versions that ended before it would be in the journal alone
+    publisher.start()
     try:
-        run().ends_well()  # the snapshot, and the first batches
         for moment, victim in (
             (commits, "driver"),
             (files, "driver"),
@@ -171,7 +171,7 @@ def test_a_capture_is_exactly_once_through_kills_of_driver_executors_and_server(
     bookmarks = [entry["bookmark"] for entry in DeltaTable(folder).history() if "bookmark" in entry]
     sequences = [int(one.rpartition(".")[2]) for one in reversed(bookmarks)]
     assert sequences == sorted(set(sequences)), "each commit goes on where the one before ended"
-    assert len(sequences) > 6
+    assert len(sequences) > 5
     if pipeline == "captured":
         rows = DeltaTable(folder).to_pyarrow_table(columns=["_key", "text", "_version"]).to_pylist()
         served = [(one.key, one.data["text"], one.version) for one in client.query("orders")]
