@@ -110,9 +110,9 @@ class Reading:
     """Records per batch; 0: the server's default."""
     starting_from: str | datetime = "latest"
     """Stream: "earliest", "latest", a time, or a bookmark."""
-    max_records_per_batch: int = 0
+    max_records_per_trigger: int = 0
     """Stream: maximum number of journal entries in a micro-batch. 0: no limit."""
-    max_bytes_per_batch: int = 0
+    max_bytes_per_trigger: int = 0
     """Stream: the same limit in bytes."""
     fail_on_data_loss: bool = True
     pin_name: str | None = None
@@ -184,13 +184,16 @@ READ_OPTIONS: Final = (
     "lease",
     "batchSize",
     "startingFrom",
+    "maxRecordsPerTrigger",
+    "maxBytesPerTrigger",
     "maxRecordsPerBatch",
     "maxBytesPerBatch",
     "failOnDataLoss",
     "pinName",
     "pinLease",
 )
-"""The options of reading. `path`, the argument of `load()`, is another name of `topic`."""
+"""The options of reading. `path`, the argument of `load()`, is another name of `topic`. The limits of a batch are other
+names, of before, of those of a trigger."""
 WRITE_OPTIONS: Final = (
     *_COMMON,
     "mode",
@@ -242,8 +245,8 @@ def parse_reading(options: Mapping[str, str]) -> Reading:
         lease_micros=given.micros("lease", 0, LEASE_MICROS_MAX),
         batch_size=given.count("batchSize", 0, 1, BATCH_RECORDS_MAX),
         starting_from=given.start("startingFrom"),
-        max_records_per_batch=given.count("maxRecordsPerBatch", 0, 1, 2**62),
-        max_bytes_per_batch=given.size("maxBytesPerBatch"),
+        max_records_per_trigger=given.count(given.either("maxRecordsPerTrigger", "maxRecordsPerBatch"), 0, 1, 2**62),
+        max_bytes_per_trigger=given.size(given.either("maxBytesPerTrigger", "maxBytesPerBatch")),
         fail_on_data_loss=given.flag("failOnDataLoss", True),
         pin_name=given.text("pinName"),
         pin_lease_micros=given.micros("pinLease", 3_600_000_000, 2**62),
@@ -330,6 +333,12 @@ class _Given:
         if value is not None and not value.strip():
             raise option_error(name, "is empty")
         return value
+
+    def either(self, name: str, former: str) -> str:
+        """The name by which an option with two names is given. Both together are refused."""
+        if name.lower() in self._values and former.lower() in self._values:
+            raise option_error(former, f"is the former name of {name}: give one of the two")
+        return former if former.lower() in self._values else name
 
     def topic(self) -> str:
         """The topic, by either name."""

@@ -50,9 +50,11 @@ try:
         ReadMaxRows,
         SupportsTriggerAvailableNow,
     )
-except ImportError:  # PySpark 4.1 has neither limits nor AvailableNow; it asks only for the head
+except ImportError:  # PySpark 4.1
     if not TYPE_CHECKING:
-        ReadAllAvailable = ReadLimit = ReadMaxBytes = ReadMaxRows = SupportsTriggerAvailableNow = object
+        from sow_spark.read_limits import ReadAllAvailable, ReadLimit, ReadMaxBytes, ReadMaxRows
+
+        SupportsTriggerAvailableNow = object
 
 ENTRIES_PER_SHARE: Final = 20_000
 """Without the option `partitions` a micro-batch has one partition for this many entries, up to `SHARES` partitions."""
@@ -120,27 +122,36 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._form: PayloadForm | None = None
         self._target: str | None = None  # the end for AvailableNow
         self._head: str | None = None
-        self._last: Offset | None = None  # for PySpark 4.1, which does not pass its position
+        # For PySpark 4.1, which passes no position. It asks for the end of the first micro-batch before its start, and
+        # after a restart it first plans the last micro-batch again.
+        self._initial: Offset | None = None
+        self._last: Offset | None = None
 
     # ---- the offsets of a query ----
 
     # Spark's stubs say `dict`; the keys are those of Offset.
     def initialOffset(self) -> Offset:  # type: ignore[override]  # noqa: N802  # Spark's name
         """The start of a new query, by `startingFrom`."""
-        return self._begin(self._reading.starting_from)
+        if self._initial is None:
+            self._initial = self._begin(self._reading.starting_from)
+        return self._initial
 
     def _begin(self, where: str | datetime) -> Offset:
         pin = None if self._reading.pin_name else f"spark-{secrets.token_hex(8)}"
         created = self._created()
         offset = offset_of(self._plan(f"starting from {where}", where).start, pin, created)
         self._pin(offset)
-        self._last = offset
         return offset
 
     def latestOffset(self, start: Offset | None = None, limit: ReadLimit | None = None) -> Offset:  # type: ignore[override]  # noqa: N802  # Spark's name
         """The end of the next micro-batch: the head, or an earlier position by Spark's limit."""
-        if start is None:
-            return self._head_offset()
+        if start is None:  # PySpark 4.1 has no limits either, so those of the options count
+            start, limit = self._last or self.initialOffset(), self.getDefaultReadLimit()
+        self._last = self._next(start, *self._limits(limit))
+        return self._last
+
+    def _next(self, start: Offset, max_entries: int, max_bytes: int) -> Offset:
+        """The end of the micro-batch after `start`; `start` itself if there is none."""
         created = self._created()
         self._check_created(start, created)
         self._pin(start)
@@ -148,36 +159,26 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if target is not None and offset_of(target, None)["epoch"] == start["epoch"]:
             if offset_of(target, None)["sequence"] <= start["sequence"]:
                 return start
-        plan = self._plan_from(start, target, *self._limits(limit))
+        plan = self._plan_from(start, target, max_entries, max_bytes)
         self._head = plan.head
         if not plan.entries and plan.start == bookmark_of(start) and start.get("created") == created:
             return start  # changes of other topics make no batch
         return offset_of(plan.end, start.get("pin"), created)
 
-    def _head_offset(self) -> Offset:
-        """For PySpark 4.1, which passes neither the position of the query nor a limit: the head. The former pin of a
-        restarted query keeps its uncommitted changes until its first commit."""
-        if self._last is None:
-            return self._begin("latest")
-        self._last = offset_of(
-            self._plan("looking for the head", "latest").start, self._last.get("pin"), self._last.get("created")
-        )
-        return self._last
-
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802  # Spark's name
         """The limit of the options. If there are two, Spark is told one, and both are applied."""
-        if self._reading.max_records_per_batch:
-            return ReadMaxRows(self._reading.max_records_per_batch)
-        if self._reading.max_bytes_per_batch:
-            return ReadMaxBytes(self._reading.max_bytes_per_batch)
+        if self._reading.max_records_per_trigger:
+            return ReadMaxRows(self._reading.max_records_per_trigger)
+        if self._reading.max_bytes_per_trigger:
+            return ReadMaxBytes(self._reading.max_bytes_per_trigger)
         return ReadAllAvailable()
 
     def _limits(self, limit: ReadLimit | None) -> tuple[int, int]:
         """Entries and bytes of a micro-batch, 0 for any number."""
         if isinstance(limit, ReadMaxRows):
-            return limit.max_rows, self._reading.max_bytes_per_batch
+            return limit.max_rows, self._reading.max_bytes_per_trigger
         if isinstance(limit, ReadMaxBytes):
-            return self._reading.max_records_per_batch, limit.max_bytes
+            return self._reading.max_records_per_trigger, limit.max_bytes
         return 0, 0
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802  # Spark's name
@@ -192,6 +193,7 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:  # type: ignore[override]  # Spark says dict
         """The changes after `start` up to `end`, in parts."""
+        self._last = end
         if bookmark_of(start) == bookmark_of(end):
             return []
         self._check_created(end, self._created())

@@ -46,8 +46,8 @@ def test_every_option_of_reading_is_read_whatever_its_case() -> None:
             "lease": "1m",
             "batchsize": "100",
             "startingfrom": "2024-01-05T10:00:00",
-            "maxrecordsperbatch": "1_000",
-            "maxbytesperbatch": "1MiB",
+            "maxrecordspertrigger": "1_000",
+            "maxbytespertrigger": "1MiB",
             "failondataloss": "false",
             "pinname": "mine",
             "pinlease": "2h",
@@ -62,9 +62,14 @@ def test_every_option_of_reading_is_read_whatever_its_case() -> None:
     assert (reading.metadata, reading.payload, reading.mode) == ("changes", "string", "DROPMALFORMED")
     assert (reading.lease_micros, reading.batch_size) == (60_000_000, 100)
     assert reading.starting_from == datetime(2024, 1, 5, 10, tzinfo=UTC)
-    assert (reading.max_records_per_batch, reading.max_bytes_per_batch) == (1_000, 2**20)
+    assert (reading.max_records_per_trigger, reading.max_bytes_per_trigger) == (1_000, 2**20)
     assert (reading.fail_on_data_loss, reading.pin_name, reading.pin_lease_micros) == (False, "mine", 7_200_000_000)
     assert pickle.loads(pickle.dumps(reading)) == reading
+
+
+def test_a_limit_has_its_former_name_too() -> None:
+    reading = parse_reading({"topic": "t", "maxRecordsPerBatch": "5", "maxBytesPerBatch": "1MiB"})
+    assert (reading.max_records_per_trigger, reading.max_bytes_per_trigger) == (5, 2**20)
 
 
 @pytest.mark.parametrize("start", ["earliest", "latest", "0af3.17"])
@@ -90,6 +95,10 @@ def test_a_start_that_is_no_time_is_a_word_or_a_bookmark(start: str) -> None:
         ({"topic": "t", "lease": "10"}, "option lease: duration '10' misses a unit"),
         ({"topic": "t", "lease": "25h"}, "option lease: '25h' is out of range"),
         ({"topic": "t", "maxbytesperbatch": "5"}, "option maxBytesPerBatch: size"),
+        (
+            {"topic": "t", "maxRecordsPerBatch": "5", "maxRecordsPerTrigger": "5"},
+            "option maxRecordsPerBatch: is the former name of maxRecordsPerTrigger",
+        ),
         ({"topic": "t", "failondataloss": "no"}, "option failOnDataLoss: 'no' is neither true nor false"),
         ({"topic": "t", "startingfrom": "2024-13-01"}, "option startingFrom: '2024-13-01' is neither earliest"),
     ],

@@ -98,23 +98,51 @@ def test_a_filter_leaves_out_changes_that_match_neither_before_nor_after(server:
     reader.stop()
 
 
-def test_without_a_start_it_goes_to_the_head(server: ServerProcess, client: Client) -> None:
-    """PySpark 4.1 says neither where the query is nor how far to go."""
-    publish(client, "s9", 1)
-    reader = reader_of(server, "s9", startingFrom="earliest")
-    start = reader.initialOffset()
-    publish(client, "s9", 2)
+def test_pyspark_4_1_has_limits_too(server: ServerProcess, client: Client) -> None:
+    """It says neither where the query is nor how far to go, and asks for the end of the first micro-batch before its
+    start. After a restart it plans the last micro-batch again before it asks."""
+    publish(client, "s9", 0, 1, 2)
+    reader = reader_of(server, "s9", startingFrom="earliest", maxRecordsPerTrigger="2")
     end = reader.latestOffset()
-    assert rows_between(reader, start, end) == [(1, "k1", "put"), (2, "k2", "put")]
-    again = reader_of(server, "s9")
-    assert bookmark_of(again.latestOffset()) == bookmark_of(end)
+    start = reader.initialOffset()
+    assert rows_between(reader, start, end) == [(0, "k0", "put"), (1, "k1", "put")]
+    again = reader_of(server, "s9", maxRecordsPerTrigger="2")
+    assert again.partitions(end, end) == []
+    last = again.latestOffset()
+    assert rows_between(again, end, last) == [(2, "k2", "put")]
+    assert again.latestOffset() == last
     reader.stop()
     again.stop()
 
 
+def test_pyspark_4_1_begins_at_one_head(server: ServerProcess, client: Client) -> None:
+    """given a new query from the head / when a change comes between its two questions / then the first micro-batch ends
+    where it begins, or later. It began behind its end, and failed."""
+    publish(client, "s9c", 1)
+    reader = reader_of(server, "s9c")
+    end = reader.latestOffset()
+    publish(client, "s9c", 2)
+    start = reader.initialOffset()
+    assert bookmark_of(start) == bookmark_of(end)
+    assert rows_between(reader, end, reader.latestOffset()) == [(2, "k2", "put")]
+    reader.stop()
+
+
+def test_a_query_starts_at_a_time(server: ServerProcess, client: Client) -> None:
+    publish(client, "s9d", 1)
+    first = client.get("s9d", "k1")
+    assert first is not None
+    publish(client, "s9d", 2)
+    after = first.publish_time + timedelta(microseconds=1)
+    reader = reader_of(server, "s9d", startingFrom=after.isoformat())
+    start = reader.initialOffset()
+    assert rows_between(reader, start, reader.latestOffset(start, ReadAllAvailable())) == [(2, "k2", "put")]
+    reader.stop()
+
+
 def test_limits_are_kept_and_the_whole_is_the_same(server: ServerProcess, client: Client) -> None:
     publish(client, "s3", *range(10))
-    reader = reader_of(server, "s3", startingFrom="earliest", maxRecordsPerBatch="4", partitions="2")
+    reader = reader_of(server, "s3", startingFrom="earliest", maxRecordsPerTrigger="4", partitions="2")
     assert reader.getDefaultReadLimit() == ReadMaxRows(4)
     offset, numbers, sizes = reader.initialOffset(), [], []
     while (end := reader.latestOffset(offset, ReadMaxRows(4))) != offset:
@@ -125,7 +153,7 @@ def test_limits_are_kept_and_the_whole_is_the_same(server: ServerProcess, client
         offset = end
     assert sorted(map(str, numbers)) == list(map(str, range(10)))
     assert max(sizes) == 4
-    assert reader_of(server, "s3", maxBytesPerBatch="1KiB").getDefaultReadLimit() == ReadMaxBytes(1024)
+    assert reader_of(server, "s3", maxBytesPerTrigger="1KiB").getDefaultReadLimit() == ReadMaxBytes(1024)
     assert reader_of(server, "s3").getDefaultReadLimit() == ReadAllAvailable()
     reader.stop()
 
@@ -267,7 +295,7 @@ def test_a_query_goes_on_where_it_stopped(
 
     schema = "n LONG, _key STRING, _op STRING, _sequence LONG"
     publish(client, "q1", 1, 2)
-    writer = started(spark, server, tmp_path, schema, topic="q1", startingFrom="earliest", maxRecordsPerBatch="1")
+    writer = started(spark, server, tmp_path, schema, topic="q1", startingFrom="earliest", maxRecordsPerTrigger="1")
     finished(writer.foreachBatch(collect).trigger(availableNow=True).start())
     assert [row[:3] for row in seen] == [(1, "k1", "put"), (2, "k2", "put")]
     client.sow_delete("q1", keys=["k1"])
