@@ -19,7 +19,7 @@ from sow_client import PackedColumn, PackedRecords
 from sow_spark.converting import Misfit
 from sow_spark.documents import Documents, arrow_schema
 from sow_spark.options import ParseMode, PayloadForm
-from sow_spark.schemas import RESCUED, Layout
+from sow_spark.schemas import RESCUED, TOPIC_COLUMN, Layout
 
 NEVER_MICROS: Final = 2**63 - 1
 """The expire time of a record that never expires, on the wire."""
@@ -33,9 +33,12 @@ _REASONS: Final = (None, "touched", "deleted", "expired", "match")
 class Decoder:
     """Makes Arrow batches of packed records. Each task has one."""
 
-    def __init__(self, layout: Layout, form: PayloadForm, mode: ParseMode, *, only_puts: bool = False) -> None:
-        """With `only_puts` all changes except puts are left out."""
+    def __init__(
+        self, layout: Layout, form: PayloadForm, mode: ParseMode, topic: str = "", *, only_puts: bool = False
+    ) -> None:
+        """`topic` fills the column `_topic`. With `only_puts` all changes except puts are left out."""
         self._only_puts = only_puts
+        self._topic = topic
         self._layout = layout
         self._form = form
         self._mode = mode
@@ -50,7 +53,7 @@ class Decoder:
     @property
     def columns(self) -> tuple[PackedColumn, ...]:
         """The packed columns that it needs."""
-        needed: list[PackedColumn] = [_SOURCES[name] for name in self._layout.metadata]
+        needed: list[PackedColumn] = [_SOURCES[name] for name in self._layout.metadata if name != TOPIC_COLUMN]
         if self._layout.fields.fields or self._rescues:
             needed.append("payload")
         if self._only_puts:
@@ -86,7 +89,7 @@ class Decoder:
             column, keep = self._whole(packed)
             found[self._layout.fields.names[0]] = column
         for name in self._layout.metadata:
-            made = _METADATA[name](packed)
+            made = pa.repeat(self._topic, count) if name == TOPIC_COLUMN else _METADATA[name](packed)
             found[name] = made if keep is None else made.take(keep)
         if self._only_puts and packed.ops.strip(_PUT):
             ops = _words(pa.uint8(), count, packed.ops)

@@ -15,6 +15,7 @@ options, under the names in `READ_OPTIONS` and `WRITE_OPTIONS`.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -82,6 +83,11 @@ class Reading:
 
     connecting: Connecting
     topic: str
+    """Empty if there are several."""
+    topics: tuple[str, ...] = ()
+    """Stream: the topics, if they are listed."""
+    topic_pattern: str | None = None
+    """Stream: the topics whose whole names match this regular expression, also those that come later."""
     filter: str = ""
     snapshot: SnapshotOf = "first-read"
     """Batch: the instant that a DataFrame shows."""
@@ -126,6 +132,18 @@ class Reading:
         """Batch: whether the DataFrame shows one export for ever (rule Q8)."""
         return self.export is not None or self.snapshot == "load"
 
+    @property
+    def several(self) -> bool:
+        """Whether there may be several topics."""
+        return bool(self.topics) or self.topic_pattern is not None
+
+    @property
+    def named(self) -> str:
+        """The topic or topics, as messages name them."""
+        if self.topic_pattern is not None:
+            return f"topics {self.topic_pattern}"
+        return f"topics {', '.join(self.topics)}" if self.topics else f"topic {self.topic}"
+
 
 @dataclass(frozen=True, slots=True)
 class Writing:
@@ -169,6 +187,8 @@ _COMMON: Final = (
 )
 READ_OPTIONS: Final = (
     *_COMMON,
+    "topics",
+    "topicPattern",
     "filter",
     "pushFilters",
     "snapshot",
@@ -229,7 +249,9 @@ def parse_reading(options: Mapping[str, str]) -> Reading:
         raise option_error("newFields", f"and columns exclude each other: {new_fields} needs all fields of a document")
     return Reading(
         connecting=_connecting(given),
-        topic=given.topic(),
+        topic="" if given.has("topics") or given.has("topicPattern") else given.topic(),
+        topics=given.topics(),
+        topic_pattern=given.pattern("topicPattern"),
         columns=columns,
         json_schema=given.text("jsonSchema"),
         new_fields=new_fields,
@@ -348,6 +370,30 @@ class _Given:
         if topic is None and path is None:
             raise option_error("topic", "is missing")
         return topic or path or ""
+
+    def has(self, name: str) -> bool:
+        """Whether an option is given."""
+        return name.lower() in self._values
+
+    def topics(self) -> tuple[str, ...]:
+        """The listed topics. Raises SowSourceError for more than one way to name topics."""
+        ways = [name for name in ("topics", "topicPattern", "topic", "path") if self.has(name)]
+        if len(ways) > 1 and ways[0] in ("topics", "topicPattern"):
+            raise option_error(ways[0], f"and {ways[1]} exclude each other")
+        names = [name.strip() for name in (self.text("topics") or "").split(",") if name.strip()]
+        if self.has("topics") and not names:
+            raise option_error("topics", "names no topic")
+        return tuple(dict.fromkeys(names))
+
+    def pattern(self, name: str) -> str | None:
+        """A regular expression."""
+        value = self.text(name)
+        if value is not None:
+            try:
+                re.compile(value)
+            except re.error as error:
+                raise option_error(name, f"{value!r} is no regular expression: {error}") from None
+        return value
 
     def word(self, name: str, words: tuple[_Word, ...], *, upper: bool = False) -> _Word | None:
         """One of some words, in any case."""

@@ -129,7 +129,7 @@ class SnapshotReader(DataSourceReader):
         if not isinstance(partition, ExportPartition):
             return
         reading = self._reading
-        decoder = Decoder(self._layout, partition.form, reading.mode)
+        decoder = Decoder(self._layout, partition.form, reading.mode, reading.topic)
         reader = None if reading.is_fixed else _reader()
         with connect(partition.connecting) as client:
 

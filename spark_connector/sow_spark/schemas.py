@@ -10,7 +10,8 @@ Guarantees:
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
@@ -40,7 +41,7 @@ from pyspark.sql.types import (
 )
 
 from sow_spark.connection import connect, retried
-from sow_spark.errors import SowSourceError, option_error, translated
+from sow_spark.errors import HINTS, SowSourceError, option_error, translated
 from sow_spark.options import NewFields, PayloadForm, Reading
 
 if TYPE_CHECKING:
@@ -65,7 +66,8 @@ CHANGE_COLUMNS: Final[Mapping[str, DataType]] = {
 }
 """Metadata of a change: its kind ("put", "delete" or "expire"), its cause (mostly null), its position in the
 journal."""
-METADATA_COLUMNS: Final[Mapping[str, DataType]] = {**RECORD_COLUMNS, **CHANGE_COLUMNS}
+TOPIC_COLUMN: Final = "_topic"
+METADATA_COLUMNS: Final[Mapping[str, DataType]] = {TOPIC_COLUMN: StringType(), **RECORD_COLUMNS, **CHANGE_COLUMNS}
 _NULLABLE: Final = frozenset({"_expire_time", "_reason"})
 DECIMAL_DIGITS_MAX: Final = 38
 _LONG_DIGITS: Final = 20  # the digits of a long, as Spark counts them when it meets a decimal
@@ -207,18 +209,39 @@ def infer(reading: Reading) -> StructType:
     """
     if reading.columns and reading.metadata != "false" and METADATA_COLUMNS.keys() >= set(reading.columns):
         return _chosen(with_metadata([], reading, changes=True), reading)  # no document is needed for these
-    with translated(f"looking at topic {reading.topic}"), connect(reading.connecting) as client:
-        topic = retried(reading.connecting, lambda: client.describe_topic(reading.topic))
-        form = reading.payload or ("columns" if topic.settings.message_type == "json" else "binary")
+    with translated(f"looking at {reading.named}"), connect(reading.connecting) as client:
+        if reading.several:
+            topics = retried(reading.connecting, lambda: selected(client.topics(), reading))
+        else:
+            topics = [retried(reading.connecting, lambda: client.describe_topic(reading.topic))]
+        documents = all(topic.settings.message_type == "json" for topic in topics)
+        form = reading.payload or ("columns" if documents else "binary")
         if form != "columns":
             fields = [StructField(PAYLOAD, StringType() if form == "string" else BinaryType())]
         elif reading.json_schema is not None:
             fields = _registered(client, reading, reading.json_schema)
         else:
-            fields = _sampled(client, topic, reading)
+            fields = _sampled(client, topics, reading)
     if reading.new_fields == "rescue" and form == "columns":
         fields = [*(field for field in fields if field.name != RESCUED), StructField(RESCUED, StringType())]
     return _chosen(with_metadata(fields, reading, changes=bool(reading.columns)), reading)
+
+
+def selected(topics: Iterable[Topic], reading: Reading) -> list[Topic]:
+    """Those of all topics that a stream of several reads, at least one. Raises SowSourceError."""
+    if reading.topic_pattern is None:
+        found = {topic.name: topic for topic in topics}
+        for name in reading.topics:
+            if name not in found:
+                raise SowSourceError("TOPIC_NOT_FOUND", f"topic {name} is not there", HINTS["TOPIC_NOT_FOUND"])
+        return [found[name] for name in reading.topics]
+    matches = re.compile(reading.topic_pattern).fullmatch
+    chosen = [
+        topic for topic in topics if topic.settings.journal and not topic.name.startswith("_") and matches(topic.name)
+    ]
+    if not chosen:
+        raise SowSourceError("PATTERN_MATCHES_NOTHING", f"no topic with a journal matches {reading.topic_pattern!r}")
+    return chosen
 
 
 def _chosen(schema: StructType, reading: Reading) -> StructType:
@@ -264,37 +287,40 @@ def with_metadata(fields: Iterable[StructField], reading: Reading, *, changes: b
     a field of the same name."""
     if reading.metadata == "false":
         return StructType(list(fields))
-    added = METADATA_COLUMNS if changes or reading.metadata == "changes" else RECORD_COLUMNS
+    everything = changes or reading.metadata == "changes"
+    added = {**METADATA_COLUMNS} if everything else {TOPIC_COLUMN: StringType(), **RECORD_COLUMNS}
+    if not (changes or reading.several):
+        del added[TOPIC_COLUMN]
     schema = StructType([field for field in fields if field.name not in METADATA_COLUMNS])
     for name, kind in added.items():
         schema.add(StructField(name, kind, nullable=name in _NULLABLE))
     return schema
 
 
-def _sampled(client: Client, topic: Topic, reading: Reading) -> list[StructField]:
-    if topic.settings.message_type != "json":
-        raise SowSourceError(
-            "OPTION_INVALID",
-            f"option payload: columns are made of json documents, and {reading.topic} has "
-            f"{topic.settings.message_type}",
-            "give payload=string or payload=binary",
-        )
-    payloads: list[bytes] = retried(
-        reading.connecting,
-        lambda: [
-            payload
-            for batch in client.query(reading.topic, reading.filter or None, top_n=reading.infer_records).batches()
-            for payload in batch.payloads
-        ],
-    )
+def _sampled(client: Client, topics: Sequence[Topic], reading: Reading) -> list[StructField]:
+    payloads: list[bytes] = []
+    for topic in topics:
+        if topic.settings.message_type != "json":
+            raise SowSourceError(
+                "OPTION_INVALID",
+                f"option payload: columns are made of json documents, and {topic.name} has "
+                f"{topic.settings.message_type}",
+                "give payload=string or payload=binary",
+            )
+        payloads += retried(reading.connecting, lambda name=topic.name: _sample(client, name, reading))  # type: ignore[misc]  # a lambda's default argument
     if not payloads:
         problem = "has no record that matches the option filter" if reading.filter else "has no records"
         raise SowSourceError(
             "SCHEMA_UNKNOWN",
-            f"topic {reading.topic} {problem}, so there is nothing to infer a schema from",
+            f"{reading.named} {problem}, so there is nothing to infer a schema from",
             'give one: spark.read.schema("id LONG, …")',
         )
     return inferred(payloads).fields
+
+
+def _sample(client: Client, topic: str, reading: Reading) -> list[bytes]:
+    batches = client.query(topic, reading.filter or None, top_n=reading.infer_records).batches()
+    return [payload for batch in batches for payload in batch.payloads]
 
 
 def inferred(payloads: Iterable[bytes]) -> StructType:

@@ -109,10 +109,13 @@ class SowDataSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Reads a snapshot."""
+        from sow_spark.errors import option_error
         from sow_spark.options import parse_reading
         from sow_spark.reading import FilteringReader, SnapshotReader
 
         reading = self._loaded or parse_reading(self.options)
+        if reading.several:
+            raise option_error("topic", "is missing; a snapshot is of one topic, and only a stream reads several")
         # Spark (4.1 to 4.3) keeps one plan for a loaded DataFrame, that of the filters pushed last, and uses it for
         # every other use of the DataFrame, also without a filter. Rows would be missing, and neither the planner nor a
         # task can tell for which use it works. So filters are pushed there only on request.

@@ -1,8 +1,9 @@
-"""Streaming reads: the changes of a topic, in ranges of its journal.
+"""Streaming reads: the changes of one topic or several, in ranges of the journal.
 
-An offset is a position, `{"epoch", "sequence"}`, with the name of the query's pin: the durable subscription that keeps
-the journal for it. The name is in the checkpoint, so a restarted query continues under it. An offset also has the time
-of the topic's creation: a topic of the same name that was created since then has none of the changes still to be read.
+An offset is a position, `{"epoch", "sequence"}`, which all topics share, with the name of the query's pin: the durable
+subscription that keeps the journal of a topic for it. Each topic has one of that name. The name is in the checkpoint,
+so a restarted query continues under it. An offset also has the time of the creation of each topic: a topic of the same
+name that was created since then has none of the changes still to be read.
 
 Guarantees:
 
@@ -20,22 +21,23 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Final, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
-from sow_client import ChangesPlan, Client
+from sow_client import ChangesPlan, Client, SowError, Topic
 from sow_spark.connection import connect, kept, retried
 from sow_spark.decoding import Decoder
 from sow_spark.errors import SowSourceError, translated
 from sow_spark.options import Connecting, PayloadForm, Reading
 from sow_spark.reading import batches, renewed
-from sow_spark.schemas import Layout, form_of, layout
+from sow_spark.schemas import Layout, form_of, layout, selected
+from sow_spark.stream_offsets import Offset, bookmark_of, offset_of, sequence_of, topics_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -67,36 +69,11 @@ _log: Final = logging.getLogger("sow_spark")
 _Answer = TypeVar("_Answer")
 
 
-class Offset(TypedDict, total=False):
-    """A position in the journal. `pin` is set if the user has not named the pin."""
-
-    epoch: str
-    sequence: int
-    pin: str
-    created: str
-    """The time of the topic's creation."""
-
-
-def offset_of(bookmark: str, pin: str | None, created: str | None = None) -> Offset:
-    """The offset of a bookmark, which is an epoch, a dot and a sequence."""
-    epoch, _, sequence = bookmark.rpartition(".")
-    offset = Offset(epoch=epoch, sequence=int(sequence))
-    if pin is not None:
-        offset["pin"] = pin
-    if created is not None:
-        offset["created"] = created
-    return offset
-
-
-def bookmark_of(offset: Offset) -> str:
-    """The bookmark of an offset."""
-    return f"{offset['epoch']}.{offset['sequence']}"
-
-
 @dataclass(frozen=True, repr=False)
 class ChangesPartition(InputPartition):
-    """The changes of a micro-batch to a share of the keys."""
+    """The changes of a micro-batch to a share of the keys of a topic."""
 
+    topic: str
     start: str
     end: str
     share: int
@@ -118,8 +95,8 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._layout: Layout = layout(schema, metadata=reading.metadata != "false", new_fields=reading.new_fields)
         self._life: ExitStack | None = None  # closed by stop()
         self._client: Client | None = None
-        self._pinned: str | None = None  # the position of the pin
-        self._form: PayloadForm | None = None
+        self._pinned: dict[str, str] = {}  # the position of the pin of each topic
+        self._renewing = False
         self._target: str | None = None  # the end for AvailableNow
         self._head: str | None = None
         # For PySpark 4.1, which passes no position. It asks for the end of the first micro-batch before its start, and
@@ -137,10 +114,24 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._initial
 
     def _begin(self, where: str | datetime) -> Offset:
-        pin = None if self._reading.pin_name else f"spark-{secrets.token_hex(8)}"
-        created = self._created()
-        offset = offset_of(self._plan(f"starting from {where}", where).start, pin, created)
-        self._pin(offset)
+        present = self._present()
+        starts = [self._plan(name, f"starting from {where}", where).start for name in present]
+        start = min(starts, key=sequence_of)
+        offset = offset_of(start, None if self._reading.pin_name else f"spark-{secrets.token_hex(8)}")
+        # Topics whose journals begin later are read from there: older changes were not asked for.
+        lenient = where == "earliest" or isinstance(where, datetime)
+        self._stamp(offset, {} if lenient and self._reading.several else present)
+        for name, bookmark in zip(present, starts, strict=True):
+            self._pin(name, offset, start if where == "latest" else bookmark)
+        return offset
+
+    def _stamp(self, offset: Offset, present: Mapping[str, Topic]) -> Offset:
+        """The offset, with the topics that are read from there."""
+        created = {name: topic.create_time.isoformat() for name, topic in present.items()}
+        if self._reading.several:
+            offset["topics"] = created
+        else:
+            offset["created"] = created[self._reading.topic]
         return offset
 
     def latestOffset(self, start: Offset | None = None, limit: ReadLimit | None = None) -> Offset:  # type: ignore[override]  # noqa: N802  # Spark's name
@@ -152,18 +143,51 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _next(self, start: Offset, max_entries: int, max_bytes: int) -> Offset:
         """The end of the micro-batch after `start`; `start` itself if there is none."""
-        created = self._created()
-        self._check_created(start, created)
-        self._pin(start)
-        target = self._target
-        if target is not None and offset_of(target, None)["epoch"] == start["epoch"]:
-            if offset_of(target, None)["sequence"] <= start["sequence"]:
-                return start
-        plan = self._plan_from(start, target, max_entries, max_bytes)
-        self._head = plan.head
-        if not plan.entries and plan.start == bookmark_of(start) and start.get("created") == created:
+        present = self._present()
+        self._check_created(start, present)
+        self._pin_all(start)
+        end = self._target
+        if end is not None and offset_of(end)["epoch"] == start["epoch"] and sequence_of(end) <= start["sequence"]:
+            return start
+        if not self._reading.several:
+            plan = self._plan_from(self._reading.topic, start, end, max_entries, max_bytes)
+            self._head, end, plans = plan.head, plan.end, [plan]
+        else:
+            end, plans = self._next_of_several(start, present, end, max_entries, max_bytes)
+        offset = self._stamp(offset_of(end, start.get("pin")), present)
+        idle = all(plan.start == bookmark_of(start) and not plan.entries for plan in plans)
+        if idle and topics_of(offset, "") == topics_of(start, ""):
             return start  # changes of other topics make no batch
-        return offset_of(plan.end, start.get("pin"), created)
+        return offset
+
+    def _next_of_several(
+        self, start: Offset, present: Mapping[str, Topic], end: str | None, max_entries: int, max_bytes: int
+    ) -> tuple[str, list[ChangesPlan]]:
+        """The end of a micro-batch of all topics, and the ranges of each without limits. A limit is divided among the
+        topics by what each has, and the first one that reaches its part ends the micro-batch for all."""
+        plans: dict[str, ChangesPlan] = {}
+        for name in present:
+            plan = plans[name] = self._plan_from(name, start, end)
+            if name not in start.get("topics", {}):
+                self._pin(name, start, plan.start)
+            if end is None:
+                self._head = end = plan.head  # one end for all, although more is written meanwhile
+        assert end is not None, "there is a topic"
+        entries, size = sum(plan.entries for plan in plans.values()), sum(plan.bytes for plan in plans.values())
+        if 0 < max_entries < entries or 0 < max_bytes < size:
+            limited = [
+                self._plan_from(
+                    name,
+                    start,
+                    end,
+                    max(1, max_entries * plan.entries // entries) if max_entries else 0,
+                    max(1, max_bytes * plan.bytes // size) if max_bytes and size else 0,
+                ).end
+                for name, plan in plans.items()
+                if plan.entries
+            ]
+            end = min(limited, key=sequence_of)
+        return end, list(plans.values())
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802  # Spark's name
         """The limit of the options. If there are two, Spark is told one, and both are applied."""
@@ -183,11 +207,12 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802  # Spark's name
         """Sets the end of the query: the present head."""
-        self._target = self._plan("looking for the head", "latest").start
+        name = next(iter(self._present()))
+        self._target = self._plan(name, "looking for the head", "latest").start
 
     def reportLatestOffset(self) -> Offset | None:  # type: ignore[override]  # noqa: N802  # Spark's name
         """The head, for the query's progress."""
-        return None if self._head is None else offset_of(self._head, None)
+        return None if self._head is None else offset_of(self._head)
 
     # ---- the changes of a micro-batch ----
 
@@ -196,27 +221,35 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._last = end
         if bookmark_of(start) == bookmark_of(end):
             return []
-        self._check_created(end, self._created())
-        self._pin(start)  # a restarted query begins with this call if its last batch was not finished
-        form = self._payload_form()
-        plan = self._plan_from(start, bookmark_of(end))
-        if not plan.entries:
-            return []
-        # A repeated batch must have the same partitions, so they depend only on the range and the options.
-        shares = min(self._reading.partitions or min(plan.entries // ENTRIES_PER_SHARE + 1, SHARES), SHARES_MAX)
-        to = self._connecting
-        return [ChangesPartition(plan.start, plan.end, share, shares, form, to) for share in range(shares)]
+        present = self._present()
+        self._check_created(end, present)
+        self._pin_all(start)  # a restarted query begins with this call if its last batch was not finished
+        found: list[InputPartition] = []
+        for name in topics_of(end, self._reading.topic):
+            if name not in present:
+                continue  # its loss has been told
+            plan = self._plan_from(name, start, bookmark_of(end))
+            if not plan.entries:
+                continue
+            form = self._payload_form(present[name])
+            # A repeated batch must have the same partitions, so they depend only on the range and the options.
+            shares = min(self._reading.partitions or min(plan.entries // ENTRIES_PER_SHARE + 1, SHARES), SHARES_MAX)
+            found += [
+                ChangesPartition(name, plan.start, plan.end, share, shares, form, self._connecting)
+                for share in range(shares)
+            ]
+        return found
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of a part."""
         assert isinstance(partition, ChangesPartition), "partitions() makes no others"
-        reading = self._reading
-        decoder = Decoder(self._layout, partition.form, reading.mode, only_puts=not self._layout.has_op)
+        reading, topic = self._reading, partition.topic
+        decoder = Decoder(self._layout, partition.form, reading.mode, topic, only_puts=not self._layout.has_op)
         with connect(partition.connecting) as client:
 
             def records(columns: Sequence[PackedColumn], lines: bool) -> Iterator[PackedRecords]:
                 return client.read_changes(
-                    reading.topic,
+                    topic,
                     partition.start,
                     partition.end,
                     filter=reading.filter or None,
@@ -228,14 +261,14 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     share=(partition.share, partition.shares),
                 )
 
-            doing = f"reading the changes of topic {reading.topic} from {partition.start} to {partition.end}"
+            doing = f"reading the changes of topic {topic} from {partition.start} to {partition.end}"
             with translated(doing):
-                yield from batches(decoder, reading.topic, records, rows=reading.batch_size)
+                yield from batches(decoder, topic, records, rows=reading.batch_size)
 
     def commit(self, end: Offset) -> None:  # type: ignore[override]  # Spark says dict
         """Releases the journal up to `end`."""
         try:
-            self._pin(end)
+            self._pin_all(end)
         except SowSourceError as error:
             # The next call shows whether the server is reachable. Until then the journal keeps more than necessary.
             _log.warning("%s", error)
@@ -254,7 +287,7 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._life = ExitStack()
             self._client = self._life.enter_context(connect(self._connecting))
         client = self._client
-        with translated(f"{doing}, topic {self._reading.topic}"):
+        with translated(f"{doing}, {self._reading.named}"):
             answer = retried(self._connecting, lambda: call(client))
         if client.instance is not None:
             # It is one of several. The offsets are bookmarks of this one, so the query waits for it if it goes away.
@@ -264,6 +297,7 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _plan(
         self,
+        topic: str,
         doing: str,
         start: str | datetime,
         end: str | None = None,
@@ -273,46 +307,63 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._call(
             doing,
             lambda client: client.plan_changes(
-                self._reading.topic, start=start, end=end, max_entries=max_entries, max_bytes=max_bytes
+                topic, start=start, end=end, max_entries=max_entries, max_bytes=max_bytes
             ),
         )
 
-    def _plan_from(self, start: Offset, end: str | None, max_entries: int = 0, max_bytes: int = 0) -> ChangesPlan:
-        """The range after an offset. If the journal does not reach back to it, the range after the earliest position,
-        if the options allow that."""
+    def _plan_from(
+        self, topic: str, start: Offset, end: str | None, max_entries: int = 0, max_bytes: int = 0
+    ) -> ChangesPlan:
+        """The range of a topic after an offset. If its journal does not reach back to it, the range after the earliest
+        position, if the topic is new to the query, or the options allow that."""
         try:
-            return self._plan("planning a micro-batch", bookmark_of(start), end, max_entries, max_bytes)
+            return self._plan(topic, "planning a micro-batch", bookmark_of(start), end, max_entries, max_bytes)
         except SowSourceError as error:
-            self._check_loss(error, start)
-        earliest = self._plan("looking for the earliest change", "earliest", None, max_entries, max_bytes)
+            is_new = topic not in topics_of(start, self._reading.topic)
+            if not (is_new and error.reason == "BOOKMARK_TOO_OLD"):
+                self._check_loss(error, topic, start)
+        earliest = self._plan(topic, "looking for the earliest change", "earliest", None, max_entries, max_bytes)
         if end is None:
             return earliest
-        there, wanted = offset_of(earliest.start, None), offset_of(end, None)
+        there, wanted = offset_of(earliest.start), offset_of(end)
         if there["epoch"] != wanted["epoch"] or there["sequence"] >= wanted["sequence"]:
             # All of the range is gone.
             return ChangesPlan(end, end, earliest.head, earliest.earliest, 0, 0, earliest.entries_left, ())
-        return self._plan("planning a micro-batch", earliest.start, end, max_entries, max_bytes)
+        return self._plan(topic, "planning a micro-batch", earliest.start, end, max_entries, max_bytes)
 
-    def _created(self) -> str:
-        topic = self._call("looking at it", lambda client: client.describe_topic(self._reading.topic))
-        return topic.create_time.isoformat()
+    def _present(self) -> dict[str, Topic]:
+        """The topics that are there now, by name."""
+        if not self._reading.several:
+            name = self._reading.topic
+            return {name: self._call("looking at it", lambda client: client.describe_topic(name))}
+        topics = self._call("looking at them", lambda client: client.topics())
+        return {topic.name: topic for topic in selected(topics, self._reading)}
 
-    def _check_created(self, offset: Offset, created: str) -> None:
-        """Raises or logs DATA_LOST if the topic is no longer the one of the offset."""
-        if offset.get("created", created) != created:
-            self._lost(offset, f"the topic was deleted, and another one created at {created}")
+    def _check_created(self, offset: Offset, present: Mapping[str, Topic]) -> None:
+        """Raises or logs DATA_LOST if a topic is no longer the one of the offset."""
+        for name, created in topics_of(offset, self._reading.topic).items():
+            topic = present.get(name)
+            if topic is None:
+                if self._reading.topic_pattern is not None:
+                    self._lost(name, offset, "the topic was deleted")
+            elif created is not None and topic.create_time.isoformat() != created:
+                self._lost(
+                    name,
+                    offset,
+                    f"the topic was deleted, and another one created at {topic.create_time.isoformat()}",
+                )
 
-    def _check_loss(self, error: SowSourceError, start: Offset) -> None:
+    def _check_loss(self, error: SowSourceError, topic: str, start: Offset) -> None:
         """Raises or logs DATA_LOST. Any other error is raised unchanged."""
         if error.reason not in _LOSSES:
             raise error
-        self._lost(start, error.reason)
+        self._lost(topic, start, error.reason)
 
-    def _lost(self, start: Offset, why: str) -> None:
+    def _lost(self, topic: str, start: Offset, why: str) -> None:
         """Raises or logs DATA_LOST."""
         lost = SowSourceError(
             "DATA_LOST",
-            f"changes of topic {self._reading.topic} after {bookmark_of(start)} are gone ({why})",
+            f"changes of topic {topic} after {bookmark_of(start)} are gone ({why})",
             "start a query with a new checkpoint, from a snapshot or from earliest; "
             "or give failOnDataLoss=false to continue with the earliest change",
         )
@@ -320,43 +371,46 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             raise lost
         _log.warning("%s: continuing with the earliest change", lost.message)
 
-    def _payload_form(self) -> PayloadForm:
-        if self._form is None:
-            topic = self._call("reading", lambda client: client.describe_topic(self._reading.topic))
-            self._form = form_of(self._reading, self._layout, topic.settings.message_type)
-        return self._form
+    def _payload_form(self, topic: Topic) -> PayloadForm:
+        return form_of(replace(self._reading, topic=topic.name), self._layout, topic.settings.message_type)
 
-    def _pin(self, offset: Offset) -> None:
-        """Pins the journal after an offset, under the query's pin, and renews the pin from then on."""
+    # ---- pins ----
+
+    def _pin_all(self, offset: Offset) -> None:
+        """Pins the journal of each topic that is read from an offset."""
+        for name in topics_of(offset, self._reading.topic):
+            self._pin(name, offset, bookmark_of(offset))
+
+    def _pin(self, topic: str, offset: Offset, bookmark: str) -> None:
+        """Pins the journal of a topic after a bookmark, under the query's pin, and renews the pin from then on."""
         name = self._reading.pin_name or offset.get("pin")
         if name is None:
             return  # a checkpoint of a query that named its pin then, and does not now
-        bookmark = bookmark_of(offset)
-        if bookmark == self._pinned:
+        if bookmark == self._pinned.get(topic):
             return  # it is renewed in the background
         lease = f"{self._reading.pin_lease_micros}us"
         try:
-            self._call(
-                "keeping the journal",
-                lambda client: client.pin_journal(self._reading.topic, name, bookmark, idle_ttl=lease),
-            )
+            self._call("keeping the journal", lambda client: client.pin_journal(topic, name, bookmark, idle_ttl=lease))
         except SowSourceError as error:
-            self._check_loss(error, offset)
+            if error.reason == "TOPIC_NOT_FOUND" and self._reading.several:
+                return  # its loss has been told
+            self._check_loss(error, topic, offset)
             return
-        begin, self._pinned = self._pinned is None, bookmark
-        if begin:
+        self._pinned = {**self._pinned, topic: bookmark}  # the thread that renews iterates over the former one
+        if not self._renewing:
+            self._renewing = True
             self._renew(name)
 
     def _renew(self, name: str) -> None:
-        """Renews the pin in the background: a micro-batch may take longer than its lease."""
+        """Renews the pins in the background: a micro-batch may take longer than their lease."""
         client, life = self._client, self._life
         assert client is not None, "it has just been called"
         assert life is not None, "it owns the client"
 
         def again() -> None:
-            position = self._pinned
-            if position is not None:
-                client.pin_journal(self._reading.topic, name, position)
+            for topic, position in self._pinned.items():
+                with suppress(SowError):  # this topic may be gone, and the others need their pins
+                    client.pin_journal(topic, name, position)
 
         life.enter_context(renewed(again, self._reading.pin_lease_micros / 1e6))
 

@@ -17,7 +17,8 @@ from pyspark.sql.types import LongType, StringType, StructType
 from sow_client import Client
 from sow_spark.errors import SowSourceError
 from sow_spark.options import parse_reading
-from sow_spark.stream_reading import ChangesReader, Offset, bookmark_of
+from sow_spark.stream_offsets import Offset, bookmark_of
+from sow_spark.stream_reading import ChangesReader
 from tests.support.server import ServerProcess
 
 CHANGES = StructType().add("n", LongType()).add("_key", StringType()).add("_op", StringType())
@@ -272,7 +273,104 @@ def test_a_topic_without_a_journal_is_refused_with_a_remedy(server: ServerProces
         reader_of(server, "s7").initialOffset()
 
 
+# ---- several topics ----
+
+OF_TOPICS = StructType().add("n", LongType()).add("_topic", StringType())
+
+
+def several(server: ServerProcess, **options: str) -> ChangesReader:
+    return ChangesReader(parse_reading({"server": server.address, **options}), OF_TOPICS)
+
+
+def test_a_stream_reads_several_topics_within_one_limit(server: ServerProcess, client: Client) -> None:
+    """given two topics, one with far more changes / when they are read in limited micro-batches / then each change of
+    both comes once, and no micro-batch has more changes than the limit"""
+    for number in range(12):
+        publish(client, "m.many", number)
+        if number % 4 == 0:
+            publish(client, "m.few", number)
+    reader = several(server, topics="m.many, m.few", startingFrom="earliest", maxRecordsPerTrigger="5")
+    offset, rows, sizes = reader.initialOffset(), list[tuple[object, ...]](), list[int]()
+    while (end := reader.latestOffset(offset, ReadMaxRows(5))) != offset:
+        found = rows_between(reader, offset, end)
+        assert rows_between(reader, offset, end) == found
+        rows += found
+        sizes.append(len(found))
+        reader.commit(end)
+        offset = end
+    assert sorted(row for row in rows if row[1] == "m.many") == [(number, "m.many") for number in range(12)]
+    assert sorted(row for row in rows if row[1] == "m.few") == [(0, "m.few"), (4, "m.few"), (8, "m.few")]
+    assert max(sizes) <= 5
+    assert {one.topic for one in client.durables() if one.name == offset["pin"]} == {"m.many", "m.few"}
+    reader.stop()
+
+
+def test_a_pattern_takes_in_topics_that_come_later(server: ServerProcess, client: Client) -> None:
+    publish(client, "p.a", 1)
+    publish(client, "other.p.a", 1)
+    reader = several(server, topicPattern=r"p\..*")
+    start = reader.initialOffset()
+    publish(client, "p.a", 2)
+    publish(client, "p.b", 3)
+    end = reader.latestOffset(start, ReadAllAvailable())
+    assert sorted(rows_between(reader, start, end)) == [(2, "p.a"), (3, "p.b")]
+    assert client.describe_durable("p.b", end["pin"]) is not None
+    reader.commit(end)
+    assert reader.latestOffset(end, ReadAllAvailable()) == end
+    publish(client, "p.b", 4)
+    last = reader.latestOffset(end, ReadAllAvailable())
+    assert rows_between(reader, end, last) == [(4, "p.b")]
+    reader.stop()
+
+
+def test_a_topic_of_a_pattern_that_is_deleted_is_told(
+    server: ServerProcess, client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    publish(client, "gone.a", 1)
+    publish(client, "gone.b", 1)
+    reader = several(server, topicPattern=r"gone\..*", startingFrom="latest")
+    lenient = several(server, topicPattern=r"gone\..*", failOnDataLoss="false")
+    start = reader.initialOffset()
+    client.delete_topic("gone.a")
+    with pytest.raises(SowSourceError, match=r"DATA_LOST: .* topic gone.a after .* \(the topic was deleted\)"):
+        reader.latestOffset(start, ReadAllAvailable())
+    publish(client, "gone.b", 2)
+    with caplog.at_level(logging.WARNING, "sow_spark"):
+        end = lenient.latestOffset(start, ReadAllAvailable())
+        assert rows_between(lenient, start, end) == [(2, "gone.b")]
+        assert "gone.a" in caplog.text
+        caplog.clear()
+        assert lenient.latestOffset(end, ReadAllAvailable()) == end
+    assert not caplog.text
+    for one in (reader, lenient):
+        one.stop()
+
+
+def test_topics_that_are_not_there_are_named(server: ServerProcess) -> None:
+    with pytest.raises(SowSourceError, match="TOPIC_NOT_FOUND: topic nowhere is not there"):
+        several(server, topics="nowhere").initialOffset()
+    with pytest.raises(SowSourceError, match=r"PATTERN_MATCHES_NOTHING: no topic with a journal matches 'nowhere.+'"):
+        several(server, topicPattern="nowhere.+").initialOffset()
+
+
 # ---- queries ----
+
+
+def test_a_query_reads_several_topics_with_an_inferred_schema(
+    spark: SparkSession, server: ServerProcess, client: Client, tmp_path: Path
+) -> None:
+    client.publish("i.a", {"n": 1, "name": "x"}, key="k")
+    client.publish("i.b", {"n": 2.5}, key="k")
+    source = spark.readStream.format("sow").option("server", server.address).option("topics", "i.a,i.b")
+    frame = source.option("startingFrom", "earliest").load()
+    assert frame.columns[:3] == ["n", "name", "_topic"]
+    rows: list[tuple[object, ...]] = []
+    writer = frame.writeStream.foreachBatch(lambda batch, _: rows.extend(batch.select("_topic", "n", "name").collect()))
+    writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint"))
+    finished(writer.trigger(availableNow=True).start())
+    assert sorted(map(tuple, rows)) == [("i.a", 1.0, "x"), ("i.b", 2.5, None)]
+    with pytest.raises(Exception, match="OPTION_INVALID: option topic: is missing; a snapshot is of one topic"):
+        spark.read.format("sow").schema("n LONG").options(server=server.address, topics="i.a").load().collect()
 
 
 def started(spark: SparkSession, server: ServerProcess, folder: Path, schema: str, **options: str) -> Any:
