@@ -45,6 +45,9 @@ class ChangesPlan:
     bytes: int
     entries_left: int
     part_ends: tuple[str, ...]
+    marks: str = ""
+    """Appended to `end`, or to a later bookmark, they let the changes after it be planned at another instance. Empty:
+    none are known. Rules: F6, F18."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +95,7 @@ def plan(response: snapshot_pb2.PlanChangesResponse) -> ChangesPlan:
         response.bytes,
         response.entries_left,
         tuple(response.part_ends),
+        response.marks,
     )
 
 
@@ -117,6 +121,7 @@ def read_request(
     history: str | None,
     share: tuple[int, int] | None = None,
     keys: Iterable[Key] | None = None,
+    elsewhere: bool = False,
 ) -> snapshot_pb2.ReadChangesRequest:
     """The request for changes. An empty list of keys is refused: on the wire it would ask for those of every key."""
     number, shares = share or (0, 0)
@@ -139,6 +144,7 @@ def read_request(
         share=number,
         shares=shares,
         keys=chosen,
+        elsewhere=elsewhere,
     )
 
 

@@ -14,6 +14,7 @@ from sow_server.access.caller import Call, Granted
 from sow_server.engine.commit.commits import Commits
 from sow_server.engine.durables import Durable
 from sow_server.engine.formats.payloads import Projection
+from sow_server.engine.values.bookmarks import parse
 from sow_server.engine.values.keys import TOPIC_NAME
 from sow_server.engine.values.model import MICROS, MessageType
 from sow_server.query.filtering import RecordFilter, callers_filter
@@ -99,8 +100,9 @@ class ChangesService:
         # With hidden fields the bytes of a range would tell how long those are.
         bytes_max = 0 if granted.restriction.hidden else request.max_bytes
         limits = RangeLimits(request.max_entries, bytes_max, request.parts or 1, by_sequence=not told)
-        position = await self._position_on_disk(request.bookmark) if start.kind is StartKind.BOOKMARK else 0
-        end = await self._position_on_disk(request.end_bookmark) if request.end_bookmark else None
+        position = await self._start_of(request.bookmark, told=told) if start.kind is StartKind.BOOKMARK else 0
+        end = await self._end_of(request.end_bookmark, position, told=told) if request.end_bookmark else None
+        marking = self._hub.marking(topic) if told else None
         found = await asyncio.shield(
             self._work(lambda: plan_range(reading.cuts, reading.instance, topic, start, position, end, limits))
         )
@@ -113,7 +115,22 @@ class ChangesService:
             head_bookmark=reading.instance.bookmark(found.head),
             entries_left=found.entries_left,
             earliest_bookmark=reading.instance.bookmark(found.earliest),
+            marks="" if marking is None else self._hub.marks(marking, found.end),
         )
+
+    async def _start_of(self, bookmark: str, *, told: bool) -> int:
+        """The position of the beginning of a range, also for a bookmark of another instance, if the caller may see the
+        whole topic (`told`; rule F18)."""
+        if not told:
+            return await self._position_on_disk(bookmark)
+        position = self._hub.position_here(bookmark)
+        await self._on_disk(position)
+        return position
+
+    async def _end_of(self, bookmark: str, start: int, *, told: bool) -> int:
+        """The position of the end of a range. One of another instance may be from before the beginning."""
+        position = await self._start_of(bookmark, told=told)
+        return position if parse(bookmark).at.epoch == self._reading.instance.epoch else max(start, position)
 
     async def _position_on_disk(self, bookmark: str) -> int:
         """The position of a bookmark, once everything up to there is on disk. Raises StoreError with one of three
@@ -164,6 +181,7 @@ class ChangesService:
             batch_size=batch_size,
             share=chosen,
             projection=Projection(hidden=restriction.hidden) if restriction.hidden else None,
+            elsewhere=request.elsewhere and restriction.rows is None,
         )
         footer = snapshot_pb2.ExportFooter()
 

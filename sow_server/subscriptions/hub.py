@@ -245,6 +245,21 @@ class Hub:
         self._check_future(position)
         return position
 
+    def position_here(self, text: str) -> int:
+        """As `position`, also for a bookmark of another instance whose marks name a position here (rule F7)."""
+        bookmark = parse(text)
+        return self.position(text) if bookmark.at.epoch == self._instance.epoch else self._translated(bookmark)
+
+    def marking(self, topic: Topic) -> Marking:
+        """Tells the marks of positions of a topic, to a caller that may see all of it."""
+        marking = Marking(self._marks, lambda: [topic])
+        marking.sample(self._elapsed())
+        return marking
+
+    def marks(self, marking: Marking, position: int) -> str:
+        """The end of the bookmark of a position."""
+        return marking.tell(position, self._elapsed())
+
     def _other_epoch(self, epoch: str) -> StoreError:
         return StoreError(
             Reason.BOOKMARK_OTHER_EPOCH,

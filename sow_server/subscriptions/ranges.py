@@ -284,14 +284,17 @@ class RangeReader:
         batch_size: int = 10_000,
         share: KeyShare | KeySet | None = None,
         projection: Projection | None = None,
+        elsewhere: bool = False,
     ) -> None:
         """`end` is on disk. `history`: previous records at or before this position are not looked up; None: back to the
-        start of the journal. Only a filter needs them."""
+        start of the journal. Only a filter needs them. `elsewhere`: the reader has come from another instance, which
+        may have told it of records that are not here."""
         self._share = share
+        self._elsewhere = elsewhere
         self._cuts = cuts
         self._instance = instance
         self._topic = topic
-        self._matcher = VersionMatcher(record_filter)
+        self._matcher = VersionMatcher(record_filter, elsewhere=elsewhere)
         self._wants = Wants(changes=True, projection=projection)
         self._end = end
         self._history = history
@@ -335,7 +338,13 @@ class RangeReader:
 
         filtered = self._matcher.constant is not True
         found = _RowCollector(
-            self._topic, self._wants, self._matcher if filtered else None, find, self._batch_size, self._share
+            self._topic,
+            self._wants,
+            self._matcher if filtered else None,
+            find,
+            self._batch_size,
+            self._share,
+            self._elsewhere,
         )
         looked_max = READ_CHANGES if filtered else self._batch_size
         for changes in cut.changes(self._topic, self.position, self._end):
@@ -362,6 +371,7 @@ class _RowCollector:
     find: Find
     rows_max: int
     share: KeyShare | KeySet | None = None
+    elsewhere: bool = False
     columns: ChangeColumns = field(default_factory=_no_columns)
     size: int = 0
     looked_at: int = 0
@@ -387,7 +397,7 @@ class _RowCollector:
             return stop
         one_by_one = self.matcher is not None or self.wants.projection is not None
         if one_by_one or BURY in changes.change or not all_told(changes.keys[start:stop]):
-            matcher = VersionMatcher(None) if self.matcher is None else self.matcher
+            matcher = VersionMatcher(None, elsewhere=self.elsewhere) if self.matcher is None else self.matcher
             for change in changes_of(self.topic, changes, start=start, stop=stop, find=self.find):
                 if self.share is not None and not self.share.has(change.key):
                     continue

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TypedDict
 
 
@@ -18,6 +18,12 @@ class Offset(TypedDict, total=False):
     topics: dict[str, str]
     """With several topics: the time of creation of each that is read from here. Others are read from their earliest
     change, if that is later."""
+    marks: str
+    """With several instances: the end of the bookmark, which tells positions of other instances (rule F6)."""
+    after: str
+    """With several instances: the bookmark at which the micro-batch begins that ends here."""
+    held: dict[str, int]
+    """By epoch: the position up to which changes were read at another instance, which this one may lack."""
 
 
 def offset_of(bookmark: str, pin: str | None = None, created: str | None = None) -> Offset:
@@ -34,6 +40,44 @@ def offset_of(bookmark: str, pin: str | None = None, created: str | None = None)
 def bookmark_of(offset: Offset) -> str:
     """The bookmark of an offset."""
     return f"{offset['epoch']}.{offset['sequence']}"
+
+
+def marked(offset: Offset) -> str:
+    """The bookmark of an offset, with its marks."""
+    return bookmark_of(offset) + offset.get("marks", "")
+
+
+def moved_to(offset: Offset, bookmark: str) -> Offset:
+    """The same offset at another bookmark, which may have marks."""
+    at, semicolon, marks = bookmark.partition(";")
+    found = offset_of(at)
+    moved = offset.copy()
+    moved["epoch"], moved["sequence"], moved["marks"] = found["epoch"], found["sequence"], semicolon + marks
+    return moved
+
+
+def sources_of(marks: str) -> dict[str, int]:
+    """The positions that marks tell, by epoch."""
+    positions = [part.rpartition(".") for part in marks.split(";") if part and "=" not in part]
+    return {epoch: int(sequence) for epoch, _, sequence in positions}
+
+
+def joined(all_marks: Iterable[str]) -> str:
+    """Marks that hold for several topics: the earliest positions. Empty if one topic has none."""
+    times: list[int] = []
+    common: dict[str, int] | None = None
+    for marks in all_marks:
+        if not marks:
+            return ""
+        times.append(int(marks.split(";")[1].removeprefix("t=")))
+        sources = sources_of(marks)
+        if common is None:
+            common = sources
+        else:
+            common = {epoch: min(at, sources[epoch]) for epoch, at in common.items() if epoch in sources}
+    if common is None:
+        return ""
+    return "".join([f";t={min(times)}", *[f";{epoch}.{at}" for epoch, at in common.items()]])
 
 
 def sequence_of(bookmark: str) -> int:

@@ -15,6 +15,11 @@ Guarantees:
          earliest change and logs this (failOnDataLoss=false). It never skips changes silently.
     [3]  For a delete and an expiry the columns hold the removed record. A schema without `_op` gets puts only, because
          a removed record would look like a present one.
+    [4]  If the instance is lost, the query goes on at another one that knows its position, and misses nothing; some
+         changes come again (rule F18). A micro-batch that is repeated there lacks what that instance has not received.
+         So the first instance must not go on behind its end: a pin at the other one notes the move until the next
+         micro-batch is finished. A new reader asks the other instances for the note. Where there is one, or an instance
+         does not answer, it reads the last micro-batch again.
 """
 
 from __future__ import annotations
@@ -31,13 +36,24 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
 from sow_client import ChangesPlan, Client, SowError, Topic
-from sow_spark.connection import connect, kept, retried
+from sow_spark.connection import connect
 from sow_spark.decoding import Decoder
 from sow_spark.errors import SowSourceError, translated
 from sow_spark.options import Connecting, PayloadForm, Reading
 from sow_spark.reading import batches, renewed
 from sow_spark.schemas import Layout, form_of, layout, selected
-from sow_spark.stream_offsets import Offset, bookmark_of, offset_of, sequence_of, topics_of
+from sow_spark.stream_instances import InstanceInUse
+from sow_spark.stream_offsets import (
+    Offset,
+    bookmark_of,
+    joined,
+    marked,
+    moved_to,
+    offset_of,
+    sequence_of,
+    sources_of,
+    topics_of,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -64,6 +80,8 @@ SHARES: Final = 8
 """There are not more, because each partition reads the whole range and skips the keys of the others."""
 SHARES_MAX: Final = 1_000
 """The server's limit."""
+NOTE: Final = ".moved"
+"""Behind the name of the pin: the name of the pin that notes a move [4]."""
 
 _log: Final = logging.getLogger("sow_spark")
 _Answer = TypeVar("_Answer")
@@ -80,6 +98,8 @@ class ChangesPartition(InputPartition):
     shares: int
     form: PayloadForm
     connecting: Connecting
+    elsewhere: bool
+    """Whether changes were read at another instance before that this one may lack."""
 
 
 class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -91,12 +111,12 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if reading.export is not None:
             raise SowSourceError("OPTION_INVALID", "option export: a stream reads changes, not an export")
         self._reading = reading
-        self._connecting = reading.connecting
+        self._instance = InstanceInUse(reading.connecting, reading.named)
         self._layout: Layout = layout(schema, metadata=reading.metadata != "false", new_fields=reading.new_fields)
-        self._life: ExitStack | None = None  # closed by stop()
-        self._client: Client | None = None
         self._pinned: dict[str, str] = {}  # the position of the pin of each topic
-        self._renewing = False
+        self._renewing: ExitStack | None = None  # the life of the client that renews
+        self._read_at: tuple[str, str] | None = None  # the end of the last micro-batch, and the instance that read it
+        self._noted: str | None = None  # the end of a micro-batch that is noted at another instance [4]
         self._target: str | None = None  # the end for AvailableNow
         self._head: str | None = None
         # For PySpark 4.1, which passes no position. It asks for the end of the first micro-batch before its start, and
@@ -110,7 +130,9 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> Offset:  # type: ignore[override]  # noqa: N802  # Spark's name
         """The start of a new query, by `startingFrom`."""
         if self._initial is None:
-            self._initial = self._begin(self._reading.starting_from)
+            where = self._reading.starting_from
+            epoch = offset_of(where)["epoch"] if isinstance(where, str) and "." in where else None
+            self._initial = self._instance.anywhere(epoch, lambda: self._begin(where))
         return self._initial
 
     def _begin(self, where: str | datetime) -> Offset:
@@ -138,38 +160,68 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The end of the next micro-batch: the head, or an earlier position by Spark's limit."""
         if start is None:  # PySpark 4.1 has no limits either, so those of the options count
             start, limit = self._last or self.initialOffset(), self.getDefaultReadLimit()
-        self._last = self._next(start, *self._limits(limit))
+        begin, limits = start, self._limits(limit)
+        self._last = self._instance.anywhere(begin["epoch"], lambda: self._next(begin, *limits))
         return self._last
 
     def _next(self, start: Offset, max_entries: int, max_bytes: int) -> Offset:
         """The end of the micro-batch after `start`; `start` itself if there is none."""
+        begin = start if self._is_read(start) else moved_to(start, start["after"])
         present = self._present()
-        self._check_created(start, present)
-        self._pin_all(start)
+        if not self._is_foreign(begin):
+            self._check_created(begin, present)
+            self._pin_all(begin)
+        if self._target is not None and self._instance.epoch not in (None, offset_of(self._target)["epoch"]):
+            self._set_target()
         end = self._target
-        if end is not None and offset_of(end)["epoch"] == start["epoch"] and sequence_of(end) <= start["sequence"]:
+        if end is not None and offset_of(end)["epoch"] == begin["epoch"] and sequence_of(end) <= begin["sequence"]:
             return start
-        if not self._reading.several:
-            plan = self._plan_from(self._reading.topic, start, end, max_entries, max_bytes)
-            self._head, end, plans = plan.head, plan.end, [plan]
-        else:
-            end, plans = self._next_of_several(start, present, end, max_entries, max_bytes)
+        end, plans = self._ends(begin, present, end, max_entries, max_bytes)
         offset = self._stamp(offset_of(end, start.get("pin")), present)
-        idle = all(plan.start == bookmark_of(start) and not plan.entries for plan in plans)
+        idle = all(plan.start == bookmark_of(start) and not plan.entries for plan in plans.values())
         if idle and topics_of(offset, "") == topics_of(start, ""):
             return start  # changes of other topics make no batch
+        for name, plan in plans.items():
+            if self._is_foreign(begin) or name not in topics_of(begin, self._reading.topic):
+                self._pin(name, begin, plan.start)
+        if self._instance.several:
+            self._mark(offset, begin, plans)
         return offset
+
+    def _mark(self, offset: Offset, begin: Offset, plans: Mapping[str, ChangesPlan]) -> None:
+        """Adds to an offset whatever is needed to go on at another instance."""
+        held = {**begin.get("held", {}), begin["epoch"]: begin["sequence"]}
+        held.pop(offset["epoch"], None)
+        marks = joined([plan.marks for plan in plans.values()])
+        reached = sources_of(marks)
+        held = {epoch: at for epoch, at in held.items() if reached.get(epoch, -1) < at}
+        if not marks and not self._is_foreign(begin):
+            marks = begin.get("marks", "")  # marks of an earlier position hold for this one, too
+        offset["after"] = marked(begin)
+        if marks:
+            offset["marks"] = marks
+        if held:
+            offset["held"] = held
+
+    def _ends(
+        self, start: Offset, present: Mapping[str, Topic], end: str | None, max_entries: int, max_bytes: int
+    ) -> tuple[str, dict[str, ChangesPlan]]:
+        """The end of the next micro-batch, and the range of each topic."""
+        if self._reading.several:
+            return self._next_of_several(start, present, end, max_entries, max_bytes)
+        name = self._reading.topic
+        plan = self._plan_from(name, start, end, max_entries, max_bytes)
+        self._head = plan.head
+        return plan.end, {name: plan}
 
     def _next_of_several(
         self, start: Offset, present: Mapping[str, Topic], end: str | None, max_entries: int, max_bytes: int
-    ) -> tuple[str, list[ChangesPlan]]:
-        """The end of a micro-batch of all topics, and the ranges of each without limits. A limit is divided among the
+    ) -> tuple[str, dict[str, ChangesPlan]]:
+        """The end of a micro-batch of all topics, and the range of each. A limit is divided among the
         topics by what each has, and the first one that reaches its part ends the micro-batch for all."""
         plans: dict[str, ChangesPlan] = {}
         for name in present:
             plan = plans[name] = self._plan_from(name, start, end)
-            if name not in start.get("topics", {}):
-                self._pin(name, start, plan.start)
             if end is None:
                 self._head = end = plan.head  # one end for all, although more is written meanwhile
         assert end is not None, "there is a topic"
@@ -186,8 +238,9 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 for name, plan in plans.items()
                 if plan.entries
             ]
-            end = min(limited, key=sequence_of)
-        return end, list(plans.values())
+            limit = end = min(limited, key=sequence_of)
+            plans = {name: self._plan_from(name, start, limit) for name in present}
+        return end, plans
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802  # Spark's name
         """The limit of the options. If there are two, Spark is told one, and both are applied."""
@@ -207,6 +260,9 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802  # Spark's name
         """Sets the end of the query: the present head."""
+        self._instance.anywhere(None if self._last is None else self._last["epoch"], self._set_target)
+
+    def _set_target(self) -> None:
         name = next(iter(self._present()))
         self._target = self._plan(name, "looking for the head", "latest").start
 
@@ -221,23 +277,37 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._last = end
         if bookmark_of(start) == bookmark_of(end):
             return []
+        return self._instance.anywhere(end["epoch"], lambda: self._parts(start, end))
+
+    def _parts(self, start: Offset, end: Offset) -> list[InputPartition]:
+        begin = moved_to(start, end["after"]) if "after" in end else start
         present = self._present()
-        self._check_created(end, present)
-        self._pin_all(start)  # a restarted query begins with this call if its last batch was not finished
+        if not self._is_foreign(end):
+            self._check_created(end, present)
+        if not self._is_foreign(begin):
+            self._pin_all(begin)  # a restarted query begins with this call if its last batch was not finished
         found: list[InputPartition] = []
         for name in topics_of(end, self._reading.topic):
             if name not in present:
                 continue  # its loss has been told
-            plan = self._plan_from(name, start, bookmark_of(end))
+            plan = self._plan_from(name, begin, marked(end))
+            if self._is_foreign(end):
+                self._note(name, end, plan.start)
             if not plan.entries:
                 continue
             form = self._payload_form(present[name])
+            elsewhere = self._is_foreign(begin) or bool(end.get("held"))
             # A repeated batch must have the same partitions, so they depend only on the range and the options.
             shares = min(self._reading.partitions or min(plan.entries // ENTRIES_PER_SHARE + 1, SHARES), SHARES_MAX)
             found += [
-                ChangesPartition(name, plan.start, plan.end, share, shares, form, self._connecting)
+                ChangesPartition(
+                    name, plan.start, plan.end, share, shares, form, self._instance.connecting, elsewhere=elsewhere
+                )
                 for share in range(shares)
             ]
+        if self._is_foreign(end):
+            self._noted = bookmark_of(end)
+        self._read_at = bookmark_of(end), self._instance.epoch or end["epoch"]
         return found
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -259,6 +329,7 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     # No previous record from before the batch is looked up, so a repeated read gives the same changes.
                     history=partition.start if reading.filter else None,
                     share=(partition.share, partition.shares),
+                    elsewhere=partition.elsewhere,
                 )
 
             doing = f"reading the changes of topic {topic} from {partition.start} to {partition.end}"
@@ -267,33 +338,69 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def commit(self, end: Offset) -> None:  # type: ignore[override]  # Spark says dict
         """Releases the journal up to `end`."""
+        if self._is_foreign(end) or (self._instance.several and self._instance.epoch is None):
+            return  # the next call finds an instance
         try:
             self._pin_all(end)
+            self._forget_note(end)
         except SowSourceError as error:
             # The next call shows whether the server is reachable. Until then the journal keeps more than necessary.
             _log.warning("%s", error)
 
     def stop(self) -> None:
         """Stops renewing the pin, which stays for `pinLease`: the query may be restarted."""
-        if self._life is not None:
-            self._life.close()
-            self._life = self._client = None
+        self._instance.close()
+
+    # ---- several instances ----
+
+    def _is_foreign(self, offset: Offset) -> bool:
+        """Whether an offset is a position in the journal of another instance than the one in use."""
+        return self._instance.epoch not in (None, offset["epoch"])
+
+    def _is_read(self, end: Offset) -> bool:
+        """Whether the micro-batch that ends here was read as far as here [4]."""
+        if not self._instance.several or "after" not in end:
+            return True
+        if self._read_at is None or self._read_at[0] != bookmark_of(end):
+            noted = any(self._is_noted(connecting, end) for connecting in self._instance.others())
+            self._read_at = bookmark_of(end), "" if noted else end["epoch"]
+        return self._read_at[1] in (end["epoch"], self._instance.epoch)
+
+    def _note_name(self, offset: Offset) -> str | None:
+        name = self._reading.pin_name or offset.get("pin")
+        return None if name is None else f"{name}{NOTE}"
+
+    def _note(self, topic: str, end: Offset, bookmark: str) -> None:
+        """Notes at the instance in use that it reads a micro-batch that ends at another one [4]."""
+        name = self._note_name(end)
+        if name is not None:
+            lease = f"{self._reading.pin_lease_micros}us"
+            self._call("noting a move", lambda client: client.pin_journal(topic, name, bookmark, idle_ttl=lease))
+
+    def _forget_note(self, end: Offset) -> None:
+        name = self._note_name(end)
+        if self._noted is None or name is None or self._noted == bookmark_of(end):
+            return
+        for topic in topics_of(end, self._reading.topic):
+            with suppress(SowSourceError):  # it goes by itself
+                self._call("finishing a move", lambda client, topic=topic: client.delete_durable(topic, name))  # type: ignore[misc]  # a lambda's default argument
+        self._noted = None
+
+    def _is_noted(self, connecting: Connecting, end: Offset) -> bool:
+        """Whether another instance has read the micro-batch that ends here, or may have."""
+        name = self._note_name(end)
+        if name is None:
+            return False
+        try:
+            with connect(connecting) as client:
+                return any(one.name == name for one in client.durables())
+        except SowError:
+            return True  # it may have
 
     # ---- the server ----
 
     def _call(self, doing: str, call: Callable[[Client], _Answer]) -> _Answer:
-        """The result of a call, which is repeated while the server is unreachable."""
-        if self._client is None:
-            self._life = ExitStack()
-            self._client = self._life.enter_context(connect(self._connecting))
-        client = self._client
-        with translated(f"{doing}, {self._reading.named}"):
-            answer = retried(self._connecting, lambda: call(client))
-        if client.instance is not None:
-            # It is one of several. The offsets are bookmarks of this one, so the query waits for it if it goes away.
-            self._connecting = kept(self._connecting, client)
-            self.stop()
-        return answer
+        return self._instance.call(doing, call)
 
     def _plan(
         self,
@@ -317,8 +424,15 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The range of a topic after an offset. If its journal does not reach back to it, the range after the earliest
         position, if the topic is new to the query, or the options allow that."""
         try:
-            return self._plan(topic, "planning a micro-batch", bookmark_of(start), end, max_entries, max_bytes)
+            return self._plan(topic, "planning a micro-batch", marked(start), end, max_entries, max_bytes)
         except SowSourceError as error:
+            if error.reason == "BOOKMARK_OTHER_EPOCH" and self._instance.several:
+                raise SowSourceError(
+                    "UNREACHABLE",
+                    f"the instance with the journal {start['epoch']} does not serve, and "
+                    f"{self._instance.connecting.server} does not know where to go on in its place",
+                    "wait for it, or link the instances in both directions",
+                ) from None
             is_new = topic not in topics_of(start, self._reading.topic)
             if not (is_new and error.reason == "BOOKMARK_TOO_OLD"):
                 self._check_loss(error, topic, start)
@@ -386,6 +500,8 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         name = self._reading.pin_name or offset.get("pin")
         if name is None:
             return  # a checkpoint of a query that named its pin then, and does not now
+        if self._renewing is None or self._renewing is not self._instance.life:
+            self._pinned = {}  # another client, perhaps of another instance
         if bookmark == self._pinned.get(topic):
             return  # it is renewed in the background
         lease = f"{self._reading.pin_lease_micros}us"
@@ -397,15 +513,15 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._check_loss(error, topic, offset)
             return
         self._pinned = {**self._pinned, topic: bookmark}  # the thread that renews iterates over the former one
-        if not self._renewing:
-            self._renewing = True
+        if self._renewing is not self._instance.life:
             self._renew(name)
 
     def _renew(self, name: str) -> None:
         """Renews the pins in the background: a micro-batch may take longer than their lease."""
-        client, life = self._client, self._life
+        client, life = self._instance.client, self._instance.life
         assert client is not None, "it has just been called"
         assert life is not None, "it owns the client"
+        self._renewing = life
 
         def again() -> None:
             for topic, position in self._pinned.items():

@@ -367,6 +367,11 @@ REQUESTS: Final[dict[str, list[Request]]] = {
         orders(earliest=True, max_bytes=700, parts=3),
         orders(latest=True),
         lambda world: {"topic": "orders", "bookmark": world.bookmark(4), "end_bookmark": world.bookmark(9)},
+        lambda world: {
+            "topic": "orders",
+            "bookmark": f"{'0' * 12}.1;t=1;{world.bookmark(4)}",
+            "end_bookmark": f"{'0' * 12}.2;t=1;{world.bookmark(9)}",
+        },
         lambda world: {"topic": "orders", "start_time_micros": world.rig.time.wall_micros - 3 * SECOND},
     ],
     "ReadChanges": [
@@ -402,6 +407,14 @@ REQUESTS: Final[dict[str, list[Request]]] = {
             }
             for keys in (["a00", "c1"], ["a03"], ["none"])
         ],
+        lambda world: {
+            "topic": "orders",
+            "start_bookmark": world.bookmark(0),
+            "end_bookmark": world.head,
+            "filter": "/price > 3",
+            "columns": COLUMNS,
+            "elsewhere": True,
+        },
     ],
     "PinJournal": [
         lambda world: {"topic": "orders", "name": "pin", "bookmark": world.bookmark(3), "idle_ttl_micros": SECOND},

@@ -9,7 +9,7 @@ import pytest
 
 from sow_server.engine.durables import Durable
 from sow_server.engine.values.errors import Reason, StoreError
-from sow_server.engine.values.model import BacklogAction, Durability, Expiration, Publish, TopicSettings
+from sow_server.engine.values.model import BacklogAction, Delete, Durability, Expiration, Publish, TopicSettings
 from sow_server.query.filtering import record_filter
 from sow_server.subscriptions import ranges
 from sow_server.subscriptions.frames import ChangeOp, ChangeReason
@@ -73,6 +73,7 @@ def read(
     batch_size: int = 10_000,
     topic: str = "orders",
     share: KeyShare | None = None,
+    elsewhere: bool = False,
 ) -> list[list[Seen]]:
     """The pieces of a range."""
     found = rig.topic(topic)
@@ -87,6 +88,7 @@ def read(
         history=history,
         batch_size=batch_size,
         share=share,
+        elsewhere=elsewhere,
     )
     pieces: list[list[Seen]] = []
     while not reader.done:
@@ -549,3 +551,19 @@ def test_a_topic_without_a_journal_cannot_be_pinned(rig: Rig, subscribers: Subsc
         with pytest.raises(StoreError) as refused:
             pin(subscribers, last(rig), name)
         assert refused.value.reason is Reason.NO_JOURNAL
+
+
+# ---- readers that have come from another instance (rule F18) ----
+
+
+def test_a_reader_from_elsewhere_is_told_what_holds_here(rig: Rig) -> None:
+    """given a reader with a filter that another instance has told of a record that matches / when the record, which
+    never matched here, changes and goes / then it is told both, as it is told nothing of them otherwise"""
+    put(rig, "k", px=1)
+    put(rig, "k", px=2)
+    rig.run(Delete("orders", ["k"]))
+    start, end = 0, last(rig)
+    assert read(rig, start, end, "/px > 5") == [[]]
+    told = [row for piece in read(rig, start, end, "/px > 5", elsewhere=True) for row in piece]
+    assert [row[:2] for row in told] == [("put", "k"), ("put", "k"), ("delete", "k")]
+    assert read(rig, start, end, elsewhere=True) == read(rig, start, end)

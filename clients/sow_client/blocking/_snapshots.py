@@ -138,8 +138,9 @@ class Snapshots(Calls):
 
         The range starts after a bookmark (refused as by `subscribe` if the journal does not reach back to it), with the
         first change at or after a time, at "earliest" or at "latest". It ends at `end`, else with the last change on
-        disk. It ends sooner, after a commit, where it would exceed `max_entries` or `max_bytes` of the journal (0: no
-        limit); a first commit that exceeds them is taken whole. The call costs a few look-ups, whatever the range.
+        disk. Both may be bookmarks of another instance, with marks. It ends sooner, after a commit, where it would
+        exceed `max_entries` or `max_bytes` of the journal (0: no limit); a first commit that exceeds them is taken
+        whole. The call costs a few look-ups, whatever the range.
         """
         request = _changes.plan_request(topic, start, end, max_entries, max_bytes, parts)
         return _changes.plan(self._call(self._snapshots.PlanChanges, request))
@@ -157,6 +158,7 @@ class Snapshots(Calls):
         history: str | None = None,
         share: tuple[int, int] | None = None,
         keys: Iterable[Key] | None = None,
+        elsewhere: bool = False,
     ) -> Generator[PackedRecords, None, None]:
         """The changes after `start`, up to `end`, whose new or previous record matches `filter`, in order.
 
@@ -167,11 +169,12 @@ class Snapshots(Calls):
         range begins, or an earlier one. The state of records before it is not looked up; they count as having matched.
         `keys`: only the changes of these, for which nothing is looked up; not with `share`.
         `share=(i, n)`: only the changes of the keys in the i-th of n shares. So n readers together read the whole
-        range, and one of them gets all changes of a key, in order. It ends after the last change, or raises. After a
-        break it reconnects, and nothing comes twice. Raises ResyncRequired (BOOKMARK_TOO_OLD) when the journal no
-        longer reaches back to the range.
+        range, and one of them gets all changes of a key, in order. `elsewhere`: the reader was told changes by another
+        instance that this one may lack. It ends after the last change, or raises. After a break it reconnects, and
+        nothing comes twice. Raises ResyncRequired (BOOKMARK_TOO_OLD) when the journal no longer reaches back to the
+        range.
 
-        Rules: S2, J1.
+        Rules: S2, J1, F18.
         """
         request = _changes.read_request(
             topic,
@@ -184,6 +187,7 @@ class Snapshots(Calls):
             history=history,
             share=share,
             keys=keys,
+            elsewhere=elsewhere,
         )
         return self._read_changes(_changes.ReadChangesCore(request), Home(f"the reading of changes of {topic}"))
 

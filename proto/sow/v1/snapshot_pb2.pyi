@@ -505,7 +505,9 @@ class PlanChangesRequest(_message.Message):
     topic: _builtins.str
     """The topic's name."""
     bookmark: _builtins.str
-    """After this position. Refused if the journal does not reach back to it (rule S4)."""
+    """After this position. Refused if the journal does not reach back to it (rule S4). One of another instance is accepted
+    as in Subscribe, if its marks name a position here (rule F18).
+    """
     start_time_micros: _builtins.int
     """After the last commit before this time, or at the earliest retained change after it. A time in the future is
     refused (rule S4).
@@ -515,7 +517,9 @@ class PlanChangesRequest(_message.Message):
     latest: _builtins.bool
     """true: at the next change to come. false is refused."""
     end_bookmark: _builtins.str
-    """The end of the range. Empty: the last change that is on disk."""
+    """The end of the range. Empty: the last change that is on disk. One of another instance as for `bookmark`; where its
+    position here is before the beginning, the range is empty.
+    """
     max_entries: _builtins.int
     """The range holds at most this many entries, and ends with a commit. A larger first commit is taken whole. 0: no
     limit.
@@ -561,6 +565,7 @@ class PlanChangesResponse(_message.Message):
     HEAD_BOOKMARK_FIELD_NUMBER: _builtins.int
     ENTRIES_LEFT_FIELD_NUMBER: _builtins.int
     EARLIEST_BOOKMARK_FIELD_NUMBER: _builtins.int
+    MARKS_FIELD_NUMBER: _builtins.int
     start_bookmark: _builtins.str
     """The range begins after this position,"""
     end_bookmark: _builtins.str
@@ -575,6 +580,10 @@ class PlanChangesResponse(_message.Message):
     """Entries between the end of the range and the head."""
     earliest_bookmark: _builtins.str
     """The earliest position after which changes can be read."""
+    marks: _builtins.str
+    """The marks of `end_bookmark` (rule F6), to be appended to it or to a later bookmark. Empty: none are known, or the
+    caller may see only some rows.
+    """
     @_builtins.property
     def part_ends(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The ends of the parts, in order. The last one is `end_bookmark`. Empty if there is no entry in the range."""
@@ -590,10 +599,11 @@ class PlanChangesResponse(_message.Message):
         head_bookmark: _builtins.str = ...,
         entries_left: _builtins.int = ...,
         earliest_bookmark: _builtins.str = ...,
+        marks: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "earliest_bookmark", b"earliest_bookmark", "end_bookmark", b"end_bookmark", "entries", b"entries", "entries_left", b"entries_left", "head_bookmark", b"head_bookmark", "part_ends", b"part_ends", "start_bookmark", b"start_bookmark"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "earliest_bookmark", b"earliest_bookmark", "end_bookmark", b"end_bookmark", "entries", b"entries", "entries_left", b"entries_left", "head_bookmark", b"head_bookmark", "marks", b"marks", "part_ends", b"part_ends", "start_bookmark", b"start_bookmark"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -616,6 +626,7 @@ class ReadChangesRequest(_message.Message):
     SHARES_FIELD_NUMBER: _builtins.int
     SHARE_FIELD_NUMBER: _builtins.int
     KEYS_FIELD_NUMBER: _builtins.int
+    ELSEWHERE_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """The topic's name."""
     start_bookmark: _builtins.str
@@ -642,6 +653,10 @@ class ReadChangesRequest(_message.Message):
     """
     share: _builtins.int
     """The share, below `shares`."""
+    elsewhere: _builtins.bool
+    """true: the reader was told changes by another instance that this one may lack (rule F18). Then each change tells what
+    holds here, as for a subscriber that has come from elsewhere (rule F8).
+    """
     @_builtins.property
     def columns(self) -> _containers.RepeatedScalarFieldContainer[Global___PackedColumn.ValueType]:
         """The requested columns."""
@@ -666,10 +681,11 @@ class ReadChangesRequest(_message.Message):
         shares: _builtins.int = ...,
         share: _builtins.int = ...,
         keys: _abc.Iterable[_builtins.str] | None = ...,
+        elsewhere: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "columns", b"columns", "end_bookmark", b"end_bookmark", "filter", b"filter", "history_bookmark", b"history_bookmark", "keys", b"keys", "lines", b"lines", "share", b"share", "shares", b"shares", "start_bookmark", b"start_bookmark", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "columns", b"columns", "elsewhere", b"elsewhere", "end_bookmark", b"end_bookmark", "filter", b"filter", "history_bookmark", b"history_bookmark", "keys", b"keys", "lines", b"lines", "share", b"share", "shares", b"shares", "start_bookmark", b"start_bookmark", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

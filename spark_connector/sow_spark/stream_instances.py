@@ -1,0 +1,129 @@
+"""The instance that a stream reads from, of those that the option `server` names.
+
+[1]  An instance stays in use as long as it answers. If it is lost, the next one is the instance whose journal the
+     offsets belong to, if that serves, and otherwise the first of the list that serves.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Final, TypeVar
+
+from sow_client import Client, Instance, SowError
+from sow_spark.connection import connect, kept, retried
+from sow_spark.errors import HINTS, SowSourceError, translated
+from sow_spark.options import Connecting
+
+LOSSES: Final = frozenset({"UNREACHABLE", "NOT_SERVING", "STOPPING", "STORE_FAILED", "DISK_FULL"})
+"""The reasons for which another instance is looked for (rule F1)."""
+ASK_MICROS: Final = 2_000_000
+"""The longest time to wait for one instance, while another one may serve."""
+PAUSE_SECONDS: Final = 0.5
+
+_Answer = TypeVar("_Answer")
+
+
+class InstanceInUse:
+    """Owns the client of a stream."""
+
+    def __init__(
+        self,
+        connecting: Connecting,
+        named: str,
+        *,
+        now: Callable[[], float] = time.monotonic,
+        pause: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """`named`: the topics, for messages."""
+        self._given = connecting
+        self._named = named
+        self._now = now
+        self._pause = pause
+        self.several: Final = "," in connecting.server
+        """Whether the option names several instances."""
+        self.connecting = connecting
+        """The connection to the instance in use."""
+        self.epoch: str | None = None
+        """The epoch of its journal; None if the option names one instance, or none is in use."""
+        self.life: ExitStack | None = None
+        """Ends with the use of the instance."""
+        self.client: Client | None = None
+
+    def anywhere(self, epoch: str | None, attempt: Callable[[], _Answer]) -> _Answer:
+        """The result of `attempt`, which uses `call`. If the instance is lost meanwhile, the attempt is made again at
+        another one, for the option `retryFor`. `epoch`: that of the offsets [1]."""
+        give_up = self._now() + self._given.retry_for_micros / 1e6
+        while True:
+            try:
+                self._use(epoch)
+                return attempt()
+            except SowSourceError as error:
+                if not self.several or error.reason not in LOSSES:
+                    raise
+                self.close()
+                if self._now() >= give_up:
+                    raise
+                self._pause(PAUSE_SECONDS)
+
+    def _use(self, epoch: str | None) -> None:
+        """Chooses an instance, if there is a choice and none is in use."""
+        if not self.several or self.epoch is not None:
+            return
+        found: tuple[Connecting, Instance] | None = None
+        for to, instance in self._ask_all():
+            if isinstance(instance, Instance) and instance.serving:
+                if epoch in (None, instance.journal_epoch):
+                    found = to, instance
+                    break
+                found = found or (to, instance)
+        if found is None:
+            raise SowSourceError("UNREACHABLE", f"no instance of {self._given.server} serves", HINTS["UNREACHABLE"])
+        self.connecting, self.epoch = found[0], found[1].journal_epoch
+
+    def _ask_all(self) -> Iterator[tuple[Connecting, Instance | SowError]]:
+        given = self._given
+        for address in filter(None, map(str.strip, given.server.split(","))):
+            to = replace(
+                given, server=address, retry_for_micros=min(given.retry_for_micros, given.connect_timeout_micros)
+            )
+            quick = replace(to, connect_timeout_micros=min(given.connect_timeout_micros, ASK_MICROS))
+            try:
+                with connect(quick) as client:
+                    yield to, client.describe_instance()
+            except SowError as error:
+                yield to, error
+
+    def others(self) -> Iterator[Connecting]:
+        """The connections to the instances that are not in use, each for one question."""
+        for address in filter(None, map(str.strip, self._given.server.split(","))):
+            if address != self.connecting.server:
+                limit = min(self._given.connect_timeout_micros, ASK_MICROS)
+                yield replace(self._given, server=address, connect_timeout_micros=limit, retry_for_micros=0)
+
+    def call(self, doing: str, call: Callable[[Client], _Answer]) -> _Answer:
+        """The result of a call, which is repeated while the instance is unreachable."""
+        if self.client is None:
+            self.life = ExitStack()
+            self.client = self.life.enter_context(connect(self.connecting))
+        client = self.client
+        with translated(f"{doing}, {self._named}"):
+            answer = retried(self.connecting, lambda: call(client))
+        if client.instance is not None:
+            # A name with several addresses. The offsets are bookmarks of this one, so the query waits for it.
+            self.connecting = kept(self.connecting, client)
+            self._end()
+        return answer
+
+    def close(self) -> None:
+        """Ends the use of the instance."""
+        self._end()
+        if self.several:
+            self.epoch = None
+
+    def _end(self) -> None:
+        if self.life is not None:
+            self.life.close()
+            self.life = self.client = None
