@@ -443,7 +443,17 @@ def _services(
         version=__version__,
         settings=described(config),
     )
-    snapshot = SnapshotService(reading, store.commits, parts.exports, hub, consumers, readers, owned, processes)
+    snapshot = SnapshotService(
+        reading,
+        store.commits,
+        parts.exports,
+        hub,
+        consumers,
+        readers,
+        owned,
+        processes,
+        pin_idle_ttl_max_micros=config.limits.pin_idle_ttl_max_micros,
+    )
     loads = LoadService(
         store.loads,
         store.commits,

@@ -545,6 +545,28 @@ def _durable_metrics(store: StoreFigures) -> Iterator[Metric]:
         if settings.backlog_quota_entries is not None:
             entries_quota.add_metric(label, settings.backlog_quota_entries)
     yield from (durables, entries, size, age, size_quota, age_quota, entries_quota, slowest_age)
+    yield from _pin_metrics(store, topics, now)
+
+
+def _pin_metrics(store: StoreFigures, topics: Iterable[Topic], now: int) -> Iterator[Metric]:
+    """Readers of ranges: how many, how far the slowest is behind, and for how long the most idle one was not seen. One
+    series per topic, as of durables."""
+    pins = GaugeMetricFamily("sow_pins", "Pins of the journal.", labels=["topic"])
+    labels = ["topic", "pin"]
+    entries = GaugeMetricFamily("sow_pin_behind_entries", "Changes after the topic's slowest pin.", labels=labels)
+    age = GaugeMetricFamily("sow_pin_behind_seconds", "Age of the oldest change after that pin.", labels=labels)
+    idle = GaugeMetricFamily("sow_pin_idle_seconds", "Time since the most idle pin was renewed.", labels=labels)
+    for topic in sorted(topics, key=lambda topic: topic.name)[:TOPICS_MAX]:
+        found = [durable for durable in store.durables.of(topic) if durable.pin]
+        if not found:
+            continue
+        slowest, longest = found[0], min(found, key=lambda durable: durable.last_use_micros)
+        oldest = store.durables.oldest(topic, slowest.position)
+        pins.add_metric([topic.name], len(found))
+        entries.add_metric([topic.name, slowest.name], max(0, topic.statistics.appended_entries - slowest.entries))
+        age.add_metric([topic.name, slowest.name], 0 if oldest is None else max(0, now - oldest) / MICROS)
+        idle.add_metric([topic.name, longest.name], max(0, now - longest.last_use_micros) / MICROS)
+    yield from (pins, entries, age, idle)
 
 
 def _has_backlog(store: StoreFigures, topic: Topic) -> bool:

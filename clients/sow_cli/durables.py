@@ -27,6 +27,9 @@ _NAMES: Final = (
     "consumer",
     "consumer_address",
     "consumer_since_micros",
+    "pin",
+    "owner",
+    "reader",
     "create_time_micros",
     "last_use_time_micros",
     "retain_time",
@@ -51,20 +54,25 @@ def durable() -> None:
 
 @durable.command("list", short_help="List durable subscriptions.")
 @click.argument("topic", required=False)
+@click.option("--pins", is_flag=True, help="Only pins, with who reads and since when it was not renewed.")
 @output_option
 @click.pass_obj
-def list_durables(session: Session, output: Output, topic: str | None) -> None:
+def list_durables(session: Session, output: Output, topic: str | None, pins: bool) -> None:
     """List the durable subscriptions of TOPIC, or of all topics, with their unacknowledged entries.
 
-    Entries are counted before the filter.
+    Entries are counted before the filter. A pin keeps the journal for a reader of ranges, such as a stream of Spark.
 
     \b
-    Example:
+    Examples:
       sow durable list orders
+      sow durable list --pins
     """
     with session.client() as client:
         found = client.durables(topic, with_figures=True)
-    output.many([_facts(one) for one in found], names=_NAMES, nothing="no durable subscriptions")
+    if pins:
+        found = [one for one in found if one.pin]
+    nothing = "no pins" if pins else "no durable subscriptions"
+    output.many([_facts(one, as_pin=pins) for one in found], names=_NAMES, nothing=nothing)
 
 
 @durable.command(short_help="Show position, settings and backlog.")
@@ -218,19 +226,23 @@ def _consumer(found: DurableConsumer | None) -> list[Fact]:
     ]
 
 
-def _facts(one: Durable) -> list[Fact]:
+def _facts(one: Durable, *, as_pin: bool = False) -> list[Fact]:
+    """`as_pin`: for a list of pins, which has other columns."""
     facts = [
         Fact("topic", one.topic, display.safe(one.topic)),
         Fact("name", one.name, display.safe(one.name), label="durable"),
-        Fact("filter", one.filter or None, display.safe(one.filter) or display.NOT_SET),
+        Fact("filter", one.filter or None, display.safe(one.filter) or display.NOT_SET, in_lists=not as_pin),
         Fact("acknowledged", one.acknowledged, display.safe(one.acknowledged), column="acked up to"),
         Fact("earliest", one.earliest or None, display.safe(one.earliest), in_lists=False),
-        Fact("attached", one.attached, "yes" if one.attached else "no"),
+        Fact("attached", one.attached, "yes" if one.attached else "no", in_lists=not as_pin),
         Fact("replicated", one.replicated, "yes" if one.replicated else "no", in_lists=False),
         Fact("consumer_at", one.consumer_at or None, display.safe(one.consumer_at) or display.NOT_SET, in_lists=False),
         *_consumer(one.consumer),
+        Fact("pin", one.pin, "yes" if one.pin else "no", in_lists=False),
+        Fact("owner", one.owner or None, display.safe(one.owner) or display.NOT_SET, in_lists=as_pin),
+        Fact("reader", one.reader or None, display.safe(one.reader) or display.NOT_SET, in_lists=as_pin),
         moment("create_time", one.create_time, label="created", in_lists=False),
-        moment("last_use_time", one.last_use_time, label="last use", in_lists=False),
+        moment("last_use_time", one.last_use_time, label="last use", in_lists=as_pin),
     ]
     for name in ("retain_time", "retain_bytes", "backlog_ttl", "idle_ttl", "delivery_limit"):
         value = getattr(one.settings, name)

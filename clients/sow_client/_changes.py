@@ -10,7 +10,7 @@ import sys
 from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from itertools import pairwise
 from typing import Final, get_args
 
@@ -48,6 +48,8 @@ class ChangesPlan:
     marks: str = ""
     """Appended to `end`, or to a later bookmark, they let the changes after it be planned at another instance. Empty:
     none are known. Rules: F6, F18."""
+    left_age: timedelta | None = None
+    """Age of the first entry between `end` and `head`. None: there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,16 +98,20 @@ def plan(response: snapshot_pb2.PlanChangesResponse) -> ChangesPlan:
         response.entries_left,
         tuple(response.part_ends),
         response.marks,
+        timedelta(microseconds=response.left_age_micros) if response.HasField("left_age_micros") else None,
     )
 
 
-def pin_request(topic: str, name: str, bookmark: str, idle_ttl: Ttl | None) -> snapshot_pb2.PinJournalRequest:
+def pin_request(
+    topic: str, name: str, bookmark: str, idle_ttl: Ttl | None, reader: str
+) -> snapshot_pb2.PinJournalRequest:
     """The request of a pin."""
     return snapshot_pb2.PinJournalRequest(
         topic=topic,
         name=name,
         bookmark=bookmark,
         idle_ttl_micros=0 if idle_ttl is None else ttl_micros(idle_ttl, "idle_ttl"),
+        reader=reader,
     )
 
 

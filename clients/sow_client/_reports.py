@@ -203,6 +203,12 @@ class Durable:
     """The instance where a consumer is attached, if that is another one, and the link with it is up."""
     consumer: DurableConsumer | None = None
     """The consumer that is attached here; None: none is, or it is another identity's."""
+    pin: bool = False
+    """True: a pin; `last_use_time` is when it was last renewed. Rule: J18."""
+    owner: str = ""
+    """The identity that has created it; empty: nobody in particular. Rule: A7."""
+    reader: str = ""
+    """Of a pin: who reads, as its reader has told."""
 
 
 @dataclass(frozen=True, slots=True)

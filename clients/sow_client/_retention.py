@@ -139,6 +139,9 @@ def durable(response: admin_pb2.Durable) -> Durable:
         replicated=response.replicated,
         consumer_at=response.consumer_at,
         consumer=_consumer(response.consumer) if response.HasField("consumer") else None,
+        pin=response.pin,
+        owner=response.owner,
+        reader=response.reader,
     )
 
 

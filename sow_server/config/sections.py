@@ -253,6 +253,7 @@ class LimitsConfig:
     sort_bytes_max: int = _size(SORT_BYTES_MAX, MIB, 64 * GIB)
     sorts_waiting_max: int = _count(SORTS_WAITING_MAX, 0, 10_000)
     exports_max: int = _count(_EXPORTS.exports_max, 1, 10_000)
+    pin_idle_ttl_max_micros: int = _duration(7 * _DAY, MICROS, 3650 * _DAY)
     loads_max: int = _count(_LOADS.open_max, 1, 1000)
     loads_bytes_max: int = _size(_LOADS.staged_bytes_max, MIB, 1024 * 1024 * GIB)
     loads_disk_free_min_bytes: int = _size(_LOADS.disk_free_min, 0, 1024 * GIB)

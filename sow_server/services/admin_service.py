@@ -298,6 +298,9 @@ class AdminService(InspectionService):
             replicated=durable.replicated,
             consumer_at="" if elsewhere is None else elsewhere.instance,
             consumer=self._consumer(topic, durable.name, call),
+            pin=durable.pin,
+            owner=durable.name.rpartition("/")[0],
+            reader=durable.reader,
         )
 
     def _consumer(self, topic: Topic, name: str, call: Call) -> admin_pb2.DurableConsumer | None:

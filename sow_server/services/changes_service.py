@@ -9,6 +9,7 @@ from typing import Any, Final, TypeVar
 
 import structlog
 
+from sow.durations import format_micros
 from sow.v1 import snapshot_pb2
 from sow_server.access.caller import Call, Granted
 from sow_server.engine.commit.commits import Commits
@@ -41,6 +42,9 @@ somebody who waits for it, so it must find a free thread however many clients re
 not read faster, because iterating holds the GIL; a publish beside them took half as long again."""
 IDLE_TTL_MICROS: Final = 3_600 * MICROS
 IDLE_TTL_MICROS_MIN: Final = MICROS
+PIN_IDLE_TTL_MAX_MICROS: Final = 7 * 86_400 * MICROS
+"""The default of `[limits] pin_idle_ttl_max`."""
+READER_CHARACTERS_MAX: Final = 200
 
 
 class ChangesService:
@@ -54,7 +58,9 @@ class ChangesService:
         consumers: Consumers,
         readers: Executor,
         owned: OwnedDurables,
+        pin_idle_ttl_max_micros: int = PIN_IDLE_TTL_MAX_MICROS,
     ) -> None:
+        self._pin_idle_ttl_max = pin_idle_ttl_max_micros
         self._owned = owned
         self._reading = reading
         self._commits = commits
@@ -106,7 +112,7 @@ class ChangesService:
         found = await asyncio.shield(
             self._work(lambda: plan_range(reading.cuts, reading.instance, topic, start, position, end, limits))
         )
-        return snapshot_pb2.PlanChangesResponse(
+        response = snapshot_pb2.PlanChangesResponse(
             start_bookmark=reading.instance.bookmark(found.start),
             end_bookmark=reading.instance.bookmark(found.end),
             entries=found.entries,
@@ -117,6 +123,9 @@ class ChangesService:
             earliest_bookmark=reading.instance.bookmark(found.earliest),
             marks="" if marking is None else self._hub.marks(marking, found.end),
         )
+        if found.left_since_micros is not None:
+            response.left_age_micros = self._hub.age_micros(found.left_since_micros)
+        return response
 
     async def _start_of(self, bookmark: str, *, told: bool) -> int:
         """The position of the beginning of a range, also for a bookmark of another instance, if the caller may see the
@@ -221,13 +230,34 @@ class ChangesService:
         idle_ttl = request.idle_ttl_micros or IDLE_TTL_MICROS
         if idle_ttl < IDLE_TTL_MICROS_MIN:
             raise convert.invalid("idle_ttl_micros", f"must be at least {IDLE_TTL_MICROS_MIN}, or 0 for an hour")
+        if idle_ttl > self._pin_idle_ttl_max:
+            raise convert.invalid(
+                "idle_ttl_micros",
+                f"is {format_micros(idle_ttl)}, and this server allows {format_micros(self._pin_idle_ttl_max)} "
+                "([limits] pin_idle_ttl_max): a reader that is gone must not hold the journal for longer",
+            )
+        if len(request.reader) > READER_CHARACTERS_MAX or not request.reader.isprintable():
+            raise convert.invalid("reader", f"is a text of up to {READER_CHARACTERS_MAX} printable characters")
         position = self._hub.position(request.bookmark)
         pinned: asyncio.Future[tuple[Durable, bool]] = asyncio.get_running_loop().create_future()
         with self._owned.making(call, request.topic, request.name, "name") as name:
-            self._consumers.pin(topic, name, position, lambda result: settle(pinned, result), idle_ttl_micros=idle_ttl)
+            self._consumers.pin(
+                topic,
+                name,
+                position,
+                lambda result: settle(pinned, result),
+                idle_ttl_micros=idle_ttl,
+                reader=request.reader,
+            )
             durable, created = await pinned
         if created:
-            log.info("journal_pinned", topic=topic.name, durable=durable.name, position=durable.position)
+            log.info(
+                "journal_pinned",
+                topic=topic.name,
+                durable=durable.name,
+                position=durable.position,
+                reader=durable.reader,
+            )
         return snapshot_pb2.PinJournalResponse(
             bookmark=self._reading.instance.bookmark(durable.position), created=created
         )

@@ -29,7 +29,7 @@ from sow_server.query.exports import (
 )
 from sow_server.services import narrowing, packing
 from sow_server.services.answering import opened
-from sow_server.services.changes_service import ChangesService
+from sow_server.services.changes_service import PIN_IDLE_TTL_MAX_MICROS, ChangesService
 from sow_server.services.convert import invalid
 from sow_server.services.exporting import LongExports, OwnExport, PartReading, ReadPart, ServedExport, export_of
 from sow_server.services.ownership import OwnedDurables
@@ -60,8 +60,10 @@ class SnapshotService(ChangesService):
         readers: Executor,
         owned: OwnedDurables,
         long: LongExports,
+        *,
+        pin_idle_ttl_max_micros: int = PIN_IDLE_TTL_MAX_MICROS,
     ) -> None:
-        super().__init__(reading, commits, hub, consumers, readers, owned)
+        super().__init__(reading, commits, hub, consumers, readers, owned, pin_idle_ttl_max_micros)
         self._exports = exports
         self._long = long
 

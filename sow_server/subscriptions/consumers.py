@@ -314,6 +314,7 @@ class Consumers:
         done: Callable[[tuple[Durable, bool] | StoreError], None],
         *,
         idle_ttl_micros: int,
+        reader: str = "",
     ) -> None:
         """Pins the entries after a position under a name: a durable without a filter and without a consumer,
         acknowledged up to there. Creates it if needed. Raises StoreError at once, or `done` hears it: DURABLE_IN_USE,
@@ -326,7 +327,7 @@ class Consumers:
         def pin(durables: DurableEditor) -> tuple[Durable, bool]:
             if self._topics.by_id.get(topic.id) is not topic:
                 raise topic_deleted(topic)
-            return durables.pin(topic, name, position, declared)
+            return durables.pin(topic, name, position, declared, reader)
 
         def pinned(result: tuple[Durable, bool] | StoreError) -> None:
             if not isinstance(result, StoreError) and result[1]:

@@ -250,6 +250,10 @@ class Hub:
         bookmark = parse(text)
         return self.position(text) if bookmark.at.epoch == self._instance.epoch else self._translated(bookmark)
 
+    def age_micros(self, time_micros: int) -> int:
+        """The time since a commit."""
+        return max(0, self._clock.now_micros() - time_micros)
+
     def marking(self, topic: Topic) -> Marking:
         """Tells the marks of positions of a topic, to a caller that may see all of it."""
         marking = Marking(self._marks, lambda: [topic])

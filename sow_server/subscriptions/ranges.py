@@ -79,6 +79,8 @@ class RangePlan:
     bytes: int
     entries_left: int
     part_ends: tuple[int, ...]
+    left_since_micros: int | None = None
+    """Commit time of the first entry between the end and the head; None: there is none, or it is not told."""
 
 
 def plan_range(
@@ -116,6 +118,7 @@ def plan_range(
         base = ledger.counts(first)
         last = _limited(ledger, first, last, base, limits)
         held, all_ = ledger.counts(last), ledger.counts(head)
+        left = ledger.after(last) if all_.entries > held.entries else None
         return RangePlan(
             first,
             last,
@@ -125,6 +128,7 @@ def plan_range(
             held.bytes - base.bytes,
             all_.entries - held.entries,
             tuple(_parts(ledger, first, last, base, held.entries - base.entries, limits.parts)),
+            None if left is None else left.commit_time_micros,
         )
     finally:
         ledger.close()

@@ -24,6 +24,10 @@ class Offset(TypedDict, total=False):
     """With several instances: the bookmark at which the micro-batch begins that ends here."""
     held: dict[str, int]
     """By epoch: the position up to which changes were read at another instance, which this one may lack."""
+    # Only in Spark's progress:
+    recordsBehind: int
+    secondsBehind: int
+    server: str
 
 
 def offset_of(bookmark: str, pin: str | None = None, created: str | None = None) -> Offset:

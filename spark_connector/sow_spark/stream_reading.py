@@ -24,14 +24,18 @@ Guarantees:
 
 from __future__ import annotations
 
+import getpass
 import logging
+import os
 import secrets
+import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Final, TypeVar
 
+import pyspark
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
@@ -119,6 +123,7 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._noted: str | None = None  # the end of a micro-batch that is noted at another instance [4]
         self._target: str | None = None  # the end for AvailableNow
         self._head: str | None = None
+        self._behind = (0, 0)  # entries behind the end of the last micro-batch, and the age of the first in seconds
         # For PySpark 4.1, which passes no position. It asks for the end of the first micro-batch before its start, and
         # after a restart it first plans the last micro-batch again.
         self._initial: Offset | None = None
@@ -177,6 +182,10 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if end is not None and offset_of(end)["epoch"] == begin["epoch"] and sequence_of(end) <= begin["sequence"]:
             return start
         end, plans = self._ends(begin, present, end, max_entries, max_bytes)
+        self._behind = (
+            sum(plan.entries_left for plan in plans.values()),
+            max((round(plan.left_age.total_seconds()) for plan in plans.values() if plan.left_age), default=0),
+        )
         offset = self._stamp(offset_of(end, start.get("pin")), present)
         idle = all(plan.start == bookmark_of(start) and not plan.entries for plan in plans.values())
         if idle and topics_of(offset, "") == topics_of(start, ""):
@@ -267,8 +276,13 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target = self._plan(name, "looking for the head", "latest").start
 
     def reportLatestOffset(self) -> Offset | None:  # type: ignore[override]  # noqa: N802  # Spark's name
-        """The head, for the query's progress."""
-        return None if self._head is None else offset_of(self._head)
+        """The head, for the query's progress, and how far the end of the last micro-batch is behind it."""
+        if self._head is None:
+            return None
+        offset = offset_of(self._head)
+        offset["recordsBehind"], offset["secondsBehind"] = self._behind
+        offset["server"] = self._instance.connecting.server
+        return offset
 
     # ---- the changes of a micro-batch ----
 
@@ -506,7 +520,10 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return  # it is renewed in the background
         lease = f"{self._reading.pin_lease_micros}us"
         try:
-            self._call("keeping the journal", lambda client: client.pin_journal(topic, name, bookmark, idle_ttl=lease))
+            self._call(
+                "keeping the journal",
+                lambda client: client.pin_journal(topic, name, bookmark, idle_ttl=lease, reader=reader()),
+            )
         except SowSourceError as error:
             if error.reason == "TOPIC_NOT_FOUND" and self._reading.several:
                 return  # its loss has been told
@@ -529,6 +546,16 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     client.pin_journal(topic, name, position)
 
         life.enter_context(renewed(again, self._reading.pin_lease_micros / 1e6))
+
+
+def reader() -> str:
+    """Tells people who keeps the journal: the program that runs the query."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        user = "?"
+    text = f"Spark {pyspark.__version__}, {user} on {socket.gethostname()}, process {os.getppid()}"
+    return "".join(filter(str.isprintable, text))[:200]
 
 
 _LOSSES: Final = frozenset({"BOOKMARK_TOO_OLD", "BOOKMARK_OTHER_EPOCH", "BOOKMARK_IN_FUTURE", "RESYNC_REQUIRED"})

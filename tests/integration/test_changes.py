@@ -207,6 +207,9 @@ def test_refusals_name_the_fault(client: Client) -> None:
         lambda: client.plan_changes("orders", start="earliest", parts=-1),
         lambda: client.pin_journal("orders", "no name", plan.end),
         lambda: client.pin_journal("orders", "query", plan.end, idle_ttl="1ms"),
+        lambda: client.pin_journal("orders", "query", plan.end, idle_ttl="8d"),
+        lambda: client.pin_journal("orders", "query", plan.end, reader="r" * 201),
+        lambda: client.pin_journal("orders", "query", plan.end, reader="two\nlines"),
     ):
         with pytest.raises(InvalidArgument):
             call()
@@ -232,6 +235,23 @@ def test_a_server_that_is_killed_while_a_range_is_read(server: ServerProcess, cl
     again = list(client.read_changes("orders", plan.start, plan.end, columns=("key",)))
     assert keys(again) == expected
     assert client.plan_changes("orders", start=plan.end).entries == 10
+
+
+def test_a_pin_tells_who_reads_until_a_consumer_attaches(server: ServerProcess, client: Client) -> None:
+    """J18: also after a restart of the server, and a renewal without the text keeps it."""
+    publish(client, 2)
+    head = client.plan_changes("orders", start="latest").end
+    client.pin_journal("orders", "query", head, reader="a query of ana")
+    server.kill9()
+    server.start()
+    client.pin_journal("orders", "query", head)
+    pin = client.describe_durable("orders", "query")
+    assert (pin.pin, pin.reader, pin.owner) == (True, "a query of ana", "")
+    with client.durable("orders", "query"):
+        pass
+    ordinary = client.describe_durable("orders", "query")
+    assert (ordinary.pin, ordinary.reader) == (False, "")
+    client.delete_durable("orders", "query")
 
 
 def test_a_pin_keeps_changes_beyond_retention(client: Client) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -60,7 +61,9 @@ def test_puts_and_deletes_come_in_order_from_where_the_query_begins(server: Serv
     assert rows_between(late, last, late.latestOffset(last, ReadAllAvailable())) == changes[1:]
     assert early.latestOffset(end, ReadAllAvailable()) == end
     assert rows_between(early, end, end) == []
-    assert early.reportLatestOffset() == {"epoch": end["epoch"], "sequence": end["sequence"]}
+    told = early.reportLatestOffset()
+    assert told is not None
+    assert bookmark_of(told) == bookmark_of(end)
     bookmark = reader_of(server, "s1", startingFrom=bookmark_of(last))
     assert bookmark_of(bookmark.initialOffset()) == bookmark_of(last)
     for one in (early, late, bookmark):
@@ -159,6 +162,26 @@ def test_limits_are_kept_and_the_whole_is_the_same(server: ServerProcess, client
     reader.stop()
 
 
+def test_it_tells_how_far_it_is_behind(server: ServerProcess, client: Client) -> None:
+    publish(client, "s3b", *range(5))
+    reader = reader_of(server, "s3b", startingFrom="earliest")
+    start = reader.initialOffset()
+    assert reader.reportLatestOffset() is None
+    end = reader.latestOffset(start, ReadMaxRows(2))
+    told = reader.reportLatestOffset()
+    assert told is not None
+    assert (told["recordsBehind"], told["server"]) == (3, server.address)
+    plan = client.plan_changes("s3b", start=bookmark_of(start), max_entries=2)
+    assert plan.left_age is not None
+    assert 0 <= told["secondsBehind"] <= plan.left_age.total_seconds() + 1
+    reader.latestOffset(end, ReadAllAvailable())
+    told = reader.reportLatestOffset()
+    assert told is not None
+    assert (told["recordsBehind"], told["secondsBehind"]) == (0, 0)
+    assert client.plan_changes("s3b", start="latest").left_age is None
+    reader.stop()
+
+
 def test_the_changes_of_a_key_are_in_one_partition_in_order(server: ServerProcess, client: Client) -> None:
     """Split by position, two tasks would publish the changes of a key at the same time, and either might end last."""
     for round_number in range(3):
@@ -205,6 +228,8 @@ def test_the_pin_follows_the_committed_offset_which_has_its_name(server: ServerP
     start = reader.initialOffset()
     pin = client.describe_durable("s5", start["pin"])
     assert pin.settings.idle_ttl == "30m"
+    assert pin.pin
+    assert pin.reader.startswith("Spark 4.")
     end = reader.latestOffset(start, ReadAllAvailable())
     assert end["pin"] == start["pin"]
     assert kept(client, start) == 2
@@ -394,8 +419,12 @@ def test_a_query_goes_on_where_it_stopped(
     schema = "n LONG, _key STRING, _op STRING, _sequence LONG"
     publish(client, "q1", 1, 2)
     writer = started(spark, server, tmp_path, schema, topic="q1", startingFrom="earliest", maxRecordsPerTrigger="1")
-    finished(writer.foreachBatch(collect).trigger(availableNow=True).start())
+    query = writer.foreachBatch(collect).trigger(availableNow=True).start()
+    finished(query)
     assert [row[:3] for row in seen] == [(1, "k1", "put"), (2, "k2", "put")]
+    told = [one for one in query.recentProgress if one["numInputRows"]]
+    behind = [json.loads(one["sources"][0]["latestOffset"])["recordsBehind"] for one in told]
+    assert behind == [1, 0]
     client.sow_delete("q1", keys=["k1"])
     publish(client, "q1", 5)
     finished(writer.foreachBatch(collect).trigger(availableNow=True).start())

@@ -30,12 +30,22 @@ class FakeRetention:
         self.set_policies: dict[tuple[str, bool], Policy] = {}
         """By name, and whether it is the operator's."""
 
-    def keep(self, topic: str, name: str, *, figures: DurableFigures | None = None, filter: str = "") -> None:  # noqa: A002 - likewise
+    def keep(
+        self,
+        topic: str,
+        name: str,
+        *,
+        figures: DurableFigures | None = None,
+        filter: str = "",  # noqa: A002 - likewise
+        pin: bool = False,
+        owner: str = "",
+        reader: str = "",
+    ) -> None:
         """A durable subscription as a test wants it."""
         settings = DurableSettings(retain_time="90m", retain_bytes=1_500)
-        self.kept[topic, name] = Durable(
-            topic, name, filter, "4567.4", "4567.1", False, NOW, NOW + timedelta(seconds=5), settings, figures
-        )
+        used = NOW + timedelta(seconds=5)
+        one = Durable(topic, name, filter, "4567.4", "4567.1", False, NOW, used, settings, figures)
+        self.kept[topic, name] = replace(one, pin=pin, owner=owner, reader=reader)
 
     def durables(self, topic: str | None = None, *, with_figures: bool = False) -> list[Durable]:
         self._called("durables", topic=topic, with_figures=with_figures)

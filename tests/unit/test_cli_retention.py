@@ -217,6 +217,7 @@ def test_durables_are_listed(client: FakeClient) -> None:
         "earliest": "4567.1",
         "attached": False,
         "replicated": False,
+        "pin": False,
         "create_time_micros": NOW_MICROS,
         "last_use_time_micros": NOW_MICROS + 5_000_000,
         "retain_time": "1h30m",
@@ -232,6 +233,22 @@ def test_durables_are_listed(client: FakeClient) -> None:
     assert "billing" in table
     assert "4567.4" in table
     assert run(client, "durable", "list", "nothing", "--format", "table").stdout == "no durable subscriptions\n"
+
+
+def test_pins_are_listed_with_their_readers(client: FakeClient) -> None:
+    """J18."""
+    client.keep("orders", "billing")
+    client.keep("orders", "spark-1", pin=True, owner="ana", reader="Spark on\x1b[31m etl-3", figures=FIGURES)
+
+    one = row(run(client, "durable", "list", "--pins"))
+    table = run(client, "durable", "list", "--pins", "--format", "table").stdout
+
+    assert (one["name"], one["pin"], one["owner"]) == ("spark-1", True, "ana")
+    assert "billing" not in table
+    for part in ("ana", "etl-3", "1h30m"):
+        assert part in table
+    assert "\x1b" not in table
+    assert run(client, "durable", "list", "nothing", "--pins", "--format", "table").stdout == "no pins\n"
 
 
 def test_browsing_shows_how_often_each_change_was_handed_over(client: FakeClient) -> None:

@@ -52,8 +52,9 @@ def test_starts_of_a_plan() -> None:
 
 
 def test_a_pin_has_the_requested_lease() -> None:
-    assert pin_request("t", "n", "e.1", None).idle_ttl_micros == 0
-    assert pin_request("t", "n", "e.1", "5m").idle_ttl_micros == 300_000_000
+    assert pin_request("t", "n", "e.1", None, "").idle_ttl_micros == 0
+    assert pin_request("t", "n", "e.1", "5m", "").idle_ttl_micros == 300_000_000
+    assert pin_request("t", "n", "e.1", None, "a query").reader == "a query"
 
 
 def test_columns_are_names() -> None:

@@ -369,6 +369,35 @@ def attach_durable(watched: Watched) -> None:
     watched.store.writer.step()
 
 
+def pin(watched: Watched, name: str, at: int) -> None:
+    """A pin of the topic `a`, made or renewed."""
+    topic, declared = watched.store.topics.find("a"), {"idle_ttl_micros": 3_600 * SECOND}
+    watched.store.durable_commits.change(
+        lambda staged: staged.pin(topic, name, at, declared, "a query"), lambda _: None
+    )
+    watched.store.writer.step()
+
+
+def test_pins_are_figures(watched: Watched) -> None:
+    """J18. Of many pins the slowest and the most idle one are named: one series a topic."""
+    watched.create("a", EXPIRING)
+    attach_durable(watched)
+    assert watched.value("sow_pins", topic="a") is None
+    watched.put("a", ["one"])
+    position = watched.store.writer.last_sequence
+    pin(watched, "slow", position)
+    watched.put("a", ["two", "three"])
+    watched.time.tick(5 * SECOND)
+    pin(watched, "fast", watched.store.writer.last_sequence)
+    watched.time.tick(SECOND)
+    pin(watched, "slow", position)
+    watched.time.tick(SECOND)
+    assert watched.value("sow_pins", topic="a") == 2
+    assert watched.value("sow_pin_behind_entries", topic="a", pin="slow") == 2
+    assert watched.value("sow_pin_behind_seconds", topic="a", pin="slow") == 7
+    assert watched.value("sow_pin_idle_seconds", topic="a", pin="fast") == 2
+
+
 def test_a_backlog_and_its_quota_are_figures_before_the_quota_is_reached(watched: Watched) -> None:
     """Pulsar 6, J9. Of many durables the slowest is named: one series a topic."""
     settings = EXPIRING._replace(backlog_quota_bytes=10_000, backlog_quota_age_micros=60 * SECOND)
@@ -454,6 +483,7 @@ def test_every_metric_is_documented_and_every_documented_one_exists(watched: Wat
     quotas = EXPIRING._replace(backlog_quota_bytes=1000, backlog_quota_age_micros=SECOND)
     watched.create("a", quotas._replace(backlog_quota_entries=10))
     attach_durable(watched)
+    pin(watched, "p", 0)
     watched.metrics.rpc_finished("Get", "OK", 0.1)
     watched.metrics.access_denied("Get", "read")
     watched.metrics.audited("begin", written=True)

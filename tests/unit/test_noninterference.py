@@ -418,6 +418,7 @@ REQUESTS: Final[dict[str, list[Request]]] = {
     ],
     "PinJournal": [
         lambda world: {"topic": "orders", "name": "pin", "bookmark": world.bookmark(3), "idle_ttl_micros": SECOND},
+        lambda world: {"topic": "orders", "name": "pin", "bookmark": world.bookmark(3), "reader": "a query"},
     ],
     "SowDelete": [
         orders(all=True, dry_run=True),

@@ -237,15 +237,20 @@ class Snapshots(Calls):
         finally:
             call.cancel()
 
-    def pin_journal(self, topic: str, name: str, bookmark: str, *, idle_ttl: Ttl | None = None) -> Pin:
+    def pin_journal(
+        self, topic: str, name: str, bookmark: str, *, idle_ttl: Ttl | None = None, reader: str = ""
+    ) -> Pin:
         """Keeps the changes of a topic after a bookmark, whatever its retention, as long as the call is repeated.
 
         The pin is a durable subscription of that name without a consumer. The first call makes it; later calls move it
         forward to their bookmark, never back. It is removed when no call comes for `idle_ttl` (of the first call; by
-        default an hour), or by `delete_durable`. Hard limits and quotas of the topic still apply. Raises
-        FailedPrecondition if a durable of that name has a filter or a consumer, and ResyncRequired if the journal does
-        not reach back to the bookmark.
+        default an hour, at most what the server allows), or by `delete_durable`. `reader` tells people who reads, in up
+        to 200 characters: `durables()` and `sow durable list --pins` show it. Hard limits and quotas of the topic still
+        apply. Raises FailedPrecondition if a durable of that name has a filter or a consumer, and ResyncRequired if the
+        journal does not reach back to the bookmark.
+
+        Rule: J18.
         """
-        request = _changes.pin_request(topic, name, bookmark, idle_ttl)
+        request = _changes.pin_request(topic, name, bookmark, idle_ttl, reader)
         response = self._call(self._snapshots.PinJournal, request)
         return Pin(response.bookmark, response.created)

@@ -1999,6 +1999,9 @@ class Durable(_message.Message):
     REPLICATED_FIELD_NUMBER: _builtins.int
     CONSUMER_AT_FIELD_NUMBER: _builtins.int
     CONSUMER_FIELD_NUMBER: _builtins.int
+    PIN_FIELD_NUMBER: _builtins.int
+    OWNER_FIELD_NUMBER: _builtins.int
+    READER_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """The topic's name."""
     name: _builtins.str
@@ -2015,6 +2018,12 @@ class Durable(_message.Message):
     """true: it is known at the peers, too (rule F14)."""
     consumer_at: _builtins.str
     """The instance where a consumer is attached, if that is another one, and the link with it is up. Empty: none is known."""
+    pin: _builtins.bool
+    """true: a pin (PinJournal). `last_use_time` is when it was last renewed."""
+    owner: _builtins.str
+    """The identity that has created it (rule A7). Empty: nobody in particular."""
+    reader: _builtins.str
+    """Of a pin: who reads, as its reader has told."""
     @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp:
         """When it was created."""
@@ -2053,10 +2062,13 @@ class Durable(_message.Message):
         replicated: _builtins.bool = ...,
         consumer_at: _builtins.str = ...,
         consumer: Global___DurableConsumer | None = ...,
+        pin: _builtins.bool = ...,
+        owner: _builtins.str = ...,
+        reader: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["consumer", b"consumer", "create_time", b"create_time", "figures", b"figures", "last_use_time", b"last_use_time", "settings", b"settings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledged", b"acknowledged", "attached", b"attached", "consumer", b"consumer", "consumer_at", b"consumer_at", "create_time", b"create_time", "earliest", b"earliest", "figures", b"figures", "filter", b"filter", "last_use_time", b"last_use_time", "name", b"name", "replicated", b"replicated", "settings", b"settings", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledged", b"acknowledged", "attached", b"attached", "consumer", b"consumer", "consumer_at", b"consumer_at", "create_time", b"create_time", "earliest", b"earliest", "figures", b"figures", "filter", b"filter", "last_use_time", b"last_use_time", "name", b"name", "owner", b"owner", "pin", b"pin", "reader", b"reader", "replicated", b"replicated", "settings", b"settings", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

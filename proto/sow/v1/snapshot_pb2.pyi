@@ -566,6 +566,7 @@ class PlanChangesResponse(_message.Message):
     ENTRIES_LEFT_FIELD_NUMBER: _builtins.int
     EARLIEST_BOOKMARK_FIELD_NUMBER: _builtins.int
     MARKS_FIELD_NUMBER: _builtins.int
+    LEFT_AGE_MICROS_FIELD_NUMBER: _builtins.int
     start_bookmark: _builtins.str
     """The range begins after this position,"""
     end_bookmark: _builtins.str
@@ -584,6 +585,10 @@ class PlanChangesResponse(_message.Message):
     """The marks of `end_bookmark` (rule F6), to be appended to it or to a later bookmark. Empty: none are known, or the
     caller may see only some rows.
     """
+    left_age_micros: _builtins.int
+    """Age of the first entry between the end of the range and the head. Absent: there is none, or the caller may see only
+    some rows.
+    """
     @_builtins.property
     def part_ends(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The ends of the parts, in order. The last one is `end_bookmark`. Empty if there is no entry in the range."""
@@ -600,12 +605,15 @@ class PlanChangesResponse(_message.Message):
         entries_left: _builtins.int = ...,
         earliest_bookmark: _builtins.str = ...,
         marks: _builtins.str = ...,
+        left_age_micros: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_left_age_micros", b"_left_age_micros", "left_age_micros", b"left_age_micros"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "earliest_bookmark", b"earliest_bookmark", "end_bookmark", b"end_bookmark", "entries", b"entries", "entries_left", b"entries_left", "head_bookmark", b"head_bookmark", "marks", b"marks", "part_ends", b"part_ends", "start_bookmark", b"start_bookmark"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_left_age_micros", b"_left_age_micros", "bytes", b"bytes", "earliest_bookmark", b"earliest_bookmark", "end_bookmark", b"end_bookmark", "entries", b"entries", "entries_left", b"entries_left", "head_bookmark", b"head_bookmark", "left_age_micros", b"left_age_micros", "marks", b"marks", "part_ends", b"part_ends", "start_bookmark", b"start_bookmark"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__left_age_micros: _TypeAlias = _typing.Literal["left_age_micros"]  # noqa: Y015
+    _WhichOneofArgType__left_age_micros: _TypeAlias = _typing.Literal["_left_age_micros", b"_left_age_micros"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__left_age_micros) -> _WhichOneofReturnType__left_age_micros | None: ...
 
 Global___PlanChangesResponse: _TypeAlias = PlanChangesResponse  # noqa: Y015
 
@@ -737,6 +745,7 @@ class PinJournalRequest(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     BOOKMARK_FIELD_NUMBER: _builtins.int
     IDLE_TTL_MICROS_FIELD_NUMBER: _builtins.int
+    READER_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """The topic's name."""
     name: _builtins.str
@@ -744,7 +753,13 @@ class PinJournalRequest(_message.Message):
     bookmark: _builtins.str
     """Changes after this position are kept. A position behind the present one only renews the pin."""
     idle_ttl_micros: _builtins.int
-    """The pin is removed if it is not renewed for this long. 0: 1 h. At least 1 s. Set when the pin is created."""
+    """The pin is removed if it is not renewed for this long. 0: 1 h. At least 1 s, at most `[limits] pin_idle_ttl_max`. Set
+    when the pin is created.
+    """
+    reader: _builtins.str
+    """Tells people who reads, such as a program, its user and its machine: up to 200 printable characters. Empty: nothing is
+    told, and an earlier text stays.
+    """
     def __init__(
         self,
         *,
@@ -752,10 +767,11 @@ class PinJournalRequest(_message.Message):
         name: _builtins.str = ...,
         bookmark: _builtins.str = ...,
         idle_ttl_micros: _builtins.int = ...,
+        reader: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bookmark", b"bookmark", "idle_ttl_micros", b"idle_ttl_micros", "name", b"name", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bookmark", b"bookmark", "idle_ttl_micros", b"idle_ttl_micros", "name", b"name", "reader", b"reader", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

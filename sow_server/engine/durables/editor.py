@@ -114,7 +114,7 @@ class DurableEditor:
             return self._create(topic, name, filter_text, start, declared, expected=expected, bookmarked=bookmarked)
         check_same(topic, found, filter_text, declared)
         handed = max(found.handed, handed)
-        attached = found._replace(attached=True, last_use_micros=self.now, handed=handed)
+        attached = found._replace(attached=True, last_use_micros=self.now, handed=handed, pin=False, reader="")
         if not expected:
             attached = attached._replace(handed=0, deliveries=delivered_again(found, handed))
         attached = self._known_elsewhere(topic, attached)
@@ -184,10 +184,10 @@ class DurableEditor:
         """Takes over what another instance tells of a durable, see `MarkMerge.merge`."""
         return MarkMerge(self._drafted, self._floors).merge(topic, mark, position)
 
-    def pin(self, topic: Topic, name: str, position: int, declared: Declared) -> tuple[Durable, bool]:
+    def pin(self, topic: Topic, name: str, position: int, declared: Declared, reader: str = "") -> tuple[Durable, bool]:
         """Keeps the entries after a position, without a consumer: creates the durable, or acknowledges that far on it,
         never back. Returns whether it was created. Either is a use of the durable (rule J10). `declared` counts when it
-        is created.
+        is created. `reader`: who reads; an empty text leaves the earlier one.
 
         Raises StoreError: as `attach`, and DURABLE_IN_USE.
         """
@@ -198,10 +198,13 @@ class DurableEditor:
                 raise in_use(topic, name)
             moved = self.acknowledge(topic, name, position, told=position)
             assert moved is not None, "it is there"
-            return moved, False
+            told = moved._replace(pin=True, reader=reader or moved.reader)
+            if told != moved:
+                self._drafted.put(told)
+            return told, False
         created = self.attach(
             topic, name, filter_text="", start=position, declared=declared, expected=False, bookmarked=True
-        ).durable._replace(attached=False)
+        ).durable._replace(attached=False, pin=True, reader=reader)
         self._drafted.put(created)
         return created, True
 

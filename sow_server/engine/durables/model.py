@@ -86,6 +86,10 @@ class Durable(NamedTuple):
     different generations are never compared."""
     restarts: int = 0
     """How often a durable, or a generation, of another instance has taken the place of the one here."""
+    pin: bool = False
+    """It is a pin: no consumer has attached since it was made as one."""
+    reader: str = ""
+    """Of a pin: who reads, in the words of its reader."""
 
     @property
     def replicated(self) -> bool:

@@ -1,7 +1,7 @@
 """Durables as stored: a row of `meta` each, JSON. A removed durable leaves a row that says when.
 
-Only a replicated durable has the fields `born`, `buried`, `rewinds` and `restarts`, so that others stay readable for
-earlier versions, and rows of those for this one.
+Only a replicated durable has the fields `born`, `buried`, `rewinds` and `restarts`, and only a pin `pin` and `reader`.
+So others stay readable for earlier versions, and rows of those for this one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def encode_durable(durable: Durable) -> bytes:
     for name in _STAMPS:
         if fields[name] == NO_STAMP:
             del fields[name]
-    for name in ("rewinds", "restarts"):
+    for name in ("rewinds", "restarts", "pin", "reader"):
         if not fields[name]:
             del fields[name]
     fields["gaps"] = [[gap.reason.value, gap.after, gap.upto, gap.entries] for gap in durable.gaps]
