@@ -443,16 +443,9 @@ def _services(
         version=__version__,
         settings=described(config),
     )
+    idle_max = config.limits.pin_idle_ttl_max_micros
     snapshot = SnapshotService(
-        reading,
-        store.commits,
-        parts.exports,
-        hub,
-        consumers,
-        readers,
-        owned,
-        processes,
-        pin_idle_ttl_max_micros=config.limits.pin_idle_ttl_max_micros,
+        reading, store.commits, parts.exports, hub, consumers, readers, owned, processes, pin_idle_max=idle_max
     )
     loads = LoadService(
         store.loads,

@@ -58,9 +58,9 @@ class ChangesService:
         consumers: Consumers,
         readers: Executor,
         owned: OwnedDurables,
-        pin_idle_ttl_max_micros: int = PIN_IDLE_TTL_MAX_MICROS,
+        pin_idle_max: int = PIN_IDLE_TTL_MAX_MICROS,
     ) -> None:
-        self._pin_idle_ttl_max = pin_idle_ttl_max_micros
+        self._pin_idle_max = pin_idle_max
         self._owned = owned
         self._reading = reading
         self._commits = commits
@@ -230,10 +230,10 @@ class ChangesService:
         idle_ttl = request.idle_ttl_micros or IDLE_TTL_MICROS
         if idle_ttl < IDLE_TTL_MICROS_MIN:
             raise convert.invalid("idle_ttl_micros", f"must be at least {IDLE_TTL_MICROS_MIN}, or 0 for an hour")
-        if idle_ttl > self._pin_idle_ttl_max:
+        if idle_ttl > self._pin_idle_max:
             raise convert.invalid(
                 "idle_ttl_micros",
-                f"is {format_micros(idle_ttl)}, and this server allows {format_micros(self._pin_idle_ttl_max)} "
+                f"is {format_micros(idle_ttl)}, and this server allows {format_micros(self._pin_idle_max)} "
                 "([limits] pin_idle_ttl_max): a reader that is gone must not hold the journal for longer",
             )
         if len(request.reader) > READER_CHARACTERS_MAX or not request.reader.isprintable():

@@ -61,9 +61,9 @@ class SnapshotService(ChangesService):
         owned: OwnedDurables,
         long: LongExports,
         *,
-        pin_idle_ttl_max_micros: int = PIN_IDLE_TTL_MAX_MICROS,
+        pin_idle_max: int = PIN_IDLE_TTL_MAX_MICROS,
     ) -> None:
-        super().__init__(reading, commits, hub, consumers, readers, owned, pin_idle_ttl_max_micros)
+        super().__init__(reading, commits, hub, consumers, readers, owned, pin_idle_max)
         self._exports = exports
         self._long = long
 
