@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from pyspark.sql import SparkSession
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 from pyspark.sql.types import StringType, StructType
 
@@ -159,3 +160,33 @@ def test_marks_of_several_topics_are_the_earliest() -> None:
     assert joined([";t=9;aa.5;bb.7", ";t=4;bb.6;cc.1"]) == ";t=4;bb.6"
     assert joined([";t=9;aa.5", ""]) == ""
     assert sources_of(";t=9;aa.5;bb.7;h=cc.1") == {"aa": 5, "bb": 7}
+
+
+@pytest.mark.long
+def test_a_running_query_moves_by_itself(spark: SparkSession, pair: Cluster, tmp_path: Path) -> None:
+    """given a query that waits for changes / when its instance is killed / then it goes on at the other one, without an
+    error, and has every change"""
+    seen: set[str] = set()
+    servers = ",".join(pair[name].server.address for name in ("a", "b"))
+    source = (
+        spark.readStream.format("sow").schema("_key STRING").option("server", servers).option("connectTimeout", "1s")
+    )
+    frame = source.option("startingFrom", "earliest").load("orders")
+    writer = frame.writeStream.foreachBatch(lambda batch, _: seen.update(row[0] for row in batch.collect()))
+    query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+    try:
+        publish(pair, "a", "1")
+        until(lambda: "1" in seen, 120, "the first change")
+        # An offset with marks needs a change after the server has sampled its state.
+        for number in range(5):
+            publish(pair, "a", f"s{number}")
+            until(lambda wanted=f"s{number}": wanted in seen, 120, "a sample")  # type: ignore[misc]  # a lambda's default argument
+        pair.await_streaming()
+        query.processAllAvailable()
+        pair["a"].server.kill9()
+        publish(pair, "b", "2")
+        until(lambda: "2" in seen or not query.isActive, 120, "the change at the other instance")
+    finally:
+        query.stop()
+    assert query.exception() is None
+    assert "2" in seen
