@@ -384,11 +384,14 @@ def judged_durables(durables: Sequence[Durable]) -> Iterator[Finding]:
         age = None if one.figures is None else one.figures.oldest_unacknowledged_age
         if age is not None and age > BACKLOG_AGE_WARNED:
             late += 1
+            since = display.duration(age // timedelta(microseconds=1))
+            whose = f"; it is a pin of {one.reader or one.owner or 'a reader of ranges'}" if one.pin else ""
+            start = f"start its {'reader' if one.pin else 'consumer'}"
             yield Finding(
                 "durables",
                 "warning",
-                f"{one.topic}/{one.name} has not acknowledged for {display.duration(age // timedelta(microseconds=1))}",
-                f"start its consumer, or `sow durable delete {one.topic} {one.name}`: it holds the journal",
+                f"{one.topic}/{one.name} has not acknowledged for {since}{whose}",
+                f"{start}, or `sow durable delete {one.topic} {one.name}`: it holds the journal",
             )
     if not late:
         yield Finding("durables", "ok", f"{display.counted(len(durables), 'durable subscription')}, none late")

@@ -15,6 +15,9 @@ from sow_cli import doctor
 from sow_cli.doctor import Finding
 from sow_cli.session import DEFAULT_PORT, Session, connect, host_and_port
 from sow_client import (
+    Durable,
+    DurableFigures,
+    DurableSettings,
     Identity,
     Instance,
     OutgoingLink,
@@ -223,3 +226,12 @@ def test_the_certificate_of_the_server_is_checked(tmp_path: Path) -> None:
         assert found(Tls(ca=authority.file, server_name="elsewhere")).level == "fault"
     finally:
         server.stop(None)
+
+
+def test_a_pin_that_holds_the_journal_names_its_reader() -> None:
+    """J18: people have to know which query is dead."""
+    figures = DurableFigures(9, 90, 9, 90, timedelta(days=2), exact=False)
+    pin = Durable("orders", "spark-1", "", "e.1", "e.1", False, NOW, NOW, DurableSettings(), figures)
+    (found,) = doctor.judged_durables([replace(pin, pin=True, reader="Spark 4.3.0, ana on etl-3")])
+    assert found.found == "orders/spark-1 has not acknowledged for 2d0h; it is a pin of Spark 4.3.0, ana on etl-3"
+    assert found.advice == "start its reader, or `sow durable delete orders spark-1`: it holds the journal"
