@@ -2,7 +2,7 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 # Variables, as the commas would separate arguments of `call`.
 FOR_DOCS = '.[server,docs]'
-EVERYTHING = '.[server,spark,dev,otel,docs]'
+EVERYTHING = '.[server,console,spark,dev,otel,docs]'
 PIP = .venv/bin/python -m pip install --quiet --disable-pip-version-check
 # $(call step,WHAT,COMMAND): says what is done before it is done, and how long it took.
 step = @printf '%s … ' "$(1)"; began=$$(date +%s); $(2) || exit 1; echo "$$(($$(date +%s) - began)) s"
@@ -15,7 +15,7 @@ PYTEST = .venv/bin/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo demo-cluster test test-long test-fast test-versions test-lives test-robustness \
-	test-ts mutants coverage check bench serve docs dist requirements proto client clean
+	test-ts test-console mutants coverage check bench serve docs dist requirements proto client clean
 
 demo: .venv/.server .venv/.flights
 	.venv/bin/python -m examples.demo
@@ -66,6 +66,15 @@ test-ts: .venv/.installed
 	else \
 		npm test --silent && rm -rf dist && npm run --silent build; \
 	fi
+
+# The console: its tests, those in a browser where the system has Chromium, and the types of its modules where Node and
+# npm's packages are to be had.
+test-console: .venv/.installed
+	.venv/bin/python -m pytest -n 0 tests/unit/test_console_*.py tests/integration/test_console*.py
+	@cd clients/typescript && if ! node -e '' 2>/dev/null; then echo "types of the console: skipped, as there is no Node"; \
+	elif ! test node_modules/.package-lock.json -nt package-lock.json && ! npm ci --silent; then \
+		echo "types of the console: skipped, as npm cannot install its packages"; \
+	else node_modules/.bin/tsc -p tsconfig.console.json; fi
 
 # Lines and branches that the default tests run, in this process and in the servers that they start.
 coverage: .venv/.installed .venv/.flights

@@ -25,8 +25,9 @@ FOLDER: Final = ROOT / "requirements"
 FILES: Final[Mapping[str, tuple[str, ...]]] = {
     "base": (),
     "server": ("server", "jwt", "otel"),
+    "console": ("console",),
     "spark": ("spark",),
-    "dev": ("server", "spark", "dev", "otel", "docs"),
+    "dev": ("server", "console", "spark", "dev", "otel", "docs"),
 }
 """The extras in each file."""
 BUILD: Final = "build"

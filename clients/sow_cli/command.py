@@ -48,6 +48,7 @@ COMMANDS: Final = {
     "config": "configuration",
     "compact": "server",
     "accept-clock": "server",
+    "console": "console",
     "bench": "bench",
     "whoami": "access",
     "auth": "access",

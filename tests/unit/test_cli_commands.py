@@ -27,7 +27,14 @@ from tests.support.fake_client import FakeClient
 __all__ = ["client"]  # a fixture
 
 
-_WITHOUT_RESULT = (("token", "new"), ("lease",), ("context", "use"), ("context", "remove"), ("completion",))
+_WITHOUT_RESULT = (
+    ("token", "new"),
+    ("lease",),
+    ("console",),
+    ("context", "use"),
+    ("context", "remove"),
+    ("completion",),
+)
 """They write nothing for a pipe."""
 
 

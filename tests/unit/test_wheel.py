@@ -52,6 +52,13 @@ def test_every_package_says_that_it_is_typed(names: list[str]) -> None:
     assert {f"{package}/py.typed" for package in packages} <= set(names)
 
 
+def test_the_console_is_inside_with_its_files(names: list[str]) -> None:
+    sources = ROOT / "clients" / "sow_console"
+    files = [path for kind in ("static", "templates") for path in (sources / kind).iterdir()]
+    assert len(files) > 10
+    assert {str(path.relative_to(sources.parent)) for path in files} <= set(names)
+
+
 def test_nothing_of_the_workshop_is_inside(names: list[str]) -> None:
     assert [
         name for name in names if re.search(r"(^|/)(tests?|benchmarks|examples|generate\.py|__pycache__)(/|$)", name)

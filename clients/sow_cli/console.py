@@ -1,0 +1,79 @@
+"""`sow console`: starts the console, which the extra `console` brings."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Final
+
+import click
+
+from sow_cli.session import Session
+from sow_client import AsyncClient, InvalidArgument
+
+_NEEDED: Final = ("jinja2", "starlette", "uvicorn", "websockets")
+_EXISTING_FILE: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
+
+
+@click.command(short_help="Look at servers in the browser.")
+@click.option(
+    "--listen",
+    default="127.0.0.1:7480",
+    show_default=True,
+    metavar="HOST:PORT",
+    help="Where browsers connect. Port 0: a free one.",
+)
+@click.option(
+    "--https-cert", type=_EXISTING_FILE, metavar="FILE", help="PEM certificate shown to browsers; turns HTTPS on."
+)
+@click.option("--https-key", type=_EXISTING_FILE, metavar="FILE", help="PEM key of --https-cert.")
+@click.option("--url", metavar="URL", help="The address that people use, where a proxy with HTTPS is in front.")
+@click.pass_obj
+def console(session: Session, *, listen: str, https_cert: Path | None, https_key: Path | None, url: str | None) -> None:
+    """Serve pages about the servers of --server, a list with commas. The console only reads.
+
+    Each person logs in with a token, which goes with that person's calls, to these servers only. On this machine,
+    without tokens, the terminal shows an address that works once.
+
+    \b
+    Examples:
+      sow console
+      sow --server ldn:7450,nyc:7450 --tls-ca ca.pem console
+      sow --server ldn:7450 console --listen 0.0.0.0:443 --https-cert console.pem --https-key console.key
+    """
+    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        raise click.ClickException(f"the console needs {', '.join(missing)}; install them: pip install 'sow[console]'")
+    # Here, as these libraries are of an extra, and would double the start-up time of every other command.
+    from sow_console import app, guards
+
+    host, colon, port = listen.rpartition(":")
+    host = host.strip("[]")
+    if not colon or not host or not port.isdecimal() or int(port) > 65535:
+        raise click.UsageError(f"--listen: {listen!r} is not HOST:PORT, such as 127.0.0.1:7480")
+    if (https_cert is None) != (https_key is None):
+        raise click.UsageError("--https-cert and --https-key belong together: give both or none")
+    if not guards.is_loopback(host) and https_cert is None and not (url or "").startswith("https://"):
+        raise click.UsageError(
+            "--listen: tokens would cross the network in plain text; give --https-cert and --https-key, or behind a "
+            "proxy --url https://…"
+        )
+    if session.tls is not None and session.tls.certificate is not None:
+        raise click.UsageError("--tls-cert: the console would lend this certificate's rights to whoever opens it")
+    if session.token_file is not None:
+        click.echo("sow: the token of --token-file is not used: people log in with their own", err=True)
+
+    def connect(server: str, token: str | None) -> AsyncClient:
+        return AsyncClient(server, tls=session.tls, token=token, connect_timeout=session.connect_seconds)
+
+    options = app.Options(tuple(app.addresses(session.server)), connect, host, int(port), url, https_cert, https_key)
+    try:
+        app.run(
+            options,
+            announce=lambda address: click.echo(f"to open it here, once: {address}"),
+            ready=lambda address: click.echo(f"sow console: {address} (servers: {', '.join(options.servers)})"),
+        )
+    except (OSError, InvalidArgument) as error:
+        raise click.ClickException(f"cannot listen on {listen}: {error}") from error
+    except ValueError as error:
+        raise click.UsageError(f"--url: {error}") from error

@@ -1,0 +1,344 @@
+"""The composition root: routes, log-in, and the server process of the console.
+
+[1]  Nothing but the log-in page, its files and the one-time address answers without a session.
+[2]  A request names one of the servers that the console was started with, or there is no such page.
+[3]  A token comes in the body of one POST, and is in no address, no page, no cookie and no log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket as sockets
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+from urllib.parse import parse_qs, quote, urlencode
+
+import jinja2
+import uvicorn
+from markupsafe import Markup
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import HTTPConnection, Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+from starlette.routing import Mount, Route, WebSocketRoute
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp
+from starlette.websockets import WebSocket
+
+from sow_client import SowError, Unavailable, __version__
+from sow_console import documents, live, texts
+from sow_console.guards import Guard, Place, is_loopback, place_of
+from sow_console.pages import PAGES, Page, View, records
+from sow_console.sessions import Connect, Session, Sessions, same
+
+HERE: Final = Path(__file__).parent
+BODY_BYTES_MAX: Final = 32_768
+"""Of a form; a token has 16 KiB at most."""
+SOCKET_MESSAGE_BYTES_MAX: Final = 1_024
+"""A browser sends nothing but the numbers of frames."""
+CONNECTIONS_MAX: Final = 1_000
+STOP_SECONDS: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How the console was started."""
+
+    servers: tuple[str, ...]
+    """HOST:PORT of each; pages call these and no others."""
+    connect: Connect
+    host: str = "127.0.0.1"
+    port: int = 7480
+    """0: a free one."""
+    url: str | None = None
+    """The address that people use, if that is another one."""
+    certificate: Path | None = None
+    key: Path | None = None
+    """PEM files for TLS to browsers."""
+
+    @property
+    def one_time(self) -> bool:
+        """Whether whoever can read this terminal may look without a token: only this machine reaches the console."""
+        return is_loopback(self.host) and self.url is None
+
+
+class Console:
+    """Owns the sessions and answers requests."""
+
+    def __init__(
+        self,
+        options: Options,
+        place: Place,
+        *,
+        announce: Callable[[str], None] = lambda address: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`announce` gets the one-time address, and another one each time that one was used."""
+        self.options = options
+        self.place = place
+        self.sessions = Sessions(options.servers, options.connect, clock)
+        self._announce = announce
+        self._cookie = "__Host-sow-console" if place.secure else f"sow-console-{options.port}"
+        self._templates = jinja2.Environment(
+            loader=jinja2.FileSystemLoader(HERE / "templates"),
+            autoescape=True,
+            undefined=jinja2.StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        self._templates.globals |= {"pages": list(PAGES.values()), "texts": texts, "version": __version__}
+
+    def announce(self) -> None:
+        """Makes a one-time address and tells it."""
+        scheme = "https" if self.place.secure else "http"
+        shown = f"[{self.options.host}]" if ":" in self.options.host else self.options.host
+        self._announce(f"{scheme}://{shown}:{self.options.port}/open?code={self.sessions.new_code()}")
+
+    # ---- sessions ----
+
+    def _session(self, connection: HTTPConnection) -> Session | None:
+        return self.sessions.find(connection.cookies.get(self._cookie))
+
+    async def _begin(self, request: Request, session: Session, target: str) -> Response:
+        """The answer that begins a session; one that was there before ends."""
+        if (former := self._session(request)) is not None:
+            await self.sessions.end(former)
+        response = RedirectResponse(target, status_code=303)
+        response.set_cookie(
+            self._cookie, session.id, path="/", httponly=True, samesite="strict", secure=self.place.secure
+        )
+        return response
+
+    async def open(self, request: Request) -> Response:
+        """The one-time address."""
+        if not self.options.one_time or not self.sessions.use_code(request.query_params.get("code", "")):
+            return self._login_page(
+                request,
+                "This address was used already, or is an old one. The terminal of the console has a new one.",
+                403,
+            )
+        self.announce()
+        return await self._begin(request, await self.sessions.begin({}, None), "/")
+
+    async def login(self, request: Request) -> Response:
+        """The form for a token, and its answer."""
+        if request.method != "POST":
+            return self._login_page(request, "")
+        address = request.client.host if request.client else ""
+        if self.sessions.must_wait(address):
+            return self._login_page(request, "Too many failed attempts. Try again in a minute.", 429)
+        form = await _form(request)
+        token = form.get("token", "").strip()
+        identities, problems = await self._identities(token)
+        if not identities:
+            self.sessions.has_failed(address)
+            return self._login_page(request, "; ".join(problems) or "No server asks for a token.", 403)
+        session = await self.sessions.begin(identities, token)
+        return await self._begin(request, session, _local(form.get("next", "")))
+
+    async def _identities(self, token: str) -> tuple[dict[str, str], list[str]]:
+        """The names that this token has at the servers, and the reasons of those that do not take it."""
+        identities: dict[str, str] = {}
+        problems: list[str] = []
+        for server in self.sessions.servers:
+            try:
+                async with self.sessions.client(server, token) as client:
+                    if name := (await client.whoami()).name:
+                        identities[server] = name
+            except SowError as error:
+                problems.append(f"{server}: {error.message}")
+        return identities, problems
+
+    async def logout(self, request: Request) -> Response:
+        """Ends the session."""
+        session = self._session(request)
+        if session is None:
+            return RedirectResponse("/login", status_code=303)
+        form = await _form(request)
+        if not same(form.get("csrf", ""), session.csrf):
+            raise HTTPException(403, "the form is not one of this session (CSRF token)")
+        await self.sessions.end(session)
+        response = RedirectResponse("/login", status_code=303)
+        response.delete_cookie(self._cookie, path="/", secure=self.place.secure, httponly=True, samesite="strict")
+        return response
+
+    def _login_page(self, request: Request, problem: str, status: int = 200) -> Response:
+        return self._html(
+            "login.html",
+            status,
+            problem=problem,
+            next=_local(request.query_params.get("next", "")),
+            servers=self.sessions.servers,
+            one_time=self.options.one_time,
+        )
+
+    # ---- pages ----
+
+    async def home(self, request: Request) -> Response:
+        """Leads to the overview of the first server."""
+        return RedirectResponse(f"/{quote(self.sessions.servers[0], safe=':[]')}/overview", status_code=303)
+
+    async def page(self, request: Request) -> Response:
+        """A page, or its JSON."""
+        name, _, ending = request.path_params["page"].partition(".")
+        page = PAGES.get(name)
+        if page is None or ending not in ("", "json") or request.path_params["server"] not in self.sessions.servers:
+            raise HTTPException(404, "there is no such page")
+        session = self._session(request)
+        if session is None:
+            if ending:
+                raise HTTPException(401, "log in first")
+            wanted = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+            return RedirectResponse(f"/login?{urlencode({'next': wanted})}", status_code=303)
+        view = self._view(request, session)
+        try:
+            if ending:
+                facts = dict(await (page.twin or page.facts)(view))
+                return Response(documents.encoded(facts), media_type="application/json")
+            content = await self._content(page, view)
+        except SowError as error:
+            status = 503 if isinstance(error, Unavailable) else 403 if "DENIED" in error.reason else 400
+            if ending:
+                body = documents.encoded({"error": records.error_of(error)})
+                return Response(body, status, media_type="application/json")
+            content = self._templates.get_template("error.html").render(view=view, error=error, page=page)
+            return self._framed(page, view, content, as_of=None)
+        return self._framed(page, view, content, as_of=texts.micros(view.now))
+
+    async def page_live(self, socket: WebSocket) -> None:
+        """The frames of a page."""
+        page, session = PAGES.get(socket.path_params["page"]), self._session(socket)
+        if session is None or page is None or socket.path_params["server"] not in self.sessions.servers:
+            await socket.close(live.ENDED, "log in first")
+            return
+        view = self._view(socket, session)
+        source: live.Source
+        if page.name == "records":
+            source = live.RecordFrames(view.client, records.asked(view.arguments))
+        else:
+            source = live.PageFrames(lambda: self._content(page, self._view(socket, session)), page.interval)
+        await live.serve(socket, session, source, still=lambda: self.sessions.find(session.id) is not None)
+
+    def _view(self, connection: HTTPConnection, session: Session) -> View:
+        server = connection.path_params["server"]
+        arguments: Mapping[str, str] = dict(connection.query_params)
+        return View(session, server, self.sessions.servers, arguments, datetime.now(UTC))
+
+    async def _content(self, page: Page, view: View) -> str:
+        """The part of a page that is made anew."""
+        facts = await page.facts(view)
+        return self._templates.get_template(f"{page.name}.html").render(view=view, page=page, **facts)
+
+    def _framed(self, page: Page, view: View, content: str, *, as_of: int | None) -> Response:
+        return self._html("frame.html", 200, page=page, view=view, content=Markup(content), as_of=as_of)
+
+    def _html(self, template: str, code: int, **values: object) -> Response:
+        return HTMLResponse(self._templates.get_template(template).render(**values), code)
+
+    async def refused(self, request: Request, error: Exception) -> Response:
+        """An HTTP error as a page of plain words."""
+        assert isinstance(error, HTTPException), "the only kind that this is registered for"
+        return self._html("refused.html", error.status_code, status=error.status_code, message=error.detail)
+
+
+def app_of(console: Console) -> ASGIApp:
+    """The application for a server of ASGI."""
+
+    @asynccontextmanager
+    async def life(app: Starlette) -> AsyncIterator[None]:
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(console.sessions.close)
+            sweeping = asyncio.create_task(_sweep(console.sessions), name="sweep of sessions")
+            stack.callback(sweeping.cancel)
+            yield
+
+    app = Starlette(
+        routes=[
+            Route("/", console.home),
+            Route("/open", console.open),
+            Route("/login", console.login, methods=["GET", "POST"]),
+            Route("/logout", console.logout, methods=["POST"]),
+            Mount("/static", StaticFiles(directory=HERE / "static")),
+            Route("/{server}/{page}", console.page),
+            WebSocketRoute("/{server}/{page}/live", console.page_live),
+        ],
+        exception_handlers={HTTPException: console.refused},
+        lifespan=life,
+    )
+    return Guard(app, console.place)
+
+
+def run(options: Options, announce: Callable[[str], None], ready: Callable[[str], None]) -> None:
+    """Serves until SIGINT or SIGTERM. `announce`: see Console; `ready` gets the address of the console.
+
+    Raises OSError where it cannot listen, and ValueError for an address that is none."""
+    family = sockets.AF_INET6 if ":" in options.host else sockets.AF_INET
+    with sockets.create_server((options.host, options.port), family=family) as listener:
+        options = _with_port(options, listener.getsockname()[1])
+        secure = options.certificate is not None
+        place = place_of(options.host, options.port, secure=secure, url=options.url)
+        console = Console(options, place, announce=announce)
+        ready(options.url or min(place.origins, key=lambda origin: options.host not in origin))
+        if options.one_time:
+            console.announce()
+        config = uvicorn.Config(
+            app_of(console),
+            log_level="error",
+            access_log=False,  # addresses hold filters and keys
+            proxy_headers=False,
+            server_header=False,
+            ws="websockets-sansio",
+            ws_max_size=SOCKET_MESSAGE_BYTES_MAX,
+            limit_concurrency=CONNECTIONS_MAX,
+            timeout_graceful_shutdown=STOP_SECONDS,
+            ssl_certfile=options.certificate,
+            ssl_keyfile=options.key,
+        )
+        uvicorn.Server(config).run(sockets=[listener])
+
+
+def _with_port(options: Options, port: int) -> Options:
+    return Options(options.servers, options.connect, options.host, port, options.url, options.certificate, options.key)
+
+
+async def _sweep(sessions: Sessions) -> None:
+    while True:
+        await asyncio.sleep(60)
+        await sessions.sweep()
+
+
+async def _form(request: Request) -> dict[str, str]:
+    """The fields of a form, of a bounded size."""
+    if request.headers.get("content-type", "").partition(";")[0] != "application/x-www-form-urlencoded":
+        raise HTTPException(415, "a form is expected")
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > BODY_BYTES_MAX:
+            raise HTTPException(413, "the form is too large")
+    try:
+        fields = parse_qs(body.decode(), keep_blank_values=True, max_num_fields=100)
+    except ValueError as error:
+        raise HTTPException(400, "the form cannot be read") from error
+    return {name: values[0] for name, values in fields.items()}
+
+
+def _local(target: str) -> str:
+    """A path of this console, never an address elsewhere."""
+    is_local = target.startswith("/") and not target.startswith("//") and "\\" not in target and target.isprintable()
+    return target if is_local else "/"
+
+
+def addresses(text: str) -> Sequence[str]:
+    """The servers in a list with commas, each as HOST:PORT."""
+    found = []
+    for one in text.split(","):
+        name = one.strip()
+        host, colon, port = name.rpartition(":")
+        found.append(name if colon and port.isdecimal() and host else f"{name}:7450")
+    return list(dict.fromkeys(found))

@@ -1,0 +1,65 @@
+"""The expiry horizon as a chart: which spans to ask for, and bars to draw. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Final
+
+from sow_client import ExpiryHorizon
+
+BARS: Final = 60
+WITHIN: Final[Mapping[str, timedelta]] = {
+    "1m": timedelta(minutes=1),
+    "10m": timedelta(minutes=10),
+    "1h": timedelta(hours=1),
+    "1d": timedelta(days=1),
+    "7d": timedelta(days=7),
+    "30d": timedelta(days=30),
+}
+"""The lengths of time that a person may choose."""
+DEFAULT_WITHIN: Final = "1h"
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """The records that fall due in one span."""
+
+    begin: datetime
+    end: datetime
+    due: int
+    share: float
+    """0 to 1: the height, the largest is 1."""
+    counted: bool
+    """False: there was too much to count, and this span lies behind the end of the count."""
+
+
+def spans(within: timedelta) -> list[timedelta]:
+    """The ends of the spans to ask for: BARS equal ones."""
+    return [within * (number + 1) / BARS for number in range(BARS)]
+
+
+def bars(horizon: ExpiryHorizon) -> tuple[Bar, ...]:
+    """The bars over all topics of a horizon."""
+    sums = [sum(column) for column in zip(*(topic.due for topic in horizon.topics), strict=True)]
+    sums = sums or [0] * len(horizon.spans)
+    most = max(sums, default=0)
+    begins = [timedelta(0), *horizon.spans]
+    return tuple(
+        Bar(
+            horizon.as_of + begin,
+            horizon.as_of + end,
+            due,
+            due / most if most else 0.0,
+            horizon.as_of + end <= horizon.complete_upto,
+        )
+        for begin, end, due in zip(begins, horizon.spans, sums, strict=False)
+    )
+
+
+def line(values: Sequence[float], width: float, height: float) -> str:
+    """The points of a line over so many values, for a `polyline` of SVG; the largest value touches the top."""
+    most = max(values, default=0.0) or 1.0
+    step = width / max(1, len(values) - 1)
+    return " ".join(f"{index * step:.1f},{height - value / most * height:.1f}" for index, value in enumerate(values))

@@ -1,0 +1,271 @@
+"""Frames for a browser: one under way, the next made after the last was drawn.
+
+[1]  A frame is sent once the browser has said that it has drawn the one before. A slow browser, or a hidden tab, gets
+     newer frames, not older ones.
+[2]  Of each key, the newest change waits. At most KEYS_MAX keys wait; then the subscription is not read on, and the
+     server waits, too.
+[3]  A frame comes at least every HEARTBEAT_SECONDS, so a page that has heard nothing for longer knows that it is old.
+[4]  A socket ends with its session.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import Final, Protocol, TypeAlias, TypeVar
+
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from sow_client import AsyncClient, Change, PermissionDenied, Record, ResyncRequired, SowError, Unavailable
+from sow_console import documents
+from sow_console.pages import records
+from sow_console.sessions import Session
+
+KEYS_MAX: Final = 10_000
+HEARTBEAT_SECONDS: Final = 3.0
+FRAMES_APART_SECONDS: Final = 0.1
+"""No eye needs more than ten frames a second, and each costs the console some time."""
+RETRY_SECONDS: Final = 1.0
+ENDED: Final = 4401
+"""The code of a socket whose session has ended."""
+
+Frame: TypeAlias = Mapping[str, object]
+_Result = TypeVar("_Result")
+
+
+class Source(Protocol):
+    """Makes frames."""
+
+    async def frame(self) -> Frame:
+        """The next frame, as soon as there is something to tell, and after HEARTBEAT_SECONDS in any case."""
+
+    async def close(self) -> None:
+        """Ends its calls."""
+
+
+class Newest:
+    """The changes that were not sent: the newest of each key. Pure."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, Record | str] = {}
+        self.changes = 0
+        """Changes since the last frame, those included that newer ones have replaced."""
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def take_in(self, change: Change) -> None:
+        """A change of a record, or its removal."""
+        self.changes += 1
+        if change.op == "put" and change.record is not None:
+            self._waiting[change.key] = change.record
+        elif change.op in ("oof", "delete", "expire"):
+            self._waiting[change.key] = change.reason or change.op
+
+    def frame(self) -> dict[str, object]:
+        """All that waits, which waits no longer."""
+        rows = [documents.row(one) for one in self._waiting.values() if isinstance(one, Record)]
+        gone = [[key, one] for key, one in self._waiting.items() if isinstance(one, str)]
+        made: dict[str, object] = {"rows": rows, "gone": gone, "changes": self.changes}
+        self._waiting.clear()
+        self.changes = 0
+        return made
+
+
+class RecordFrames:
+    """The frames of the grid: first the answer to the query, then its changes."""
+
+    def __init__(
+        self,
+        client: AsyncClient,
+        query: records.Asked,
+        *,
+        now_micros: Callable[[], int] = lambda: time.time_ns() // 1_000,
+        heartbeat: float = HEARTBEAT_SECONDS,
+    ) -> None:
+        self._client = client
+        self._query = query
+        self._now_micros = now_micros
+        self._heartbeat = heartbeat
+        self._newest = Newest()
+        self._more = asyncio.Event()
+        self._less = asyncio.Event()
+        self._reader: asyncio.Task[None] | None = None
+        self._wants_answer = True
+        self._error: SowError | None = None
+        """The reason why the grid is not live."""
+        self._since_micros: int | None = None
+        """Since when the server is away."""
+        self._as_of_micros = 0
+
+    async def frame(self) -> Frame:
+        if not (self._wants_answer or self._newest):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._heartbeat):
+                    await self._more.wait()
+        self._more.clear()
+        if self._wants_answer:
+            return await self._answer()
+        frame = self._newest.frame()
+        self._less.set()
+        if self._error is None and self._since_micros is None:
+            self._as_of_micros = self._now_micros()
+        return frame | self._state()
+
+    async def close(self) -> None:
+        if self._reader is not None:
+            self._reader.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._reader
+
+    def _state(self) -> dict[str, object]:
+        error = self._error
+        return {
+            "as_of": self._as_of_micros or None,
+            "away_since": self._since_micros,
+            "error": None if error is None else records.error_of(error),
+        }
+
+    async def _answer(self) -> Frame:
+        """Asks, and follows from there on."""
+        try:
+            found = await records.answer(self._client, self._query)
+            plan = await records.plan(self._client, self._query, found.footer.scanned)
+        except Unavailable as error:
+            if self._since_micros is None:
+                self._since_micros = self._now_micros()
+            else:
+                await asyncio.sleep(RETRY_SECONDS)
+            return self._state() | {"error": records.error_of(error)}
+        except SowError as error:
+            self._wants_answer, self._error = False, error
+            return self._state()
+        self._wants_answer, self._error, self._since_micros = False, None, None
+        self._as_of_micros = found.header.as_of_micros
+        await self.close()
+        self._newest = Newest()
+        self._reader = asyncio.create_task(self._read(found.header.bookmark), name="changes of a grid")
+        return self._state() | {
+            "reset": True,
+            "rows": [documents.row(record) for record in found.records],
+            "read": found.footer.scanned,
+            "matched": found.footer.matched,
+            "asked_at": found.header.as_of_micros,
+            "plan": plan,
+        }
+
+    async def _read(self, bookmark: str) -> None:
+        newest = self._newest
+        try:
+            async with self._client.subscribe(
+                self._query.topic,
+                self._query.filter or None,
+                oof=True,
+                start=bookmark,
+                on_interruption=self._interrupted,
+            ) as changes:
+                async for change in changes:
+                    newest.take_in(change)
+                    self._more.set()
+                    while len(newest) >= KEYS_MAX:
+                        self._less.clear()
+                        await self._less.wait()
+        except (ResyncRequired, Unavailable):
+            self._wants_answer = True
+        except SowError as error:
+            self._error = error
+        self._more.set()
+
+    def _interrupted(self, error: SowError | None) -> None:
+        self._since_micros = None if error is None else self._now_micros()
+        self._more.set()
+
+
+class PageFrames:
+    """The frames of a page: its content, made anew each `interval`; nothing where it is the same."""
+
+    def __init__(
+        self,
+        content: Callable[[], Awaitable[str]],
+        interval: float,
+        *,
+        now_micros: Callable[[], int] = lambda: time.time_ns() // 1_000,
+    ) -> None:
+        """`content` raises SowError."""
+        self._content = content
+        self._interval = interval
+        self._now_micros = now_micros
+        self._as_of_micros = 0
+        self._since_micros: int | None = None
+
+    async def frame(self) -> Frame:
+        await asyncio.sleep(self._interval)
+        html: str | None = None
+        problem: SowError | None = None
+        try:
+            html = await self._content()
+            self._as_of_micros, self._since_micros = self._now_micros(), None
+        except PermissionDenied as error:
+            problem = error
+        except SowError as error:
+            self._since_micros = self._since_micros or self._now_micros()
+            problem = error
+        return {
+            "html": html,
+            "as_of": self._as_of_micros or None,
+            "away_since": self._since_micros,
+            "error": None if problem is None else records.error_of(problem),
+        }
+
+    async def close(self) -> None:
+        """It has no calls of its own between two frames."""
+
+
+async def serve(socket: WebSocket, session: Session, source: Source, *, still: Callable[[], bool]) -> None:
+    """Carries frames to a browser until it leaves or its session ends. `still`: whether the session goes on."""
+    await socket.accept()
+    ended = asyncio.create_task(session.ended.wait())
+    number = 0
+    try:
+        while still():
+            frame = await _unless(ended, source.frame())
+            if frame is None:
+                break
+            number += 1
+            await socket.send_bytes(documents.encoded({"frame": number, **frame}))
+            if await _unless(ended, _drawn(socket, number)) is None:
+                break
+            if await _unless(ended, _pause()) is None:
+                break
+        await socket.close(ENDED, "the session has ended")
+    except WebSocketDisconnect:
+        pass  # the browser has left
+    finally:
+        ended.cancel()
+        await source.close()
+
+
+async def _drawn(socket: WebSocket, number: int) -> bool:
+    while await socket.receive_text() != str(number):
+        pass
+    return True
+
+
+async def _pause() -> bool:
+    await asyncio.sleep(FRAMES_APART_SECONDS)
+    return True
+
+
+async def _unless(ended: asyncio.Task[bool], work: Coroutine[object, object, _Result]) -> _Result | None:
+    """The result; None: the session ended first."""
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait({task, ended}, return_when=asyncio.FIRST_COMPLETED)
+        return task.result() if task.done() else None
+    finally:
+        if not task.done():
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task

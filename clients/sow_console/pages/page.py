@@ -1,0 +1,62 @@
+"""A page: its facts, which are also its JSON, and the request that they are made for."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TypeAlias
+from urllib.parse import urlencode
+
+from sow_client import AsyncClient
+from sow_console.sessions import Session
+
+DEFAULT_SERVER = "127.0.0.1:7450"
+"""The server of a command that names none."""
+
+Facts: TypeAlias = Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A look at a page: who looks, at which server, with which arguments."""
+
+    session: Session
+    server: str
+    servers: tuple[str, ...]
+    arguments: Mapping[str, str]
+    now: datetime
+
+    @property
+    def client(self) -> AsyncClient:
+        """The person's client of this server."""
+        return self.session.client(self.server)
+
+    def argument(self, name: str, default: str = "") -> str:
+        """An argument, without space around it."""
+        return self.arguments.get(name, default).strip()
+
+    def command(self, *parts: str) -> str:
+        """The command line that shows the same."""
+        server = () if self.server == DEFAULT_SERVER else ("--server", self.server)
+        return shlex.join(["sow", *server, *parts])
+
+    def url(self, page: str, **arguments: str | None) -> str:
+        """The address of a page about this server."""
+        given = {name: value for name, value in arguments.items() if value}
+        return f"/{self.server}/{page}" + (f"?{urlencode(given)}" if given else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A page of the console. Its address is /SERVER/NAME, its JSON is at /SERVER/NAME.json."""
+
+    name: str
+    title: str
+    facts: Callable[[View], Awaitable[Facts]]
+    """Raises SowError; the page then shows the error."""
+    interval: float = 2.0
+    """Seconds between two looks while it is open."""
+    twin: Callable[[View], Awaitable[Facts]] | None = None
+    """The facts of its JSON, where they are more than those of the page."""

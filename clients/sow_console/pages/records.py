@@ -1,0 +1,119 @@
+"""Records: a query, live. The grid is filled over a WebSocket; the JSON of the page is the answer of one instant."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from sow_client import AsyncClient, FailedPrecondition, InvalidArgument, QueryFooter, QueryHeader, QueryPlan, Record
+from sow_console import documents
+from sow_console.pages.page import Facts, View
+
+ROWS: Final = 200
+ROWS_MAX: Final = 2_000
+PLANNED_READS_MAX: Final = 100_000
+"""The plan costs a second run of the query; beyond this many records read, only on request."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A query as a person writes it."""
+
+    topic: str
+    filter: str
+    order: str
+    rows: int
+    plan: bool
+
+    @property
+    def words(self) -> list[str]:
+        """The command that does the same."""
+        words = ["query", self.topic, *([self.filter] if self.filter else [])]
+        if self.order:
+            words += ["--order-by", self.order]
+        return [*words, "--top", str(self.rows)]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The answer of one instant."""
+
+    header: QueryHeader
+    footer: QueryFooter
+    records: list[Record]
+
+
+def asked(arguments: Mapping[str, str]) -> Asked:
+    """The query in the arguments of a page."""
+    rows = arguments.get("rows", "")
+    return Asked(
+        arguments.get("topic", "").strip(),
+        arguments.get("filter", "").strip(),
+        arguments.get("order", "").strip(),
+        min(ROWS_MAX, max(1, int(rows))) if rows.isdecimal() and len(rows) < 9 else ROWS,
+        arguments.get("plan", "") == "1",
+    )
+
+
+async def answer(client: AsyncClient, query: Asked) -> Answer:
+    """Runs the query."""
+    async with client.query(
+        query.topic, query.filter or None, order_by=query.order or None, top_n=query.rows
+    ) as result:
+        records = [record async for record in result]
+        assert result.header is not None, "an answer that ended in order has a header"
+        assert result.footer is not None, "and a footer"
+        return Answer(result.header, result.footer, records)
+
+
+async def plan(client: AsyncClient, query: Asked, reads: int) -> QueryPlan | None:
+    """How the query finds its records; None: that would cost much, and was not asked for."""
+    if reads > PLANNED_READS_MAX and not query.plan:
+        return None
+    return await client.explain(query.topic, query.filter or None, order_by=query.order or None, top_n=query.rows)
+
+
+def error_of(error: Exception) -> dict[str, object]:
+    """An error for the browser, with the column of a filter that it is about."""
+    details = getattr(error, "details", {})
+    position = details.get("position", "")
+    return {
+        "message": getattr(error, "message", str(error)),
+        "reason": getattr(error, "reason", ""),
+        "field": details.get("field", ""),
+        "position": int(position) if position.isdecimal() else None,
+    }
+
+
+async def facts(view: View) -> Facts:
+    """The form of the page. The grid comes over the socket."""
+    query = asked(view.arguments)
+    names = [one.name for one in await view.client.topics()]
+    return {
+        "query": query,
+        "topics": names,
+        "command": view.command(*query.words) if query.topic else "",
+        "follow": view.command("subscribe", query.topic, *([query.filter] if query.filter else []), "--sow")
+        if query.topic
+        else "",
+    }
+
+
+async def twin(view: View) -> Facts:
+    """The answer, the plan, and the commands."""
+    query = asked(view.arguments)
+    made: dict[str, object] = dict(await facts(view))
+    if not query.topic:
+        return made
+    found = await answer(view.client, query)
+    with contextlib.suppress(InvalidArgument, FailedPrecondition):
+        made["plan"] = await plan(view.client, query, found.footer.scanned)
+    return made | {
+        "as_of": found.header.as_of,
+        "bookmark": found.header.bookmark,
+        "read": found.footer.scanned,
+        "matched": found.footer.matched,
+        "records": [documents.twin(record) for record in found.records],
+    }

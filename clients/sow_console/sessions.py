@@ -1,0 +1,163 @@
+"""Sessions: who has logged in with which token, and their connections to the servers.
+
+[1]  A session's id, its CSRF token and a one-time code are 32 random bytes each. Sessions are in memory only.
+[2]  A token is given to the clients of its session, which call the servers named at the start and no others.
+[3]  A session ends when its user logs out, IDLE_SECONDS after its last use, and AGE_SECONDS after it began. Its sockets
+     and its calls end with it.
+[4]  There are at most SESSIONS_MAX sessions: the one unused for longest makes room.
+[5]  After ATTEMPTS_MAX failed log-ins from an address within ATTEMPTS_SECONDS, it must wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import secrets
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, TypeAlias
+
+from sow_client import AsyncClient
+from sow_console.figures import FiguresWatch
+
+IDLE_SECONDS: Final = 3_600.0
+AGE_SECONDS: Final = 12 * 3_600.0
+SESSIONS_MAX: Final = 256
+ATTEMPTS_MAX: Final = 5
+ATTEMPTS_SECONDS: Final = 60.0
+ADDRESSES_MAX: Final = 1_000
+"""Addresses whose failed attempts are remembered."""
+
+Connect: TypeAlias = Callable[[str, str | None], AsyncClient]
+"""Makes the client of a server that shows a token, or none; called on the event loop."""
+
+
+class Session:
+    """Owns the clients of one person."""
+
+    def __init__(self, identities: Mapping[str, str], token: str | None, connect: Connect, now: float) -> None:
+        """`identities`: the person's name at each server that knows it."""
+        self.id = secrets.token_urlsafe(32)
+        self.csrf = secrets.token_urlsafe(32)
+        self.identities = dict(identities)
+        self.began = now
+        self.used = now
+        self.ended = asyncio.Event()
+        self._token = token
+        self._connect = connect
+        self._clients: dict[str, AsyncClient] = {}
+        self._watches: dict[str, FiguresWatch] = {}
+
+    @property
+    def has_token(self) -> bool:
+        """Whether it shows a token to the servers."""
+        return self._token is not None
+
+    def client(self, server: str) -> AsyncClient:
+        """The person's client of this server, one of those named at the start."""
+        if (found := self._clients.get(server)) is None:
+            found = self._clients[server] = self._connect(server, self._token)
+        return found
+
+    def figures(self, server: str) -> FiguresWatch:
+        """The server's figures, as the person may see them."""
+        if (found := self._watches.get(server)) is None:
+            found = self._watches[server] = FiguresWatch(self.client(server))
+        return found
+
+    async def end(self) -> None:
+        """Ends its sockets and closes its connections."""
+        self.ended.set()
+        self._token = None
+        for watch in self._watches.values():
+            await watch.close()
+        for client in self._clients.values():
+            await client.close()
+
+
+class Sessions:
+    """Owns the sessions, the one-time code, and the failed attempts."""
+
+    def __init__(self, servers: Sequence[str], connect: Connect, clock: Callable[[], float]) -> None:
+        """`clock`: monotonic seconds."""
+        self.servers = tuple(servers)
+        self._connect = connect
+        self._clock = clock
+        self._sessions: dict[str, Session] = {}
+        self._code: str | None = None
+        self._failed: dict[str, deque[float]] = {}
+
+    async def begin(self, identities: Mapping[str, str], token: str | None) -> Session:
+        """A new session."""
+        await self.sweep()
+        while len(self._sessions) >= SESSIONS_MAX:
+            await self.end(min(self._sessions.values(), key=lambda one: one.used))
+        session = Session(identities, token, self._connect, self._clock())
+        self._sessions[session.id] = session
+        return session
+
+    def find(self, session_id: str | None) -> Session | None:
+        """The session with this id, which is in use now; None: it has ended, or there was none."""
+        if session_id is None or (session := self._sessions.get(session_id)) is None or self._is_over(session):
+            return None
+        session.used = self._clock()
+        return session
+
+    async def end(self, session: Session) -> None:
+        """Ends a session."""
+        if self._sessions.pop(session.id, None) is not None:
+            await session.end()
+
+    async def sweep(self) -> None:
+        """Ends the sessions whose time is over."""
+        for session in [one for one in self._sessions.values() if self._is_over(one)]:
+            await self.end(session)
+
+    async def close(self) -> None:
+        """Ends all of them."""
+        for session in list(self._sessions.values()):
+            await self.end(session)
+
+    def client(self, server: str, token: str) -> AsyncClient:
+        """A client for the time of a log-in; the caller closes it."""
+        return self._connect(server, token)
+
+    # ---- one-time codes ----
+
+    def new_code(self) -> str:
+        """A code that begins one session without a token; an earlier code is void."""
+        self._code = secrets.token_urlsafe(32)
+        return self._code
+
+    def use_code(self, code: str) -> bool:
+        """Whether this is the code; it is void from now on."""
+        if self._code is None or not same(code, self._code):
+            return False
+        self._code = None
+        return True
+
+    # ---- failed attempts ----
+
+    def must_wait(self, address: str) -> bool:
+        """Whether there were too many failed attempts from this address."""
+        failed = self._failed.get(address)
+        if failed is None:
+            return False
+        while failed and failed[0] <= self._clock() - ATTEMPTS_SECONDS:
+            failed.popleft()
+        return len(failed) >= ATTEMPTS_MAX
+
+    def has_failed(self, address: str) -> None:
+        """Counts a failed attempt."""
+        if address not in self._failed and len(self._failed) >= ADDRESSES_MAX:
+            self._failed.pop(next(iter(self._failed)))
+        self._failed.setdefault(address, deque(maxlen=ATTEMPTS_MAX)).append(self._clock())
+
+    def _is_over(self, session: Session) -> bool:
+        now = self._clock()
+        return now >= min(session.used + IDLE_SECONDS, session.began + AGE_SECONDS)
+
+
+def same(given: str, expected: str) -> bool:
+    """Whether two secrets are equal, in a time that does not tell how much of them is."""
+    return hmac.compare_digest(given.encode(), expected.encode())

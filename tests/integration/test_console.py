@@ -1,0 +1,214 @@
+"""`sow console` over real servers: pages, their JSON, their sockets, and what a person may not see."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import click
+import httpx
+import pytest
+from click.testing import CliRunner
+
+from sow_cli.command import sow
+from sow_client import Client
+from sow_console.pages import PAGES
+from tests.integration.test_canary import CANARY, tells
+from tests.support.access import GUARDED, client_of, grant, identity, write_access
+from tests.support.console import RunningConsole, running_console
+from tests.support.server import ServerProcess
+
+BIG: Final = 2**60 + 1
+ABOUT: Final = {
+    "overview": "",
+    "records": "topic=orders&filter=/price+>+1",
+    "key": "topic=orders&key=1",
+    "due": "topic=orders&within=10m",
+    "durables": "topic=orders",
+    "replication": "",
+    "topic": "topic=orders",
+    "connections": "topic=orders",
+}
+
+
+def fill(client: Client) -> None:
+    client.create_topic("orders", key=["/id"], expiration="enabled")
+    for number in range(1, 4):
+        client.publish("orders", {"id": number, "desk": "eu", "price": number, "account": BIG}, ttl="9m")
+    client.publish("orders", {"id": 1, "desk": "eu", "price": 9, "account": BIG}, ttl="9m")
+
+
+@pytest.fixture(scope="module")
+def open_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    with ServerProcess(tmp_path_factory.mktemp("open")) as server, server.client() as client:
+        fill(client)
+        yield server
+
+
+@pytest.fixture(scope="module")
+def console(open_server: ServerProcess) -> Iterator[RunningConsole]:
+    with running_console(open_server.address) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def browser(console: RunningConsole) -> httpx.Client:
+    return console.opened()
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_each_page_has_an_address_and_a_json_twin(open_server: ServerProcess, browser: httpx.Client, page: str) -> None:
+    shown = browser.get(f"/{open_server.address}/{page}", params=httpx.QueryParams(ABOUT[page]))
+    assert shown.status_code == 200
+    assert 'class="problem"><p>' not in shown.text, "it is not a page of an error"
+    twin = browser.get(f"/{open_server.address}/{page}.json", params=httpx.QueryParams(ABOUT[page]))
+    assert twin.headers["content-type"] == "application/json"
+    shlex.split(twin.json()["command"])
+    parsed(shlex.split(twin.json()["command"]))
+    bare = browser.get(f"/{open_server.address}/{page}")
+    assert bare.status_code == 200
+
+
+def parsed(words: list[str]) -> None:
+    """Fails where the command line is none of `sow`."""
+    assert words[:2] == ["sow", "--server"]
+    command: click.Command = sow
+    rest = words[3:]
+    while isinstance(command, click.Group):
+        command, rest = command.commands[rest[0]], rest[1:]
+    command.make_context("sow", rest)
+
+
+def test_numbers_reach_the_browser_as_they_were_published(
+    open_server: ServerProcess, console: RunningConsole, browser: httpx.Client
+) -> None:
+    for page in ("records", "key"):
+        answer = browser.get(f"/{open_server.address}/{page}.json", params=httpx.QueryParams(ABOUT[page]))
+        assert f'"account":{BIG}'.encode() in answer.content
+    with console.socket(browser, f"/{open_server.address}/records/live?topic=orders") as socket:
+        frame = json.loads(socket.recv(30))
+    assert f'"account":{BIG}' in frame["rows"][0][1]
+    assert (frame["read"], frame["matched"], frame["reset"]) == (3, 3, True)
+
+
+def test_a_change_comes_in_the_next_frame_once_the_last_was_drawn(
+    open_server: ServerProcess, console: RunningConsole, browser: httpx.Client
+) -> None:
+    with console.socket(browser, f"/{open_server.address}/records/live?topic=orders") as socket:
+        json.loads(socket.recv(30))
+        with open_server.client() as client:
+            for number in range(50):
+                client.publish("orders", {"id": 2, "n": number}, ttl="9m")
+        with pytest.raises(TimeoutError):
+            socket.recv(0)  # nothing was drawn, so nothing comes
+        rows: list[list[object]] = []
+        number = 1
+        while not rows or '"n":49' not in str(rows[-1][1]):
+            socket.send(str(number))
+            frame = json.loads(socket.recv(30))
+            number, rows = frame["frame"], frame["rows"]
+            assert len(rows) <= 1, "only the newest of a key"
+
+
+def test_a_wrong_filter_is_an_answer_with_its_column(
+    open_server: ServerProcess, console: RunningConsole, browser: httpx.Client
+) -> None:
+    path = f"/{open_server.address}/records"
+    answer = browser.get(f"{path}.json", params={"topic": "orders", "filter": "/price >"})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["position"] == 8
+    with console.socket(browser, f"{path}/live?topic=orders&filter=/price+>") as socket:
+        assert json.loads(socket.recv(30))["error"]["position"] == 8
+
+
+def test_a_socket_ends_with_its_session(open_server: ServerProcess, console: RunningConsole) -> None:
+    browser = console.opened()
+    with console.socket(browser, f"/{open_server.address}/records/live?topic=orders") as socket:
+        socket.recv(30)
+        page = browser.get(f"/{open_server.address}/records").text
+        csrf = page.split('name="csrf" value="')[1].split('"')[0]
+        assert browser.post("/logout", data={"csrf": csrf}, headers={"Origin": console.address}).status_code == 303
+        with pytest.raises(Exception, match="4401"):
+            socket.recv(30)
+
+
+# ---- rights ----
+
+ROWS: Final = "rows = \"/desk = 'eu'\"\nhide = ['/secret']"
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ServerProcess, RunningConsole]]:
+    folder = tmp_path_factory.mktemp("guarded")
+    text = identity("eu", "desk") + grant("desk", "orders", "read consume observe", ROWS)
+    text += identity("both", "all") + grant("all", ".*", "read consume observe")
+    write_access(folder, text)
+    with ServerProcess(folder, GUARDED) as server, client_of(server, "root") as root:
+        fill(root)
+        root.create_topic("hidden", key=["/id"])
+        root.publish("hidden", {"id": CANARY})
+        root.publish("orders", {"id": 1, "desk": "eu", "price": 7, "secret": CANARY}, ttl="9m")
+        root.publish("orders", {"id": CANARY, "desk": "us", "price": 7}, ttl="9m")
+        with running_console(server.address) as console:
+            yield server, console
+
+
+def test_hidden_fields_and_rows_never_reach_the_browser(guarded: tuple[ServerProcess, RunningConsole]) -> None:
+    server, console = guarded
+    browser = console.logged_in("eu")
+    told = b""
+    for page, about in ABOUT.items():
+        for query in (about, "", "topic=hidden&key=1", "topic=orders&filter=/secret+IS+NOT+NULL&order=/secret"):
+            for ending in ("", ".json"):
+                told += browser.get(f"/{server.address}/{page}{ending}", params=httpx.QueryParams(query)).content
+    with console.socket(browser, f"/{server.address}/records/live?topic=orders") as socket:
+        told += socket.recv(30, decode=False)
+        with client_of(server, "root") as root:
+            root.publish("orders", {"id": 1, "desk": "eu", "price": 8, "secret": CANARY}, ttl="9m")
+            root.publish("orders", {"id": 2, "desk": "us", "price": 8, "secret": CANARY}, ttl="9m")
+            root.publish("orders", {"id": 3, "desk": "eu", "price": 88, "secret": CANARY}, ttl="9m")
+        for number in range(1, 30):
+            socket.send(str(number))
+            frame = socket.recv(30, decode=False)
+            told += frame
+            if b"88" in frame:
+                break
+    assert b'"price":88' in told.replace(b"\\", b""), "the socket did show what is permitted"
+    assert not tells(told)
+    both = console.logged_in("both")
+    assert tells(both.get(f"/{server.address}/records.json", params={"topic": "orders"}).content), "others see it"
+
+
+def test_an_unknown_token_begins_no_session(guarded: tuple[ServerProcess, RunningConsole]) -> None:
+    server, console = guarded
+    with console.browser() as browser:
+        answer = browser.post("/login", data={"token": "guess"}, headers={"Origin": console.address})
+        assert answer.status_code == 403
+        assert "set-cookie" not in answer.headers
+        assert browser.get(f"/{server.address}/overview").headers["location"].startswith("/login")
+
+
+def test_a_session_of_the_one_time_address_has_no_more_rights_than_nobody(
+    guarded: tuple[ServerProcess, RunningConsole],
+) -> None:
+    server, console = guarded
+    page = console.opened().get(f"/{server.address}/records")
+    assert "UNAUTHENTICATED" in page.text
+
+
+def test_the_command_says_what_to_install_and_what_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = {
+        ("--listen", "0.0.0.0:7480"): "plain text",
+        ("--listen", "nothing"): "HOST:PORT",
+        ("--https-cert", str(tmp_path)): "is a directory",
+    }
+    for arguments, word in wrong.items():
+        done = CliRunner().invoke(sow, ["console", *arguments])
+        assert (done.exit_code, word in done.output) == (2, True), done.output
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "starlette" else object())
+    done = CliRunner().invoke(sow, ["console"])
+    assert done.exit_code == 1
+    assert "needs starlette; install them: pip install 'sow[console]'" in done.output

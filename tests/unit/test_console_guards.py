@@ -1,0 +1,278 @@
+"""The console lets in nobody but those who have logged in, from its own pages, under its own name."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Iterator
+
+import pytest
+from starlette.datastructures import Headers
+from starlette.testclient import TestClient
+from starlette.websockets import WebSocketDisconnect
+
+from sow_console import guards, sessions
+from sow_console.app import _local, addresses
+from tests.support.console import HOST, SERVER, FakeConsole
+
+ORIGIN = f"http://{HOST}"
+OWN = {"Origin": ORIGIN}
+RECORDS = f"/{SERVER}/records"
+LIVE = f"{RECORDS}/live"
+
+
+@pytest.fixture
+def console() -> FakeConsole:
+    return FakeConsole({"alice-token": "alice", "bob-token": "bob"})
+
+
+@pytest.fixture
+def browser(console: FakeConsole) -> Iterator[TestClient]:
+    with TestClient(console.app, base_url=ORIGIN, follow_redirects=False) as made:
+        yield made
+
+
+def log_in(browser: TestClient, token: str = "alice-token") -> str:
+    """Returns the CSRF token of the session."""
+    assert browser.post("/login", data={"token": token}, headers=OWN).status_code == 303
+    found = re.search(r'name="csrf" value="([^"]+)"', browser.get(RECORDS).text)
+    assert found
+    return found[1]
+
+
+# ---- names and origins ----
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:7480", "127.0.0.1", "127.0.0.1:7481", ""])
+def test_a_foreign_host_is_refused_whatever_is_asked_for(browser: TestClient, host: str) -> None:
+    for path in ("/login", "/static/console.css", RECORDS):
+        answer = browser.get(path, headers={"Host": host})
+        assert answer.status_code == 403
+        assert "Host" in answer.text
+
+
+@pytest.mark.parametrize("host", ["localhost:7480", "LOCALHOST:7480", "[::1]:7480", HOST])
+def test_this_machine_has_several_names(browser: TestClient, host: str) -> None:
+    assert browser.get("/login", headers={"Host": host}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "origin", ["http://evil.example", "https://127.0.0.1:7480", "http://127.0.0.1:7481", "null", None]
+)
+def test_a_log_in_from_another_site_is_refused(browser: TestClient, console: FakeConsole, origin: str | None) -> None:
+    answer = browser.post("/login", data={"token": "alice-token"}, headers={"Origin": origin} if origin else {})
+    assert answer.status_code == 403
+    assert "set-cookie" not in answer.headers
+    assert console.calls == [], "no server was asked about the token"
+
+
+@pytest.mark.parametrize("origin", ["http://evil.example", None])
+def test_a_socket_from_another_site_is_refused_with_the_cookie(browser: TestClient, origin: str | None) -> None:
+    log_in(browser)
+    headers = {"Origin": origin} if origin else {}
+    with pytest.raises(WebSocketDisconnect) as refused, browser.websocket_connect(LIVE, headers=headers):
+        pass
+    assert refused.value.code == 4403
+
+
+def test_headers_that_stand_twice_are_refused() -> None:
+    place = guards.place_of("127.0.0.1", 7480, secure=False)
+    twice = Headers(raw=[(b"host", HOST.encode()), (b"host", b"evil.example")])
+    assert guards.refusal(place, kind="http", method="GET", headers=twice)
+
+
+def test_behind_a_proxy_only_its_name_counts() -> None:
+    place = guards.place_of("0.0.0.0", 7480, secure=False, url="https://console.example/")
+    assert place.secure
+    assert place.origins == {"https://console.example"}
+    for wrong in ("console.example", "ftp://console.example", "https://console.example/path"):
+        with pytest.raises(ValueError, match="is not an address"):
+            guards.place_of("0.0.0.0", 7480, secure=False, url=wrong)
+
+
+@pytest.mark.parametrize("path", ["/login", "/static/page.js", RECORDS, "/nothing", "/open?code=x"])
+def test_every_answer_has_the_policy(browser: TestClient, path: str) -> None:
+    headers = browser.get(path).headers
+    assert headers["content-security-policy"].startswith("default-src 'none'; script-src 'self'; style-src 'self'")
+    assert "unsafe" not in headers["content-security-policy"]
+    assert "frame-ancestors 'none'" in headers["content-security-policy"]
+    assert headers["x-content-type-options"] == "nosniff"
+    assert headers["cache-control"] == ("no-cache" if "static" in path else "no-store")
+
+
+# ---- sessions ----
+
+
+@pytest.mark.parametrize("path", [RECORDS, f"/{SERVER}/overview", f"/{SERVER}/key?topic=orders&key=1"])
+def test_no_page_answers_without_a_session(browser: TestClient, console: FakeConsole, path: str) -> None:
+    assert browser.get(path).headers["location"].startswith("/login?next=%2F")
+    assert browser.get(path.replace("?", ".json?") if "?" in path else f"{path}.json").status_code == 401
+    with pytest.raises(WebSocketDisconnect), browser.websocket_connect(LIVE, headers=OWN):
+        pass
+    assert console.calls == []
+
+
+def test_the_cookie_is_out_of_reach_of_scripts_and_other_sites(browser: TestClient) -> None:
+    answer = browser.post("/login", data={"token": "alice-token"}, headers=OWN)
+    cookie = answer.headers["set-cookie"]
+    assert "HttpOnly" in cookie
+    assert "SameSite=strict" in cookie
+    assert "alice" not in cookie
+
+
+def test_over_tls_the_cookie_is_secure_and_bound_to_the_host() -> None:
+    console = FakeConsole({"alice-token": "alice"}, host="0.0.0.0", url="https://console.example")
+    with TestClient(console.app, base_url="https://console.example", follow_redirects=False) as browser:
+        answer = browser.post("/login", data={"token": "alice-token"}, headers={"Origin": "https://console.example"})
+        assert answer.headers["set-cookie"].startswith("__Host-sow-console=")
+        assert "Secure" in answer.headers["set-cookie"]
+        assert "max-age" in answer.headers["strict-transport-security"]
+
+
+def test_a_page_shows_no_token(browser: TestClient) -> None:
+    log_in(browser)
+    assert "alice-token" not in browser.get(RECORDS).text
+    assert "alice-token" not in browser.post("/login", data={"token": "alice-tokenx"}, headers=OWN).text
+
+
+def test_a_log_out_without_the_csrf_token_of_the_session_is_refused(browser: TestClient, console: FakeConsole) -> None:
+    log_in(browser)
+    of_another = log_in(TestClient(console.app, base_url=ORIGIN, follow_redirects=False), "bob-token")
+    for form in ({"other": "x"}, {"csrf": ""}, {"csrf": of_another}):
+        assert browser.post("/logout", data=form, headers=OWN).status_code == 403
+    assert browser.get(RECORDS).status_code == 200
+
+
+def test_a_stolen_cookie_is_worth_nothing_after_the_log_out(browser: TestClient, console: FakeConsole) -> None:
+    csrf = log_in(browser)
+    stolen = dict(browser.cookies)
+    (_, client) = console.clients
+    assert browser.post("/logout", data={"csrf": csrf}, headers=OWN).status_code == 303
+    browser.cookies.update(stolen)
+    assert browser.get(RECORDS).status_code == 303
+    assert browser.get(f"{RECORDS}.json").status_code == 401
+    assert client.closed, "its calls have ended, too"
+
+
+def test_a_new_log_in_ends_the_session_before(browser: TestClient) -> None:
+    log_in(browser)
+    first = dict(browser.cookies)
+    log_in(browser, "bob-token")
+    browser.cookies.clear()
+    browser.cookies.update(first)
+    assert browser.get(RECORDS).status_code == 303
+
+
+def test_a_session_that_is_not_used_ends(browser: TestClient, console: FakeConsole) -> None:
+    log_in(browser)
+    console.clock.now += sessions.IDLE_SECONDS - 1
+    assert browser.get(RECORDS).status_code == 200
+    console.clock.now += sessions.IDLE_SECONDS
+    assert browser.get(RECORDS).status_code == 303
+
+
+def test_a_session_that_is_used_ends_in_the_end(browser: TestClient, console: FakeConsole) -> None:
+    log_in(browser)
+    uses = int(sessions.AGE_SECONDS / 1_800) - 1
+    for _ in range(uses):
+        console.clock.now += 1_800
+        assert browser.get(RECORDS).status_code == 200
+    console.clock.now += 1_800
+    assert browser.get(RECORDS).status_code == 303
+
+
+def test_the_session_unused_for_longest_makes_room(console: FakeConsole) -> None:
+    async def work() -> None:
+        kept = console.console.sessions
+        first, second = await kept.begin({}, None), await kept.begin({}, None)
+        console.clock.now += 1
+        assert kept.find(first.id) is first
+        for _ in range(sessions.SESSIONS_MAX - 1):
+            await kept.begin({}, None)
+        assert kept.find(second.id) is None
+        assert second.ended.is_set(), "its sockets end"
+        assert kept.find(first.id) is first
+
+    asyncio.run(work())
+
+
+def test_each_person_calls_with_the_own_token(browser: TestClient, console: FakeConsole) -> None:
+    log_in(browser)
+    other = TestClient(console.app, base_url=ORIGIN, follow_redirects=False)
+    log_in(other, "bob-token")
+    console.calls.clear()
+    other.get(RECORDS)
+    browser.get(RECORDS)
+    assert console.calls == [(SERVER, "bob"), (SERVER, "alice")]
+
+
+@pytest.mark.parametrize("server", ["evil.example:7450", "ldn.example", "ldn.example:7451"])
+def test_a_token_goes_to_no_server_that_was_not_named(browser: TestClient, console: FakeConsole, server: str) -> None:
+    log_in(browser)
+    made = len(console.clients)
+    assert browser.get(f"/{server}/records").status_code == 404
+    with pytest.raises(WebSocketDisconnect), browser.websocket_connect(f"/{server}/records/live", headers=OWN):
+        pass
+    assert len(console.clients) == made
+    assert {client.server for client in console.clients} == {SERVER}
+
+
+def test_failed_attempts_must_wait(browser: TestClient, console: FakeConsole) -> None:
+    for _ in range(sessions.ATTEMPTS_MAX):
+        assert browser.post("/login", data={"token": "guess"}, headers=OWN).status_code == 403
+    assert browser.post("/login", data={"token": "alice-token"}, headers=OWN).status_code == 429
+    console.clock.now += sessions.ATTEMPTS_SECONDS
+    assert browser.post("/login", data={"token": "alice-token"}, headers=OWN).status_code == 303
+
+
+@pytest.mark.parametrize("target", ["//evil.example", "https://evil.example", "/\\evil.example", "x", "/a\nb", ""])
+def test_a_log_in_leads_to_no_other_site(target: str) -> None:
+    assert _local(target) == "/"
+    assert _local(f"/{SERVER}/records?topic=orders") == f"/{SERVER}/records?topic=orders"
+
+
+def test_forms_are_bounded(browser: TestClient) -> None:
+    assert browser.post("/login", data={"token": "x" * 40_000}, headers=OWN).status_code == 413
+    assert browser.post("/login", json={"token": "x"}, headers=OWN).status_code == 415
+
+
+def test_there_are_no_routes_that_write(browser: TestClient) -> None:
+    csrf = log_in(browser)
+    for method in ("POST", "PUT", "DELETE", "PATCH"):
+        answer = browser.request(method, RECORDS, headers=OWN | {"X-CSRF-Token": csrf})
+        assert answer.status_code == 405
+
+
+# ---- one-time addresses ----
+
+
+def test_a_one_time_address_works_once_and_is_followed_by_another(browser: TestClient, console: FakeConsole) -> None:
+    console.console.announce()
+    first = console.announced[0].removeprefix(ORIGIN)
+    assert browser.get(first).headers["location"] == "/"
+    assert len(console.announced) == 2
+    browser.cookies.clear()
+    assert browser.get(first).status_code == 403
+    assert browser.get("/open?code=").status_code == 403
+    assert len(console.announced) == 2
+
+
+def test_there_is_no_one_time_address_where_others_reach_the_console() -> None:
+    console = FakeConsole({}, host="0.0.0.0", url="https://console.example")
+    code = console.console.sessions.new_code()
+    with TestClient(console.app, base_url="https://console.example", follow_redirects=False) as browser:
+        assert browser.get(f"/open?code={code}").status_code == 403
+
+
+def test_a_session_without_a_token_is_led_to_the_log_in_by_a_server_that_asks_for_one(
+    browser: TestClient, console: FakeConsole
+) -> None:
+    console.console.announce()
+    browser.get(console.announced[0])
+    page = browser.get(RECORDS)
+    assert "UNAUTHENTICATED" in page.text
+    assert "/login?next=" in page.text
+
+
+def test_servers_are_named_with_their_ports() -> None:
+    assert addresses("a, b:1,[::1]:7450,a:7450") == ["a:7450", "b:1", "[::1]:7450"]

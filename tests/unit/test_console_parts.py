@@ -1,0 +1,372 @@
+"""The pure parts of the console, and its frames over scripted clients."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+
+from sow.v1 import types_pb2
+from sow_client import (
+    AsyncClient,
+    Change,
+    ExpiryHorizon,
+    FailedPrecondition,
+    PastChange,
+    QueryFooter,
+    QueryHeader,
+    Record,
+    RecordBatch,
+    ReplicationStatus,
+    SowError,
+    Status,
+    TopicDue,
+    Unavailable,
+)
+from sow_console import documents, graph, horizon, live, story, texts
+from sow_console.pages import overview, records
+
+NOW = datetime(2030, 1, 31, 12, tzinfo=UTC)
+BIG = 2**63 + 1
+
+
+def record(key: str, payload: bytes, sequence: int = 1) -> Record:
+    columns = types_pb2.RecordColumns(
+        key=[key],
+        payload=[payload],
+        version=[2**60 + 1],
+        publish_time_micros=[1],
+        expire_time_micros=[2**63 - 1],
+        sequence=[sequence],
+        origins=["ldn"],
+    )
+    return next(iter(RecordBatch("orders", columns)))
+
+
+# ---- documents ----
+
+
+def test_numbers_keep_their_text() -> None:
+    payload = b'{"big": 9223372036854775809, "price": 9.50, "e": 1e400, "in": {"a/b": [1.0, {"x": 2.10}]}, "t": "1"}'
+    assert documents.leaves(payload) == {
+        "/big": str(BIG),
+        "/price": "9.50",
+        "/e": "1e400",
+        "/in/a~1b": '[1.0,{"x":2.10}]',
+        "/t": '"1"',
+    }
+    assert f'"big": {BIG}' in documents.pretty(payload)
+
+
+@pytest.mark.parametrize("payload", [b"", b"\x81\xa1a\x01", b"[1]", b"{", b"{\xff}", b'{"a":' * 5_000])
+def test_a_payload_that_is_no_json_object_has_no_fields(payload: bytes) -> None:
+    assert documents.leaves(payload) is None
+    assert isinstance(documents.pretty(payload), str)
+
+
+def test_the_json_of_a_page_has_the_payload_as_it_was_published() -> None:
+    encoded = documents.encoded({"record": documents.twin(record("1", b'{"n":9223372036854775809,"p":9.50}'))})
+    assert b'"payload":{"n":9223372036854775809,"p":9.50}' in encoded
+    assert (
+        json.loads(documents.encoded({"record": documents.twin(record("1", b"\xff"))}))["record"]["payload"] == "\\xff"
+    )
+
+
+def test_numbers_beyond_those_of_a_browser_travel_as_text() -> None:
+    row = documents.row(record("1", b"{}"))
+    assert row[4] == str(2**60 + 1)
+    assert all(not isinstance(one, int) or one < 2**53 for one in row)
+
+
+# ---- story ----
+
+
+def past(op: str, payload: bytes, reason: str | None = None) -> PastChange:
+    return PastChange(op, reason, record("1", payload), NOW, "nyc")  # type: ignore[arg-type]  # names of a Literal
+
+
+def test_a_story_names_what_happened_and_which_fields_changed() -> None:
+    told = story.chapters(
+        [
+            past("put", b'{"a":1}'),
+            past("expire", b'{"a":2}'),
+            past("put", b'{"a":2}', "touched"),
+            past("put", b'{"a":2,"c":9.50}'),
+            past("put", b'{"a":1,"b":true}'),
+        ],
+        "ldn",
+        whole=True,
+    )
+    assert [one.event for one in told] == ["published", "expired", "touched", "changed", "published"]
+    assert told[3].fields == (
+        story.Field("/a", "1", "2"),
+        story.Field("/c", None, "9.50"),
+        story.Field("/b", "true", None),
+    )
+    assert all(one.replicated for one in told)
+    assert told[1].payload == "", "a removed record is not shown"
+
+
+def test_the_oldest_change_of_a_cut_story_is_not_called_the_first() -> None:
+    assert story.chapters([past("put", b"{}")], "ldn", whole=False)[0].event == "changed"
+
+
+def test_a_record_that_left_the_rows_of_the_reader_is_not_shown() -> None:
+    (told,) = story.chapters([past("delete", b'{"a":1}', "not_permitted")], "nyc", whole=True)
+    assert (told.event, told.payload, told.fields) == ("left your rows", "", ())
+
+
+# ---- horizon, graph, texts ----
+
+
+def test_bars_add_up_the_topics_and_say_which_spans_were_not_counted() -> None:
+    spans = (timedelta(minutes=1), timedelta(minutes=2))
+    topics = (TopicDue("a", 0, (1, 4), NOW, False), TopicDue("b", 0, (1, 0), NOW, False))
+    first, second = horizon.bars(ExpiryHorizon(NOW, spans, topics, NOW + spans[0]))
+    assert (first.due, first.share, first.counted) == (2, 0.5, True)
+    assert (second.due, second.share, second.counted) == (4, 1.0, False)
+    assert second.begin == first.end
+    assert [bar.due for bar in horizon.bars(ExpiryHorizon(NOW, spans, (), NOW + spans[1]))] == [0, 0]
+
+
+@pytest.mark.parametrize("within", horizon.WITHIN)
+def test_spans_rise_up_to_the_end(within: str) -> None:
+    spans = horizon.spans(horizon.WITHIN[within])
+    assert spans == sorted(set(spans))
+    assert spans[-1] == horizon.WITHIN[within]
+
+
+def test_an_instance_without_peers_stands_alone() -> None:
+    drawn = graph.drawn(ReplicationStatus("ldn", 1, (), ()))
+    assert [node.name for node in drawn.nodes] == ["ldn"]
+    assert drawn.arrows == ()
+
+
+@pytest.mark.parametrize(
+    ("length", "text"),
+    [
+        (timedelta(0), "0"),
+        (timedelta(microseconds=1500), "1.5ms"),
+        (timedelta(seconds=59.94), "59.9s"),
+        (timedelta(seconds=59.96), "1m00s"),
+        (timedelta(hours=3, minutes=20), "3h20m"),
+        (timedelta(days=2, hours=4), "2d4h"),
+        (-timedelta(seconds=2), "-2.0s"),
+    ],
+)
+def test_lengths_of_time_are_short(length: timedelta, text: str) -> None:
+    assert texts.duration(length) == text
+
+
+# ---- alarms ----
+
+
+def status(**other: object) -> Status:
+    given: dict[str, object] = {
+        "instance": "ldn", "instance_id": "", "journal_epoch": "", "server_version": "", "state": "serving",
+        "failure": "", "ready_time": NOW, "clock_time": NOW, "sweep_paused": False, "last_sequence": 0,
+        "live_records": 0, "overdue_records": 0, "topics": 0, "disk_bytes": 0,
+    }  # fmt: skip
+    return Status(**(given | other))  # type: ignore[arg-type]  # of the types that they have above
+
+
+def test_a_healthy_instance_has_no_alarm() -> None:
+    assert overview.alarms(status(), serving=True, now=NOW) == []
+
+
+@pytest.mark.parametrize(
+    ("other", "word"),
+    [
+        ({"state": "failed", "failure": "disk"}, "failed, writes have stopped: disk"),
+        ({"sweep_paused": True}, "expiry is paused"),
+        ({"overdue_records": 10_001}, "10,001 records are overdue"),
+        ({"clock_time": NOW + timedelta(seconds=6)}, "clock differs"),
+    ],
+)
+def test_a_sick_instance_has_one(other: dict[str, object], word: str) -> None:
+    (alarm,) = overview.alarms(status(**other), serving=True, now=NOW)
+    assert word in alarm
+
+
+# ---- frames ----
+
+
+def put(key: str, payload: bytes) -> Change:
+    return Change("put", record=record(key, payload))
+
+
+def test_the_newest_of_each_key_waits() -> None:
+    newest = live.Newest()
+    for number in range(1_000):
+        newest.take_in(put("1", b"%d" % number))
+    newest.take_in(put("2", b"x"))
+    newest.take_in(Change("oof", reason="expired", previous=record("2", b"x")))
+    frame = newest.frame()
+    assert [row[:2] for row in cast(list[list[object]], frame["rows"])] == [["1", "999"]]
+    assert frame["gone"] == [["2", "expired"]]
+    assert frame["changes"] == 1_002
+    assert newest.frame() == {"rows": [], "gone": [], "changes": 0}
+
+
+@dataclass
+class Script:
+    """A client whose queries and subscriptions are written down."""
+
+    answers: list[list[Record] | SowError]
+    changes: asyncio.Queue[Change | SowError] = field(default_factory=asyncio.Queue)
+    starts: list[str] = field(default_factory=list)
+    interrupt: Callable[[SowError | None], object] = lambda error: None
+
+    def query(self, topic: str, filter: str | None, **named: object) -> object:  # noqa: A002 - as the client has it
+        return Result(self.answers.pop(0))
+
+    async def explain(self, *about: object, **named: object) -> None:
+        return None
+
+    def subscribe(
+        self, topic: str, filter: str | None, *, oof: bool, start: str,  # noqa: A002 - likewise
+        on_interruption: Callable[[SowError | None], object],
+    ) -> Subscribed:  # fmt: skip
+        self.starts.append(start)
+        self.interrupt = on_interruption
+        return Subscribed(self.changes)
+
+
+class Result:
+    def __init__(self, answer: list[Record] | SowError) -> None:
+        self._answer = answer
+        count = 0 if isinstance(answer, SowError) else len(answer)
+        self.header = QueryHeader("e.7", 5)
+        self.footer = QueryFooter(count + 3, count, 100, "")
+
+    async def __aenter__(self) -> Result:
+        return self
+
+    async def __aexit__(self, *about: object) -> None:
+        pass
+
+    async def __aiter__(self) -> AsyncIterator[Record]:
+        if isinstance(self._answer, SowError):
+            raise self._answer
+        for one in self._answer:
+            yield one
+
+
+class Subscribed:
+    def __init__(self, changes: asyncio.Queue[Change | SowError]) -> None:
+        self._changes = changes
+
+    async def __aenter__(self) -> Subscribed:
+        return self
+
+    async def __aexit__(self, *about: object) -> None:
+        pass
+
+    async def __aiter__(self) -> AsyncIterator[Change]:
+        while True:
+            change = await self._changes.get()
+            if isinstance(change, SowError):
+                raise change
+            yield change
+
+
+def frames(script: Script) -> live.RecordFrames:
+    asked = records.asked({"topic": "orders", "filter": "/a > 1"})
+    return live.RecordFrames(cast(AsyncClient, script), asked, now_micros=lambda: 77, heartbeat=0.001)
+
+
+def go(work: Callable[[], Coroutine[object, object, None]]) -> None:
+    asyncio.run(asyncio.wait_for(work(), 30))
+
+
+async def eventually(source: live.RecordFrames, wanted: Callable[[live.Frame], bool]) -> live.Frame:
+    while not wanted(frame := await source.frame()):
+        pass
+    return frame
+
+
+def test_changes_follow_the_answer_from_its_position_on() -> None:
+    async def work() -> None:
+        script = Script([[record("1", b"{}")]])
+        source = frames(script)
+        first = await source.frame()
+        assert (first["reset"], first["matched"], first["read"], first["as_of"]) == (True, 4, 100, 5)
+        script.changes.put_nowait(put("2", b"{}"))
+        second = await eventually(source, lambda frame: bool(frame["rows"]))
+        assert script.starts == ["e.7"]
+        assert second["as_of"] == 77
+        await source.close()
+
+    go(work)
+
+
+def test_a_lost_server_is_told_and_does_not_look_fresh() -> None:
+    async def work() -> None:
+        script = Script([[record("1", b"{}")]])
+        source = frames(script)
+        await source.frame()
+        await eventually(source, lambda frame: bool(script.starts))
+        before = (await source.frame())["as_of"]
+        source._now_micros = lambda: 99
+        script.interrupt(Unavailable("gone", reason="UNREACHABLE"))
+        frame = await source.frame()
+        assert (frame["away_since"], frame["as_of"]) == (99, before)
+        script.interrupt(None)
+        assert (await source.frame())["away_since"] is None
+        await source.close()
+
+    go(work)
+
+
+def test_a_position_that_is_gone_is_asked_about_anew() -> None:
+    async def work() -> None:
+        script = Script([[record("1", b"{}")], [record("9", b"{}")]])
+        source = frames(script)
+        await source.frame()
+        script.changes.put_nowait(Unavailable("cut", reason="STREAM_CUT"))
+        again = await eventually(source, lambda frame: "reset" in frame)
+        assert [row[0] for row in cast(list[list[object]], again["rows"])] == ["9"]
+        await source.close()
+
+    go(work)
+
+
+def test_a_wrong_filter_is_told_with_its_column() -> None:
+    async def work() -> None:
+        error = FailedPrecondition("no", reason="FILTER_INVALID", details={"field": "filter", "position": "8"})
+        source = frames(Script([error]))
+        told = cast(dict[str, object], (await source.frame())["error"])
+        assert (told["field"], told["position"]) == ("filter", 8)
+        await source.close()
+
+    go(work)
+
+
+def test_a_page_that_gets_no_answer_says_since_when() -> None:
+    async def work() -> None:
+        answers: list[str | SowError] = ["<p>", Unavailable("gone", reason="UNREACHABLE"), "<b>"]
+        now = SimpleNamespace(micros=10)
+
+        async def content() -> str:
+            answer = answers.pop(0)
+            if isinstance(answer, SowError):
+                raise answer
+            return answer
+
+        source = live.PageFrames(content, 0, now_micros=lambda: now.micros)
+        first = await source.frame()
+        now.micros = 20
+        second = await source.frame()
+        now.micros = 30
+        third = await source.frame()
+        assert (first["html"], first["as_of"], first["away_since"]) == ("<p>", 10, None)
+        assert (second["html"], second["as_of"], second["away_since"]) == (None, 10, 20)
+        assert (third["html"], third["as_of"], third["away_since"]) == ("<b>", 30, None)
+
+    go(work)
