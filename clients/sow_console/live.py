@@ -151,7 +151,8 @@ class RecordFrames:
             "reset": True,
             "rows": [documents.row(record) for record in found.records],
             "read": found.footer.scanned,
-            "matched": found.footer.matched,
+            "matched": found.matched,
+            "more": found.more,
             "asked_at": found.header.as_of_micros,
             "plan": plan,
         }

@@ -93,8 +93,9 @@ class RunningConsole:
 
     def __init__(self, address: str, code: str, process: subprocess.Popen[str]) -> None:
         self.address = address
-        self.code = code
         self.process = process
+        self._code = code
+        self._used = False
         self.host = address.removeprefix("http://")
 
     def browser(self) -> httpx.Client:
@@ -104,10 +105,16 @@ class RunningConsole:
     def opened(self) -> httpx.Client:
         """A browser that has opened the one-time address."""
         found = self.browser()
-        assert found.get(self.code).headers["location"] == "/"
-        assert self.process.stdout is not None
-        self.code = _code(self.process.stdout.readline())
+        assert found.get(self.one_time()).headers["location"] == "/"
         return found
+
+    def one_time(self) -> str:
+        """The one-time address; it is to be used before it is asked for again."""
+        if self._used:
+            assert self.process.stdout is not None
+            self._code = _code(self.process.stdout.readline())
+        self._used = True
+        return self._code
 
     def logged_in(self, token: str) -> httpx.Client:
         """A browser in which this token was given."""

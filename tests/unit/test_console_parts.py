@@ -221,10 +221,18 @@ class Script:
     answers: list[list[Record] | SowError]
     changes: asyncio.Queue[Change | SowError] = field(default_factory=asyncio.Queue)
     starts: list[str] = field(default_factory=list)
+    counted: int = 0
     interrupt: Callable[[SowError | None], object] = lambda error: None
 
     def query(self, topic: str, filter: str | None, **named: object) -> object:  # noqa: A002 - as the client has it
         return Result(self.answers.pop(0))
+
+    async def describe_topic(self, topic: str) -> object:
+        return SimpleNamespace(statistics=SimpleNamespace(live_records=records.AGAIN_MAX + 1))
+
+    async def count(self, *about: object) -> int:
+        self.counted += 1
+        return 7
 
     async def explain(self, *about: object, **named: object) -> None:
         return None
@@ -296,12 +304,23 @@ def test_changes_follow_the_answer_from_its_position_on() -> None:
         script = Script([[record("1", b"{}")]])
         source = frames(script)
         first = await source.frame()
-        assert (first["reset"], first["matched"], first["read"], first["as_of"]) == (True, 4, 100, 5)
+        assert (first["reset"], first["matched"], first["read"], first["as_of"]) == (True, 1, 100, 5)
         script.changes.put_nowait(put("2", b"{}"))
         second = await eventually(source, lambda frame: bool(frame["rows"]))
         assert script.starts == ["e.7"]
         assert second["as_of"] == 77
         await source.close()
+
+    go(work)
+
+
+def test_more_matches_than_wanted_are_not_called_all() -> None:
+    async def work() -> None:
+        script = Script([[record(str(number), b"{}") for number in range(3)]])
+        asked = records.asked({"topic": "orders", "rows": "2"})
+        found = await records.answer(cast(AsyncClient, script), asked)
+        assert ([one.key for one in found.records], found.more, found.matched) == (["0", "1"], True, None)
+        assert script.counted == 0, "the topic is too large to be counted unasked"
 
     go(work)
 

@@ -13,8 +13,9 @@ from sow_console.pages.page import Facts, View
 
 ROWS: Final = 200
 ROWS_MAX: Final = 2_000
-PLANNED_READS_MAX: Final = 100_000
-"""The plan costs a second run of the query; beyond this many records read, only on request."""
+AGAIN_MAX: Final = 100_000
+"""The plan, and the number of all matches where not all are shown, cost another run of the query each. Beyond this many
+records they are made on request only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,10 @@ class Answer:
     header: QueryHeader
     footer: QueryFooter
     records: list[Record]
+    more: bool
+    """Whether more records matched than were asked for."""
+    matched: int | None
+    """All that matched, counted a moment later where there are more; None: not counted, as that would cost much."""
 
 
 def asked(arguments: Mapping[str, str]) -> Asked:
@@ -58,21 +63,27 @@ def asked(arguments: Mapping[str, str]) -> Asked:
 
 
 async def answer(client: AsyncClient, query: Asked) -> Answer:
-    """Runs the query."""
+    """Runs the query. One record more than wanted tells whether there are more."""
     async with client.query(
-        query.topic, query.filter or None, order_by=query.order or None, top_n=query.rows
+        query.topic, query.filter or None, order_by=query.order or None, top_n=query.rows + 1
     ) as result:
         records = [record async for record in result]
         assert result.header is not None, "an answer that ended in order has a header"
         assert result.footer is not None, "and a footer"
-        return Answer(result.header, result.footer, records)
+        header, footer = result.header, result.footer
+    if len(records) <= query.rows:
+        return Answer(header, footer, records, more=False, matched=len(records))
+    statistics = (await client.describe_topic(query.topic)).statistics
+    is_small = statistics is not None and statistics.live_records <= AGAIN_MAX
+    matched = await client.count(query.topic, query.filter or None) if is_small or query.plan else None
+    return Answer(header, footer, records[:-1], more=True, matched=matched)
 
 
 async def plan(client: AsyncClient, query: Asked, reads: int) -> QueryPlan | None:
     """How the query finds its records; None: that would cost much, and was not asked for."""
-    if reads > PLANNED_READS_MAX and not query.plan:
+    if reads > AGAIN_MAX and not query.plan:
         return None
-    return await client.explain(query.topic, query.filter or None, order_by=query.order or None, top_n=query.rows)
+    return await client.explain(query.topic, query.filter or None, order_by=query.order or None, top_n=query.rows + 1)
 
 
 def error_of(error: Exception) -> dict[str, object]:
@@ -114,6 +125,7 @@ async def twin(view: View) -> Facts:
         "as_of": found.header.as_of,
         "bookmark": found.header.bookmark,
         "read": found.footer.scanned,
-        "matched": found.footer.matched,
+        "matched": found.matched,
+        "more": found.more,
         "records": [documents.twin(record) for record in found.records],
     }

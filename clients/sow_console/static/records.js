@@ -31,7 +31,9 @@ const ordered = Boolean(query.get("order")?.trim());
 /** @type {Set<string> | null} */ let chosen = null;
 let complete = false;
 let missing = 0;
-let read = 0, matched = 0, askedAt = 0;
+let read = 0, askedAt = 0;
+/** All that matched; null: not counted. @type {number | null} */
+let matched = null;
 let held = false;
 /** Server time minus the browser's, in microseconds. */
 let ahead = 0;
@@ -220,6 +222,7 @@ function draw(changed) {
 
 function say() {
   const whole = complete ? `${shown.length.toLocaleString("en")} records, all that match` :
+    matched === null ? `the first ${shown.length.toLocaleString("en")}, more match` :
     `${shown.length.toLocaleString("en")} of ${matched.toLocaleString("en")} that matched`;
   const left = missing ? ` · ${missing} shown ones have left; ` : "";
   const place = byId("read");
@@ -286,7 +289,7 @@ function explain(plan) {
     index: `index ${plan.index_path}: ${plan.index_entries} entries`, scan: "reads every record", nothing: "nothing can match",
   });
   place.textContent = `plan: ${ways[plan.access] ?? plan.access}`;
-  place.classList.toggle("warn", plan.access === "scan" && plan.scanned > 10_000 && matched * 10 < plan.scanned);
+  place.classList.toggle("warn", plan.access === "scan" && plan.scanned > 10_000 && rows.size * 10 < plan.scanned);
 }
 
 /** @param {import("./live.js").Frame} frame */
@@ -317,10 +320,10 @@ function apply(frame) {
     rank = 0;
     missing = 0;
     read = Number(frame["read"]);
-    matched = Number(frame["matched"]);
+    matched = /** @type {number | null} */ (frame["matched"]);
     askedAt = Number(frame["asked_at"]);
     ahead = askedAt - Date.now() * 1000;
-    complete = matched <= come.length;
+    complete = !frame["more"];
     for (const wire of come) {
       const row = rowOf(wire);
       rows.set(row.key, row);
