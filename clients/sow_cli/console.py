@@ -28,9 +28,18 @@ _EXISTING_FILE: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
 )
 @click.option("--https-key", type=_EXISTING_FILE, metavar="FILE", help="PEM key of --https-cert.")
 @click.option("--url", metavar="URL", help="The address that people use, where a proxy with HTTPS is in front.")
+@click.option("--allow-writes", is_flag=True, help="Let people touch and delete records, and more. Default: only look.")
 @click.pass_obj
-def console(session: Session, *, listen: str, https_cert: Path | None, https_key: Path | None, url: str | None) -> None:
-    """Serve pages about the servers of --server, a list with commas. The console only reads.
+def console(
+    session: Session,
+    *,
+    listen: str,
+    https_cert: Path | None,
+    https_key: Path | None,
+    url: str | None,
+    allow_writes: bool,
+) -> None:
+    """Serve pages about the servers of --server, a list with commas.
 
     Each person logs in with a token, which goes with that person's calls, to these servers only. On this machine,
     without tokens, the terminal shows an address that works once.
@@ -66,7 +75,9 @@ def console(session: Session, *, listen: str, https_cert: Path | None, https_key
     def connect(server: str, token: str | None) -> AsyncClient:
         return AsyncClient(server, tls=session.tls, token=token, connect_timeout=session.connect_seconds)
 
-    options = app.Options(tuple(app.addresses(session.server)), connect, host, int(port), url, https_cert, https_key)
+    options = app.Options(
+        tuple(app.addresses(session.server)), connect, host, int(port), url, https_cert, https_key, allow_writes
+    )
     try:
         app.run(
             options,

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import socket as sockets
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -35,6 +36,7 @@ from sow_console import documents, live, texts
 from sow_console.guards import Guard, Place, is_loopback, place_of
 from sow_console.pages import PAGES, Page, View, records
 from sow_console.sessions import Connect, Session, Sessions, same
+from sow_console.writes import WRITES
 
 HERE: Final = Path(__file__).parent
 BODY_BYTES_MAX: Final = 32_768
@@ -60,6 +62,7 @@ class Options:
     certificate: Path | None = None
     key: Path | None = None
     """PEM files for TLS to browsers."""
+    allow_writes: bool = False
 
     @property
     def one_time(self) -> bool:
@@ -227,7 +230,38 @@ class Console:
     def _view(self, connection: HTTPConnection, session: Session) -> View:
         server = connection.path_params["server"]
         arguments: Mapping[str, str] = dict(connection.query_params)
-        return View(session, server, self.sessions.servers, arguments, datetime.now(UTC))
+        allow_writes = self.options.allow_writes
+        return View(session, server, self.sessions.servers, arguments, datetime.now(UTC), allow_writes)
+
+    # ---- writes ----
+
+    async def write(self, request: Request) -> Response:
+        """Asks whether a write is wanted, and does it."""
+        wanted, session = WRITES.get(request.path_params["name"]), self._session(request)
+        if wanted is None or request.path_params["server"] not in self.sessions.servers:
+            raise HTTPException(404, "there is no such write")
+        if session is None:
+            return RedirectResponse("/login", status_code=303)
+        view = self._view(request, session)
+        is_sure = request.method == "POST"
+        form: Mapping[str, str] = await _form(request) if is_sure else view.arguments
+        if is_sure and not same(form.get("csrf", ""), session.csrf):
+            raise HTTPException(403, "the form is not one of this session (CSRF token)")
+        given = {name: form.get(name, "") for name in wanted.fields}
+        if missing := [name for name, value in given.items() if not value]:
+            raise HTTPException(400, f"{', '.join(missing)}: is missing")
+        done, problem = "", ""
+        if is_sure:
+            try:
+                done = await wanted.do(view.client, given)
+            except SowError as error:
+                problem = f"{error.reason}: {error.message}"
+        page, arguments = wanted.back(given)
+        back = view.url(page, **arguments)
+        code = 400 if problem else 200
+        return self._html(
+            "write.html", code, write=wanted, view=view, given=given, done=done, problem=problem, back=back
+        )
 
     async def _content(self, page: Page, view: View) -> str:
         """The part of a page that is made anew."""
@@ -257,6 +291,9 @@ def app_of(console: Console) -> ASGIApp:
             stack.callback(sweeping.cancel)
             yield
 
+    writes = [Route("/{server}/write/{name}", console.write, methods=["GET", "POST"])]
+    if not console.options.allow_writes:
+        writes = []
     app = Starlette(
         routes=[
             Route("/", console.home),
@@ -265,6 +302,7 @@ def app_of(console: Console) -> ASGIApp:
             Route("/logout", console.logout, methods=["POST"]),
             Mount("/static", StaticFiles(directory=HERE / "static")),
             Route("/{server}/{page}", console.page),
+            *writes,
             WebSocketRoute("/{server}/{page}/live", console.page_live),
         ],
         exception_handlers={HTTPException: console.refused},
@@ -303,7 +341,7 @@ def run(options: Options, announce: Callable[[str], None], ready: Callable[[str]
 
 
 def _with_port(options: Options, port: int) -> Options:
-    return Options(options.servers, options.connect, options.host, port, options.url, options.certificate, options.key)
+    return dataclasses.replace(options, port=port)
 
 
 async def _sweep(sessions: Sessions) -> None:

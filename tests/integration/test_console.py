@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import html
 import json
+import re
 import shlex
+import threading
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Final
 
@@ -14,10 +18,12 @@ import pytest
 from click.testing import CliRunner
 
 from sow_cli.command import sow
-from sow_client import Client
+from sow_client import EARLIEST, Client
 from sow_console.pages import PAGES
+from sow_console.writes import WRITES
 from tests.integration.test_canary import CANARY, tells
 from tests.support.access import GUARDED, client_of, grant, identity, write_access
+from tests.support.cluster import Cluster
 from tests.support.console import RunningConsole, running_console
 from tests.support.server import ServerProcess
 
@@ -212,3 +218,92 @@ def test_the_command_says_what_to_install_and_what_is_wrong(tmp_path: Path, monk
     done = CliRunner().invoke(sow, ["console"])
     assert done.exit_code == 1
     assert "needs starlette; install them: pip install 'sow[console]'" in done.output
+
+
+# ---- writes ----
+
+
+def test_there_are_no_writes_unless_the_console_was_started_with_them(
+    open_server: ServerProcess, console: RunningConsole, browser: httpx.Client
+) -> None:
+    path = f"/{open_server.address}/write/delete"
+    about = {"topic": "orders", "key": "1"}
+    assert browser.get(path, params=about).status_code == 404
+    assert browser.post(path, data=about, headers={"Origin": console.address}).status_code == 404
+    assert "write/" not in browser.get(f"/{open_server.address}/key", params=about).text
+
+
+def test_each_write_asks_shows_its_command_and_is_done_as_the_person(tmp_path: Path) -> None:
+    actions = "read consume publish delete observe operator"
+    text = identity("writer", "all") + grant("all", ".*", actions)
+    write_access(tmp_path, text + identity("reader", "some") + grant("some", ".*", "read observe"))
+    with (
+        ServerProcess(tmp_path, GUARDED) as server,
+        client_of(server, "root") as root,
+        client_of(server, "writer") as writer,
+        running_console(server.address, "--allow-writes") as console,
+    ):
+        fill(root)
+        with writer.durable("orders", "billing") as durable:
+            threading.Timer(0, root.publish, ("orders", {"id": 3}), {"ttl": "9m"}).start()
+            next(iter(durable))
+        browser, reader = console.logged_in("writer"), console.logged_in("reader")
+        own = {"Origin": console.address}
+        with root.subscribe("orders", start=EARLIEST) as followed:
+            next(iter(followed))
+            given = {
+                "touch": {"topic": "orders", "key": "1", "ttl": "1d"},
+                "persist": {"topic": "orders", "key": "2"},
+                "delete": {"topic": "orders", "key": "3"},
+                "clear": {"topic": "orders", "durable": "billing"},
+                "rewind": {"topic": "orders", "durable": "billing"},
+                "end": {"id": root.subscriptions("orders")[0].id},
+            }
+            assert given.keys() == WRITES.keys()
+            for name, about in given.items():
+                path = f"/{server.address}/write/{name}"
+                asked, of_another = browser.get(path, params=about).text, reader.get(path, params=about).text
+                parsed(shlex.split(html.unescape(re.findall("<code>(.*)</code>", asked)[0])))
+                for form in (about, about | {"csrf": csrf_of(of_another)}):
+                    assert browser.post(path, data=form, headers=own).status_code == 403
+                refused = reader.post(path, data=about | {"csrf": csrf_of(of_another)}, headers=own)
+                assert (refused.status_code, "PERMISSION_DENIED" in refused.text) == (400, True), refused.text
+                if name == "delete":
+                    assert root.get_many("orders", ["3"]), "nothing was done yet"
+                done = browser.post(path, data=about | {"csrf": csrf_of(asked)}, headers=own)
+                assert done.status_code == 200, done.text
+        one, two = root.get_many("orders", ["1", "2"])
+        assert one.expire_time is not None
+        assert one.expire_time - one.publish_time > timedelta(hours=23)
+        assert two.expire_time is None
+        assert root.get_many("orders", ["3"]) == []
+        assert '"identity": "reader"' in (tmp_path / "audit.jsonl").read_text()
+
+
+def csrf_of(page: str) -> str:
+    """The CSRF token in a page."""
+    found = re.search('name="csrf" value="(.*?)"', page)
+    assert found, page
+    return found[1]
+
+
+# ---- several instances ----
+
+
+def test_the_page_of_replication_shows_the_links(tmp_path: Path) -> None:
+    with Cluster(tmp_path, "a", "b", topics="[topics.orders]\nkey = ['/id']") as cluster:
+        cluster["a"].client.publish("orders", {"id": 1})
+        cluster.await_equal()
+        first, second = cluster["a"].server.address, cluster["b"].server.address
+        with running_console(f"{first},{second}") as console:
+            browser = console.opened()
+            twin = browser.get(f"/{first}/replication.json").json()
+            assert [node["name"] for node in twin["graph"]["nodes"]] == ["a", "b"]
+            assert [arrow["good"] for arrow in twin["graph"]["arrows"]] == [True, True]
+            assert browser.get(f"/{second}/replication").text.count('marker-end="url(#tip)"') == 2
+            overview = browser.get(f"/{second}/overview.json").json()
+            assert [one["instance"]["name"] for one in overview["instances"]] == ["a", "b"]
+            story = browser.get(f"/{second}/key.json", params={"topic": "orders", "key": "1"}).json()
+            assert [(one["event"], one["instance"], one["replicated"]) for one in story["chapters"]] == [
+                ("published", "a", True)
+            ]

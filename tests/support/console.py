@@ -136,11 +136,11 @@ class RunningConsole:
 
 
 @contextmanager
-def running_console(servers: str) -> Iterator[RunningConsole]:
+def running_console(servers: str, *options: str) -> Iterator[RunningConsole]:
     """Starts `sow console` for servers on a free port."""
     paths = (str(ROOT), str(ROOT / "proto"), str(ROOT / "clients"), os.environ.get("PYTHONPATH", ""))
     process = subprocess.Popen(
-        [sys.executable, "-m", "sow_cli", "--server", servers, "console", "--listen", "127.0.0.1:0"],
+        [sys.executable, "-m", "sow_cli", "--server", servers, "console", "--listen", "127.0.0.1:0", *options],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

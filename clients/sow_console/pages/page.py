@@ -27,6 +27,7 @@ class View:
     servers: tuple[str, ...]
     arguments: Mapping[str, str]
     now: datetime
+    allow_writes: bool = False
 
     @property
     def client(self) -> AsyncClient:
