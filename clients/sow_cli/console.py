@@ -82,7 +82,7 @@ def console(
         app.run(
             options,
             announce=lambda address: click.echo(f"to open it here, once: {address}"),
-            ready=lambda address: click.echo(f"sow console: {address} (servers: {', '.join(options.servers)})"),
+            ready=lambda address: click.echo(f"serves {', '.join(options.servers)} at {address}"),
         )
     except (OSError, InvalidArgument) as error:
         raise click.ClickException(f"cannot listen on {listen}: {error}") from error

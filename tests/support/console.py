@@ -150,7 +150,7 @@ def running_console(servers: str, *options: str) -> Iterator[RunningConsole]:
     try:
         assert process.stdout is not None
         first = process.stdout.readline()
-        found = re.match(r"sow console: (http://127\.0\.0\.1:\d+) ", first)
+        found = re.match(r"serves .* at (http://127\.0\.0\.1:\d+)$", first)
         assert found, first + process.stdout.read()
         yield RunningConsole(found[1], _code(process.stdout.readline()), process)
     finally:
