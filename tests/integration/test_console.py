@@ -37,6 +37,7 @@ ABOUT: Final = {
     "replication": "",
     "topic": "topic=orders",
     "connections": "topic=orders",
+    "server": "changed=1",
 }
 
 
@@ -129,6 +130,15 @@ def test_a_wrong_filter_is_an_answer_with_its_column(
     assert answer.json()["error"]["position"] == 8
     with console.socket(browser, f"{path}/live?topic=orders&filter=/price+>") as socket:
         assert json.loads(socket.recv(30))["error"]["position"] == 8
+
+
+def test_the_server_page_has_each_setting_with_its_origin(open_server: ServerProcess, browser: httpx.Client) -> None:
+    path = f"/{open_server.address}/server.json"
+    every = browser.get(path).json()["settings"]
+    changed = browser.get(path, params={"changed": "1"}).json()["settings"]
+    assert {one["origin"] for one in every} == {"default"} | {one["origin"] for one in changed}
+    assert changed == [one for one in every if one["origin"] != "default"]
+    assert ("server", "data_dir") in {(one["table"], one["key"]) for one in changed}
 
 
 def test_a_socket_ends_with_its_session(open_server: ServerProcess, console: RunningConsole) -> None:
