@@ -132,7 +132,6 @@ class RecordFrames:
         """Asks, and follows from there on."""
         try:
             found = await records.answer(self._client, self._query)
-            plan = await records.plan(self._client, self._query, found.footer.scanned)
         except Unavailable as error:
             if self._since_micros is None:
                 self._since_micros = self._now_micros()
@@ -154,7 +153,7 @@ class RecordFrames:
             "matched": found.matched,
             "more": found.more,
             "asked_at": found.header.as_of_micros,
-            "plan": plan,
+            "plan": found.plan,
         }
 
     async def _read(self, bookmark: str) -> None:

@@ -234,9 +234,6 @@ class Script:
         self.counted += 1
         return 7
 
-    async def explain(self, *about: object, **named: object) -> None:
-        return None
-
     def subscribe(
         self, topic: str, filter: str | None, *, oof: bool, start: str,  # noqa: A002 - likewise
         on_interruption: Callable[[SowError | None], object],
@@ -252,6 +249,7 @@ class Result:
         count = 0 if isinstance(answer, SowError) else len(answer)
         self.header = QueryHeader("e.7", 5)
         self.footer = QueryFooter(count + 3, count, 100, "")
+        self.plan = None
 
     async def __aenter__(self) -> Result:
         return self

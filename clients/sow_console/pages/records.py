@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from sow_client import AsyncClient, FailedPrecondition, InvalidArgument, QueryFooter, QueryHeader, QueryPlan, Record
+from sow_client import AsyncClient, QueryFooter, QueryHeader, QueryPlan, Record
 from sow_console import documents
 from sow_console.pages.page import Facts, View
 
 ROWS: Final = 200
 ROWS_MAX: Final = 2_000
 AGAIN_MAX: Final = 100_000
-"""The plan, and the number of all matches where not all are shown, cost another run of the query each. Beyond this many
-records they are made on request only."""
+"""The number of all matches, where not all are shown, costs another run of the query. In a topic of more records it is
+counted on request only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +25,8 @@ class Asked:
     filter: str
     order: str
     rows: int
-    plan: bool
+    count: bool
+    """Whether all matches are to be counted, whatever it costs."""
 
     @property
     def words(self) -> list[str]:
@@ -48,6 +48,8 @@ class Answer:
     """Whether more records matched than were asked for."""
     matched: int | None
     """All that matched, counted a moment later where there are more; None: not counted, as that would cost much."""
+    plan: QueryPlan | None
+    """How the records were found; None: an older server, which does not tell."""
 
 
 def asked(arguments: Mapping[str, str]) -> Asked:
@@ -58,32 +60,25 @@ def asked(arguments: Mapping[str, str]) -> Asked:
         arguments.get("filter", "").strip(),
         arguments.get("order", "").strip(),
         min(ROWS_MAX, max(1, int(rows))) if rows.isdecimal() and len(rows) < 9 else ROWS,
-        arguments.get("plan", "") == "1",
+        arguments.get("count", "") == "1",
     )
 
 
 async def answer(client: AsyncClient, query: Asked) -> Answer:
     """Runs the query. One record more than wanted tells whether there are more."""
     async with client.query(
-        query.topic, query.filter or None, order_by=query.order or None, top_n=query.rows + 1
+        query.topic, query.filter or None, order_by=query.order or None, top_n=query.rows + 1, with_plan=True
     ) as result:
         records = [record async for record in result]
         assert result.header is not None, "an answer that ended in order has a header"
         assert result.footer is not None, "and a footer"
-        header, footer = result.header, result.footer
+        header, footer, plan = result.header, result.footer, result.plan
     if len(records) <= query.rows:
-        return Answer(header, footer, records, more=False, matched=len(records))
+        return Answer(header, footer, records, more=False, matched=len(records), plan=plan)
     statistics = (await client.describe_topic(query.topic)).statistics
     is_small = statistics is not None and statistics.live_records <= AGAIN_MAX
-    matched = await client.count(query.topic, query.filter or None) if is_small or query.plan else None
-    return Answer(header, footer, records[:-1], more=True, matched=matched)
-
-
-async def plan(client: AsyncClient, query: Asked, reads: int) -> QueryPlan | None:
-    """How the query finds its records; None: that would cost much, and was not asked for."""
-    if reads > AGAIN_MAX and not query.plan:
-        return None
-    return await client.explain(query.topic, query.filter or None, order_by=query.order or None, top_n=query.rows + 1)
+    matched = await client.count(query.topic, query.filter or None) if is_small or query.count else None
+    return Answer(header, footer, records[:-1], more=True, matched=matched, plan=plan)
 
 
 def error_of(error: Exception) -> dict[str, object]:
@@ -119,9 +114,8 @@ async def twin(view: View) -> Facts:
     if not query.topic:
         return made
     found = await answer(view.client, query)
-    with contextlib.suppress(InvalidArgument, FailedPrecondition):
-        made["plan"] = await plan(view.client, query, found.footer.scanned)
     return made | {
+        "plan": found.plan,
         "as_of": found.header.as_of,
         "bookmark": found.header.bookmark,
         "read": found.footer.scanned,

@@ -227,6 +227,14 @@ function say() {
   const left = missing ? ` · ${missing} shown ones have left; ` : "";
   const place = byId("read");
   place.textContent = `${whole} · ${read.toLocaleString("en")} read at ${clock(askedAt)}${left}`;
+  if (!complete && matched === null) {
+    const link = document.createElement("a");
+    const counted = new URLSearchParams(query);
+    counted.set("count", "1");
+    link.href = `?${counted}`;
+    link.textContent = "count them";
+    place.append(" · ", link);
+  }
   if (missing) {
     const again = document.createElement("a");
     again.href = location.href;
@@ -276,12 +284,7 @@ function explain(plan) {
   const place = byId("plan");
   if (plan === undefined) return;
   if (plan === null) {
-    const link = document.createElement("a");
-    const again = new URLSearchParams(query);
-    again.set("plan", "1");
-    link.href = `?${again}`;
-    link.textContent = "show the plan (runs the query once more)";
-    place.replaceChildren(link);
+    place.textContent = "";  // an older server tells none
     return;
   }
   const ways = /** @type {Record<string, string>} */ ({
