@@ -247,20 +247,31 @@ class Console:
         form: Mapping[str, str] = await _form(request) if is_sure else view.arguments
         if is_sure and not same(form.get("csrf", ""), session.csrf):
             raise HTTPException(403, "the form is not one of this session (CSRF token)")
-        given = {name: form.get(name, "") for name in wanted.fields}
-        if missing := [name for name, value in given.items() if not value]:
+        needed = wanted.fields + (wanted.pinned if is_sure else ())
+        given = {name: form.get(name, "").strip() for name in (*needed, *(wanted.options or {}))}
+        if missing := [name for name in needed if not given[name]]:
             raise HTTPException(400, f"{', '.join(missing)}: is missing")
-        done, problem = "", ""
-        if is_sure:
-            try:
-                done = await wanted.do(view.client, given)
-            except SowError as error:
-                problem = f"{error.reason}: {error.message}"
+        done, problem, question = "", "", None
+        try:
+            if is_sure:
+                done = await wanted.do(view, given)
+            else:
+                question = await wanted.ask(view, given)
+        except SowError as error:
+            problem = f"{error.reason}: {error.message}"
         page, arguments = wanted.back(given)
         back = view.url(page, **arguments)
         code = 400 if problem else 200
         return self._html(
-            "write.html", code, write=wanted, view=view, given=given, done=done, problem=problem, back=back
+            "write.html",
+            code,
+            write=wanted,
+            view=view,
+            given=given,
+            question=question,
+            done=done,
+            problem=problem,
+            back=back,
         )
 
     async def _content(self, page: Page, view: View) -> str:

@@ -1,18 +1,37 @@
 """Writes that a person may ask for where the console was started with `--allow-writes`.
 
-Each is a call as that person, so the server permits, refuses and audits it as ever. The page first asks, and shows the
-command that does the same.
+[1]  Each is a call as that person, so the server permits, refuses and audits it as ever.
+[2]  The page first asks, tells what follows as far as the server knows it, and shows the command that does the same.
+[3]  A record is changed as it was seen, or not at all, where the write names its version.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from sow_client import EARLIEST, AsyncClient
+from sow_client import EARLIEST, NotFound, SowError, Topic
+from sow_console import letters
+from sow_console.pages.page import View
 
 Fields: TypeAlias = Mapping[str, str]
+Command: TypeAlias = Sequence[str]
+"""Arguments of `sow`."""
+COMMAND_BYTES_MAX: Final = 4_096
+"""A longer payload is not shown in a command."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """The page asks this before a write."""
+
+    commands: Sequence[Command]
+    """Those that do the same, one after the other."""
+    follows: Sequence[str] = ()
+    """Sentences: what follows from the write."""
+    pinned: Fields | None = None
+    """Fields of the form that hold what was seen ([3])."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,42 +42,189 @@ class Write:
     title: str
     fields: tuple[str, ...]
     """The arguments; all must be given."""
-    do: Callable[[AsyncClient, Fields], Awaitable[str]]
+    do: Callable[[View, Fields], Awaitable[str]]
     """Does it, and says what was done. Raises SowError."""
-    words: Callable[[Fields], list[str]]
-    """The command that does the same."""
+    ask: Callable[[View, Fields], Awaitable[Question]]
+    """Raises SowError."""
     back: Callable[[Fields], tuple[str, dict[str, str]]]
     """The page to go back to, and its arguments."""
+    pinned: tuple[str, ...] = ()
+    """Arguments that `ask` fills in."""
+    options: Mapping[str, str] | None = None
+    """Arguments that may be empty and can be edited on the page, each with a hint."""
 
 
-async def _touch(client: AsyncClient, given: Fields) -> str:
-    done = await client.touch(given["topic"], given["key"], ttl=given["ttl"])
+def _plainly(words: Callable[[Fields], Command], *follows: str) -> Callable[[View, Fields], Awaitable[Question]]:
+    async def ask(view: View, given: Fields) -> Question:
+        return Question((words(given),), follows)
+
+    return ask
+
+
+# ---- records ----
+
+
+async def _touch(view: View, given: Fields) -> str:
+    done = await view.client.touch(given["topic"], given["key"], ttl=given["ttl"])
     return "It expires at " + done.expire_time.isoformat() if done.expire_time else "It never expires."
 
 
-async def _persist(client: AsyncClient, given: Fields) -> str:
-    await client.persist(given["topic"], given["key"])
+async def _persist(view: View, given: Fields) -> str:
+    await view.client.persist(given["topic"], given["key"])
     return "It never expires."
 
 
-async def _delete(client: AsyncClient, given: Fields) -> str:
-    done = await client.sow_delete(given["topic"], keys=[given["key"]])
-    return "The record is deleted." if done.deleted else "There was no live record of this key."
+async def _delete(view: View, given: Fields) -> str:
+    done = await view.client.sow_delete(
+        given["topic"], keys=[given["key"]], only_if_versions=[_version(given["version"])]
+    )
+    if done.deleted:
+        return "The record is deleted."
+    return "Nothing was deleted: there is no live record of this key at this version any more."
 
 
-async def _clear(client: AsyncClient, given: Fields) -> str:
-    await client.clear_backlog(given["topic"], given["durable"])
+async def _ask_delete(view: View, given: Fields) -> Question:
+    words = ["delete", given["topic"], "--key", given["key"], "--if-version", given["version"]]
+    record = await view.client.get(given["topic"], given["key"])
+    if record is None:
+        return Question((words,), ("There is no live record of this key any more.",))
+    if str(record.version) != given["version"]:
+        return Question(
+            (words,), ("The record has changed since you saw it, so it will stay: go back and look again.",)
+        )
+    return Question((words,), ("Only this version of the record is deleted. Subscribers and peers are told.",))
+
+
+# ---- dead letters ----
+
+
+async def _ask_republish(view: View, given: Fields) -> Question:
+    letter, target, present = await _looked_at(view, given)
+    expected = str(present) if present else "0"
+    words = ["publish", given["target"]]
+    shown = _shown(letter.payload)
+    words += ["letter.bin", "--raw"] if shown is None else ["--data", shown]
+    if not target.settings.key:
+        words += ["--key", letter.record_key]
+    if given.get("ttl"):
+        words += ["--ttl", given["ttl"]]
+    words += ["--if-version", expected] if present else ["--if-absent"]
+    follows = [
+        f"{given['target']} has a live record of this key now, version {present}: it is replaced."
+        if present
+        else f"{given['target']} has no live record of this key.",
+        "The letter is deleted afterwards.",
+    ]
+    expiration = str(target.settings.expiration)
+    if not given.get("ttl"):
+        follows.insert(
+            1,
+            "The new record never expires, unless you give it a lifetime."
+            if expiration in ("enabled", "disabled", "reject")
+            else f"The new record lives for {expiration}, as {given['target']} has it, unless you give it another one.",
+        )
+    after = ["delete", given["topic"], "--key", given["key"], "--if-version", given["version"]]
+    return Question((words, after), follows, {"expected": expected})
+
+
+async def _republish(view: View, given: Fields) -> str:
+    letter, target, _ = await _looked_at(view, given)
+    expected = _version(given["expected"], least=0)
+    done = await view.client.publish(
+        given["target"],
+        letter.payload,
+        key=None if target.settings.key else letter.record_key,
+        ttl=given.get("ttl") or None,
+        only_if_absent=not expected,
+        only_if_version=expected or None,
+    )
+    said = f"It is published, as version {done.version}"
+    try:
+        await view.client.sow_delete(given["topic"], keys=[given["key"]], only_if_versions=[letter.version])
+    except SowError as error:
+        return f"{said}; the letter stays ({error.reason}: {error.message})."
+    return f"{said}, and the letter is deleted."
+
+
+def _shown(payload: bytes) -> str | None:
+    """The payload for a command line; None: it does not fit there."""
+    try:
+        text = payload.decode()
+    except UnicodeDecodeError:
+        return None
+    return text if len(payload) <= COMMAND_BYTES_MAX and "\0" not in text else None
+
+
+async def _looked_at(view: View, given: Fields) -> tuple[letters.Letter, Topic, int | None]:
+    """The letter that was seen, the topic that it goes to, and the version of the record that is there now."""
+    record = await view.client.get(given["topic"], given["key"])
+    if record is None or str(record.version) != given["version"]:
+        raise NotFound("the letter is gone, or is another one now", reason="NOT_FOUND")
+    target = await view.client.describe_topic(given["target"])
+    letter = letters.read(record, separator=target.settings.fix_separator)
+    present = await view.client.get(given["target"], letter.record_key) if letter.record_key else None
+    return letter, target, None if present is None else present.version
+
+
+# ---- durables and subscriptions ----
+
+
+async def _clear(view: View, given: Fields) -> str:
+    await view.client.clear_backlog(given["topic"], given["durable"])
     return "Its whole backlog counts as acknowledged."
 
 
-async def _rewind(client: AsyncClient, given: Fields) -> str:
-    done = await client.rewind(given["topic"], given["durable"], EARLIEST)
+async def _ask_clear(view: View, given: Fields) -> Question:
+    words = ["durable", "clear-backlog", given["topic"], given["durable"]]
+    figures = (await view.client.describe_durable(given["topic"], given["durable"])).figures
+    waiting = figures.unacknowledged_entries if figures else 0
+    return Question((words,), (f"{waiting:,} changes are acknowledged that no consumer has processed.",))
+
+
+async def _rewind(view: View, given: Fields) -> str:
+    done = await view.client.rewind(
+        given["topic"],
+        given["durable"],
+        EARLIEST if given["to"] == "earliest" else given["to"],
+        force=given.get("force") == "yes",
+    )
     return f"{done.unacknowledged_entries:,} changes are to be consumed again."
 
 
-async def _end(client: AsyncClient, given: Fields) -> str:
-    await client.end_subscription(given["id"])
+async def _ask_rewind(view: View, given: Fields) -> Question:
+    words = ["durable", "rewind", given["topic"], given["durable"], given["to"]]
+    durable = await view.client.describe_durable(given["topic"], given["durable"])
+    follows = []
+    if durable.figures:
+        follows.append(
+            f"{durable.figures.total_entries:,} changes can be read from the earliest position on; "
+            f"{durable.figures.unacknowledged_entries:,} of them are not acknowledged now."
+        )
+    follows.append("Consumers get changes again that they have processed before.")
+    if durable.attached:
+        follows.append("A consumer is attached: it is only done with force, and ends the consumer's stream.")
+    if given.get("force") == "yes":
+        words.append("--force")
+    return Question((words,), follows)
+
+
+async def _end(view: View, given: Fields) -> str:
+    await view.client.end_subscription(given["id"])
     return "It ends. Its client may subscribe again."
+
+
+async def _end_session(view: View, given: Fields) -> str:
+    ended = await view.client.end_session(given["id"])
+    return f"{ended} calls end. Their client may make them again."
+
+
+# ---- helpers ----
+
+
+def _version(text: str, *, least: int = 1) -> int:
+    if not text.isdecimal() or len(text) > 19 or int(text) < least:
+        raise NotFound(f"{text!r} is no version of a record", reason="INVALID_ARGUMENT")
+    return int(text)
 
 
 def _to_key(given: Fields) -> tuple[str, dict[str, str]]:
@@ -69,56 +235,70 @@ def _to_durables(given: Fields) -> tuple[str, dict[str, str]]:
     return "durables", {"topic": given["topic"]}
 
 
-WRITES: Final[Mapping[str, Write]] = {
-    one.name: one
-    for one in (
-        Write(
-            "touch",
-            "Give a record another lifetime",
-            ("topic", "key", "ttl"),
-            _touch,
-            lambda given: ["touch", given["topic"], given["key"], "--ttl", given["ttl"]],
-            _to_key,
-        ),
-        Write(
-            "persist",
-            "Take a record's lifetime away",
-            ("topic", "key"),
-            _persist,
-            lambda given: ["persist", given["topic"], given["key"]],
-            _to_key,
-        ),
-        Write(
-            "delete",
-            "Delete a record",
-            ("topic", "key"),
-            _delete,
-            lambda given: ["delete", given["topic"], "--key", given["key"]],
-            _to_key,
-        ),
-        Write(
-            "clear",
-            "Clear the backlog of a durable",
-            ("topic", "durable"),
-            _clear,
-            lambda given: ["durable", "clear-backlog", given["topic"], given["durable"]],
-            _to_durables,
-        ),
-        Write(
-            "rewind",
-            "Rewind a durable to the earliest change",
-            ("topic", "durable"),
-            _rewind,
-            lambda given: ["durable", "rewind", given["topic"], given["durable"], "earliest"],
-            _to_durables,
-        ),
-        Write(
-            "end",
-            "End a subscription",
-            ("id",),
-            _end,
+def _to_letters(given: Fields) -> tuple[str, dict[str, str]]:
+    return "dead-letters", {"topic": given["topic"]}
+
+
+def _to_connections(given: Fields) -> tuple[str, dict[str, str]]:
+    return "connections", {}
+
+
+_WRITES: Final = (
+    Write(
+        "touch",
+        "Give a record another lifetime",
+        ("topic", "key", "ttl"),
+        _touch,
+        _plainly(lambda given: ["touch", given["topic"], given["key"], "--ttl", given["ttl"]]),
+        _to_key,
+    ),
+    Write(
+        "persist",
+        "Take a record's lifetime away",
+        ("topic", "key"),
+        _persist,
+        _plainly(lambda given: ["persist", given["topic"], given["key"]]),
+        _to_key,
+    ),
+    Write("delete", "Delete a record", ("topic", "key", "version"), _delete, _ask_delete, _to_key),
+    Write(
+        "republish",
+        "Publish a dead letter again",
+        ("topic", "key", "version", "target"),
+        _republish,
+        _ask_republish,
+        _to_letters,
+        pinned=("expected",),
+        options={"ttl": "lifetime, such as 20m"},
+    ),
+    Write("clear", "Clear the backlog of a durable", ("topic", "durable"), _clear, _ask_clear, _to_durables),
+    Write(
+        "rewind",
+        "Rewind a durable",
+        ("topic", "durable", "to"),
+        _rewind,
+        _ask_rewind,
+        _to_durables,
+        options={"force": "yes: also while a consumer is attached"},
+    ),
+    Write(
+        "end",
+        "End a subscription",
+        ("id",),
+        _end,
+        _plainly(lambda given: ["sessions", "--end", given["id"]], "Its client may subscribe again."),
+        _to_connections,
+    ),
+    Write(
+        "end-session",
+        "End the calls of a session",
+        ("id",),
+        _end_session,
+        _plainly(
             lambda given: ["sessions", "--end", given["id"]],
-            lambda given: ("connections", {}),
+            "Its subscriptions and other calls that last end. Its client may make them again.",
         ),
-    )
-}
+        _to_connections,
+    ),
+)
+WRITES: Final[Mapping[str, Write]] = {one.name: one for one in _WRITES}

@@ -37,6 +37,7 @@ ABOUT: Final = {
     "replication": "",
     "topic": "topic=orders",
     "connections": "topic=orders",
+    "dead-letters": "topic=orders",
     "server": "changed=1",
 }
 
@@ -260,21 +261,31 @@ def test_each_write_asks_shows_its_command_and_is_done_as_the_person(tmp_path: P
             next(iter(durable))
         browser, reader = console.logged_in("writer"), console.logged_in("reader")
         own = {"Origin": console.address}
-        with root.subscribe("orders", start=EARLIEST) as followed:
+        root.create_topic("letters")
+        letter = root.publish(
+            "letters", {"dead_letter": [{"topic": "orders", "key": "4", "version": 1}], "id": 4}, key="l"
+        )
+        with root.subscribe("orders", start=EARLIEST) as followed, root.subscribe("letters", start=EARLIEST) as other:
             next(iter(followed))
+            next(iter(other))
+            seen = str(root.get_many("orders", ["3"])[0].version)
             given = {
                 "touch": {"topic": "orders", "key": "1", "ttl": "1d"},
                 "persist": {"topic": "orders", "key": "2"},
-                "delete": {"topic": "orders", "key": "3"},
+                "delete": {"topic": "orders", "key": "3", "version": seen},
+                "republish": {"topic": "letters", "key": "l", "version": str(letter.version), "target": "orders"},
                 "clear": {"topic": "orders", "durable": "billing"},
-                "rewind": {"topic": "orders", "durable": "billing"},
+                "rewind": {"topic": "orders", "durable": "billing", "to": "earliest"},
                 "end": {"id": root.subscriptions("orders")[0].id},
+                "end-session": {"id": root.subscriptions("letters")[0].session},
             }
             assert given.keys() == WRITES.keys()
             for name, about in given.items():
                 path = f"/{server.address}/write/{name}"
-                asked, of_another = browser.get(path, params=about).text, reader.get(path, params=about).text
-                parsed(shlex.split(html.unescape(re.findall("<code>(.*)</code>", asked)[0])))
+                asked = browser.get(path, params=about).text
+                of_another = reader.get(f"/{server.address}/overview").text
+                about |= dict(re.findall('name="(expected)" value="(.*?)"', asked))
+                parsed(shlex.split(html.unescape(re.findall("<code>(.*?)</code>", asked)[0])))
                 for form in (about, about | {"csrf": csrf_of(of_another)}):
                     assert browser.post(path, data=form, headers=own).status_code == 403
                 refused = reader.post(path, data=about | {"csrf": csrf_of(of_another)}, headers=own)

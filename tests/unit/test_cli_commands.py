@@ -159,6 +159,8 @@ def test_help_needs_no_server() -> None:
         ("delete", "orders"),
         ("delete", "orders", "--key", "1", "--all"),
         ("delete", "orders", "--key", "1", "--filter", "true"),
+        ("delete", "orders", "--key", "1", "--key", "2", "--if-version", "5"),
+        ("delete", "orders", "--all", "--if-version", "5"),
         ("delete", "orders", "--all"),  # nobody to ask
         ("topic", "delete", "orders"),
         ("topic", "alter", "orders"),

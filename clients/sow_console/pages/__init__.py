@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from sow_console.pages import connections, due, durables, key, overview, records, replication, server, topic
+from sow_console.pages import connections, due, durables, key, letters, overview, records, replication, server, topic
 from sow_console.pages.page import Facts, Page, View
 
 __all__ = ["PAGES", "Facts", "Page", "View"]
@@ -21,6 +21,7 @@ PAGES: Final[Mapping[str, Page]] = {
         Page("replication", "Replication", replication.facts),
         Page("topic", "Settings", topic.facts, interval=10.0),
         Page("connections", "Connections", connections.facts),
+        Page("dead-letters", "Dead letters", letters.facts, twin=letters.twin, interval=5.0),
         Page("server", "Server", server.facts, interval=10.0),
     )
 }

@@ -1,0 +1,173 @@
+"""Dead letters: where a copy comes from, why and when it was made, and the payload to publish again. Pure.
+
+[1]  Numbers of a payload keep their text, also in the payload that is published again (documents [1]).
+[2]  A letter without the list `dead_letter`, of fix or binary, tells by its key what it can (rule T3).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Final
+
+import msgspec
+
+from sow_client import Record, Topic
+from sow_console import documents, texts
+
+UNDELIVERED: Final = "_undelivered"
+"""The reserved topic of letters whose topic is missing."""
+FIELD: Final = "dead_letter"
+_MICROSECOND: Final = timedelta(microseconds=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """A topic of dead letters, and the topics that send there."""
+
+    topic: str
+    sources: tuple[str, ...]
+    letters: int | None
+    """None: the topic is missing, or the person may not see it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Letter:
+    """A dead letter."""
+
+    key: str
+    version: int
+    time: datetime
+    """When it was made."""
+    expire_time: datetime | None
+    topic: str
+    """Where it comes from; empty: the letter does not tell."""
+    record_key: str
+    reason: str
+    """ "expired" or "delivery_limit"; empty: the letter does not tell."""
+    durable: str
+    """The durable that has set it aside."""
+    was_due: datetime | None
+    """The expire time that the record had."""
+    hops: int
+    """The topics in which it has been."""
+    payload: bytes
+    """As it was before it became a letter."""
+    text: str
+    """For reading."""
+
+
+class Hop(msgspec.Struct, frozen=True):
+    """An item of the list: one topic that the record has left."""
+
+    topic: str
+    key: str
+    version: int
+    expire_time_micros: int | None = None
+    """None: never."""
+    reason: str = ""
+    durable: str = ""
+
+
+def boxes(topics: Sequence[Topic]) -> tuple[Box, ...]:
+    """The topics of dead letters, also those that are missing, by name."""
+    known = {topic.name: topic for topic in topics}
+    sources: dict[str, list[str]] = {}
+    for topic in topics:
+        if topic.settings.dead_letter:
+            sources.setdefault(topic.settings.dead_letter, []).append(topic.name)
+    missing = sorted(name for target, names in sources.items() if target not in known for name in names)
+    if UNDELIVERED in known and (missing or _count(known[UNDELIVERED])):
+        sources.setdefault(UNDELIVERED, missing)
+    return tuple(Box(name, tuple(sources[name]), _count(known.get(name))) for name in sorted(sources))
+
+
+def read(record: Record, *, separator: str = "\x01") -> Letter:
+    """A record of a topic of dead letters. `separator`: between the fields of nvfix."""
+    payload, hops = opened(record.payload, separator=separator)
+    if hops:
+        first = hops[0]
+        topic, key, reason, durable = first.topic, first.key, first.reason, first.durable
+        was_due = None if first.expire_time_micros is None else texts.EPOCH + first.expire_time_micros * _MICROSECOND
+    else:
+        topic, key, reason, durable = _told_by_key(record)
+        was_due = None
+    return Letter(
+        record.key,
+        record.version,
+        record.publish_time,
+        record.expire_time,
+        topic,
+        key,
+        reason,
+        durable,
+        was_due,
+        max(1, len(hops)),
+        payload,
+        documents.pretty(payload),
+    )
+
+
+def opened(payload: bytes, *, separator: str = "\x01") -> tuple[bytes, list[Hop]]:
+    """The payload without the list, and the list, newest first; empty where there is none ([2])."""
+    try:
+        if payload.lstrip(b" \t\r\n")[:1] == b"{":
+            level = _JSON_LEVEL.decode(payload)
+            hops = _JSON_HOPS.decode(level.pop(FIELD))
+            return msgspec.json.encode(level), hops
+        if _MSGPACK_MAP.match(payload):
+            level = _MSGPACK_LEVEL.decode(payload)
+            hops = _MSGPACK_HOPS.decode(level.pop(FIELD))
+            return msgspec.msgpack.encode(level), hops
+        fields = payload.split(separator.encode("latin-1"))
+        marked = [field for field in fields if field.startswith(FIELD.encode() + b"=")]
+        if marked:
+            hops = _JSON_HOPS.decode(marked[0].partition(b"=")[2])
+            return separator.encode("latin-1").join(field for field in fields if field != marked[0]), hops
+    except (KeyError, ValueError, RecursionError):
+        pass  # no letter, or a publisher's own field of that name
+    return payload, []
+
+
+def copy_key(topic: str, key: str, version: int, durable: str = "") -> str:
+    """The key that a letter has by default."""
+    parts = (topic, key, str(version), *([durable] if durable else []))
+    return "|".join(part.replace("\\", "\\\\").replace("|", "\\|") for part in parts)
+
+
+def _told_by_key(record: Record) -> tuple[str, str, str, str]:
+    parts = _split(record.key)
+    if record.topic == UNDELIVERED and len(parts) == 3:  # target, type, key
+        parts = _split(parts[2])
+    if len(parts) == 3 and parts[2].isdecimal():
+        return parts[0], parts[1], "expired", ""
+    if len(parts) == 4 and parts[2].isdecimal():
+        return parts[0], parts[1], "delivery_limit", parts[3]
+    return "", record.key, "", ""
+
+
+def _split(key: str) -> list[str]:
+    parts, part = [], ""
+    characters = iter(key)
+    for character in characters:
+        if character == "\\":
+            part += next(characters, "")
+        elif character == "|":
+            parts.append(part)
+            part = ""
+        else:
+            part += character
+    return [*parts, part]
+
+
+def _count(topic: Topic | None) -> int | None:
+    return topic.statistics.live_records if topic is not None and topic.statistics is not None else None
+
+
+_JSON_LEVEL: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_JSON_HOPS: Final = msgspec.json.Decoder(list[Hop])
+_MSGPACK_MAP: Final = re.compile(rb"[\x80-\x8f\xde\xdf]")
+_MSGPACK_LEVEL: Final = msgspec.msgpack.Decoder(dict[str, msgspec.Raw])
+_MSGPACK_HOPS: Final = msgspec.msgpack.Decoder(list[Hop])

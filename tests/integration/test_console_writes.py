@@ -1,0 +1,137 @@
+"""What people change from the console: each write as it was seen, with what follows told before."""
+
+from __future__ import annotations
+
+import html
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+
+import httpx
+import pytest
+
+from sow_client import EARLIEST, Client
+from tests.integration.test_console import BIG, csrf_of, parsed
+from tests.support.console import RunningConsole, running_console
+from tests.support.server import ServerProcess, until
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    with ServerProcess(tmp_path_factory.mktemp("writes")) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def client(server: ServerProcess) -> Iterator[Client]:
+    with server.client() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def person(server: ServerProcess) -> Iterator[Person]:
+    with running_console(server.address, "--allow-writes") as console:
+        yield Person(console, server)
+
+
+class Person:
+    """Somebody at the console."""
+
+    def __init__(self, console: RunningConsole, server: ServerProcess) -> None:
+        self._browser = console.opened()
+        self._own = {"Origin": console.address}
+        self._server = server.address
+
+    def twin(self, page: str, **about: str) -> Mapping[str, object]:
+        """The JSON of a page."""
+        answer = self._browser.get(f"/{self._server}/{page}.json", params=about)
+        assert answer.status_code == 200, answer.text
+        return answer.json()  # type: ignore[no-any-return]
+
+    def page(self, page: str, **about: str) -> httpx.Response:
+        return self._browser.get(f"/{self._server}/{page}", params=about)
+
+    def asked(self, name: str, **about: str) -> str:
+        """The page that asks, without its markup."""
+        answer = self.page(f"write/{name}", **about)
+        assert answer.status_code == 200, answer.text
+        for command in re.findall("<code>(.*?)</code>", answer.text):
+            parsed(shlex.split(html.unescape(command)))
+        return html.unescape(answer.text)
+
+    def sure(self, asked: str, name: str, **about: str) -> str:
+        """The answer to the page, with all that is in its form."""
+        form = dict(re.findall('type="hidden" name="(.*?)" value="(.*?)"', asked.split('<form method="post"')[1]))
+        answer = self._browser.post(
+            f"/{self._server}/write/{name}", data=form | about | {"csrf": csrf_of(asked)}, headers=self._own
+        )
+        return html.unescape(answer.text)
+
+
+def letter_of(client: Client, topic: str) -> dict[str, str]:
+    """What the page of dead letters links to, once the letter is there."""
+    until(lambda: client.count(topic), 30, "the letter")
+    record = next(iter(client.query(topic)))
+    return {"topic": topic, "key": record.key, "version": str(record.version)}
+
+
+def test_a_dead_letter_is_published_again_as_it_was_and_is_gone(client: Client, person: Person) -> None:
+    client.create_topic("offers.dead")
+    client.create_topic("offers", key=["/id"], expiration="enabled", dead_letter="offers.dead")
+    client.publish("offers", b'{"id":1,"n":%d,"price":9.50}' % BIG, ttl="1ms")
+    about = letter_of(client, "offers.dead") | {"target": "offers"}
+    shown = person.twin("dead-letters", topic="offers.dead")
+    assert shown["boxes"] == [{"topic": "offers.dead", "sources": ["offers"], "letters": 1}]
+    letter = shown["letters"][0]  # type: ignore[index]
+    assert (letter["topic"], letter["record_key"], letter["reason"]) == ("offers", "1", "expired")
+    assert '"price": 9.50' in letter["payload"]
+
+    asked = person.asked("republish", **about)
+    assert "never expires" in asked
+    asked = person.asked("republish", **about, ttl="9m")
+    assert "--if-absent" in asked
+    assert "the letter is deleted" in person.sure(asked, "republish")
+    record = client.get("offers", 1)
+    assert record is not None
+    assert record.payload == b'{"id":1,"n":%d,"price":9.50}' % BIG
+    assert record.expire_time is not None
+    assert client.count("offers.dead") == 0
+    assert "NOT_FOUND" in person.sure(asked, "republish"), "it is gone, so it is not published twice"
+
+
+def test_a_newer_record_is_not_replaced_by_a_letter_unless_it_was_seen(client: Client, person: Person) -> None:
+    client.create_topic("bids.dead")
+    client.create_topic("bids", key=["/id"], expiration="enabled", dead_letter="bids.dead")
+    client.publish("bids", {"id": 1, "price": 1}, ttl="1ms")
+    about = letter_of(client, "bids.dead") | {"target": "bids"}
+    asked = person.asked("republish", **about)
+    newer = client.publish("bids", {"id": 1, "price": 2})
+    assert "CONDITION_FAILED" in person.sure(asked, "republish")
+    assert client.get("bids", 1).data["price"] == 2  # type: ignore[union-attr]
+    again = person.asked("republish", **about)
+    assert f"version {newer.version}: it is replaced" in again
+    person.sure(again, "republish")
+    assert client.get("bids", 1).data["price"] == 1  # type: ignore[union-attr]
+
+
+def test_a_change_that_was_set_aside_says_by_which_durable(client: Client, person: Person) -> None:
+    client.create_topic("pays.dead")
+    client.create_topic("pays", key=["/id"], dead_letter="pays.dead")
+    client.publish_many("pays", [{"id": 1}, {"id": 2}])
+    for key in ("1", "2"):  # the first consumer ends without an acknowledgement
+        with client.durable("pays", "booking", start=EARLIEST, delivery_limit=1) as durable:
+            assert next(iter(durable)).key == key
+    letter_of(client, "pays.dead")
+    letter = person.twin("dead-letters", topic="pays.dead")["letters"][0]  # type: ignore[index]
+    assert (letter["reason"], letter["durable"]) == ("delivery_limit", "booking")
+    assert "set aside by booking" in person.page("dead-letters", topic="pays.dead").text
+
+
+def test_a_record_that_has_changed_since_it_was_seen_is_not_deleted(client: Client, person: Person) -> None:
+    client.create_topic("orders", key=["/id"])
+    seen = client.publish("orders", {"id": 1})
+    asked = person.asked("delete", topic="orders", key="1", version=str(seen.version))
+    client.publish("orders", {"id": 1, "newer": True})
+    assert "Nothing was deleted" in person.sure(asked, "delete")
+    assert client.count("orders") == 1
+    assert "has changed" in person.asked("delete", topic="orders", key="1", version=str(seen.version))

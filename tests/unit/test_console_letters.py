@@ -1,0 +1,105 @@
+"""Dead letters as the console reads them (rule T3)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import cast
+
+import msgspec
+import pytest
+
+from sow.v1 import types_pb2
+from sow_client import Record, RecordBatch, Topic, TopicSettings, TopicStatistics
+from sow_console import letters
+from sow_server.engine.commit import dead_letters
+from sow_server.engine.values.model import MessageType
+from sow_server.engine.values.model import TopicSettings as ServerSettings
+
+BIG = 2**63 + 1
+
+
+def record(key: str, payload: bytes, topic: str = "dead") -> Record:
+    columns = types_pb2.RecordColumns(
+        key=[key], payload=[payload], version=[7], publish_time_micros=[1], expire_time_micros=[2**63 - 1],
+        sequence=[1], origins=["ldn"],
+    )  # fmt: skip
+    return next(iter(RecordBatch(topic, columns)))
+
+
+PAYLOADS = {
+    MessageType.JSON: b'{"n":9223372036854775809,"price":9.50}',
+    MessageType.MSGPACK: msgspec.msgpack.encode({"n": BIG, "price": 9.5}),
+    MessageType.NVFIX: b"n=1\x01price=9.50\x01",
+}
+
+
+@pytest.mark.parametrize("kind", PAYLOADS)
+def test_a_letter_is_opened_as_the_server_has_made_it(kind: MessageType) -> None:
+    payload = PAYLOADS[kind]
+    add = dead_letters._adder(ServerSettings(message_type=kind))
+    assert add is not None
+    _, once = add(payload, dead_letters.Letter("offers", "a|b", 5, None))
+    _, twice = add(once, dead_letters.Letter("dead", "x", 6, 1_000_000, dead_letters.SET_ASIDE, "billing"))
+    letter = letters.read(record("key", twice))
+    assert letter.payload == payload, "and numbers keep their text"
+    assert (letter.topic, letter.record_key, letter.reason, letter.durable) == (
+        "dead",
+        "x",
+        "delivery_limit",
+        "billing",
+    )
+    assert letter.hops == 2
+    assert letter.was_due is not None
+    assert letter.was_due.timestamp() == 1
+    first = letters.read(record("key", once))
+    assert (first.topic, first.record_key, first.reason, first.was_due) == ("offers", "a|b", "expired", None)
+
+
+@pytest.mark.parametrize(
+    ("topic", "key", "told"),
+    [
+        ("dead", letters.copy_key("offers", "a|b", 5), ("offers", "a|b", "expired", "")),
+        ("dead", letters.copy_key("offers", "a", 5, "billing"), ("offers", "a", "delivery_limit", "billing")),
+        ("_undelivered", r"gone|fix|offers\|a\\\|b\|5", ("offers", "a|b", "expired", "")),
+        ("dead", "its own key", ("", "its own key", "", "")),
+    ],
+)  # fmt: skip
+def test_a_letter_without_a_list_tells_by_its_key(topic: str, key: str, told: tuple[str, ...]) -> None:
+    letter = letters.read(record(key, b"\xff\x00", topic))
+    assert (letter.topic, letter.record_key, letter.reason, letter.durable) == told
+    assert letter.payload == b"\xff\x00"
+
+
+def test_the_key_of_a_letter_is_the_one_that_the_server_makes() -> None:
+    assert letters.copy_key("a", "b|\\c", 5, "d") == dead_letters._copy_key("a", "b|\\c", 5, "d")
+
+
+@pytest.mark.parametrize(
+    "payload", [b'{"dead_letter":1}', b'{"dead_letter":', b"{}", b"", b"\xde", b"dead_letter=x\x01"]
+)
+def test_a_field_of_a_publisher_that_is_no_list_stays(payload: bytes) -> None:
+    assert letters.opened(payload) == (payload, [])
+
+
+@dataclass
+class FakeTopic:
+    name: str
+    dead_letter: str = ""
+    letters: int = 3
+    settings: TopicSettings = field(init=False)
+    statistics: TopicStatistics | None = None
+
+    def __post_init__(self) -> None:
+        self.settings = TopicSettings(dead_letter=self.dead_letter)
+        self.statistics = TopicStatistics(self.letters, 0, 0, 0, 0, 0)
+
+
+def test_a_topic_of_letters_that_is_missing_is_listed_with_its_sources() -> None:
+    topics = [FakeTopic("a", "dead"), FakeTopic("b", "gone"), FakeTopic("dead"), FakeTopic("_undelivered")]
+    found = letters.boxes(cast("list[Topic]", topics))
+    assert found == (
+        letters.Box("_undelivered", ("b",), 3),
+        letters.Box("dead", ("a",), 3),
+        letters.Box("gone", ("b",), None),
+    )
+    assert letters.boxes(cast("list[Topic]", [FakeTopic("a"), FakeTopic("_undelivered", letters=0)])) == ()
