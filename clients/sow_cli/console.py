@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import Final
 
 import click
 
+from sow_cli.exporting import RecordFile
+from sow_cli.output import Format, selected
+from sow_cli.rows import BatchColumns, RecordForm
 from sow_cli.session import Session
-from sow_client import AsyncClient, InvalidArgument
+from sow_client import AsyncClient, InvalidArgument, PackedRecords, TopicSettings
 
 _NEEDED: Final = ("jinja2", "starlette", "uvicorn", "websockets")
+_NO_PARQUET: Final = "Parquet needs the Python package pyarrow where the console runs: pip install 'sow[arrow]'"
 _EXISTING_FILE: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
@@ -54,7 +60,7 @@ def console(
     if missing:
         raise click.ClickException(f"the console needs {', '.join(missing)}; install them: pip install 'sow[console]'")
     # Here, as these libraries are of an extra, and would double the start-up time of every other command.
-    from sow_console import app, guards
+    from sow_console import app, exports, guards
 
     host, colon, port = listen.rpartition(":")
     host = host.strip("[]")
@@ -75,8 +81,17 @@ def console(
     def connect(server: str, token: str | None) -> AsyncClient:
         return AsyncClient(server, tls=session.tls, token=token, connect_timeout=session.connect_seconds)
 
+    lacks_arrow = importlib.util.find_spec("pyarrow") is None
     options = app.Options(
-        tuple(app.addresses(session.server)), connect, host, int(port), url, https_cert, https_key, allow_writes
+        tuple(app.addresses(session.server)),
+        connect,
+        host,
+        int(port),
+        url,
+        https_cert,
+        https_key,
+        allow_writes,
+        exports.Files(_record_file, {"parquet": _NO_PARQUET} if lacks_arrow else {}),
     )
     try:
         app.run(
@@ -88,3 +103,28 @@ def console(
         raise click.ClickException(f"cannot listen on {listen}: {error}") from error
     except ValueError as error:
         raise click.UsageError(f"--url: {error}") from error
+
+
+class _PackedFile:
+    """A file of `sow export`, made of the pieces of an export."""
+
+    def __init__(self, file: RecordFile) -> None:
+        self._file = file
+        self.looks = file.looks
+
+    def look(self, packed: PackedRecords) -> None:
+        self._file.look(BatchColumns.of_packed(packed).payloads)
+
+    def write(self, packed: PackedRecords) -> None:
+        self._file.write(BatchColumns.of_packed(packed))
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _record_file(kind: str, topic: str, settings: TopicSettings, columns: Sequence[str], sink: BytesIO) -> _PackedFile:
+    try:
+        form = RecordForm.of(topic, settings, select=() if kind == "ndjson" else selected([columns]))
+        return _PackedFile(RecordFile(Format(kind), form, sink, csv_safe=True))
+    except click.ClickException as error:
+        raise ValueError(error.format_message()) from error

@@ -31,6 +31,8 @@ from sow_client import Client, Export, PackedColumn
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
+    from sow_cli.arrow import ArrowSchema
+
 _FORMATS: Final = {
     ".parquet": Format.PARQUET,
     ".arrow": Format.ARROW,
@@ -119,24 +121,26 @@ class _Exporting:
     """Reads a snapshot and writes its records to an open file."""
 
     def __init__(self, client: Client, export: Export, form: RecordForm, sink: IO[bytes], *, csv_safe: bool) -> None:
-        self._quoted = quoted_safely if csv_safe else quoted_cell
         self._client = client
         self._export = export
         self._form = form
         self._sink = sink
+        self._csv_safe = csv_safe
 
     def write(self, kind: Format) -> int:
         """Writes all records, and returns their number."""
         records = sum(self._export.parts)
-        twice = _is_read_twice(kind, self._form)
+        file = RecordFile(kind, self._form, self._sink, csv_safe=self._csv_safe)
         with progress("{task.fields[figures]}", measured=records > 0) as bar:
-            task = bar.add_task("exporting", total=records * (2 if twice else 1), figures="")
-            writer = self._writer(kind, self._shown(bar, task, self._batches(("payload",)) if twice else iter(())))
+            task = bar.add_task("exporting", total=records * (2 if file.looks else 1), figures="")
+            if file.looks:
+                for columns in self._shown(bar, task, self._batches(("payload",))):
+                    file.look(columns.payloads)
             written = 0
             for columns in self._shown(bar, task, self._batches(_COLUMNS)):
-                writer.write(columns)
+                file.write(columns)
                 written += len(columns.keys)
-            writer.close()
+            file.close()
         return written
 
     def _shown(self, bar: Progress, task: TaskID, batches: Iterator[BatchColumns]) -> Iterator[BatchColumns]:
@@ -158,26 +162,57 @@ class _Exporting:
             ):
                 yield BatchColumns.of_packed(packed)
 
-    def _writer(self, kind: Format, looked_at: Iterator[BatchColumns]) -> _Writer:
-        """The writer of a format. `looked_at`: the payloads of all records, where they tell the columns ([3])."""
+
+class RecordFile:
+    """A file of records, written piece by piece. Where `looks`, it must `look` at all payloads first ([3])."""
+
+    def __init__(self, kind: Format, form: RecordForm, sink: IO[bytes], *, csv_safe: bool = False) -> None:
+        """`kind`: NDJSON, JSON, CSV, PARQUET or ARROW. The sink stays open."""
+        self._kind = kind
+        self._form = form
+        self._sink = sink
+        self._quoted = quoted_safely if csv_safe else quoted_cell
+        self._names: dict[str, None] = {}
+        self._schema: ArrowSchema | None = None
+        self._writer: _Writer | None = None
+        if kind in (Format.PARQUET, Format.ARROW):
+            from sow_cli.arrow import ArrowSchema
+
+            self._schema = ArrowSchema(form)
+        self.looks = _is_read_twice(kind, form)
+
+    def look(self, payloads: Sequence[bytes]) -> None:
+        """Learns the columns of these payloads."""
+        if self._schema is not None:
+            self._schema.look(payloads)
+        else:
+            for payload in payloads:
+                self._names.update(dict.fromkeys(self._form.fields.of(payload) or ()))
+
+    def write(self, columns: BatchColumns) -> None:
+        """Writes some records."""
+        self._made().write(columns)
+
+    def close(self) -> None:
+        """Writes the end of the file."""
+        self._made().close()
+
+    def _made(self) -> _Writer:
+        if self._writer is None:
+            self._writer = self._make()
+        return self._writer
+
+    def _make(self) -> _Writer:
         form = self._form
-        if kind is Format.NDJSON:
-            return _Ndjson(form, self._sink)
-        if kind is Format.JSON:
-            return _Json(form, self._sink)
-        if kind is Format.CSV:
-            names: dict[str, None] = {}
-            for columns in looked_at:
-                for payload in columns.payloads:
-                    names.update(dict.fromkeys(form.fields.of(payload) or ()))
+        if self._schema is not None:
+            from sow_cli.arrow import ArrowFile
+
+            return ArrowFile(self._sink, self._schema, is_parquet=self._kind is Format.PARQUET)
+        if self._kind is Format.CSV:
+            names = self._names
             found = Columns(form.fields, [(name,) for name in names], chosen=True) if names else form.columns(())
             return _Csv(CsvRows(form, found, self._quoted), self._sink)
-        from sow_cli.arrow import ArrowFile, ArrowSchema
-
-        schema = ArrowSchema(form)
-        for columns in looked_at:
-            schema.look(columns.payloads)
-        return ArrowFile(self._sink, schema, is_parquet=kind is Format.PARQUET)
+        return _Json(form, self._sink) if self._kind is Format.JSON else _Ndjson(form, self._sink)
 
 
 def _is_read_twice(kind: Format, form: RecordForm) -> bool:

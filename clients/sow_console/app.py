@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import re
 import socket as sockets
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 from urllib.parse import parse_qs, quote, urlencode
 
 import jinja2
@@ -25,7 +26,7 @@ from markupsafe import Markup
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection, Request
-from starlette.responses import HTMLResponse, RedirectResponse, Response
+from starlette.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route, WebSocketRoute
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
@@ -33,6 +34,7 @@ from starlette.websockets import WebSocket
 
 from sow_client import SowError, Unavailable, __version__
 from sow_console import documents, live, texts
+from sow_console.exports import KINDS, Files, Kind, begun
 from sow_console.guards import Guard, Place, is_loopback, place_of
 from sow_console.pages import PAGES, Page, View, records
 from sow_console.sessions import Connect, Session, Sessions, same
@@ -45,6 +47,8 @@ SOCKET_MESSAGE_BYTES_MAX: Final = 1_024
 """A browser sends nothing but the numbers of frames."""
 CONNECTIONS_MAX: Final = 1_000
 STOP_SECONDS: Final = 3
+EXPORTS_MAX: Final = 8
+"""Files that are made at the same time, each with a piece of records in memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +67,8 @@ class Options:
     key: Path | None = None
     """PEM files for TLS to browsers."""
     allow_writes: bool = False
+    files: Files | None = None
+    """The files of records that people may save; None: none."""
 
     @property
     def one_time(self) -> bool:
@@ -86,6 +92,7 @@ class Console:
         self.place = place
         self.sessions = Sessions(options.servers, options.connect, clock)
         self._announce = announce
+        self._exports = 0
         self._cookie = "__Host-sow-console" if place.secure else f"sow-console-{options.port}"
         self._templates = jinja2.Environment(
             loader=jinja2.FileSystemLoader(HERE / "templates"),
@@ -231,7 +238,50 @@ class Console:
         server = connection.path_params["server"]
         arguments: Mapping[str, str] = dict(connection.query_params)
         allow_writes = self.options.allow_writes
-        return View(session, server, self.sessions.servers, arguments, datetime.now(UTC), allow_writes)
+        files = self.options.files
+        kinds = {kind: files.missing.get(kind, "") for kind in KINDS} if files else {}
+        return View(session, server, self.sessions.servers, arguments, datetime.now(UTC), allow_writes, kinds)
+
+    # ---- files ----
+
+    async def export(self, request: Request) -> Response:
+        """The records of a filter as a file, while they are read."""
+        session, kind = self._session(request), request.query_params.get("kind", "")
+        if session is None:
+            return RedirectResponse("/login", status_code=303)
+        files = self.options.files
+        if files is None or kind not in KINDS or request.path_params["server"] not in self.sessions.servers:
+            raise HTTPException(404, "there is no such file")
+        if kind in files.missing:
+            raise HTTPException(501, files.missing[kind])
+        if self._exports >= EXPORTS_MAX:
+            raise HTTPException(503, f"{EXPORTS_MAX} files are being made already; try again in a while")
+        view = self._view(request, session)
+        topic, filter_text = view.argument("topic"), view.argument("filter")
+        columns = request.query_params.getlist("column")
+        self._exports += 1
+        try:
+            pieces = await begun(view.client, files.make, cast(Kind, kind), topic, filter_text, columns)
+        except (SowError, ValueError) as error:
+            self._exports -= 1
+            raise HTTPException(400, getattr(error, "message", str(error))) from error
+        except BaseException:
+            self._exports -= 1
+            raise
+        name = re.sub("[^A-Za-z0-9_.-]", "_", topic)
+        headers = {"Content-Disposition": f'attachment; filename="{name}.{kind}"'}
+        return StreamingResponse(self._sent(pieces, session), media_type=KINDS[kind], headers=headers)
+
+    async def _sent(self, pieces: AsyncGenerator[bytes, None], session: Session) -> AsyncGenerator[bytes, None]:
+        """The pieces, until the session ends: then the file breaks off."""
+        try:
+            async with aclosing(pieces):
+                async for piece in pieces:
+                    if session.ended.is_set():
+                        raise RuntimeError("the session has ended")
+                    yield piece
+        finally:
+            self._exports -= 1
 
     # ---- writes ----
 
@@ -312,6 +362,7 @@ def app_of(console: Console) -> ASGIApp:
             Route("/login", console.login, methods=["GET", "POST"]),
             Route("/logout", console.logout, methods=["POST"]),
             Mount("/static", StaticFiles(directory=HERE / "static")),
+            Route("/{server}/export", console.export),
             Route("/{server}/{page}", console.page),
             *writes,
             WebSocketRoute("/{server}/{page}/live", console.page_live),

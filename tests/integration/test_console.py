@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import io
 import json
 import re
 import shlex
@@ -16,6 +17,7 @@ import click
 import httpx
 import pytest
 from click.testing import CliRunner
+from pyarrow import parquet
 
 from sow_cli.command import sow
 from sow_client import EARLIEST, Client
@@ -122,6 +124,41 @@ def test_a_change_comes_in_the_next_frame_once_the_last_was_drawn(
             assert len(rows) <= 1, "only the newest of a key"
 
 
+def test_all_that_matches_is_saved_with_the_chosen_columns(open_server: ServerProcess, browser: httpx.Client) -> None:
+    with open_server.client() as client:
+        client.create_topic("saved", key=["/id"])
+        client.publish_many("saved", [{"id": n, "price": n, "account": BIG} for n in range(4)])
+    about = {"topic": "saved", "filter": "/price > 0"}
+    path = f"/{open_server.address}/export"
+    lines = browser.get(path, params=about | {"kind": "ndjson"})
+    assert lines.headers["content-disposition"] == 'attachment; filename="saved.ndjson"'
+    assert f'"account":{BIG}' in lines.text
+    assert [json.loads(line)["key"] for line in lines.text.splitlines()] == ["1", "2", "3"]
+    chosen = [("column", "@key"), ("column", "/price")]
+    rows = browser.get(path, params=httpx.QueryParams([*about.items(), ("kind", "csv"), *chosen])).text
+    assert rows.splitlines() == ["_key,price", "1,1", "2,2", "3,3"]
+    every = browser.get(path, params=about | {"kind": "csv"}).text
+    assert (
+        every.splitlines()[0]
+        == "_key,id,price,account,_version,_publish_time_micros,_expire_time_micros,_origin,_sequence"
+    )
+    whole = parquet.read_table(io.BytesIO(browser.get(path, params=about | {"kind": "parquet"}).content))
+    assert whole["account"].to_pylist() == [BIG] * 3
+
+
+def test_a_file_that_cannot_begin_is_refused_with_the_reason(open_server: ServerProcess, browser: httpx.Client) -> None:
+    path = f"/{open_server.address}/export"
+    wrong = {
+        ("kind", "xls", 404): "no such file",
+        ("filter", "/price >", 400): "expected a value",
+        ("topic", "nothing", 400): "nothing",
+        ("column", "price", 400): "not a path",
+    }
+    for (name, value, code), word in wrong.items():
+        answer = browser.get(path, params={"kind": "csv", "topic": "orders"} | {name: value})
+        assert (answer.status_code, word in answer.text) == (code, True), answer.text
+
+
 def test_a_wrong_filter_is_an_answer_with_its_column(
     open_server: ServerProcess, console: RunningConsole, browser: httpx.Client
 ) -> None:
@@ -182,6 +219,10 @@ def test_hidden_fields_and_rows_never_reach_the_browser(guarded: tuple[ServerPro
         for query in (about, "", "topic=hidden&key=1", "topic=orders&filter=/secret+IS+NOT+NULL&order=/secret"):
             for ending in ("", ".json"):
                 told += browser.get(f"/{server.address}/{page}{ending}", params=httpx.QueryParams(query)).content
+    for kind in ("ndjson", "csv"):
+        for filter_text in ("", "/secret IS NOT NULL"):
+            wanted = {"kind": kind, "topic": "orders", "filter": filter_text, "column": "/secret"}
+            told += browser.get(f"/{server.address}/export", params=wanted).content
     with console.socket(browser, f"/{server.address}/records/live?topic=orders") as socket:
         told += socket.recv(30, decode=False)
         with client_of(server, "root") as root:

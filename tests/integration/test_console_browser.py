@@ -165,6 +165,35 @@ def test_sorting_is_exact_beyond_the_numbers_of_a_browser(
         expect(keys).to_have_text(["c", "a", "b"])
 
 
+def test_columns_and_order_are_in_the_address(
+    server: ServerProcess, console: RunningConsole, chromium: Browser
+) -> None:
+    with tab(chromium, console) as page:
+        go(page, console, server, "records", "topic=orders")
+        drawn(page)
+        for _ in range(2):
+            page.locator("#grid thead button", has_text="/price").click()
+        page.locator("#columns summary").click()
+        page.locator("#columns label", has_text="/account").click()
+        assert "sort=-%2Fprice" in page.url
+        address = page.url
+        keys = page.locator("#grid tbody a").all_text_contents()
+        page.evaluate("localStorage.clear()")
+        page.goto(address)
+        drawn(page)
+        assert page.locator("#grid tbody a").all_text_contents() == keys
+        expect(page.locator("#grid thead button", has_text="/account")).to_have_count(0)
+        expect(page.locator("#grid thead button", has_text="/price")).to_have_count(1)
+        saved = page.locator("a.save", has_text="csv").get_attribute("href") or ""
+        assert "column=%2Fprice" in saved
+        assert "account" not in saved
+        page.locator("#filter").fill("/price > 0")
+        page.get_by_role("button", name="Show").click()
+        drawn(page)
+        assert "sort=-%2Fprice" in page.url
+        expect(page.locator("#grid thead button", has_text="/account")).to_have_count(0)
+
+
 def test_the_keyboard_reaches_everything(server: ServerProcess, console: RunningConsole, chromium: Browser) -> None:
     with tab(chromium, console) as page:
         go(page, console, server, "overview")

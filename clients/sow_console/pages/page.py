@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TypeAlias
 from urllib.parse import urlencode
@@ -28,6 +28,8 @@ class View:
     arguments: Mapping[str, str]
     now: datetime
     allow_writes: bool = False
+    files: Mapping[str, str] = field(default_factory=dict)
+    """The kinds of files that can be saved, each with the reason why it cannot after all, or an empty text."""
 
     @property
     def client(self) -> AsyncClient:

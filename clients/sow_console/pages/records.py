@@ -104,6 +104,15 @@ async def facts(view: View) -> Facts:
         "follow": view.command("subscribe", query.topic, *([query.filter] if query.filter else []), "--sow")
         if query.topic
         else "",
+        "save": view.command(
+            "export",
+            query.topic,
+            f"{query.topic}.csv",
+            *(["--filter", query.filter] if query.filter else []),
+            "--csv-safe",
+        )
+        if query.topic
+        else "",
     }
 
 

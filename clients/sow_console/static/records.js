@@ -11,8 +11,9 @@ import { clock, follow } from "./live.js";
  */
 /** @typedef {{ access: string, index_path: string, probes: number, index_entries: number, scanned: number }} Plan */
 
-const META = ["@expires", "@published", "@version", "@origin", "@sequence"];
-const META_SHOWN = ["@expires", "@published"];
+const META = ["@expire_time", "@publish_time", "@version", "@origin", "@sequence"];
+const META_SHOWN = ["@expire_time", "@publish_time"];
+const HEADINGS = /** @type {Record<string, string>} */ ({ "@key": "key", "@expire_time": "expires", "@publish_time": "published" });
 const COLUMNS_SHOWN_MAX = 24;
 const FLASH_MS = 900;
 
@@ -73,8 +74,8 @@ const serverNow = () => Date.now() * 1000 + ahead;
 function cell(row, column) {
   switch (column) {
     case "@key": return { kind: "text", text: row.key };
-    case "@expires": return { kind: "number", text: row.expires === null ? "9223372036854775807" : String(row.expires) };
-    case "@published": return { kind: "number", text: String(row.published) };
+    case "@expire_time": return { kind: "number", text: row.expires === null ? "9223372036854775807" : String(row.expires) };
+    case "@publish_time": return { kind: "number", text: String(row.published) };
     case "@version": return { kind: "number", text: row.version };
     case "@origin": return { kind: "text", text: row.origin };
     case "@sequence": return { kind: "number", text: row.sequence };
@@ -84,15 +85,15 @@ function cell(row, column) {
 
 /** @param {Row} row @param {string} column */
 function text(row, column) {
-  if (column === "@expires") return row.expires === null ? "never" : lifetime(row.expires - serverNow());
-  if (column === "@published") return clock(row.published);
+  if (column === "@expire_time") return row.expires === null ? "never" : lifetime(row.expires - serverNow());
+  if (column === "@publish_time") return clock(row.published);
   return cell(row, column)?.text ?? "";
 }
 
 /** @param {Row} row @param {string} column */
 function title(row, column) {
-  if (column === "@expires") return row.expires === null ? "never" : new Date(row.expires / 1000).toISOString();
-  if (column === "@published") return new Date(row.published / 1000).toISOString();
+  if (column === "@expire_time") return row.expires === null ? "never" : new Date(row.expires / 1000).toISOString();
+  if (column === "@publish_time") return new Date(row.published / 1000).toISOString();
   return "";
 }
 
@@ -154,9 +155,10 @@ function head() {
     column.setAttribute("aria-sort", sort?.column !== name ? "none" : sort.falling ? "descending" : "ascending");
     const button = document.createElement("button");
     button.type = "button";
-    button.textContent = name === "@key" ? "key" : name.startsWith("@") ? name.slice(1) : name;
+    button.textContent = HEADINGS[name] ?? (name.startsWith("@") ? name.slice(1) : name);
     button.onclick = () => {
       sort = sort?.column !== name ? { column: name, falling: false } : sort.falling ? null : { column: name, falling: true };
+      keep();
       draw(new Set());
       const again = [...document.querySelectorAll("#grid thead button")].find((one) => one.textContent === button.textContent);
       /** @type {HTMLElement | undefined} */ (again)?.focus();
@@ -185,9 +187,10 @@ function choices() {
       else picked.delete(name);
       chosen = picked;
       localStorage.setItem(`sow-columns-${topic}`, JSON.stringify([...picked]));
+      keep();
       draw(new Set());
     };
-    label.append(box, name);
+    label.append(box, HEADINGS[name] ?? name);
     return label;
   }));
 }
@@ -229,7 +232,7 @@ function say() {
   place.textContent = `${whole} · ${read.toLocaleString("en")} read at ${clock(askedAt)}${left}`;
   if (!complete && matched === null) {
     const link = document.createElement("a");
-    const counted = new URLSearchParams(query);
+    const counted = new URLSearchParams(location.search);
     counted.set("count", "1");
     link.href = `?${counted}`;
     link.textContent = "count them";
@@ -267,7 +270,7 @@ function take(row) {
       const [before, after] = [cell(old, name), cell(row, name)];
       if (before?.text !== after?.text || before?.kind !== after?.kind) {
         fill(row, name, element);
-        if (name !== "@published" && name !== "@version" && name !== "@sequence") flash(element);
+        if (name !== "@publish_time" && name !== "@version" && name !== "@sequence") flash(element);
       }
     });
   }
@@ -348,9 +351,51 @@ function apply(frame) {
   if (changed.size) draw(changed);
 }
 
+// ---- columns and order in the address ----
+
+/** The address keeps the chosen columns and the order of the rows that are shown, so it can be sent to others. */
+function keep() {
+  const address = new URLSearchParams(location.search);
+  address.delete("sort");
+  address.delete("column");
+  if (sort) address.set("sort", `${sort.falling ? "-" : ""}${sort.column}`);
+  for (const name of chosen ?? []) if (name !== "@key") address.append("column", name);
+  history.replaceState(null, "", `?${address}`);
+  save();
+}
+
+/** The files have the chosen columns; without a choice, all. */
+function save() {
+  for (const link of /** @type {NodeListOf<HTMLAnchorElement>} */ (document.querySelectorAll("a.save"))) {
+    const [path = "", search] = (link.getAttribute("href") ?? "").split("?");
+    const address = new URLSearchParams(search);
+    address.delete("column");
+    if (chosen) for (const name of new Set(["@key", ...chosen])) address.append("column", name);
+    link.setAttribute("href", `${path}?${address}`);
+  }
+}
+
+ask.addEventListener("submit", () => {
+  const names = new URLSearchParams(location.search);
+  if (/** @type {HTMLInputElement} */ (ask.elements.namedItem("topic")).value.trim() !== topic) return;
+  for (const name of ["sort", "column"]) {
+    for (const value of names.getAll(name)) {
+      const kept = document.createElement("input");
+      kept.type = "hidden";
+      kept.name = name;
+      kept.value = value;
+      ask.append(kept);
+    }
+  }
+});
+
 if (topic) {
   const kept = localStorage.getItem(`sow-columns-${topic}`);
-  if (kept) chosen = new Set(/** @type {string[]} */ (JSON.parse(kept)));
+  if (query.has("column")) chosen = new Set(query.getAll("column"));
+  else if (kept) chosen = new Set(/** @type {string[]} */ (JSON.parse(kept)));
+  const by = query.get("sort");
+  if (by) sort = { column: by.replace(/^-/, ""), falling: by.startsWith("-") };
+  save();
   follow((frame) => {
     const now = performance.now();
     rates.push({ at: now, changes: Number(frame["changes"] ?? 0) });
@@ -382,7 +427,7 @@ function merged(frames) {
 
 /** Counts lifetimes down; a record whose lifetime is over is marked at once, before the server tells of it. */
 function tick() {
-  const index = columns().indexOf("@expires");
+  const index = columns().indexOf("@expire_time");
   if (document.hidden || document.body.classList.contains("old")) return;
   const now = serverNow();
   for (const row of shown) {
