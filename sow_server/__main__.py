@@ -84,10 +84,12 @@ def _run(given: argparse.Namespace) -> int:
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     from sow_server import app
     from sow_server.engine.values.errors import OpenError
+    from sow_server.services.log_tail import LogTail
 
-    logs.configure(settings.log)
+    tail = LogTail(config.secrets_of(settings))
+    logs.configure(settings.log, tail=tail)
     try:
-        return app.run(settings)
+        return app.run(settings, tail)
     except (OpenError, app.StartError) as error:
         return _trouble(str(error))
 

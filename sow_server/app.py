@@ -60,8 +60,10 @@ from sow_server.services.exporting import ServedExport
 from sow_server.services.followers import Followers
 from sow_server.services.guard import CallAdmission, handlers, standard_handlers
 from sow_server.services.health_service import HealthService
+from sow_server.services.inspection_service import Observed
 from sow_server.services.load_service import LoadService
 from sow_server.services.loading import Loading
+from sow_server.services.log_tail import LogTail
 from sow_server.services.ownership import OwnedDurables
 from sow_server.services.positions import Positions
 from sow_server.services.queries import Queries
@@ -100,26 +102,27 @@ class StartError(Exception):
     """The server cannot start: one message with the reason and the remedy."""
 
 
-def run(config: Config) -> int:
-    """Runs the server until SIGTERM or SIGINT; returns the exit status. Raises StartError, OpenError."""
+def run(config: Config, tail: LogTail | None = None) -> int:
+    """Runs the server until SIGTERM or SIGINT; returns the exit status. `tail`: the last lines of the log. Raises
+    StartError, OpenError."""
     sys.setswitchinterval(SWITCH_SECONDS)
     malloc.tune()
-    return uvloop.run(_serve(config))
+    return uvloop.run(_serve(config, tail or LogTail()))
 
 
-async def _serve(config: Config) -> int:
+async def _serve(config: Config, tail: LogTail) -> int:
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
     async with AsyncExitStack() as running:
-        await _start(config, running)
+        await _start(config, tail, running)
         await stopping.wait()
         log.info("stopping")
     log.info("stopped")
     return 0
 
 
-async def _start(config: Config, running: AsyncExitStack) -> None:
+async def _start(config: Config, tail: LogTail, running: AsyncExitStack) -> None:
     """Starts one part after the other. `running` stops them in the opposite order, also where a later one cannot
     start."""
     metrics = Metrics()
@@ -133,18 +136,8 @@ async def _start(config: Config, running: AsyncExitStack) -> None:
     running.callback(metrics.release)
     declare_topics(store, config.topics)
     tracing = _tracing(config, store, running)
-    metrics.watch(
-        StoreFigures(
-            clock,
-            store.topics,
-            store.commits,
-            store.cuts,
-            store.durables,
-            store.loads,
-            store.unsound,
-            store.upkeep,
-        )
-    )
+    figures = (store.commits, store.cuts, store.durables, store.loads, store.unsound, store.upkeep)
+    metrics.watch(StoreFigures(clock, store.topics, *figures))
     parts = _Parts.on(store, clock, config, metrics)
     links = _link(parts, config, readers, running, tracing)
     store.start(asyncio.get_running_loop().call_soon_threadsafe)
@@ -155,8 +148,10 @@ async def _start(config: Config, running: AsyncExitStack) -> None:
     healthy = HealthService()
     access = _access(config, store, metrics, readers, links, running)
     processes = _reader_processes(store, clock, config, metrics, running)
-    own = _services(parts, links, loading, readers, processes, config, access, healthy, tracing=tracing)
-
+    observed = Observed(tail, metrics.latencies)
+    own = _services(
+        parts, links, loading, readers, processes, config, access, healthy, tracing=tracing, observed=observed
+    )
     admission_of = _admissions(config, access, metrics, store.commits.calls, tracing)
 
     def register(server: grpc.aio.Server, listener: ListenerConfig) -> None:
@@ -399,6 +394,7 @@ def _services(
     healthy: HealthService,
     *,
     tracing: Tracing | None,
+    observed: Observed,
 ) -> tuple[tuple[ServiceDescriptor, object], ...]:
     """This project's own services, without those of the links."""
     store, hub, consumers = parts.store, parts.hub, parts.consumers
@@ -442,6 +438,7 @@ def _services(
         cluster=config.server.cluster,
         version=__version__,
         settings=described(config),
+        observed=observed,
     )
     idle_max = config.limits.pin_idle_ttl_max_micros
     snapshot = SnapshotService(

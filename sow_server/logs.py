@@ -1,7 +1,8 @@
 """Logs: one stream of events with fields on standard error. The standard library's loggers write to it, too.
 
     [1]  Every line has `time` (UTC), `level`, `event` and `logger`; the rest are the event's own fields.
-    [2]  On a terminal the lines are for people, otherwise each line is a JSON object; `[log] format` overrides that.
+    [2]  The last lines are kept for people who may see them (rule X10).
+    [3]  On a terminal the lines are for people, otherwise each line is a JSON object; `[log] format` overrides that.
 
 Modules log with `structlog.get_logger(__name__).info("event_name", field=…)`: an event is a name, not a sentence.
 The event `ready` (field `address`) means that the server answers. Programs that start a server wait for it.
@@ -13,18 +14,22 @@ import logging
 import sys
 from typing import Final, TextIO
 
+import msgspec
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
 from sow_server.config import LogConfig
+from sow_server.services.log_tail import LogTail
 
 _FIRST: Final = ("time", "level", "event", "logger")
+_decode_event: Final = msgspec.json.Decoder(dict[str, object]).decode
 _QUIET: Final = ("apscheduler",)
 """Libraries that log every run of every job at level info."""
 
 
-def configure(config: LogConfig, stream: TextIO | None = None) -> None:
-    """Sets up structlog and the root logger; may be called again. `stream`: standard error."""
+def configure(config: LogConfig, stream: TextIO | None = None, *, tail: LogTail | None = None) -> None:
+    """Sets up structlog and the root logger; may be called again. `stream`: standard error. `tail` gets each line,
+    too ([2])."""
     stream = stream or sys.stderr
     console = config.format == "console" or (config.format == "auto" and stream.isatty())
     level = logging.getLevelNamesMapping()[config.level.upper()]
@@ -50,6 +55,17 @@ def configure(config: LogConfig, stream: TextIO | None = None) -> None:
     )
     root = logging.getLogger()
     root.handlers[:] = [handler]
+    if tail is not None:
+        keeping = _Keeping(tail)
+        keeping.addFilter(_is_news)
+        lines: list[Processor] = [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(default=str)]
+        keeping.setFormatter(
+            structlog.stdlib.ProcessorFormatter(
+                foreign_pre_chain=[*shared, structlog.stdlib.ExtraAdder()],
+                processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *lines],
+            )
+        )
+        root.addHandler(keeping)
     root.setLevel(level)
     for name in _QUIET:
         logging.getLogger(name).setLevel(max(level, logging.WARNING) if level > logging.DEBUG else level)
@@ -61,6 +77,22 @@ def configure(config: LogConfig, stream: TextIO | None = None) -> None:
         # Loggers live as long as their modules; caching would keep the first configuration for good.
         cache_logger_on_first_use=False,
     )
+
+
+class _Keeping(logging.Handler):
+    """Gives each line to the tail."""
+
+    def __init__(self, tail: LogTail) -> None:
+        super().__init__()
+        self._tail = tail
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            event = _decode_event(self.format(record))
+        except Exception:  # noqa: BLE001  # as every handler: a line that cannot be kept must not fail its writer
+            self.handleError(record)
+            return
+        self._tail.add(round(record.created * 1e6), event)
 
 
 def _is_news(record: logging.LogRecord) -> bool:

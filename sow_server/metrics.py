@@ -37,6 +37,7 @@ from sow_server.engine.values.model import MICROS
 from sow_server.query.sort_memory import SortMemory
 from sow_server.retention.idle import IdleTopics
 from sow_server.services.admission import Admission
+from sow_server.services.figures import Counts
 from sow_server.subscriptions.consumers import Consumers
 from sow_server.subscriptions.hub import Hub
 from sow_server.timers import PeriodicJob
@@ -65,6 +66,10 @@ _LAG_SECONDS: Final = (
 _COMMIT_SECONDS: Final = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 _COMMIT_RECORDS: Final = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, 5000.0, 10_000.0)
 _RPC_SECONDS: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 60.0)
+
+
+LATENCIES: Final = ("Publish", "Get", "Query", "Touch")
+"""Calls whose times WatchFigures tells; a stream's is that of its whole life, which says nothing."""
 
 
 class Distribution:
@@ -99,6 +104,10 @@ class Distribution:
                 break
         self._counts[-1] += len(ordered) - below
         self.total += sum(ordered)
+
+    def counts(self) -> tuple[int, ...]:
+        """Counts by upper bound; the last are the values beyond all bounds."""
+        return tuple(self._counts)
 
     def buckets(self, unit: float = 1) -> list[tuple[str, float]]:
         """Cumulative counts by upper bound (in `unit`s), as Prometheus has them."""
@@ -251,6 +260,15 @@ class Metrics(Collector):
         if taken is None:
             taken = self._rpc_seconds[method] = Distribution(_RPC_SECONDS)
         taken.add(seconds)
+
+    def latencies(self) -> list[Counts]:
+        """How long commits, expiries and the usual calls took since the start."""
+        found = [
+            Counts("commit", _COMMIT_SECONDS, self._commit_seconds.counts()),
+            Counts("expiry", _LAG_SECONDS, self._lag_micros.counts()),
+        ]
+        known = [(method, self._rpc_seconds.get(method)) for method in LATENCIES]
+        return found + [Counts(name, _RPC_SECONDS, taken.counts()) for name, taken in known if taken is not None]
 
     # -- from access control ----------------------------------------------------------------------------------------
 

@@ -46,6 +46,7 @@ COMMANDS: Final = {
     "instance": "server",
     "doctor": "doctor",
     "config": "configuration",
+    "log": "server_log",
     "compact": "server",
     "accept-clock": "server",
     "console": "console",

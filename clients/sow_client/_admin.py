@@ -92,6 +92,7 @@ def status(response: admin_pb2.GetStatusResponse) -> Status:
         topics=response.topics,
         disk_bytes=response.disk_bytes,
         disk_free_bytes=response.disk_free_bytes if response.HasField("disk_free_bytes") else None,
+        disk_size_bytes=response.disk_size_bytes if response.HasField("disk_size_bytes") else None,
     )
 
 

@@ -90,6 +90,7 @@ CALLS: Final[dict[str, Row]] = {
     "/sow.v1.AdminService/EndSubscription": _NEVER,
     "/sow.v1.AdminService/WatchFigures": _NEVER,
     "/sow.v1.AdminService/GetConfig": _AGAIN,
+    "/sow.v1.AdminService/WatchLog": _NEVER,
     "/sow.v1.AdminService/AcceptClock": _IF_NOT_SENT,
     "/sow.v1.AdminService/Compact": _IF_NOT_SENT,
     "/sow.v1.AdminService/SetPolicy": _IF_NOT_SENT,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import Final, Literal, TypeAlias
 
 from sow.v1 import admin_pb2
 from sow_client._records import Ttl, datetime_of, invalid, ttl_micros
@@ -144,6 +145,19 @@ class LinkFigures:
 
 
 @dataclass(frozen=True, slots=True)
+class LatencyFigures:
+    """Times of one kind since the last figures."""
+
+    name: str
+    """ "commit", from staging to the end of the sync; "expiry", from the expire time of a record to its removal; or the
+    name of a call, such as "Publish"."""
+    per_second: float
+    median: timedelta
+    """As near as the buckets of the server's metrics tell."""
+    p99: timedelta
+
+
+@dataclass(frozen=True, slots=True)
 class Figures:
     """Figures of a server at one moment. Rates are averages since the last figures, and 0 in the first ones."""
 
@@ -166,6 +180,8 @@ class Figures:
     topics: tuple[TopicFigures, ...]
     """Those with the most changes, first."""
     links: tuple[LinkFigures, ...]
+    latencies: tuple[LatencyFigures, ...] = ()
+    """Only those of which there was one since the last figures."""
 
 
 def watch_request(interval: Ttl, topics_max: int) -> admin_pb2.WatchFiguresRequest:
@@ -205,6 +221,15 @@ def figures(response: admin_pb2.WatchFiguresResponse) -> Figures:
             LinkFigures(one.peer, one.state, one.lag_sequences, timedelta(microseconds=one.lag_micros))
             for one in response.links
         ),
+        tuple(
+            LatencyFigures(
+                one.name,
+                one.per_second,
+                timedelta(microseconds=one.median_micros),
+                timedelta(microseconds=one.p99_micros),
+            )
+            for one in response.latencies
+        ),
     )
 
 
@@ -231,4 +256,49 @@ def settings(response: admin_pb2.GetConfigResponse) -> list[ConfigSetting]:
     """The settings."""
     return [
         ConfigSetting(one.table, one.number, one.key, one.value, one.origin, one.hidden) for one in response.settings
+    ]
+
+
+# ---- the log ----
+
+LogLevel: TypeAlias = Literal["debug", "info", "warning", "error", "critical"]
+"""The level of a line of a log."""
+LINES_MAX: Final = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class LogLine:
+    """A line of a server's log, without secrets. Rule: X10."""
+
+    time: datetime
+    level: str
+    """ "debug", "info", "warning", "error" or "critical"."""
+    event: str
+    logger: str
+    """The module that has written it."""
+    fields: str
+    """The other fields, as the text of a JSON object."""
+    missed: int = 0
+    """Lines in front of this one that came and went between two answers."""
+
+
+def log_request(level: str | None, lines_max: int, *, follow: bool) -> admin_pb2.WatchLogRequest:
+    """The request for the log."""
+    if not 1 <= lines_max <= LINES_MAX:
+        raise invalid("lines_max", f"{lines_max} is not between 1 and {LINES_MAX}")
+    return admin_pb2.WatchLogRequest(level=level or "", lines_max=lines_max, follow=follow)
+
+
+def log_lines(response: admin_pb2.WatchLogResponse) -> list[LogLine]:
+    """The lines of an answer."""
+    return [
+        LogLine(
+            datetime_of(one.time_micros),
+            one.level,
+            one.event,
+            one.logger,
+            one.fields,
+            response.missed if index == 0 else 0,
+        )
+        for index, one in enumerate(response.lines)
     ]

@@ -287,7 +287,9 @@ class Status:
     disk_bytes: int
     """Of the data directory."""
     disk_free_bytes: int | None = None
-    """On its disk. None: an older server."""
+    """On its disk. None, as the next one: an older server."""
+    disk_size_bytes: int | None = None
+    """All bytes of that disk."""
 
 
 @dataclass(frozen=True, slots=True)

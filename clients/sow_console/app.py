@@ -231,16 +231,19 @@ class Console:
         if page.name == "records":
             source = live.RecordFrames(view.client, records.asked(view.arguments))
         else:
-            source = live.PageFrames(lambda: self._content(page, self._view(socket, session)), page.interval)
+            source = live.PageFrames(
+                lambda: self._content(page, self._view(socket, session, is_first=False)), page.interval
+            )
         await live.serve(socket, session, source, still=lambda: self.sessions.find(session.id) is not None)
 
-    def _view(self, connection: HTTPConnection, session: Session) -> View:
+    def _view(self, connection: HTTPConnection, session: Session, *, is_first: bool = True) -> View:
         server = connection.path_params["server"]
         arguments: Mapping[str, str] = dict(connection.query_params)
         allow_writes = self.options.allow_writes
         files = self.options.files
         kinds = {kind: files.missing.get(kind, "") for kind in KINDS} if files else {}
-        return View(session, server, self.sessions.servers, arguments, datetime.now(UTC), allow_writes, kinds)
+        now = datetime.now(UTC)
+        return View(session, server, self.sessions.servers, arguments, now, allow_writes, is_first, kinds)
 
     # ---- files ----
 

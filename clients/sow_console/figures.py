@@ -1,4 +1,4 @@
-"""Figures of a server for the pages of one person: followed while somebody looks, and kept for a short chart."""
+"""Streams that a server sends one person, such as its figures: followed while somebody looks, the last ones kept."""
 
 from __future__ import annotations
 
@@ -6,38 +6,48 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable
-from typing import Final
+from collections.abc import AsyncGenerator, Callable
+from typing import Final, Generic, TypeVar
 
-from sow_client import AsyncClient, Figures, SowError
+from sow_client import AsyncClient, Figures, LogLine, SowError
 
 LOOKED_SECONDS: Final = 30.0
-"""The figures are followed for this long after the last look."""
+"""A stream is followed for this long after the last look."""
+FIRST_SECONDS: Final = 3.0
+"""A look waits this long for the first one: a log may be empty."""
 KEPT: Final = 120
 """Figures that are kept, one a second."""
+LINES_KEPT: Final = 1_000
+"""Lines of the log that are kept."""
+_Item = TypeVar("_Item")
 
 
-class FiguresWatch:
-    """Owns the stream of figures, which begins with the first look."""
+class Watch(Generic[_Item]):
+    """Owns a stream, which begins with the first look."""
 
-    def __init__(self, client: AsyncClient, clock: Callable[[], float] = time.monotonic) -> None:
-        self._client = client
+    def __init__(
+        self, opened: Callable[[], AsyncGenerator[_Item, None]], kept: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`opened` begins the stream, which raises SowError where it cannot."""
+        self._opened = opened
         self._clock = clock
-        self._kept: deque[Figures] = deque(maxlen=KEPT)
+        self._kept: deque[_Item] = deque(maxlen=kept)
         self._looked = clock()
         self._task: asyncio.Task[None] | None = None
         self._first = asyncio.Event()
         self.error: SowError | None = None
         """The reason why there are none at present."""
 
-    async def look(self) -> tuple[Figures, ...]:
-        """The figures so far, the newest last. It waits for the first ones. Raises SowError where there are none."""
+    async def look(self) -> tuple[_Item, ...]:
+        """Those that came so far, the newest last. It waits for the first one. Raises SowError where there are none."""
         self._looked = self._clock()
         if self._task is None or self._task.done():
             self.error = None
             self._first.clear()
-            self._task = asyncio.create_task(self._follow(), name="figures")
-        await self._first.wait()
+            self._task = asyncio.create_task(self._follow(), name="a watch")
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(FIRST_SECONDS):
+                await self._first.wait()
         if self.error is not None:
             raise self.error
         return tuple(self._kept)
@@ -52,9 +62,9 @@ class FiguresWatch:
     async def _follow(self) -> None:
         self._kept.clear()
         try:
-            async with contextlib.aclosing(self._client.watch_figures("1s", topics_max=1_000)) as coming:
-                async for figures in coming:
-                    self._kept.append(figures)
+            async with contextlib.aclosing(self._opened()) as coming:
+                async for item in coming:
+                    self._kept.append(item)
                     self._first.set()
                     if self._clock() > self._looked + LOOKED_SECONDS:
                         break
@@ -62,3 +72,13 @@ class FiguresWatch:
             self.error = error
         finally:
             self._first.set()
+
+
+def figures_of(client: AsyncClient) -> Watch[Figures]:
+    """The figures of a server, two minutes of them."""
+    return Watch(lambda: client.watch_figures("1s", topics_max=1_000), KEPT)
+
+
+def log_of(client: AsyncClient) -> Watch[LogLine]:
+    """The log of a server."""
+    return Watch(lambda: client.watch_log(lines_max=LINES_KEPT), LINES_KEPT)

@@ -17,8 +17,8 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, TypeAlias
 
-from sow_client import AsyncClient
-from sow_console.figures import FiguresWatch
+from sow_client import AsyncClient, ConfigSetting, Figures, LogLine
+from sow_console.figures import Watch, figures_of, log_of
 
 IDLE_SECONDS: Final = 3_600.0
 AGE_SECONDS: Final = 12 * 3_600.0
@@ -46,7 +46,9 @@ class Session:
         self._token = token
         self._connect = connect
         self._clients: dict[str, AsyncClient] = {}
-        self._watches: dict[str, FiguresWatch] = {}
+        self._figures: dict[str, Watch[Figures]] = {}
+        self._logs: dict[str, Watch[LogLine]] = {}
+        self._settings: dict[str, list[ConfigSetting]] = {}
 
     @property
     def has_token(self) -> bool:
@@ -59,18 +61,33 @@ class Session:
             found = self._clients[server] = self._connect(server, self._token)
         return found
 
-    def figures(self, server: str) -> FiguresWatch:
+    def figures(self, server: str) -> Watch[Figures]:
         """The server's figures, as the person may see them."""
-        if (found := self._watches.get(server)) is None:
-            found = self._watches[server] = FiguresWatch(self.client(server))
+        if (found := self._figures.get(server)) is None:
+            found = self._figures[server] = figures_of(self.client(server))
         return found
+
+    def log(self, server: str) -> Watch[LogLine]:
+        """The server's log, if the person may see it."""
+        if (found := self._logs.get(server)) is None:
+            found = self._logs[server] = log_of(self.client(server))
+        return found
+
+    async def settings(self, server: str, *, anew: bool) -> list[ConfigSetting]:
+        """The server's configuration, asked for `anew` or as it was known: it changes with a restart only, and the
+        server audits each call."""
+        if anew or server not in self._settings:
+            self._settings[server] = await self.client(server).config()
+        return self._settings[server]
 
     async def end(self) -> None:
         """Ends its sockets and closes its connections."""
         self.ended.set()
         self._token = None
-        for watch in self._watches.values():
-            await watch.close()
+        for figures in self._figures.values():
+            await figures.close()
+        for log in self._logs.values():
+            await log.close()
         for client in self._clients.values():
             await client.close()
 

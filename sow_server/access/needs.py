@@ -96,6 +96,7 @@ NEEDS: Final[dict[str, Need]] = {
     "/sow.v1.AdminService/EndSubscription": _OPERATOR,
     "/sow.v1.AdminService/WatchFigures": _OBSERVE,
     "/sow.v1.AdminService/GetConfig": _OPERATOR,
+    "/sow.v1.AdminService/WatchLog": _OPERATOR,
     "/sow.v1.AdminService/AcceptClock": _OPERATOR,
     "/sow.v1.AdminService/Compact": _OPERATOR,
     "/sow.v1.AdminService/SetPolicy": _OPERATOR,

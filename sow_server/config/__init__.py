@@ -11,7 +11,7 @@ options    the options of the store, the clock and the links that follow from a 
 
 from __future__ import annotations
 
-from sow_server.config.described import Setting, described
+from sow_server.config.described import Setting, described, secrets_of
 from sow_server.config.file import Overrides, check_accepted, load, read_peer, render, warnings
 from sow_server.config.kinds import is_loopback, split_address
 from sow_server.config.options import (
@@ -86,6 +86,7 @@ __all__ = [
     "read_peer",
     "render",
     "replication_token",
+    "secrets_of",
     "split_address",
     "store_options",
     "token_in",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Final, NamedTuple
+from urllib.parse import urlsplit
 
 from sow_server.config.kinds import UnlessWord
 from sow_server.config.sections import LISTENERS_TABLE, PEERS_TABLE, Config, DefaultsForm, Knob, knobs_of
@@ -49,6 +50,12 @@ def described(config: Config) -> list[Setting]:
         *_section(config, "log", config.log),
         *_defaults(config),
     ]
+
+
+def secrets_of(config: Config) -> list[str]:
+    """The values that `described` does not show."""
+    password = urlsplit(config.tracing.endpoint or "").password
+    return [text for text in (config.replication.token, password) if text]
 
 
 def _tables(config: Config, table: str, sections: tuple[object, ...]) -> Iterator[Setting]:

@@ -11,7 +11,7 @@ import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import structlog
 
@@ -55,6 +55,13 @@ RECLAIM_BYTES: Final = 128 * 2**20
 """Table files of one part of a compaction: some seconds, for which a stop has to wait."""
 SCRUB_KEYS: Final = 1000
 """Keys that a scrub reads between two pauses."""
+
+
+class Disk(NamedTuple):
+    """A disk, in bytes."""
+
+    free: int
+    size: int
 
 
 class Upkeep:
@@ -206,9 +213,10 @@ class Upkeep:
         """Bytes of the data directory."""
         return disk_bytes(self._path)
 
-    def disk_free_bytes(self) -> int:
-        """Bytes that are free on the disk of the data directory, for this user."""
-        return shutil.disk_usage(self._path).free
+    def disk(self) -> Disk:
+        """The disk of the data directory; free for this user."""
+        found = shutil.disk_usage(self._path)
+        return Disk(found.free, found.total)
 
     def write_stalled(self) -> bool:
         """Whether RocksDB is slowing writes down now."""

@@ -31,7 +31,7 @@ from sow_server.filters.restriction import UNRESTRICTED
 from sow_server.services import convert
 from sow_server.services.followers import Followers
 from sow_server.services.health_service import HealthService
-from sow_server.services.inspection_service import InspectionService
+from sow_server.services.inspection_service import InspectionService, Observed
 from sow_server.services.ownership import OwnedDurables
 from sow_server.services.reading import StoreReading
 from sow_server.services.replication import Links
@@ -74,10 +74,13 @@ class AdminService(InspectionService):
         cluster: str,
         version: str,
         settings: Sequence[Setting] = (),
+        observed: Observed | None = None,
     ) -> None:
         """`row_limits`: the limits that `CheckTopic` checks rows against. `totals`: topics, and their stored
         records."""
-        super().__init__(reading, commits, followers, readers, links, healthy, clock, settings)
+        super().__init__(
+            reading, commits, followers, readers, links, healthy, clock, settings, observed=observed or Observed()
+        )
         self._administration = administration
         self._durables = durables
         self._durable_commits = durable_commits
@@ -413,6 +416,7 @@ class AdminService(InspectionService):
         reading, failure = self._reading, self._commits.failure
         overdue = reading.cuts.overdue()
         topics, stored = self._totals()
+        disk = self._upkeep.disk()
         return admin_pb2.GetStatusResponse(
             instance=self._instance,
             instance_id=reading.instance.id,
@@ -428,7 +432,8 @@ class AdminService(InspectionService):
             overdue_records=overdue,
             topics=topics,
             disk_bytes=self._upkeep.disk_bytes(),
-            disk_free_bytes=self._upkeep.disk_free_bytes(),
+            disk_free_bytes=disk.free,
+            disk_size_bytes=disk.size,
         )
 
     async def DescribeInstance(

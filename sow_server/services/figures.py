@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
 from typing import Final, NamedTuple
 
@@ -18,6 +18,16 @@ OVERDUE_MAX: Final = 100_000
 """The most entries of the expiry index that are looked at to count overdue records: 0.15 s of a reader thread."""
 
 
+class Counts(NamedTuple):
+    """How often something took how long, since the start."""
+
+    name: str
+    bounds: tuple[float, ...]
+    """Seconds; the upper bound of each bucket but the last."""
+    counts: tuple[int, ...]
+    """One more than bounds."""
+
+
 class FigureSource(NamedTuple):
     """The things that are counted."""
 
@@ -25,6 +35,7 @@ class FigureSource(NamedTuple):
     topics: Sequence[Topic]
     followers: Sequence[Follower]
     links: Sequence[admin_pb2.OutgoingLink]
+    latencies: Sequence[Counts] = ()
 
 
 class _Before(NamedTuple):
@@ -35,6 +46,7 @@ class _Before(NamedTuple):
     expired: int
     journaled: dict[int, tuple[int, int]]
     """Entries and bytes, by the topic's id."""
+    latencies: dict[str, tuple[int, ...]]
 
 
 class OverdueCount:
@@ -95,13 +107,31 @@ class Figures:
             found.changes_per_second = (commits.last_sequence - before.sequence) / seconds
             found.expired_per_second = (commits.expired_total - before.expired) / seconds
         found.topics.extend(self._topics(source.topics, seconds))
+        found.latencies.extend(self._latencies(source.latencies, seconds))
         self._before = _Before(
             now_micros,
             commits.last_sequence,
             commits.expired_total,
             {topic.id: _journaled(topic) for topic in source.topics},
+            {one.name: one.counts for one in source.latencies},
         )
         return found
+
+    def _latencies(self, latencies: Sequence[Counts], seconds: float) -> Iterator[admin_pb2.LatencyFigures]:
+        """Those of which there was one since the last figures."""
+        before = None if self._before is None else self._before.latencies
+        if before is None or seconds <= 0:
+            return
+        for one in latencies:
+            known = before.get(one.name, (0,) * len(one.counts))
+            counts = [now - then for now, then in zip(one.counts, known, strict=True)]
+            if number := sum(counts):
+                yield admin_pb2.LatencyFigures(
+                    name=one.name,
+                    per_second=number / seconds,
+                    median_micros=round(quantile(0.5, one.bounds, counts) * MICROS),
+                    p99_micros=round(quantile(0.99, one.bounds, counts) * MICROS),
+                )
 
     def _topics(self, topics: Sequence[Topic], seconds: float) -> list[admin_pb2.TopicFigures]:
         """The topics with the most changes."""
@@ -129,3 +159,15 @@ class Figures:
 
 def _journaled(topic: Topic) -> tuple[int, int]:
     return topic.statistics.appended_entries, topic.statistics.appended_bytes
+
+
+def quantile(share: float, bounds: Sequence[float], counts: Sequence[int]) -> float:
+    """The value that this share of the counted ones do not exceed, evenly spread within its bucket, as Prometheus
+    reckons it. Values beyond the last bound count as it."""
+    wanted, below = share * sum(counts), 0
+    for index, count in enumerate(counts[:-1]):
+        if below + count >= wanted:
+            lower = bounds[index - 1] if index else 0.0
+            return lower + (bounds[index] - lower) * ((wanted - below) / count if count else 1.0)
+        below += count
+    return bounds[-1]

@@ -1,12 +1,13 @@
 """The part of `sow.v1.AdminService` that looks at a running server: what falls due, who follows what,
-figures, the configuration."""
+figures, the configuration, the log."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Final
 
 from sow.v1 import admin_pb2
@@ -17,9 +18,10 @@ from sow_server.engine.values.clock import GuardedClock
 from sow_server.engine.values.model import MICROS
 from sow_server.services import horizons
 from sow_server.services.convert import invalid
-from sow_server.services.figures import Figures, FigureSource, OverdueCount
+from sow_server.services.figures import Counts, Figures, FigureSource, OverdueCount
 from sow_server.services.followers import Followers
 from sow_server.services.health_service import HealthService
+from sow_server.services.log_tail import LEVELS, LINES_MAX, Line, LogTail
 from sow_server.services.reading import StoreReading
 from sow_server.services.replication import Links
 
@@ -28,6 +30,17 @@ INTERVAL_MICROS_MIN: Final = MICROS // 10
 INTERVAL_MICROS_MAX: Final = 3_600 * MICROS
 TOPICS: Final = 100
 TOPICS_MAX: Final = 1_000
+LINES: Final = 100
+LOG_SECONDS: Final = 0.25
+"""Between two looks for new lines: lines come from any thread, and few enough that nobody needs a wake-up for each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """Sources of what is told about the process itself."""
+
+    tail: LogTail = field(default_factory=LogTail)
+    latencies: Callable[[], Sequence[Counts]] = tuple
 
 
 class InspectionService:
@@ -43,6 +56,8 @@ class InspectionService:
         healthy: HealthService,
         clock: GuardedClock,
         settings: Sequence[Setting],
+        *,
+        observed: Observed,
     ) -> None:
         """`settings`: those that the server runs with."""
         self._reading = reading
@@ -54,6 +69,7 @@ class InspectionService:
         self._clock = clock
         self._settings = settings
         self._overdue = OverdueCount(reading.cuts, readers)
+        self._observed = observed
 
     async def GetExpiryHorizon(
         self, request: admin_pb2.GetExpiryHorizonRequest, call: Call
@@ -99,9 +115,31 @@ class InspectionService:
         figures = Figures(request.topics_max or TOPICS)
         while not self._healthy.is_stopping:  # a call that goes on would delay the stop
             overdue = await self._overdue.at(self._clock.now_micros())
-            source = FigureSource(self._commits, call.topics(), self._followers.of(""), self._links.status().outgoing)
+            source = FigureSource(
+                self._commits,
+                call.topics(),
+                self._followers.of(""),
+                self._links.status().outgoing,
+                self._observed.latencies(),
+            )
             yield figures.taken(source, overdue, self._clock.now_micros())
             await self._pause(interval / MICROS)
+
+    async def WatchLog(
+        self, request: admin_pb2.WatchLogRequest, call: Call
+    ) -> AsyncGenerator[admin_pb2.WatchLogResponse, None]:
+        if request.level and request.level not in LEVELS:
+            raise invalid("level", f"must be one of {', '.join(LEVELS)}, or empty for all")
+        if request.lines_max > LINES_MAX:
+            raise invalid("lines_max", f"must be at most {LINES_MAX}, or 0 for {LINES}")
+        tail = self._observed.tail
+        lines, number = tail.last(request.lines_max or LINES, request.level)
+        yield admin_pb2.WatchLogResponse(lines=map(_log_line, lines))
+        while request.follow and not self._healthy.is_stopping:
+            await self._pause(LOG_SECONDS)
+            lines, number, missed = tail.after(number, request.level)
+            if lines or missed:
+                yield admin_pb2.WatchLogResponse(lines=map(_log_line, lines), missed=missed)
 
     async def _pause(self, seconds: float) -> None:
         """Waits; a stop of the server ends it."""
@@ -109,3 +147,9 @@ class InspectionService:
             async with asyncio.timeout(seconds):
                 while not self._healthy.is_stopping:
                     await self._healthy.changed()
+
+
+def _log_line(line: Line) -> admin_pb2.LogLine:
+    return admin_pb2.LogLine(
+        time_micros=line.time_micros, level=line.level, event=line.event, logger=line.logger, fields=line.fields
+    )

@@ -50,7 +50,7 @@ accept = ["peer"]
 OURS: Final = "sow.v1."
 METHODS: Final[tuple[MethodDescriptor, ...]] = tuple(methods.METHODS.values())
 """All methods of all services: one that is added is fuzzed from then on."""
-ENDLESS: Final = {"Subscribe", "Watch", "DescribeInstance", "WatchFigures"}
+ENDLESS: Final = {"Subscribe", "Watch", "DescribeInstance", "WatchFigures", "WatchLog"}
 """Streams that go on once they stand."""
 QUIET_SECONDS: Final = 0.3
 OPTIONS: Final = (("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1))

@@ -179,6 +179,15 @@ def test_the_server_page_has_each_setting_with_its_origin(open_server: ServerPro
     assert ("server", "data_dir") in {(one["table"], one["key"]) for one in changed}
 
 
+def test_the_server_page_has_charts_and_the_log(open_server: ServerProcess, browser: httpx.Client) -> None:
+    twin = browser.get(f"/{open_server.address}/server.json").json()
+    assert twin["charts"][0]["title"] == "Changes"
+    assert {"ready", "topic_created"} <= {line["event"] for line in twin["lines"]}
+    assert twin["lines"] == sorted(twin["lines"], key=lambda line: line["time"], reverse=True)
+    worse = browser.get(f"/{open_server.address}/server.json", params={"level": "error"}).json()
+    assert worse["lines"] == []
+
+
 def test_a_socket_ends_with_its_session(open_server: ServerProcess, console: RunningConsole) -> None:
     browser = console.opened()
     with console.socket(browser, f"/{open_server.address}/records/live?topic=orders") as socket:

@@ -194,6 +194,17 @@ def test_columns_and_order_are_in_the_address(
         expect(page.locator("#grid thead button", has_text="/account")).to_have_count(0)
 
 
+def test_charts_are_drawn_and_keep_up(server: ServerProcess, console: RunningConsole, chromium: Browser) -> None:
+    with tab(chromium, console) as page:
+        go(page, console, server, "server")
+        chart = page.locator(".chart").first
+        expect(chart.locator("canvas")).to_have_count(1)
+        before = chart.get_attribute("data-chart")
+        expect(chart).not_to_have_attribute("data-chart", before or "")
+        expect(chart.locator("canvas")).to_have_count(1)
+        expect(page.locator("main")).to_contain_text("topic_created")
+
+
 def test_the_keyboard_reaches_everything(server: ServerProcess, console: RunningConsole, chromium: Browser) -> None:
     with tab(chromium, console) as page:
         go(page, console, server, "overview")

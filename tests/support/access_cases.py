@@ -282,6 +282,7 @@ ADMIN_CASES: Final = (
         fails="INVALID_ARGUMENT",  # there is none of this id
     ),
     Case("AdminService.WatchFigures", _constant(admin_pb2.WatchFiguresRequest())),
+    Case("AdminService.WatchLog", _constant(admin_pb2.WatchLogRequest())),
     Case("AdminService.GetConfig", _constant(admin_pb2.GetConfigRequest())),
     Case("AdminService.AcceptClock", _constant(admin_pb2.AcceptClockRequest())),
     Case("AdminService.Compact", _constant(admin_pb2.CompactRequest())),

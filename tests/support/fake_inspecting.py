@@ -14,6 +14,7 @@ from sow_client import (
     ExpiryHorizon,
     Figures,
     History,
+    LogLine,
     PastChange,
 )
 from tests.support.fake_results import NOW
@@ -29,6 +30,7 @@ class FakeInspecting(FakeRetention):
         self.callers: list[CallerSession] = []
         self.figures: list[Figures] = []
         self.settings: list[ConfigSetting] = []
+        self.lines: list[LogLine] = []
         self.active: list[ActiveSubscription] = []
         self.past: list[PastChange] = []
         """The history of every key, the newest first."""
@@ -60,6 +62,10 @@ class FakeInspecting(FakeRetention):
     def watch_figures(self, interval: object = "1s", *, topics_max: int = 100) -> Iterator[Figures]:
         self._called("watch_figures", interval=interval, topics_max=topics_max)
         yield from self.figures
+
+    def watch_log(self, level: str | None = None, *, lines_max: int = 100, follow: bool = True) -> Iterator[LogLine]:
+        self._called("watch_log", level=level, lines_max=lines_max, follow=follow)
+        yield from self.lines
 
     def config(self) -> list[ConfigSetting]:
         self._called("config")

@@ -34,7 +34,7 @@ SERVICES: Final[tuple[ServiceDescriptor, ...]] = tuple(
 )
 METHODS: Final = MappingProxyType({method.full_name: method for service in SERVICES for method in service.methods})
 """By full name such as `sow.v1.SowService.Get`."""
-ENDLESS: Final = frozenset({"Subscribe", "Watch", "DescribeInstance", "WatchFigures", "Replicate"})
+ENDLESS: Final = frozenset({"Subscribe", "Watch", "DescribeInstance", "WatchFigures", "WatchLog", "Replicate"})
 """Streams that go on once they stand."""
 CALL_SECONDS: Final = 30.0
 

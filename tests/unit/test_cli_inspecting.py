@@ -14,6 +14,7 @@ from sow_client import (
     ExpiryHorizon,
     Figures,
     LinkFigures,
+    LogLine,
     PastChange,
     TopicDue,
     TopicFigures,
@@ -186,3 +187,22 @@ def test_a_record_that_went_out_of_sight_is_not_told_as_deleted(client: FakeClie
     (change,) = past(client, 5)
     client.past = [replace(change, op="delete", reason="not_permitted", instance="")]
     assert "you may not see the record any more" in run(client, "history", "orders", "1", "--format", "table").stdout
+
+
+def test_the_log_is_a_line_for_each_event(client: FakeClient) -> None:
+    client.lines = [LogLine(NOW, "warning", "odd", "sow_server.app", '{"n":1,"why":"\\u001b[31m"}', missed=3)]
+
+    listed = rows(run(client, "log", "--level", "warning", "--lines", "5", "--follow"))
+    table = run(client, "log", "--format", "table").stdout
+
+    assert listed == [
+        {
+            "time_micros": 1_896_091_200_000_000, "level": "warning", "event": "odd", "logger": "sow_server.app",
+            "fields": {"n": 1, "why": "\x1b[31m"}, "missed": 3,
+        }
+    ]  # fmt: skip
+    assert "odd n=1" in table
+    assert "3 lines missed" in table
+    assert "\x1b[31m" not in table, "data does not act on a terminal (X7)"
+    assert dict(client.calls)["watch_log"] == {"level": None, "lines_max": 100, "follow": False}
+    assert run(client, "log", "--format", "csv").exit_code == 2

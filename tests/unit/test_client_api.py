@@ -24,7 +24,7 @@ from sow_client import (
 PUBLIC = {
     "AccessDecision",
     "CallerSession", "ActiveSubscription", "ConfigSetting", "DurableConsumer",
-    "ExpiryHorizon", "Figures", "LinkFigures", "TopicFigures",
+    "ExpiryHorizon", "Figures", "LatencyFigures", "LinkFigures", "LogLevel", "LogLine", "TopicFigures",
     "History", "PastChange", "TopicDue",
     "Identity",
     "Key",

@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 
 from sow.v1 import admin_pb2
-from sow_client import ActiveSubscription, ConfigSetting, Figures, InvalidArgument, Unavailable
+from sow_client import ActiveSubscription, ConfigSetting, Figures, InvalidArgument, LatencyFigures, Unavailable
 from tests.support.called_server import Server, loop, script, server
 from tests.support.scripted import SECONDS_MAX
 
@@ -79,6 +79,25 @@ def watched(server: Server) -> list[Figures]:
     return list(server.client.watch_figures("2s", topics_max=5))
 
 
+def test_latencies_are_among_the_figures(server: Server) -> None:
+    call = server.begin(lambda: watched(server))
+    latency = admin_pb2.LatencyFigures(name="commit", per_second=2.5, median_micros=1_000, p99_micros=20_000)
+    server.stream("WatchFigures", admin_pb2.WatchFiguresResponse(as_of_micros=SECOND, latencies=[latency]))
+    (figures,) = call.result(SECONDS_MAX)
+    assert figures.latencies == (LatencyFigures("commit", 2.5, timedelta(milliseconds=1), timedelta(milliseconds=20)),)
+
+
+def test_lines_of_the_log_come_until_the_stream_ends(server: Server) -> None:
+    call = server.begin(lambda: list(server.client.watch_log("warning", lines_max=5)))
+    line = admin_pb2.LogLine(time_micros=SECOND, level="warning", event="odd", logger="l", fields='{"n":1}')
+    answers = (admin_pb2.WatchLogResponse(lines=[line]), admin_pb2.WatchLogResponse(lines=[line, line], missed=3))
+    request = server.stream("WatchLog", *answers)
+    lines = call.result(SECONDS_MAX)
+    assert request == admin_pb2.WatchLogRequest(level="warning", lines_max=5, follow=True)
+    assert [one.missed for one in lines] == [0, 3, 0]
+    assert (lines[0].event, lines[0].time.timestamp(), lines[0].fields) == ("odd", 1, '{"n":1}')
+
+
 def test_the_configuration(server: Server) -> None:
     call = server.begin(server.client.config)
     setting = admin_pb2.ConfigSetting(table="replication", key="token", origin="file", hidden=True)
@@ -90,6 +109,7 @@ def test_arguments_that_cannot_be(server: Server) -> None:
     for wrong in (
         lambda: server.client.expiry_horizon("orders", ["soon"]),
         lambda: next(server.client.watch_figures(topics_max=0)),
+        lambda: next(server.client.watch_log(lines_max=0)),
     ):
         with pytest.raises((InvalidArgument, Unavailable)):
             wrong()

@@ -456,6 +456,7 @@ REQUESTS: Final[dict[str, list[Request]]] = {
     "EndSubscription": [plain(id="u1")],
     "WatchFigures": [plain(interval_micros=SECOND, topics_max=1)],
     "GetConfig": [plain()],
+    "WatchLog": [plain(), plain(level="warning", lines_max=5, follow=True)],
     "AcceptClock": [plain()],
     "Compact": [plain()],
     "SetPolicy": [plain(policy={"name": "p", "pattern": ".*"})],

@@ -54,7 +54,7 @@ def test_every_package_says_that_it_is_typed(names: list[str]) -> None:
 
 def test_the_console_is_inside_with_its_files(names: list[str]) -> None:
     sources = ROOT / "clients" / "sow_console"
-    files = [path for kind in ("static", "templates") for path in (sources / kind).iterdir()]
+    files = [path for kind in ("static", "templates") for path in (sources / kind).rglob("*") if path.is_file()]
     assert len(files) > 10
     assert {str(path.relative_to(sources.parent)) for path in files} <= set(names)
 

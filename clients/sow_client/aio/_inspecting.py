@@ -1,5 +1,5 @@
 """Looking at a server: the history of a key, the records that fall due, the subscriptions under way,
-figures, the configuration."""
+figures, the configuration, the log."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import grpc.aio
 from sow.v1 import admin_pb2
 from sow_client import _history, _inspection, _statuses, _transport
 from sow_client._history import History
-from sow_client._inspection import ActiveSubscription, ConfigSetting, ExpiryHorizon, Figures
+from sow_client._inspection import ActiveSubscription, ConfigSetting, ExpiryHorizon, Figures, LogLevel, LogLine
 from sow_client._keys import Key
 from sow_client._records import Ttl
 from sow_client.aio._calls import AsyncCalls
@@ -87,3 +87,27 @@ class AsyncInspecting(AsyncCalls):
         """The configuration that the server runs with: each setting with its origin, without secrets. Those of topics
         and policies are in `describe_topic`."""
         return _inspection.settings(await self._call(self._admin.GetConfig, admin_pb2.GetConfigRequest()))
+
+    async def watch_log(
+        self, level: LogLevel | None = None, *, lines_max: int = 100, follow: bool = True
+    ) -> AsyncGenerator[LogLine, None]:
+        """The last lines of the server's log, then those that follow, without end; with `follow=False` only the last
+        ones. `level`: only lines of this level or a worse one. `lines_max`: the lines to begin with, at most 1,000: the
+        server keeps no more. It raises when the connection breaks, and ends when the server stops.
+
+        Rule: X10.
+        """
+        request = _inspection.log_request(level, lines_max, follow=follow)
+        await self._transport.await_ready()
+        call = None
+        try:
+            with _transport.unless_closed():
+                call = self._admin.WatchLog(request)
+                async for response in call:
+                    for line in _inspection.log_lines(response):
+                        yield line
+        except grpc.RpcError as error:
+            raise self._transport.failure(error) from error
+        finally:
+            if call is not None:
+                call.cancel()

@@ -1,6 +1,6 @@
 # Generated from aio/_inspecting.py by clients/generate_blocking.py. Change that file, then run `make client`.
 """Looking at a server: the history of a key, the records that fall due, the subscriptions under way,
-figures, the configuration."""
+figures, the configuration, the log."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import grpc
 from sow.v1 import admin_pb2
 from sow_client import _history, _inspection, _statuses
 from sow_client._history import History
-from sow_client._inspection import ActiveSubscription, ConfigSetting, ExpiryHorizon, Figures
+from sow_client._inspection import ActiveSubscription, ConfigSetting, ExpiryHorizon, Figures, LogLevel, LogLine
 from sow_client._keys import Key
 from sow_client._records import Ttl
 from sow_client.blocking._calls import Calls
@@ -85,3 +85,25 @@ class Inspecting(Calls):
         """The configuration that the server runs with: each setting with its origin, without secrets. Those of topics
         and policies are in `describe_topic`."""
         return _inspection.settings(self._call(self._admin.GetConfig, admin_pb2.GetConfigRequest()))
+
+    def watch_log(
+        self, level: LogLevel | None = None, *, lines_max: int = 100, follow: bool = True
+    ) -> Generator[LogLine, None, None]:
+        """The last lines of the server's log, then those that follow, without end; with `follow=False` only the last
+        ones. `level`: only lines of this level or a worse one. `lines_max`: the lines to begin with, at most 1,000: the
+        server keeps no more. It raises when the connection breaks, and ends when the server stops.
+
+        Rule: X10.
+        """
+        request = _inspection.log_request(level, lines_max, follow=follow)
+        self._transport.await_ready()
+        call = None
+        try:
+            call = self._admin.WatchLog(request)
+            for response in call:
+                yield from _inspection.log_lines(response)
+        except grpc.RpcError as error:
+            raise self._transport.failure(error) from error
+        finally:
+            if call is not None:
+                call.cancel()

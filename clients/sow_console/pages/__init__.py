@@ -22,6 +22,6 @@ PAGES: Final[Mapping[str, Page]] = {
         Page("topic", "Settings", topic.facts, interval=10.0),
         Page("connections", "Connections", connections.facts),
         Page("dead-letters", "Dead letters", letters.facts, twin=letters.twin, interval=5.0),
-        Page("server", "Server", server.facts, interval=10.0),
+        Page("server", "Server", server.facts, twin=server.twin, interval=1.0),
     )
 }

@@ -21,6 +21,10 @@ export function morph(old, fresh) {
     else if (there instanceof Element && node instanceof Element) {
       if (there.matches("form.ask") || there.isEqualNode(node)) return;  // somebody may be typing there
       if (there.matches(".copy")) return;
+      if (there.matches(".chart")) {  // its content is drawn by another module, which sees the attribute
+        attributes(there, node);
+        return;
+      }
       attributes(there, node);
       morph(there, node);
     } else if (there.nodeValue !== node.nodeValue) there.nodeValue = node.nodeValue;

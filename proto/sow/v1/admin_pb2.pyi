@@ -895,6 +895,7 @@ class GetStatusResponse(_message.Message):
     TOPICS_FIELD_NUMBER: _builtins.int
     DISK_BYTES_FIELD_NUMBER: _builtins.int
     DISK_FREE_BYTES_FIELD_NUMBER: _builtins.int
+    DISK_SIZE_BYTES_FIELD_NUMBER: _builtins.int
     instance: _builtins.str
     """The instance's name."""
     instance_id: _builtins.str
@@ -921,6 +922,8 @@ class GetStatusResponse(_message.Message):
     """Bytes of the data directory."""
     disk_free_bytes: _builtins.int
     """Bytes that are free on its disk. Absent from a server older than this field."""
+    disk_size_bytes: _builtins.int
+    """All bytes of that disk. Absent from a server older than this field."""
     @_builtins.property
     def ready_time(self) -> _timestamp_pb2.Timestamp:
         """When this process became ready."""
@@ -947,14 +950,20 @@ class GetStatusResponse(_message.Message):
         topics: _builtins.int = ...,
         disk_bytes: _builtins.int = ...,
         disk_free_bytes: _builtins.int | None = ...,
+        disk_size_bytes: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_disk_free_bytes", b"_disk_free_bytes", "clock_time", b"clock_time", "disk_free_bytes", b"disk_free_bytes", "ready_time", b"ready_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_disk_free_bytes", b"_disk_free_bytes", "_disk_size_bytes", b"_disk_size_bytes", "clock_time", b"clock_time", "disk_free_bytes", b"disk_free_bytes", "disk_size_bytes", b"disk_size_bytes", "ready_time", b"ready_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_disk_free_bytes", b"_disk_free_bytes", "clock_time", b"clock_time", "disk_bytes", b"disk_bytes", "disk_free_bytes", b"disk_free_bytes", "failure", b"failure", "instance", b"instance", "instance_id", b"instance_id", "journal_epoch", b"journal_epoch", "last_sequence", b"last_sequence", "live_records", b"live_records", "overdue_records", b"overdue_records", "ready_time", b"ready_time", "server_version", b"server_version", "state", b"state", "sweep_paused", b"sweep_paused", "topics", b"topics"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_disk_free_bytes", b"_disk_free_bytes", "_disk_size_bytes", b"_disk_size_bytes", "clock_time", b"clock_time", "disk_bytes", b"disk_bytes", "disk_free_bytes", b"disk_free_bytes", "disk_size_bytes", b"disk_size_bytes", "failure", b"failure", "instance", b"instance", "instance_id", b"instance_id", "journal_epoch", b"journal_epoch", "last_sequence", b"last_sequence", "live_records", b"live_records", "overdue_records", b"overdue_records", "ready_time", b"ready_time", "server_version", b"server_version", "state", b"state", "sweep_paused", b"sweep_paused", "topics", b"topics"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__disk_free_bytes: _TypeAlias = _typing.Literal["disk_free_bytes"]  # noqa: Y015
     _WhichOneofArgType__disk_free_bytes: _TypeAlias = _typing.Literal["_disk_free_bytes", b"_disk_free_bytes"]  # noqa: Y015
+    _WhichOneofReturnType__disk_size_bytes: _TypeAlias = _typing.Literal["disk_size_bytes"]  # noqa: Y015
+    _WhichOneofArgType__disk_size_bytes: _TypeAlias = _typing.Literal["_disk_size_bytes", b"_disk_size_bytes"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__disk_free_bytes) -> _WhichOneofReturnType__disk_free_bytes | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__disk_size_bytes) -> _WhichOneofReturnType__disk_size_bytes | None: ...
 
 Global___GetStatusResponse: _TypeAlias = GetStatusResponse  # noqa: Y015
 
@@ -1352,6 +1361,7 @@ class WatchFiguresResponse(_message.Message):
     TOPICS_TOTAL_FIELD_NUMBER: _builtins.int
     TOPICS_FIELD_NUMBER: _builtins.int
     LINKS_FIELD_NUMBER: _builtins.int
+    LATENCIES_FIELD_NUMBER: _builtins.int
     as_of_micros: _builtins.int
     """The moment, by the server's clock."""
     elapsed_micros: _builtins.int
@@ -1384,6 +1394,12 @@ class WatchFiguresResponse(_message.Message):
     def links(self) -> _containers.RepeatedCompositeFieldContainer[Global___LinkFigures]:
         """Links on which this instance sends, by the peer's name."""
 
+    @_builtins.property
+    def latencies(self) -> _containers.RepeatedCompositeFieldContainer[Global___LatencyFigures]:
+        """Times since the last answer: "commit", "expiry", and calls by their name, such as "Publish". Those of which there was
+        none are left out.
+        """
+
     def __init__(
         self,
         *,
@@ -1401,14 +1417,51 @@ class WatchFiguresResponse(_message.Message):
         topics_total: _builtins.int = ...,
         topics: _abc.Iterable[Global___TopicFigures] | None = ...,
         links: _abc.Iterable[Global___LinkFigures] | None = ...,
+        latencies: _abc.Iterable[Global___LatencyFigures] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["as_of_micros", b"as_of_micros", "changes_per_second", b"changes_per_second", "elapsed_micros", b"elapsed_micros", "expired_per_second", b"expired_per_second", "last_sequence", b"last_sequence", "links", b"links", "overdue_records", b"overdue_records", "queued_bytes", b"queued_bytes", "queued_requests", b"queued_requests", "subscriptions", b"subscriptions", "subscriptions_behind", b"subscriptions_behind", "subscriptions_queued_bytes", b"subscriptions_queued_bytes", "topics", b"topics", "topics_total", b"topics_total"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["as_of_micros", b"as_of_micros", "changes_per_second", b"changes_per_second", "elapsed_micros", b"elapsed_micros", "expired_per_second", b"expired_per_second", "last_sequence", b"last_sequence", "latencies", b"latencies", "links", b"links", "overdue_records", b"overdue_records", "queued_bytes", b"queued_bytes", "queued_requests", b"queued_requests", "subscriptions", b"subscriptions", "subscriptions_behind", b"subscriptions_behind", "subscriptions_queued_bytes", b"subscriptions_queued_bytes", "topics", b"topics", "topics_total", b"topics_total"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WatchFiguresResponse: _TypeAlias = WatchFiguresResponse  # noqa: Y015
+
+@_typing.final
+class LatencyFigures(_message.Message):
+    """Times of one kind since the last answer."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    PER_SECOND_FIELD_NUMBER: _builtins.int
+    MEDIAN_MICROS_FIELD_NUMBER: _builtins.int
+    P99_MICROS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """"commit": from staging to the end of the sync; "expiry": from the expire time of a record to its removal; else the
+    name of a call, from its begin to its end.
+    """
+    per_second: _builtins.float
+    """How many there were in a second."""
+    median_micros: _builtins.int
+    """Half of them took at most so long, as near as the buckets of the metrics tell."""
+    p99_micros: _builtins.int
+    """99 of 100 took at most so long."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        per_second: _builtins.float = ...,
+        median_micros: _builtins.int = ...,
+        p99_micros: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["median_micros", b"median_micros", "name", b"name", "p99_micros", b"p99_micros", "per_second", b"per_second"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LatencyFigures: _TypeAlias = LatencyFigures  # noqa: Y015
 
 @_typing.final
 class TopicFigures(_message.Message):
@@ -1570,6 +1623,102 @@ class ConfigSetting(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ConfigSetting: _TypeAlias = ConfigSetting  # noqa: Y015
+
+@_typing.final
+class WatchLogRequest(_message.Message):
+    """A request for the log."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEVEL_FIELD_NUMBER: _builtins.int
+    LINES_MAX_FIELD_NUMBER: _builtins.int
+    FOLLOW_FIELD_NUMBER: _builtins.int
+    level: _builtins.str
+    """The least level: "debug", "info", "warning", "error" or "critical". Empty: all."""
+    lines_max: _builtins.int
+    """The last lines to begin with, at most so many. 0: 100. At most 1,000."""
+    follow: _builtins.bool
+    """true: lines that are written later follow, until the server stops. false: the stream ends after the first answer."""
+    def __init__(
+        self,
+        *,
+        level: _builtins.str = ...,
+        lines_max: _builtins.int = ...,
+        follow: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["follow", b"follow", "level", b"level", "lines_max", b"lines_max"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WatchLogRequest: _TypeAlias = WatchLogRequest  # noqa: Y015
+
+@_typing.final
+class WatchLogResponse(_message.Message):
+    """Lines of the log."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LINES_FIELD_NUMBER: _builtins.int
+    MISSED_FIELD_NUMBER: _builtins.int
+    missed: _builtins.int
+    """Lines that were written since the last answer and are gone already: the server keeps the last 1,000."""
+    @_builtins.property
+    def lines(self) -> _containers.RepeatedCompositeFieldContainer[Global___LogLine]:
+        """In the order in which they were written."""
+
+    def __init__(
+        self,
+        *,
+        lines: _abc.Iterable[Global___LogLine] | None = ...,
+        missed: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lines", b"lines", "missed", b"missed"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WatchLogResponse: _TypeAlias = WatchLogResponse  # noqa: Y015
+
+@_typing.final
+class LogLine(_message.Message):
+    """A line of the log."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TIME_MICROS_FIELD_NUMBER: _builtins.int
+    LEVEL_FIELD_NUMBER: _builtins.int
+    EVENT_FIELD_NUMBER: _builtins.int
+    LOGGER_FIELD_NUMBER: _builtins.int
+    FIELDS_FIELD_NUMBER: _builtins.int
+    time_micros: _builtins.int
+    """When it was written, by the wall clock."""
+    level: _builtins.str
+    """Its level, as in the request."""
+    event: _builtins.str
+    """The name of the event."""
+    logger: _builtins.str
+    """The module that has written it."""
+    fields: _builtins.str
+    """Its other fields as a JSON object. Cut to `{"cut": "…"}` where they have more than 8 KiB."""
+    def __init__(
+        self,
+        *,
+        time_micros: _builtins.int = ...,
+        level: _builtins.str = ...,
+        event: _builtins.str = ...,
+        logger: _builtins.str = ...,
+        fields: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "fields", b"fields", "level", b"level", "logger", b"logger", "time_micros", b"time_micros"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LogLine: _TypeAlias = LogLine  # noqa: Y015
 
 @_typing.final
 class AcceptClockRequest(_message.Message):

@@ -105,6 +105,11 @@ class AdminServiceStub(object):
                 request_serializer=sow_dot_v1_dot_admin__pb2.GetConfigRequest.SerializeToString,
                 response_deserializer=sow_dot_v1_dot_admin__pb2.GetConfigResponse.FromString,
                 _registered_method=True)
+        self.WatchLog = channel.unary_stream(
+                '/sow.v1.AdminService/WatchLog',
+                request_serializer=sow_dot_v1_dot_admin__pb2.WatchLogRequest.SerializeToString,
+                response_deserializer=sow_dot_v1_dot_admin__pb2.WatchLogResponse.FromString,
+                _registered_method=True)
         self.AcceptClock = channel.unary_unary(
                 '/sow.v1.AdminService/AcceptClock',
                 request_serializer=sow_dot_v1_dot_admin__pb2.AcceptClockRequest.SerializeToString,
@@ -297,6 +302,14 @@ class AdminServiceServicer(object):
 
     def GetConfig(self, request, context):
         """Returns the configuration that this server runs with, each setting with its origin, without secrets.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WatchLog(self, request, context):
+        """Streams the last lines of the log that this process has written, and on request those that follow, without secrets
+        (rule X10).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -500,6 +513,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.GetConfig,
                     request_deserializer=sow_dot_v1_dot_admin__pb2.GetConfigRequest.FromString,
                     response_serializer=sow_dot_v1_dot_admin__pb2.GetConfigResponse.SerializeToString,
+            ),
+            'WatchLog': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchLog,
+                    request_deserializer=sow_dot_v1_dot_admin__pb2.WatchLogRequest.FromString,
+                    response_serializer=sow_dot_v1_dot_admin__pb2.WatchLogResponse.SerializeToString,
             ),
             'AcceptClock': grpc.unary_unary_rpc_method_handler(
                     servicer.AcceptClock,
@@ -971,6 +989,33 @@ class AdminService(object):
             '/sow.v1.AdminService/GetConfig',
             sow_dot_v1_dot_admin__pb2.GetConfigRequest.SerializeToString,
             sow_dot_v1_dot_admin__pb2.GetConfigResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchLog(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/sow.v1.AdminService/WatchLog',
+            sow_dot_v1_dot_admin__pb2.WatchLogRequest.SerializeToString,
+            sow_dot_v1_dot_admin__pb2.WatchLogResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -67,6 +67,10 @@ class AdminServiceStub:
     """
     GetConfig: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetConfigRequest, _admin_pb2.GetConfigResponse]
     """Returns the configuration that this server runs with, each setting with its origin, without secrets."""
+    WatchLog: _grpc.UnaryStreamMultiCallable[_admin_pb2.WatchLogRequest, _admin_pb2.WatchLogResponse]
+    """Streams the last lines of the log that this process has written, and on request those that follow, without secrets
+    (rule X10).
+    """
     AcceptClock: _grpc.UnaryUnaryMultiCallable[_admin_pb2.AcceptClockRequest, _admin_pb2.AcceptClockResponse]
     """Confirms that the wall clock is right after a jump: sweeping resumes at the wall clock (rule L15)."""
     Compact: _grpc.UnaryUnaryMultiCallable[_admin_pb2.CompactRequest, _admin_pb2.CompactResponse]
@@ -143,6 +147,10 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """
     GetConfig: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetConfigRequest, _admin_pb2.GetConfigResponse]  # type: ignore[assignment]
     """Returns the configuration that this server runs with, each setting with its origin, without secrets."""
+    WatchLog: _aio.UnaryStreamMultiCallable[_admin_pb2.WatchLogRequest, _admin_pb2.WatchLogResponse]  # type: ignore[assignment]
+    """Streams the last lines of the log that this process has written, and on request those that follow, without secrets
+    (rule X10).
+    """
     AcceptClock: _aio.UnaryUnaryMultiCallable[_admin_pb2.AcceptClockRequest, _admin_pb2.AcceptClockResponse]  # type: ignore[assignment]
     """Confirms that the wall clock is right after a jump: sweeping resumes at the wall clock (rule L15)."""
     Compact: _aio.UnaryUnaryMultiCallable[_admin_pb2.CompactRequest, _admin_pb2.CompactResponse]  # type: ignore[assignment]
@@ -300,6 +308,16 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.GetConfigResponse, _abc.Awaitable[_admin_pb2.GetConfigResponse]]:
         """Returns the configuration that this server runs with, each setting with its origin, without secrets."""
+
+    @_abc_1.abstractmethod
+    def WatchLog(
+        self,
+        request: _admin_pb2.WatchLogRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_admin_pb2.WatchLogResponse], _abc.AsyncIterator[_admin_pb2.WatchLogResponse]]:
+        """Streams the last lines of the log that this process has written, and on request those that follow, without secrets
+        (rule X10).
+        """
 
     @_abc_1.abstractmethod
     def AcceptClock(

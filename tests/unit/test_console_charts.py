@@ -1,0 +1,86 @@
+"""Charts of a server's figures, and the library that draws them."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncGenerator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+import sow_console
+from sow_client import Figures, LatencyFigures, PermissionDenied
+from sow_console import charts
+from sow_console.figures import LOOKED_SECONDS, Watch
+
+NOW = datetime(2030, 1, 31, 12, tzinfo=UTC)
+
+
+def figures(second: int, *latencies: LatencyFigures) -> Figures:
+    elapsed = timedelta(seconds=1 if second else 0)
+    return Figures(NOW + timedelta(seconds=second), elapsed, 0, second, 0, 0, 0, 0, 0, 0, 0, 0, (), (), latencies)
+
+
+def test_the_first_figures_have_no_rates_and_are_not_drawn() -> None:
+    drawn = charts.charts([figures(0), figures(1), figures(2)])
+    assert drawn[0].seconds == (NOW.timestamp() + 1, NOW.timestamp() + 2)
+    assert drawn[0].series[0].values == (1, 2)
+    assert {one.title for one in drawn} == {"Changes", "Waiting", "Subscriptions"}
+
+
+def test_a_moment_without_a_commit_is_a_gap() -> None:
+    commit = LatencyFigures("commit", 3, timedelta(milliseconds=2), timedelta(milliseconds=9))
+    drawn = charts.charts([figures(1, commit), figures(2), figures(3, commit)])
+    (chart,) = [one for one in drawn if one.unit == "time"]
+    assert [line.values for line in chart.series] == [(2, None, 2), (9, None, 9)]
+
+
+def test_the_vendored_files_are_those_that_were_looked_at() -> None:
+    folder = Path(sow_console.__file__).parent / "static" / "vendor"
+    listed = dict(line.split()[::-1] for line in (folder / "SHA256SUMS").read_text().splitlines())
+    found = {one.name: hashlib.sha256(one.read_bytes()).hexdigest() for one in folder.iterdir() if one.suffix != ""}
+    assert found == listed
+    assert "MIT" in (folder / "uPlot.LICENSE").read_text()
+
+
+def test_a_stream_is_followed_once_and_ends_when_nobody_looks() -> None:
+    async def run() -> None:
+        now, opened, more = 0.0, 0, asyncio.Event()
+
+        async def stream() -> AsyncGenerator[int, None]:
+            nonlocal opened
+            opened += 1
+            for number in range(3):
+                yield number
+            await more.wait()
+            yield 3
+
+        watch = Watch(stream, 2, clock=lambda: now)
+        await watch.look()
+        assert await watch.look() == (1, 2)
+        assert opened == 1
+        now = LOOKED_SECONDS + 1
+        assert watch._task is not None
+        more.set()
+        await watch._task
+        await watch.look()
+        assert opened == 2
+        await watch.close()
+
+    asyncio.run(run())
+
+
+def test_a_stream_that_is_refused_says_so_each_time() -> None:
+    async def refused() -> AsyncGenerator[int, None]:
+        raise PermissionDenied("no", reason="PERMISSION_DENIED")
+        yield 1
+
+    async def run() -> None:
+        watch = Watch(refused, 2)
+        for _ in range(2):
+            with pytest.raises(PermissionDenied):
+                await watch.look()
+
+    asyncio.run(run())
