@@ -38,7 +38,7 @@ from sow_console.exports import KINDS, Files, Kind, begun
 from sow_console.guards import Guard, Place, is_loopback, place_of
 from sow_console.pages import PAGES, Page, View, records
 from sow_console.sessions import Connect, Session, Sessions, same
-from sow_console.writes import WRITES
+from sow_console.writes import CHECKS, WRITES, Write
 
 HERE: Final = Path(__file__).parent
 BODY_BYTES_MAX: Final = 32_768
@@ -288,9 +288,16 @@ class Console:
 
     # ---- writes ----
 
+    async def check(self, request: Request) -> Response:
+        """As `write`, for that which changes nothing."""
+        return await self._asked(request, CHECKS)
+
     async def write(self, request: Request) -> Response:
         """Asks whether a write is wanted, and does it."""
-        wanted, session = WRITES.get(request.path_params["name"]), self._session(request)
+        return await self._asked(request, WRITES)
+
+    async def _asked(self, request: Request, known: Mapping[str, Write]) -> Response:
+        wanted, session = known.get(request.path_params["name"]), self._session(request)
         if wanted is None or request.path_params["server"] not in self.sessions.servers:
             raise HTTPException(404, "there is no such write")
         if session is None:
@@ -319,6 +326,7 @@ class Console:
             "write.html",
             code,
             write=wanted,
+            kind="check" if known is CHECKS else "write",
             view=view,
             given=given,
             question=question,
@@ -367,6 +375,7 @@ def app_of(console: Console) -> ASGIApp:
             Mount("/static", StaticFiles(directory=HERE / "static")),
             Route("/{server}/export", console.export),
             Route("/{server}/{page}", console.page),
+            Route("/{server}/check/{name}", console.check, methods=["GET", "POST"]),
             *writes,
             WebSocketRoute("/{server}/{page}/live", console.page_live),
         ],

@@ -15,9 +15,11 @@ import hmac
 import secrets
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Final, TypeAlias
 
-from sow_client import AsyncClient, ConfigSetting, Figures, LogLine
+from sow_client import AsyncClient, ConfigSetting, FailedPrecondition, Figures, LogLine
+from sow_console.comparing import Comparison
 from sow_console.figures import Watch, figures_of, log_of
 
 IDLE_SECONDS: Final = 3_600.0
@@ -43,6 +45,8 @@ class Session:
         self.began = now
         self.used = now
         self.ended = asyncio.Event()
+        self.comparisons: dict[str, Comparison] = {}
+        """The last one of each server."""
         self._token = token
         self._connect = connect
         self._clients: dict[str, AsyncClient] = {}
@@ -80,10 +84,25 @@ class Session:
             self._settings[server] = await self.client(server).config()
         return self._settings[server]
 
+    def compare(
+        self, server: str, peer: str, topics: Sequence[str], *, repairs: bool, topics_total: int | None
+    ) -> Comparison:
+        """Begins a comparison with a peer, or a repair. Raises FailedPrecondition while one is under way there."""
+        before = self.comparisons.get(server)
+        if before is not None and before.ended is None:
+            raise FailedPrecondition("one is under way already", reason="FAILED_PRECONDITION")
+        made = Comparison(
+            self.client(server), peer, topics, repairs=repairs, topics_total=topics_total, now=lambda: datetime.now(UTC)
+        )
+        self.comparisons[server] = made
+        return made
+
     async def end(self) -> None:
         """Ends its sockets and closes its connections."""
         self.ended.set()
         self._token = None
+        for comparison in self.comparisons.values():
+            await comparison.close()
         for figures in self._figures.values():
             await figures.close()
         for log in self._logs.values():

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_UNITS: Final = {
+    "d": timedelta(days=1),
+    "h": timedelta(hours=1),
+    "m": timedelta(minutes=1),
+    "s": timedelta(seconds=1),
+    "ms": timedelta(milliseconds=1),
+    "us": timedelta(microseconds=1),
+    "µs": timedelta(microseconds=1),
+}
+_LENGTH_PART: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|us|µs|d|h|m|s)")
 _MICROSECOND: Final = timedelta(microseconds=1)
 
 
@@ -57,6 +68,14 @@ def duration(length: timedelta) -> str:
         return f"{hours}h{minutes:02}m"
     days, hours = divmod(hours, 24)
     return f"{days}d{hours}h"
+
+
+def length(text: str) -> timedelta | None:
+    """The length of time that the server writes so, such as `1h30m` or `1.5s`; None: it is none."""
+    parts = _LENGTH_PART.findall(text)
+    if not parts or "".join(f"{number}{unit}" for number, unit in parts) != text:
+        return None
+    return sum((float(number) * _UNITS[unit] for number, unit in parts), timedelta(0))
 
 
 def exact(moment: datetime) -> str:

@@ -7,17 +7,22 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, TypeAlias
 
 from sow_client import EARLIEST, NotFound, SowError, Topic
-from sow_console import letters
+from sow_console import consequences, letters
+from sow_console.comparing import matching
 from sow_console.pages.page import View
 
 Fields: TypeAlias = Mapping[str, str]
 Command: TypeAlias = Sequence[str]
 """Arguments of `sow`."""
+REFUSED_SECONDS: Final = 0.5
+"""A run that is refused at once is told on the page that began it."""
 COMMAND_BYTES_MAX: Final = 4_096
 """A longer payload is not shown in a command."""
 
@@ -185,14 +190,14 @@ async def _rewind(view: View, given: Fields) -> str:
     done = await view.client.rewind(
         given["topic"],
         given["durable"],
-        EARLIEST if given["to"] == "earliest" else given["to"],
+        EARLIEST if given["to"] in ("", "earliest") else given["to"],
         force=given.get("force") == "yes",
     )
     return f"{done.unacknowledged_entries:,} changes are to be consumed again."
 
 
 async def _ask_rewind(view: View, given: Fields) -> Question:
-    words = ["durable", "rewind", given["topic"], given["durable"], given["to"]]
+    words = ["durable", "rewind", given["topic"], given["durable"], given["to"] or "earliest"]
     durable = await view.client.describe_durable(given["topic"], given["durable"])
     follows = []
     if durable.figures:
@@ -218,6 +223,68 @@ async def _end_session(view: View, given: Fields) -> str:
     return f"{ended} calls end. Their client may make them again."
 
 
+# ---- replication ----
+
+
+async def _ask_compare(view: View, given: Fields, *, repairs: bool) -> Question:
+    words = ["replication", "repair" if repairs else "verify", given["peer"]]
+    if given.get("topic"):
+        words += ["--topic", given["topic"]]
+    follows = ["It goes on while you look at other pages, and ends when you log out. Topics that are done stay done."]
+    if repairs:
+        follows.insert(0, "Of each key that differs the newest version is written at both ends.")
+    else:
+        follows.insert(0, "Nothing is changed. Both ends read all records of the topics.")
+    return Question((words,), follows)
+
+
+async def _compare(view: View, given: Fields, *, repairs: bool) -> str:
+    status = await view.client.replication_status()
+    patterns = [link.topics_pattern for link in status.outgoing if link.peer == given["peer"]]
+    names = [one.name for one in await view.client.topics()]
+    topics = [given["topic"]] if given.get("topic") else []
+    total = 1 if topics else matching(names, patterns[0]) if patterns else None
+    running = view.session.compare(view.server, given["peer"], topics, repairs=repairs, topics_total=total)
+    await asyncio.wait({asyncio.create_task(running.wait())}, timeout=REFUSED_SECONDS)
+    if running.error is not None:
+        raise running.error
+    return "It runs. The page shows how far it is."
+
+
+# ---- settings ----
+
+
+async def _ask_alter(view: View, given: Fields) -> Question:
+    topic, setting = await view.client.describe_topic(given["topic"]), given["setting"]
+    present = next((one for one in topic.effective if one.name == setting), None)
+    if present is None:
+        raise NotFound(f"there is no setting {setting!r}", reason="NOT_FOUND")
+    follows = [f"It is {present.value or 'not set'} now, from: {present.origin}."]
+    if topic.set_in_config:
+        follows.append("The configuration file declares this topic: change it there.")
+    if setting in consequences.UNCHANGEABLE:
+        follows.append("It changes only while the topic is empty.")
+    if not given.get("value"):
+        return Question((), (*follows, f"Give a value: {consequences.hint(setting)}."))
+    value = consequences.parsed(setting, given["value"])
+    follows += await consequences.follows(view.client, topic, setting, value, view.now)
+    if value is None:
+        follows.append("A policy or the server's default applies then.")
+    if present.origin.startswith("operator policy"):
+        follows.append("An operator policy limits it: the stricter value counts.")
+    return Question((consequences.words(given["topic"], setting, value),), follows)
+
+
+async def _alter(view: View, given: Fields) -> str:
+    setting = given["setting"]
+    value = consequences.parsed(setting, given.get("value", ""))
+    done = await view.client.alter_topic(given["topic"], **{setting: value})
+    described = await view.client.describe_topic(given["topic"])
+    present = next(one for one in described.effective if one.name == setting)
+    warned = f" The server warns: {' '.join(done.warnings)}" if done.warnings else ""
+    return f"It is {present.value or 'not set'} now, from: {present.origin}.{warned}"
+
+
 # ---- helpers ----
 
 
@@ -237,6 +304,14 @@ def _to_durables(given: Fields) -> tuple[str, dict[str, str]]:
 
 def _to_letters(given: Fields) -> tuple[str, dict[str, str]]:
     return "dead-letters", {"topic": given["topic"]}
+
+
+def _to_replication(given: Fields) -> tuple[str, dict[str, str]]:
+    return "replication", {}
+
+
+def _to_settings(given: Fields) -> tuple[str, dict[str, str]]:
+    return "topic", {"topic": given["topic"]}
 
 
 def _to_connections(given: Fields) -> tuple[str, dict[str, str]]:
@@ -275,11 +350,32 @@ _WRITES: Final = (
     Write(
         "rewind",
         "Rewind a durable",
-        ("topic", "durable", "to"),
+        ("topic", "durable"),
         _rewind,
         _ask_rewind,
         _to_durables,
-        options={"force": "yes: also while a consumer is attached"},
+        options={
+            "to": "earliest, or a bookmark, a sequence, a time",
+            "force": "yes: also while a consumer is attached",
+        },
+    ),
+    Write(
+        "alter",
+        "Change a setting of a topic",
+        ("topic", "setting"),
+        _alter,
+        _ask_alter,
+        _to_settings,
+        options={"value": "value"},
+    ),
+    Write(
+        "repair",
+        "Exchange the differences with a peer",
+        ("peer",),
+        partial(_compare, repairs=True),
+        partial(_ask_compare, repairs=True),
+        _to_replication,
+        options={"topic": "only this topic; empty: all"},
     ),
     Write(
         "end",
@@ -301,4 +397,19 @@ _WRITES: Final = (
         _to_connections,
     ),
 )
+CHECKS: Final[Mapping[str, Write]] = {
+    one.name: one
+    for one in (
+        Write(
+            "verify",
+            "Compare with a peer",
+            ("peer",),
+            partial(_compare, repairs=False),
+            partial(_ask_compare, repairs=False),
+            _to_replication,
+            options={"topic": "only this topic; empty: all"},
+        ),
+    )
+}
+"""They change nothing, and are there without `--allow-writes`; but they cost, so they ask, too."""
 WRITES: Final[Mapping[str, Write]] = {one.name: one for one in _WRITES}

@@ -27,7 +27,7 @@ from tests.integration.test_canary import CANARY, tells
 from tests.support.access import GUARDED, client_of, grant, identity, write_access
 from tests.support.cluster import Cluster
 from tests.support.console import RunningConsole, running_console
-from tests.support.server import ServerProcess
+from tests.support.server import ServerProcess, until
 
 BIG: Final = 2**60 + 1
 ABOUT: Final = {
@@ -296,7 +296,7 @@ def test_there_are_no_writes_unless_the_console_was_started_with_them(
 
 
 def test_each_write_asks_shows_its_command_and_is_done_as_the_person(tmp_path: Path) -> None:
-    actions = "read consume publish delete observe operator"
+    actions = "read consume publish delete observe operator topic-admin"
     text = identity("writer", "all") + grant("all", ".*", actions)
     write_access(tmp_path, text + identity("reader", "some") + grant("some", ".*", "read observe"))
     with (
@@ -325,7 +325,9 @@ def test_each_write_asks_shows_its_command_and_is_done_as_the_person(tmp_path: P
                 "delete": {"topic": "orders", "key": "3", "version": seen},
                 "republish": {"topic": "letters", "key": "l", "version": str(letter.version), "target": "orders"},
                 "clear": {"topic": "orders", "durable": "billing"},
-                "rewind": {"topic": "orders", "durable": "billing", "to": "earliest"},
+                "rewind": {"topic": "orders", "durable": "billing"},
+                "alter": {"topic": "orders", "setting": "max_ttl", "value": "2d"},
+                "repair": {"peer": "nobody"},
                 "end": {"id": root.subscriptions("orders")[0].id},
                 "end-session": {"id": root.subscriptions("letters")[0].session},
             }
@@ -343,7 +345,7 @@ def test_each_write_asks_shows_its_command_and_is_done_as_the_person(tmp_path: P
                 if name == "delete":
                     assert root.get_many("orders", ["3"]), "nothing was done yet"
                 done = browser.post(path, data=about | {"csrf": csrf_of(asked)}, headers=own)
-                assert done.status_code == 200, done.text
+                assert done.status_code == (400 if name == "repair" else 200), done.text  # there is no such peer
         one, two = root.get_many("orders", ["1", "2"])
         assert one.expire_time is not None
         assert one.expire_time - one.publish_time > timedelta(hours=23)
@@ -379,3 +381,16 @@ def test_the_page_of_replication_shows_the_links(tmp_path: Path) -> None:
             assert [(one["event"], one["instance"], one["replicated"]) for one in story["chapters"]] == [
                 ("published", "a", True)
             ]
+            path = f"/{first}/check/verify"
+            asked = browser.get(path, params={"peer": "b"}).text
+            parsed(shlex.split(html.unescape(re.findall("<code>(.*?)</code>", asked)[0])))
+            form = {"peer": "b", "csrf": csrf_of(asked)}
+            own = {"Origin": console.address}
+            assert browser.post(path, data=form | {"csrf": "guess"}, headers=own).status_code == 403
+            assert browser.post(path, data=form, headers=own).status_code == 200
+            until(lambda: browser.get(f"/{first}/replication.json").json()["run"]["ended"], 30, "the comparison")
+            run = browser.get(f"/{first}/replication.json").json()["run"]
+            assert (run["done"], run["total"], run["records"], run["differing"]) == (1, 1, 1, 0)
+            assert run["results"][0]["topic"] == "orders"
+            assert "Comparison with b" in browser.get(f"/{first}/replication").text
+            assert browser.get(f"/{first}/write/repair", params={"peer": "b"}).status_code == 404, "it only reads"

@@ -135,3 +135,68 @@ def test_a_record_that_has_changed_since_it_was_seen_is_not_deleted(client: Clie
     assert "Nothing was deleted" in person.sure(asked, "delete")
     assert client.count("orders") == 1
     assert "has changed" in person.asked("delete", topic="orders", key="1", version=str(seen.version))
+
+
+# ---- settings ----
+
+
+@pytest.fixture(scope="module")
+def cars(client: Client) -> str:
+    client.create_topic("cars", key=["/id"], expiration="enabled")
+    for number, ttl in enumerate(("1h", "1h", "1d", None)):
+        client.publish("cars", {"id": number, "n": number}, ttl=ttl)
+    with client.durable("cars", "billing", start=EARLIEST) as durable:
+        next(iter(durable))
+    return "cars"
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "told"),
+    [
+        ("max_ttl", "2h", "1 of them have more left than new ones will get, and 1 never expire."),
+        ("min_ttl", "2h", "2 of them have less left than new ones will get."),
+        ("expiration", "20m", "1 of them never expire; new records without a lifetime live for 20m."),
+        ("expiration", "disabled", "3 records that have a lifetime do not expire any more."),
+        ("max_entries", "1", "3 of them are discarded with the next pruning, acknowledged or not."),
+        ("max_entries", "1", "Durables with a backlog may get a gap: billing."),
+        ("backlog_quota_entries", "2", "Beyond it now: billing. So publishes wait at once (hold)."),
+        ("backlog_quota_entries", "9", "None of the 1 durables is beyond it now."),
+        ("durable_idle_ttl", "5d", "None is idle for so long."),
+        ("index", "/n", "/n: built in the background from 4 records."),
+        ("dead_letter", "cars.dead", "cars.dead does not exist"),
+        ("journal", "no", "Subscriptions cannot resume"),
+        ("retain_time", "none", "A policy or the server's default applies then."),
+        ("idle_ttl", "7d", "The topic is deleted with its records and journal once the condition holds."),
+    ],
+)
+def test_what_follows_from_a_setting_is_told_before(
+    cars: str, person: Person, setting: str, value: str, told: str
+) -> None:
+    asked = person.asked("alter", topic=cars, setting=setting, value=value)
+    assert told in asked
+    assert 'action="/' in asked.split('<form method="post"')[1]
+
+
+def test_records_that_are_overdue_are_counted_before_expiration_is_turned_on(client: Client, person: Person) -> None:
+    client.create_topic("parked", key=["/id"])
+    client.publish("parked", {"id": 1}, ttl="1ms")
+    client.publish("parked", {"id": 2}, ttl="1d")
+    about = {"topic": "parked", "setting": "expiration", "value": "enabled"}
+    told = "1 records whose lifetime is over expire at once."
+    until(lambda: told in person.asked("alter", **about), 30, "the record to be overdue")
+    assert "It is enabled now, from: topic." in person.sure(person.asked("alter", **about), "alter")
+    until(lambda: client.count("parked") == 1, 30, "the expiry")
+
+
+def test_a_setting_is_asked_for_before_it_is_changed(cars: str, client: Client, person: Person) -> None:
+    bare = person.asked("alter", topic=cars, setting="max_ttl")
+    assert "It is none now, from: default." in bare
+    assert "a duration such as 20m" in bare
+    assert '<form method="post"' not in bare
+    wrong = person.page("write/alter", topic=cars, setting="max_ttl", value="soon")
+    assert (wrong.status_code, "soon" in wrong.text) == (400, True)
+    done = person.sure(person.asked("alter", topic=cars, setting="max_ttl", value="2d"), "alter")
+    assert "It is 2d now, from: topic." in done
+    assert client.describe_topic(cars).settings.max_ttl == "2d"
+    person.sure(person.asked("alter", topic=cars, setting="max_ttl", value="none"), "alter")
+    assert client.describe_topic(cars).settings.max_ttl is None
