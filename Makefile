@@ -15,7 +15,7 @@ PYTEST = .venv/bin/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo demo-cluster test test-long test-fast test-versions test-lives test-robustness \
-	test-ts test-console mutants coverage check bench serve docs dist requirements proto client clean
+	test-ts test-console mutants coverage check bench serve console docs dist requirements proto client clean
 
 demo: .venv/.server .venv/.flights
 	.venv/bin/python -m examples.demo
@@ -103,6 +103,10 @@ serve: .venv/.server
 	@test -f sow-demo.toml || { echo "sow-demo.toml is missing: make demo writes it" >&2; exit 1; }
 	.venv/bin/sow-server --config sow-demo.toml
 
+# Pages in the browser about the data of the demo; it starts the server, unless one runs there. OPTIONS=--allow-writes
+console: .venv/.console
+	.venv/bin/python -m examples.console $(OPTIONS)
+
 # The site of the documentation, in build/site: open build/site/index.html. A fault of a link or an anchor ends it.
 docs: .venv/.docs
 	NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs build --strict --quiet
@@ -135,6 +139,10 @@ clean:
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or later is needed: make PYTHON=/path/to/python" >&2; exit 1; }
 	$(call step,creating .venv with $(PYTHON) (5 to 15 s),test -x .venv/bin/python || $(PYTHON) -m venv .venv)
 	$(call step,installing the server and its libraries (100 MB; 10 to 30 s),$(PIP) -e '.[server]')
+	@touch $@
+
+.venv/.console: .venv/.server
+	$(call step,installing the web server of the console (10 MB; 5 to 15 s),$(PIP) -e '.[server,console]')
 	@touch $@
 
 .venv/.docs: .venv/.server

@@ -102,6 +102,8 @@ def _tell(narration: Narration, folder: Path, *, records: int, wanted_port: int)
         f"{sow} touch {FLIGHTS} '{kept}' --ttl 5s    # in a third terminal: after 5 s it leaves the table",
     ):
         narration.say(f"    {command}")
+    narration.say("Or look at them in the browser; it shows an address to open:")
+    narration.say("    make console" if folder == PROJECT else "    python -m examples.console --folder DIR")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -102,6 +102,26 @@ def test_every_claim_of_the_demo_holds_and_its_data_can_be_served(tmp_path: Path
             )
             assert done.returncode == 0, done.stderr
             assert done.stdout, command
+    assert told.rstrip().splitlines()[-1].strip() == "python -m examples.console --folder DIR"
+    for options in ((), ("--folder", str(tmp_path / "nothing"))):
+        console = subprocess.Popen(
+            [sys.executable, "-m", "examples.console", "--folder", str(tmp_path), "--listen", "127.0.0.1:0", *options],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        with console:
+            if options:
+                assert console.stderr is not None
+                assert "make demo writes it" in console.stderr.read()
+                assert console.wait(SECONDS_MAX) == 2
+            else:
+                read_until(console, "/open?code=")
+                assert listens(tmp_path), "it has started the server"
+                console.terminate()
+                console.wait(SECONDS_MAX)
+    assert not listens(tmp_path), "which ends with it"
 
 
 @pytest.mark.parametrize(
