@@ -67,13 +67,10 @@ def words(topic: str, setting: str, value: object) -> list[str]:
         return ["topic", "alter", topic, option if value else "--no-" + option[2:]]
     if isinstance(value, tuple):
         return ["topic", "alter", topic, *[part for path in value or (_NONE,) for part in (option, path)]]
-    return [
-        "topic",
-        "alter",
-        topic,
-        option,
-        _NONE if value in (None, "") else "unlimited" if value == -1 else str(value),
-    ]
+    text = _NONE if value in (None, "") else "unlimited" if value == -1 else str(value)
+    if setting.endswith("_bytes") and isinstance(value, int) and value >= 0:
+        text = f"{value}B"
+    return ["topic", "alter", topic, option, text]
 
 
 async def follows(client: AsyncClient, topic: Topic, setting: str, value: object, now: datetime) -> list[str]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
 
-from sow_client import ExpiryHorizon
+from sow_client import ExpiryHorizon, TopicDue
 
 BARS: Final = 60
 WITHIN: Final[Mapping[str, timedelta]] = {
@@ -56,6 +57,18 @@ def bars(horizon: ExpiryHorizon) -> tuple[Bar, ...]:
         )
         for begin, end, due in zip(begins, horizon.spans, sums, strict=False)
     )
+
+
+def counted(topic: str, times: Iterable[datetime], as_of: datetime, spans: Sequence[timedelta]) -> ExpiryHorizon:
+    """The horizon of one topic's records with these expire times. All are counted."""
+    due = [0] * len(spans)
+    first: datetime | None = None
+    for time in times:
+        first = time if first is None or time < first else first
+        # The first span whose end is not before it; one that falls due beyond the last end is in none.
+        if (index := bisect_left(spans, time - as_of)) < len(due):
+            due[index] += 1
+    return ExpiryHorizon(as_of, tuple(spans), (TopicDue(topic, 0, tuple(due), first, False),), as_of + spans[-1])
 
 
 def line(values: Sequence[float], width: float, height: float) -> str:

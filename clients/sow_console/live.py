@@ -28,6 +28,8 @@ HEARTBEAT_SECONDS: Final = 3.0
 FRAMES_APART_SECONDS: Final = 0.1
 """No eye needs more than ten frames a second, and each costs the console some time."""
 RETRY_SECONDS: Final = 1.0
+REST: Final = 9.0
+"""A page rests for so many times the time that it took to make, so it takes at most a tenth of the servers' time."""
 ENDED: Final = 4401
 """The code of a socket whose session has ended."""
 
@@ -192,18 +194,24 @@ class PageFrames:
         interval: float,
         *,
         now_micros: Callable[[], int] = lambda: time.time_ns() // 1_000,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:
-        """`content` raises SowError."""
+        """`content` raises SowError. `clock`: monotonic seconds."""
         self._content = content
         self._interval = interval
+        self._clock = clock
+        self._sleep = sleep
+        self._took = 0.0
         self._now_micros = now_micros
         self._as_of_micros = 0
         self._since_micros: int | None = None
 
     async def frame(self) -> Frame:
-        await asyncio.sleep(self._interval)
+        await self._sleep(max(self._interval, REST * self._took))
         html: str | None = None
         problem: SowError | None = None
+        begun = self._clock()
         try:
             html = await self._content()
             self._as_of_micros, self._since_micros = self._now_micros(), None
@@ -212,6 +220,7 @@ class PageFrames:
         except SowError as error:
             self._since_micros = self._since_micros or self._now_micros()
             problem = error
+        self._took = self._clock() - begun
         return {
             "html": html,
             "as_of": self._as_of_micros or None,

@@ -137,6 +137,27 @@ def test_a_record_that_has_changed_since_it_was_seen_is_not_deleted(client: Clie
     assert "has changed" in person.asked("delete", topic="orders", key="1", version=str(seen.version))
 
 
+def test_the_story_of_a_key_leads_to_its_dead_letter(client: Client, person: Person) -> None:
+    client.create_topic("bets.dead")
+    client.create_topic("bets", key=["/id"], expiration="enabled", dead_letter="bets.dead")
+    client.publish("bets", {"id": "a|b"}, ttl="1ms")
+    letter = letter_of(client, "bets.dead")
+    page = person.page("key", topic="bets", key=r"a\|b").text
+    assert html.unescape(page).count(letter["key"]) == 1
+    assert "dead letter in" in page
+
+
+def test_what_falls_due_is_counted_for_a_filter_and_the_next_are_listed(client: Client, person: Person) -> None:
+    client.create_topic("trips", key=["/id"], expiration="enabled")
+    client.publish_many("trips", [{"id": number, "n": number} for number in range(6)], ttl="5m")
+    client.publish("trips", {"id": 9, "n": 9}, ttl="1m")
+    client.publish("trips", {"id": 10, "n": 10})
+    twin = person.twin("due", topic="trips", filter="/n > 3", within="10m")
+    assert twin["total"] == 3, "two of the six, and the one of a minute"
+    assert [one["key"] for one in twin["upcoming"]] == ["9", "4", "5"]  # type: ignore[attr-defined]
+    assert person.twin("due", topic="trips", within="10m")["total"] == 7
+
+
 # ---- settings ----
 
 

@@ -187,6 +187,8 @@ def test_a_healthy_instance_has_no_alarm() -> None:
         ({"sweep_paused": True}, "expiry is paused"),
         ({"overdue_records": 10_001}, "10,001 records are overdue"),
         ({"clock_time": NOW + timedelta(seconds=6)}, "clock differs"),
+        ({"disk_free_bytes": 5 << 30, "disk_size_bytes": 100 << 30}, "5.0 GiB of 100.0 GiB free"),
+        ({"disk_free_bytes": 1 << 29, "disk_size_bytes": 2 << 30}, "512.0 MiB of 2.0 GiB free"),
     ],
 )
 def test_a_sick_instance_has_one(other: dict[str, object], word: str) -> None:
@@ -363,6 +365,36 @@ def test_a_wrong_filter_is_told_with_its_column() -> None:
         await source.close()
 
     go(work)
+
+
+def test_the_horizon_of_a_filter_counts_each_record_in_its_span() -> None:
+    spans = [timedelta(seconds=10), timedelta(seconds=20)]
+    times = [NOW + timedelta(seconds=seconds) for seconds in (15, 1, 10, 20, 21)]
+    found = horizon.counted("orders", times, NOW, spans)
+    assert found.topics[0].due == (2, 2), "the one behind the end is in no span"
+    assert found.topics[0].next_time == NOW + timedelta(seconds=1)
+    assert found.complete
+    assert horizon.counted("orders", [], NOW, spans).topics[0].next_time is None
+
+
+def test_a_page_that_takes_long_is_made_less_often() -> None:
+    async def run() -> None:
+        now, slept = 0.0, []
+
+        async def content() -> str:
+            nonlocal now
+            now += 2.0
+            return "page"
+
+        async def sleep(seconds: float) -> None:
+            slept.append(seconds)
+
+        source = live.PageFrames(content, 1.0, clock=lambda: now, sleep=sleep)
+        await source.frame()
+        await source.frame()
+        assert slept == [1.0, 2.0 * live.REST]
+
+    asyncio.run(run())
 
 
 def test_a_page_that_gets_no_answer_says_since_when() -> None:

@@ -26,7 +26,7 @@ from sow_console.comparing import matching
         ("index", "none", (), ["--index", "none"]),
         ("max_entries", "1000", 1_000, ["--max-entries", "1000"]),
         ("retain_bytes", "unlimited", -1, ["--retain-bytes", "unlimited"]),
-        ("retain_bytes", "64MiB", 64 << 20, ["--retain-bytes", str(64 << 20)]),
+        ("retain_bytes", "64MiB", 64 << 20, ["--retain-bytes", "67108864B"]),
         ("dead_letter", "none", "", ["--dead-letter", "none"]),
         ("on_missing", "drop", "drop", ["--on-missing", "drop"]),
     ],

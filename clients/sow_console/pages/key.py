@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from sow_client import FailedPrecondition, History, NotFound, Record
-from sow_console import documents, story
+import contextlib
+from collections.abc import Sequence
+from typing import Final
+
+from sow_client import FailedPrecondition, History, NotFound, Record, SowError
+from sow_console import documents, letters, story
 from sow_console.pages.page import Facts, View
 
-CHAPTERS = 100
+CHAPTERS: Final = 100
+LETTERS_MAX: Final = 1_000
+"""Keys of dead letters that are looked up."""
 
 
 async def facts(view: View) -> Facts:
@@ -23,6 +29,7 @@ async def facts(view: View) -> Facts:
         history = await view.client.history(topic, key, entries_max=CHAPTERS, upto=upto or None)
     except (FailedPrecondition, NotFound) as error:
         no_history = error.message
+    chapters = story.chapters(history.entries, instance.name, whole=not history.bookmark and not history.discarded)
     return {
         "topic": topic,
         "key": key,
@@ -30,9 +37,8 @@ async def facts(view: View) -> Facts:
         "record": record,
         "text": documents.pretty(record.payload) if record else "",
         "is_json": record is not None and documents.leaves(record.payload) is not None,
-        "chapters": story.chapters(
-            history.entries, instance.name, whole=not history.bookmark and not history.discarded
-        ),
+        "chapters": chapters,
+        "letters": await _letters(view, topic, key, chapters),
         "instance": instance.name,
         "older": history.bookmark,
         "discarded": history.discarded,
@@ -40,6 +46,39 @@ async def facts(view: View) -> Facts:
         "is_newest": not upto,
         "command": view.command("get", topic, key),
     }
+
+
+async def _letters(view: View, topic: str, key: str, chapters: Sequence[story.Chapter]) -> Facts:
+    """The dead letters that were made of this key and are still there: topic and key of each, by the sequence of the
+    change that it was made at; of changes that were set aside, the durable beside them."""
+    described = await view.client.describe_topic(topic)
+    target = described.settings.dead_letter
+    if not target:
+        return {}
+    names: dict[str, tuple[str, str]] = {}
+    durables = []
+    with contextlib.suppress(SowError):
+        durables = [one.name for one in await view.client.durables(topic)]
+    by_key = described.settings.dead_letter_by_key
+    for one in chapters:
+        if one.event == "expired":
+            names[key if by_key else letters.copy_key(topic, key, one.version)] = (str(one.sequence), "")
+        elif not by_key and one.payload:
+            for durable in durables:
+                names[letters.copy_key(topic, key, one.version, durable)] = (str(one.sequence), durable)
+        if len(names) >= LETTERS_MAX:
+            break
+    if not names:
+        return {}
+    found: dict[str, list[dict[str, str]]] = {}
+    try:
+        records = await view.client.get_many(target, list(names))
+    except SowError:
+        return {}  # it is missing, or not to be seen
+    for record in records:
+        sequence, durable = names[record.key]
+        found.setdefault(sequence, []).append({"topic": target, "key": record.key, "durable": durable})
+    return found
 
 
 async def twin(view: View) -> Facts:

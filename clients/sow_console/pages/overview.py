@@ -16,6 +16,11 @@ OVERDUE_MAX: Final = 10_000
 CLOCK_DIFFERENCE_MAX: Final = timedelta(seconds=5)
 """A larger difference between the clocks of an instance and of the console is an alarm."""
 LAG_MAX: Final = timedelta(seconds=30)
+DISK_FREE_MIN: Final = 1 << 30
+DISK_FREE_SHARE_MIN: Final = 0.1
+"""Less free space, in bytes or as a share of the disk, is an alarm."""
+EXPIRY_LAG_MAX: Final = timedelta(seconds=10)
+"""Expiry that is further behind is an alarm."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +89,9 @@ def alarms(status: Status, *, serving: bool, now: datetime) -> list[str]:
         found.append("expiry is paused: the clock has jumped; see sow accept-clock")
     if status.overdue_records > OVERDUE_MAX:
         found.append(f"{texts.count(status.overdue_records)} records are overdue and not yet removed")
+    free, size = status.disk_free_bytes, status.disk_size_bytes
+    if free is not None and size and (free < DISK_FREE_MIN or free / size < DISK_FREE_SHARE_MIN):
+        found.append(f"its disk has {texts.size(free)} of {texts.size(size)} free")
     if abs(status.clock_time - now) > CLOCK_DIFFERENCE_MAX:
         found.append(f"its clock differs from this one's by {texts.duration(status.clock_time - now)}")
     return found
@@ -97,10 +105,13 @@ async def _figures(view: View) -> tuple[Figures, ...]:
 
 
 def _link_alarms(view: View, figures: Figures | None) -> list[tuple[str, str]]:
-    links = figures.links if figures else ()
-    return [
+    if figures is None:
+        return []
+    slow = [one for one in figures.latencies if one.name == "expiry" and one.p99 > EXPIRY_LAG_MAX]
+    behind = [(view.server, f"expiry is {texts.duration(one.p99)} behind the lifetimes") for one in slow]
+    return behind + [
         (view.server, f"peer {link.peer} is {texts.duration(link.lag)} behind ({link.state})")
-        for link in links
+        for link in figures.links
         if link.lag > LAG_MAX
     ]
 
