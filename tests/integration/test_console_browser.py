@@ -228,6 +228,19 @@ def test_the_keyboard_reaches_everything(server: ServerProcess, console: Running
         page.wait_for_url("**/key?topic=wide&key=1")
 
 
+def test_the_keys_are_told_on_the_page(server: ServerProcess, console: RunningConsole, chromium: Browser) -> None:
+    with tab(chromium, console) as page:
+        go(page, console, server, "overview")
+        expect(page.locator("#state")).to_contain_text("as of")
+        page.keyboard.press("?")
+        expect(page.get_by_role("dialog")).to_contain_text("dark or light")
+        page.keyboard.press("2")  # no page is left by a key that is meant for the dialog
+        page.keyboard.press("Escape")
+        expect(page.get_by_role("dialog")).to_have_count(0)
+        page.keyboard.press("0")
+        page.wait_for_url("**/server")
+
+
 def test_a_field_of_the_filter_is_completed(server: ServerProcess, console: RunningConsole, chromium: Browser) -> None:
     with tab(chromium, console) as page:
         go(page, console, server, "records", "topic=orders")

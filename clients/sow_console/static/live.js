@@ -100,9 +100,14 @@ addEventListener("visibilitychange", () => { heardAt = performance.now(); });
 
 // ---- keys and buttons of every page ----
 
+const help = /** @type {HTMLDialogElement} */ (document.getElementById("help"));
+document.getElementById("keys")?.addEventListener("click", () => help.showModal());
+
 addEventListener("keydown", (event) => {
   const target = /** @type {HTMLElement} */ (event.target);
   if (event.ctrlKey || event.metaKey || event.altKey || target.matches("input, select, textarea")) return;
+  if (event.key === "?") help.showModal();
+  if (help.open) return;
   if (event.key === "t") document.getElementById("theme")?.click();
   if (event.key === "/") {
     const field = /** @type {HTMLInputElement | null} */ (document.querySelector("main form.ask input"));

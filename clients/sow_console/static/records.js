@@ -498,7 +498,7 @@ pause?.addEventListener("click", () => {
   frames.forEach(apply);
 });
 addEventListener("keydown", (event) => {
-  if (event.key === "p" && !(/** @type {HTMLElement} */ (event.target)).matches("input, select")) pause?.click();
+  if (event.key === "p" && !document.querySelector("dialog[open]") && !(/** @type {HTMLElement} */ (event.target)).matches("input, select")) pause?.click();
 });
 
 // ---- completion of the filter ----
