@@ -27,7 +27,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
-from starlette.routing import Mount, Route, WebSocketRoute
+from starlette.routing import BaseRoute, Mount, Route, WebSocketRoute
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 from starlette.websockets import WebSocket
@@ -139,14 +139,16 @@ class Console:
         """The form for a token, and its answer."""
         if request.method != "POST":
             return self._login_page(request, "")
+        form = await _form(request)
         address = request.client.host if request.client else ""
         if self.sessions.must_wait(address):
             return self._login_page(request, "Too many failed attempts. Try again in a minute.", 429)
-        form = await _form(request)
         token = form.get("token", "").strip()
+        self.sessions.attempts(address)  # before the servers answer, as many may come at the same time
         identities, problems = await self._identities(token)
-        if not identities:
-            self.sessions.has_failed(address)
+        if identities:
+            self.sessions.has_succeeded(address)
+        else:
             return self._login_page(request, "; ".join(problems) or "No server asks for a token.", 403)
         session = await self.sessions.begin(identities, token)
         return await self._begin(request, session, _local(form.get("next", "")))
@@ -363,26 +365,29 @@ def app_of(console: Console) -> ASGIApp:
             stack.callback(sweeping.cancel)
             yield
 
+    app = Starlette(routes=routes(console), exception_handlers={HTTPException: console.refused}, lifespan=life)
+    # Such a redirect names `http`, also behind a proxy that speaks HTTPS, so the filter in the address was plain text.
+    app.router.redirect_slashes = False
+    return Guard(app, console.place)
+
+
+def routes(console: Console) -> list[BaseRoute]:
+    """All that it answers to."""
     writes = [Route("/{server}/write/{name}", console.write, methods=["GET", "POST"])]
     if not console.options.allow_writes:
         writes = []
-    app = Starlette(
-        routes=[
-            Route("/", console.home),
-            Route("/open", console.open),
-            Route("/login", console.login, methods=["GET", "POST"]),
-            Route("/logout", console.logout, methods=["POST"]),
-            Mount("/static", StaticFiles(directory=HERE / "static")),
-            Route("/{server}/export", console.export),
-            Route("/{server}/{page}", console.page),
-            Route("/{server}/check/{name}", console.check, methods=["GET", "POST"]),
-            *writes,
-            WebSocketRoute("/{server}/{page}/live", console.page_live),
-        ],
-        exception_handlers={HTTPException: console.refused},
-        lifespan=life,
-    )
-    return Guard(app, console.place)
+    return [
+        Route("/", console.home),
+        Route("/open", console.open),
+        Route("/login", console.login, methods=["GET", "POST"]),
+        Route("/logout", console.logout, methods=["POST"]),
+        Mount("/static", StaticFiles(directory=HERE / "static")),
+        Route("/{server}/export", console.export),
+        Route("/{server}/{page}", console.page),
+        Route("/{server}/check/{name}", console.check, methods=["GET", "POST"]),
+        *writes,
+        WebSocketRoute("/{server}/{page}/live", console.page_live),
+    ]
 
 
 def run(options: Options, announce: Callable[[str], None], ready: Callable[[str], None]) -> None:
@@ -428,6 +433,9 @@ async def _form(request: Request) -> dict[str, str]:
     """The fields of a form, of a bounded size."""
     if request.headers.get("content-type", "").partition(";")[0] != "application/x-www-form-urlencoded":
         raise HTTPException(415, "a form is expected")
+    announced = request.headers.get("content-length", "")
+    if announced.isdecimal() and int(announced) > BODY_BYTES_MAX:
+        raise HTTPException(413, "the form is too large")
     body = bytearray()
     async for chunk in request.stream():
         body += chunk

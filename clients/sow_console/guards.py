@@ -88,6 +88,8 @@ def refusal(place: Place, *, kind: str, method: str, headers: Headers) -> str:
     hosts = headers.getlist("host")
     if len(hosts) != 1 or hosts[0].lower() not in place.hosts:
         return "this console is not known under that name (Host)"
+    if "content-length" in headers and "transfer-encoding" in headers:
+        return "the request has two lengths"  # a proxy may take the other one, and see other requests
     if kind == "websocket" or method not in SAFE_METHODS:
         origins = headers.getlist("origin")
         if len(origins) != 1 or origins[0].lower() not in place.origins:

@@ -257,8 +257,10 @@ async def serve(socket: WebSocket, session: Session, source: Source, *, still: C
 
 
 async def _drawn(socket: WebSocket, number: int) -> bool:
-    while await socket.receive_text() != str(number):
-        pass
+    """Waits until the browser has drawn this frame; it overhears whatever else is said."""
+    while (message := await socket.receive()).get("text") != str(number):
+        if message["type"] == "websocket.disconnect":
+            raise WebSocketDisconnect(message["code"])
     return True
 
 

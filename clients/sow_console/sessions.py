@@ -5,7 +5,7 @@
 [3]  A session ends when its user logs out, IDLE_SECONDS after its last use, and AGE_SECONDS after it began. Its sockets
      and its calls end with it.
 [4]  There are at most SESSIONS_MAX sessions: the one unused for longest makes room.
-[5]  After ATTEMPTS_MAX failed log-ins from an address within ATTEMPTS_SECONDS, it must wait.
+[5]  After ATTEMPTS_MAX log-ins from an address within ATTEMPTS_SECONDS that failed or are under way, it must wait.
 """
 
 from __future__ import annotations
@@ -183,11 +183,16 @@ class Sessions:
             failed.popleft()
         return len(failed) >= ATTEMPTS_MAX
 
-    def has_failed(self, address: str) -> None:
-        """Counts a failed attempt."""
+    def attempts(self, address: str) -> None:
+        """Counts an attempt as failed, until it succeeds."""
         if address not in self._failed and len(self._failed) >= ADDRESSES_MAX:
             self._failed.pop(next(iter(self._failed)))
         self._failed.setdefault(address, deque(maxlen=ATTEMPTS_MAX)).append(self._clock())
+
+    def has_succeeded(self, address: str) -> None:
+        """Takes an attempt back."""
+        if failed := self._failed.get(address):
+            failed.pop()
 
     def _is_over(self, session: Session) -> bool:
         now = self._clock()

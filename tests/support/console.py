@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import subprocess
@@ -26,23 +27,22 @@ HOST: Final = "127.0.0.1:7480"
 class FakeClient:
     """A client of a server that knows some tokens; it notes who asked."""
 
-    def __init__(
-        self, server: str, token: str | None, identities: Mapping[str, str], calls: list[tuple[str, str]]
-    ) -> None:
+    def __init__(self, server: str, token: str | None, console: FakeConsole) -> None:
         self.server = server
         self.token = token
-        self._identities = identities
-        self._calls = calls
+        self._console = console
         self.closed = False
 
     def _caller(self) -> str:
-        name = self._identities.get(self.token or "")
+        name = self._console.identities.get(self.token or "")
         if name is None:
             raise PermissionDenied("the token belongs to no identity", reason="UNAUTHENTICATED")
-        self._calls.append((self.server, name))
+        self._console.calls.append((self.server, name))
         return name
 
     async def whoami(self) -> Identity:
+        if self._console.answers is not None:
+            await self._console.answers.wait()
         return Identity(self._caller(), "token", "", None, (), {})
 
     async def topics(self, *, with_statistics: bool = False) -> list[Topic]:
@@ -74,12 +74,16 @@ class FakeConsole:
 
     def __init__(self, identities: Mapping[str, str], *, host: str = "127.0.0.1", url: str | None = None) -> None:
         self.clock = Clock()
+        self.identities = identities
+        """The names by their tokens."""
+        self.answers: asyncio.Event | None = None
+        """Set: the servers answer at a log-in. None: they always do."""
         self.clients: list[FakeClient] = []
         self.calls: list[tuple[str, str]] = []
         self.announced: list[str] = []
 
         def made(server: str, token: str | None) -> AsyncClient:
-            self.clients.append(FakeClient(server, token, identities, self.calls))
+            self.clients.append(FakeClient(server, token, self))
             return cast(AsyncClient, self.clients[-1])
 
         options = Options((SERVER,), made, host=host, url=url)

@@ -6,19 +6,25 @@ import asyncio
 import re
 from collections.abc import Iterator
 
+import httpx
 import pytest
 from starlette.datastructures import Headers
+from starlette.routing import Route
 from starlette.testclient import TestClient
+from starlette.types import Message, Scope
 from starlette.websockets import WebSocketDisconnect
 
 from sow_console import guards, sessions
-from sow_console.app import _local, addresses
+from sow_console.app import _local, addresses, routes
+from sow_console.live import ENDED
+from sow_console.writes import WRITES
 from tests.support.console import HOST, SERVER, FakeConsole
 
 ORIGIN = f"http://{HOST}"
 OWN = {"Origin": ORIGIN}
 RECORDS = f"/{SERVER}/records"
-LIVE = f"{RECORDS}/live"
+LIVE = f"ws://{HOST}/{SERVER}/durables/live"
+"""Absolute, as the test client calls itself `testserver` otherwise."""
 
 
 @pytest.fixture
@@ -68,17 +74,47 @@ def test_a_log_in_from_another_site_is_refused(browser: TestClient, console: Fak
 
 @pytest.mark.parametrize("origin", ["http://evil.example", None])
 def test_a_socket_from_another_site_is_refused_with_the_cookie(browser: TestClient, origin: str | None) -> None:
+    """Every socket of these tests was once refused for the test client's name, whatever its origin."""
     log_in(browser)
     headers = {"Origin": origin} if origin else {}
     with pytest.raises(WebSocketDisconnect) as refused, browser.websocket_connect(LIVE, headers=headers):
         pass
     assert refused.value.code == 4403
+    with browser.websocket_connect(LIVE, headers=OWN):
+        pass  # from a page of the console it is let in
 
 
-def test_headers_that_stand_twice_are_refused() -> None:
+@pytest.mark.parametrize(
+    ("method", "headers"),
+    [
+        ("GET", [(b"host", HOST.encode()), (b"host", b"evil.example")]),
+        ("POST", [(b"host", HOST.encode()), (b"origin", ORIGIN.encode()), (b"origin", b"http://evil.example")]),
+        (
+            "POST",
+            [
+                (b"host", HOST.encode()),
+                (b"origin", ORIGIN.encode()),
+                (b"content-length", b"4"),
+                (b"transfer-encoding", b"chunked"),
+            ],
+        ),
+    ],
+)
+def test_headers_that_can_be_read_in_two_ways_are_refused(method: str, headers: list[tuple[bytes, bytes]]) -> None:
     place = guards.place_of("127.0.0.1", 7480, secure=False)
-    twice = Headers(raw=[(b"host", HOST.encode()), (b"host", b"evil.example")])
-    assert guards.refusal(place, kind="http", method="GET", headers=twice)
+    assert guards.refusal(place, kind="http", method=method, headers=Headers(raw=headers))
+    once = [one for one in dict(reversed(headers)).items() if one[0] != b"transfer-encoding"]
+    assert not guards.refusal(place, kind="http", method=method, headers=Headers(raw=once))
+
+
+@pytest.mark.parametrize("name", ["X-Forwarded-Host", "Forwarded", "X-Original-URL", "X-Rewrite-URL", "X-HTTP-Method"])
+def test_headers_of_proxies_change_nothing(browser: TestClient, name: str) -> None:
+    log_in(browser)
+    said = {name: f"host={HOST}" if name == "Forwarded" else HOST}
+    assert browser.get(RECORDS, headers={"Host": "evil.example"} | said).status_code == 403
+    assert browser.get("/nothing", headers={name: "/login"}).status_code == 404
+    assert browser.get("/logout", headers={name: "POST", "X-HTTP-Method-Override": "POST"}).status_code == 405
+    assert browser.get(RECORDS).status_code == 200
 
 
 def test_behind_a_proxy_only_its_name_counts() -> None:
@@ -90,14 +126,80 @@ def test_behind_a_proxy_only_its_name_counts() -> None:
             guards.place_of("0.0.0.0", 7480, secure=False, url=wrong)
 
 
-@pytest.mark.parametrize("path", ["/login", "/static/page.js", RECORDS, "/nothing", "/open?code=x"])
-def test_every_answer_has_the_policy(browser: TestClient, path: str) -> None:
-    headers = browser.get(path).headers
+PATHS = (
+    "/login",
+    "/static/page.js",
+    "/static/none.js",
+    RECORDS,
+    f"{RECORDS}.json",
+    "/nothing",
+    "/a/b/c",
+    "/open?code=x",
+)
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD", "POST", "OPTIONS", "TRACE", "DELETE"])
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("origin", [ORIGIN, "http://evil.example"])
+def test_every_answer_has_the_policy(browser: TestClient, path: str, method: str, origin: str) -> None:
+    headers = browser.request(method, path, headers={"Origin": origin}).headers
     assert headers["content-security-policy"].startswith("default-src 'none'; script-src 'self'; style-src 'self'")
     assert "unsafe" not in headers["content-security-policy"]
     assert "frame-ancestors 'none'" in headers["content-security-policy"]
     assert headers["x-content-type-options"] == "nosniff"
+    assert headers["referrer-policy"] == "same-origin"
+    assert headers["cross-origin-resource-policy"] == "same-origin"
     assert headers["cache-control"] == ("no-cache" if "static" in path else "no-store")
+
+
+def test_an_answer_to_a_fault_has_the_policy_and_no_story_of_it(
+    console: FakeConsole, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def broken(self: object, **about: object) -> list[object]:
+        raise RuntimeError("a secret of the program")
+
+    with TestClient(console.app, base_url=ORIGIN, follow_redirects=False, raise_server_exceptions=False) as browser:
+        log_in(browser)
+        monkeypatch.setattr("tests.support.console.FakeClient.topics", broken)
+        for path in (RECORDS, f"{RECORDS}.json"):
+            answer = browser.get(path)
+            assert (answer.status_code, answer.text) == (500, "Internal Server Error")
+            assert answer.headers["content-security-policy"] == guards.POLICY
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/static/../app.py",
+        "/static/%2e%2e/app.py",
+        "/static/..%2fapp.py",
+        "/static/..%5capp.py",
+        "/static/%2fetc%2fpasswd",
+        "/static//etc/passwd",
+        "/static/....//app.py",
+        "/static/page.js%00",
+        "/static/%00",
+        "/static/",
+        "/static/" + "a" * 5_000,
+        f"/{SERVER}/../static/../app.py",
+    ],
+)
+def test_only_files_of_the_console_are_served(browser: TestClient, path: str) -> None:
+    log_in(browser)
+    answer = browser.get(path)
+    assert answer.status_code == 404
+    assert "import" not in answer.text
+
+
+@pytest.mark.parametrize(
+    "path", ["//evil.example", "//evil.example/", "/login/", f"{RECORDS}/?topic=orders", "/static"]
+)
+def test_an_address_that_is_almost_right_leads_nowhere(browser: TestClient, path: str) -> None:
+    """Starlette redirects such an address to itself under `http`, also behind a proxy that speaks HTTPS. So the filter
+    in it would have gone over the network as plain text."""
+    log_in(browser)
+    answer = browser.get(ORIGIN + path)
+    assert (answer.status_code, answer.headers.get("location")) == (404, None)
 
 
 # ---- sessions ----
@@ -107,17 +209,34 @@ def test_every_answer_has_the_policy(browser: TestClient, path: str) -> None:
 def test_no_page_answers_without_a_session(browser: TestClient, console: FakeConsole, path: str) -> None:
     assert browser.get(path).headers["location"].startswith("/login?next=%2F")
     assert browser.get(path.replace("?", ".json?") if "?" in path else f"{path}.json").status_code == 401
-    with pytest.raises(WebSocketDisconnect), browser.websocket_connect(LIVE, headers=OWN):
+    with pytest.raises(WebSocketDisconnect) as refused, browser.websocket_connect(LIVE, headers=OWN):
         pass
+    assert refused.value.code == ENDED
     assert console.calls == []
 
 
 def test_the_cookie_is_out_of_reach_of_scripts_and_other_sites(browser: TestClient) -> None:
     answer = browser.post("/login", data={"token": "alice-token"}, headers=OWN)
     cookie = answer.headers["set-cookie"]
-    assert "HttpOnly" in cookie
-    assert "SameSite=strict" in cookie
+    name, *flags = cookie.split("; ")
+    assert sorted(flags) == ["HttpOnly", "Path=/", "SameSite=strict"], "no Domain, and it ends with the browser"
+    assert name.startswith("sow-console-7480="), "a console at another port has a cookie of its own"
     assert "alice" not in cookie
+
+
+def test_each_log_in_has_secrets_of_its_own(browser: TestClient, console: FakeConsole) -> None:
+    seen: set[str] = set()
+    for _ in range(5):
+        csrf = log_in(browser)
+        seen |= {csrf, dict(browser.cookies)["sow-console-7480"], console.console.sessions.new_code()}
+    assert len(seen) == 15
+    assert min(map(len, seen)) >= 43, "32 random bytes"
+
+
+def test_a_session_is_not_chosen_by_the_browser(browser: TestClient, console: FakeConsole) -> None:
+    browser.cookies.set("sow-console-7480", "chosen", domain="127.0.0.1", path="/")
+    log_in(browser)
+    assert console.console.sessions.find("chosen") is None
 
 
 def test_over_tls_the_cookie_is_secure_and_bound_to_the_host() -> None:
@@ -125,7 +244,7 @@ def test_over_tls_the_cookie_is_secure_and_bound_to_the_host() -> None:
     with TestClient(console.app, base_url="https://console.example", follow_redirects=False) as browser:
         answer = browser.post("/login", data={"token": "alice-token"}, headers={"Origin": "https://console.example"})
         assert answer.headers["set-cookie"].startswith("__Host-sow-console=")
-        assert "Secure" in answer.headers["set-cookie"]
+        assert {"Secure", "HttpOnly", "Path=/", "SameSite=strict"} == set(answer.headers["set-cookie"].split("; ")[1:])
         assert "max-age" in answer.headers["strict-transport-security"]
 
 
@@ -151,7 +270,19 @@ def test_a_stolen_cookie_is_worth_nothing_after_the_log_out(browser: TestClient,
     browser.cookies.update(stolen)
     assert browser.get(RECORDS).status_code == 303
     assert browser.get(f"{RECORDS}.json").status_code == 401
+    with pytest.raises(WebSocketDisconnect) as refused, browser.websocket_connect(LIVE, headers=OWN):
+        pass
+    assert refused.value.code == ENDED
+    assert browser.post("/logout", data={"csrf": csrf}, headers=OWN).headers["location"] == "/login"
     assert client.closed, "its calls have ended, too"
+
+
+def test_a_log_out_takes_the_cookie_away(browser: TestClient) -> None:
+    csrf = log_in(browser)
+    gone = browser.post("/logout", data={"csrf": csrf}, headers=OWN).headers["set-cookie"]
+    assert gone.startswith('sow-console-7480=""')
+    assert "Max-Age=0" in gone
+    assert not browser.cookies
 
 
 def test_a_new_log_in_ends_the_session_before(browser: TestClient) -> None:
@@ -211,8 +342,12 @@ def test_a_token_goes_to_no_server_that_was_not_named(browser: TestClient, conso
     log_in(browser)
     made = len(console.clients)
     assert browser.get(f"/{server}/records").status_code == 404
-    with pytest.raises(WebSocketDisconnect), browser.websocket_connect(f"/{server}/records/live", headers=OWN):
+    with (
+        pytest.raises(WebSocketDisconnect) as refused,
+        browser.websocket_connect(f"ws://{HOST}/{server}/records/live", headers=OWN),
+    ):
         pass
+    assert refused.value.code == ENDED
     assert len(console.clients) == made
     assert {client.server for client in console.clients} == {SERVER}
 
@@ -225,19 +360,83 @@ def test_failed_attempts_must_wait(browser: TestClient, console: FakeConsole) ->
     assert browser.post("/login", data={"token": "alice-token"}, headers=OWN).status_code == 303
 
 
-@pytest.mark.parametrize("target", ["//evil.example", "https://evil.example", "/\\evil.example", "x", "/a\nb", ""])
-def test_a_log_in_leads_to_no_other_site(target: str) -> None:
+def test_attempts_at_the_same_time_are_counted_before_the_servers_answer(console: FakeConsole) -> None:
+    """An attempt was counted once it had failed, so any number of tokens could be tried at the same time."""
+
+    async def work() -> None:
+        console.answers = asyncio.Event()
+        transport = httpx.ASGITransport(console.app)
+        async with httpx.AsyncClient(transport=transport, base_url=ORIGIN) as browser:
+            attempts = [
+                asyncio.create_task(browser.post("/login", data={"token": f"guess {number}"}, headers=OWN))
+                for number in range(sessions.ATTEMPTS_MAX + 3)
+            ]
+            done, waiting = await asyncio.wait(attempts, timeout=30, return_when=asyncio.FIRST_COMPLETED)
+            while len(done) < 3:
+                done, waiting = await asyncio.wait(attempts, timeout=30, return_when=asyncio.FIRST_COMPLETED)
+            console.answers.set()
+            codes = sorted([(await one).status_code for one in attempts])
+        assert codes == [403] * sessions.ATTEMPTS_MAX + [429] * 3
+        assert len(waiting) == sessions.ATTEMPTS_MAX
+
+    asyncio.run(work())
+
+
+def test_log_ins_that_succeed_are_no_failed_attempts(browser: TestClient) -> None:
+    for _ in range(sessions.ATTEMPTS_MAX + 1):
+        log_in(browser)
+
+
+@pytest.mark.parametrize(
+    "target", ["//evil.example", "https://evil.example", "/\\evil.example", "x", "/a\nb", "/\t/evil", ""]
+)
+def test_a_log_in_leads_to_no_other_site(browser: TestClient, target: str) -> None:
     assert _local(target) == "/"
+    answer = browser.post("/login", data={"token": "alice-token", "next": target}, headers=OWN)
+    assert answer.headers["location"] == "/"
+    shown = browser.get("/login", params={"next": target}).text
+    assert 'name="next" value="/"' in shown
     assert _local(f"/{SERVER}/records?topic=orders") == f"/{SERVER}/records?topic=orders"
 
 
 def test_forms_are_bounded(browser: TestClient) -> None:
     assert browser.post("/login", data={"token": "x" * 40_000}, headers=OWN).status_code == 413
     assert browser.post("/login", json={"token": "x"}, headers=OWN).status_code == 415
+    form = OWN | {"Content-Type": "application/x-www-form-urlencoded"}
+    for body, status in ((b"a=1&" * 200, 400), (b"\xff\xfe=1", 400), (b"token=%ff%00", 403)):
+        assert browser.post("/login", content=body, headers=form).status_code == status
 
 
-def test_there_are_no_routes_that_write(browser: TestClient) -> None:
+def test_a_form_that_is_announced_as_too_large_is_not_read(console: FakeConsole) -> None:
+    async def work() -> None:
+        sent: list[Message] = []
+
+        async def receive() -> Message:
+            raise AssertionError("nothing of it is read")
+
+        async def send(message: Message) -> None:
+            sent.append(message)
+
+        names = {"host": HOST, "origin": ORIGIN, "content-type": "application/x-www-form-urlencoded"}
+        names["content-length"] = str(10**12)
+        headers = [(name.encode(), value.encode()) for name, value in names.items()]
+        scope: Scope = {"type": "http", "method": "POST", "path": "/login", "query_string": b"", "headers": headers}
+        scope["client"] = None
+        await console.app(scope, receive, send)
+        assert sent[0]["status"] == 413
+
+    asyncio.run(work())
+
+
+def test_there_are_no_routes_that_write(browser: TestClient, console: FakeConsole) -> None:
+    methods = {route.path: route.methods or set() for route in routes(console.console) if isinstance(route, Route)}
+    changing = {path for path, allowed in methods.items() if allowed - guards.SAFE_METHODS}
+    assert changing == {"/login", "/logout"}
     csrf = log_in(browser)
+    for name in WRITES:
+        for method in ("GET", "POST"):
+            answer = browser.request(method, f"/{SERVER}/write/{name}", headers=OWN)
+            assert answer.status_code == 404
     for method in ("POST", "PUT", "DELETE", "PATCH"):
         answer = browser.request(method, RECORDS, headers=OWN | {"X-CSRF-Token": csrf})
         assert answer.status_code == 405

@@ -11,6 +11,8 @@ from types import SimpleNamespace
 from typing import cast
 
 import pytest
+from starlette.types import Message
+from starlette.websockets import WebSocket
 
 from sow.v1 import types_pb2
 from sow_client import (
@@ -31,6 +33,7 @@ from sow_client import (
 )
 from sow_console import documents, graph, horizon, live, story, texts
 from sow_console.pages import overview, records
+from sow_console.sessions import Session
 
 NOW = datetime(2030, 1, 31, 12, tzinfo=UTC)
 BIG = 2**63 + 1
@@ -419,3 +422,39 @@ def test_a_page_that_gets_no_answer_says_since_when() -> None:
         assert (third["html"], third["as_of"], third["away_since"]) == ("<b>", 30, None)
 
     go(work)
+
+
+# ---- sockets ----
+
+
+class Numbers:
+    """A source of frames that never waits."""
+
+    async def frame(self) -> live.Frame:
+        return {}
+
+    async def close(self) -> None:
+        """It has no calls."""
+
+
+def test_a_socket_overhears_what_is_no_number_of_a_frame(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A binary message ended the socket with an exception, and its story stood in the terminal."""
+    monkeypatch.setattr(live, "FRAMES_APART_SECONDS", 0)
+    said: list[Message] = [{"type": "websocket.connect"}, {"type": "websocket.receive", "bytes": b"1"}]
+    said += [{"type": "websocket.receive", "text": text} for text in ("", "2", "1e0", "1")]
+    said += [{"type": "websocket.disconnect", "code": 1001}]
+    sent: list[Message] = []
+
+    async def receive() -> Message:
+        return said.pop(0)
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    async def work() -> None:
+        session = Session({}, None, lambda server, token: cast(AsyncClient, None), 0.0)
+        await live.serve(WebSocket({"type": "websocket"}, receive, send), session, Numbers(), still=lambda: True)
+
+    asyncio.run(work())
+    assert [message["type"] for message in sent] == ["websocket.accept", "websocket.send", "websocket.send"]
+    assert said == []
