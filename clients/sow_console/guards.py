@@ -126,7 +126,9 @@ class Guard:
             await send(message)
 
         if refused:
-            await PlainTextResponse(f"refused: {refused}\n", status_code=403)(scope, receive, with_headers)
+            # The connection ends: what follows on it may be part of the same attempt.
+            answer = PlainTextResponse(f"refused: {refused}\n", status_code=403, headers={"Connection": "close"})
+            await answer(scope, receive, with_headers)
             return
         await self._app(scope, receive, with_headers)
 
