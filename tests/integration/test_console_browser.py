@@ -1,27 +1,42 @@
-"""The console in Chromium: every page in both colour schemes, live changes, a lost server, the keyboard.
+"""The console in Chromium: every page in both colour schemes, live changes, a lost server, the keyboard, writes.
 
 [1]  Any message on the browser's console fails the test, so a page that breaks its own policy does.
+[2]  The pages are those of the application, so there is none without a test.
+[3]  With SOW_CONSOLE_PICTURES=1 the pictures in docs/pictures are made anew (`make console-pictures`).
 """
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Final
 
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from sow_console.pages import PAGES
-from tests.integration.test_console import ABOUT, BIG, fill
+from sow_console.pages.records import AGAIN_MAX
+from tests.integration.test_console import ABOUT, BIG, ROWS, fill
+from tests.support.access import GUARDED, client_of, grant, identity, write_access
 from tests.support.console import RunningConsole, running_console
 from tests.support.server import ServerProcess
 
 CHROMIUM: Final = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 SECONDS: Final = 60_000
 """For a busy machine; in milliseconds."""
+
+
+def _axe() -> Path | None:
+    """The script of axe-core, which that package brings."""
+    found = importlib.util.find_spec("axe_playwright_python")
+    return Path(found.origin).with_name("axe.min.js") if found and found.origin else None
+
+
+AXE: Final = _axe()
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on this machine (Debian: chromium)")
 
@@ -42,6 +57,12 @@ def console(server: ServerProcess) -> Iterator[RunningConsole]:
 
 
 @pytest.fixture(scope="module")
+def writing(server: ServerProcess) -> Iterator[RunningConsole]:
+    with running_console(server.address, "--allow-writes") as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
 def chromium() -> Iterator[Browser]:
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
@@ -50,18 +71,31 @@ def chromium() -> Iterator[Browser]:
 
 
 @contextmanager
-def tab(chromium: Browser, console: RunningConsole, scheme: str = "dark") -> Iterator[Page]:
-    """A tab of somebody who has opened the one-time address ([1])."""
+def blank(chromium: Browser, scheme: str = "dark", *, width: int = 1_280, height: int = 720) -> Iterator[Page]:
+    """A tab of somebody who has not logged in ([1])."""
     said: list[str] = []
-    context = chromium.new_context(color_scheme="dark" if scheme == "dark" else "light", reduced_motion="reduce")
+    context = chromium.new_context(
+        color_scheme="dark" if scheme == "dark" else "light",
+        reduced_motion="reduce",
+        viewport={"width": width, "height": height},
+    )
     context.set_default_timeout(SECONDS)
     page = context.new_page()
     page.on("console", lambda message: said.append(f"{message.type}: {message.text} {message.location}"))
     page.on("pageerror", lambda error: said.append(str(error)))
-    page.goto(console.address + console.one_time())
     yield page
     context.close()
     assert said == []
+
+
+@contextmanager
+def tab(
+    chromium: Browser, console: RunningConsole, scheme: str = "dark", *, width: int = 1_280, height: int = 720
+) -> Iterator[Page]:
+    """A tab of somebody who has opened the one-time address."""
+    with blank(chromium, scheme, width=width, height=height) as page:
+        page.goto(console.address + console.one_time())
+        yield page
 
 
 def go(page: Page, console: RunningConsole, server: ServerProcess, name: str, query: str = "") -> None:
@@ -74,42 +108,173 @@ def drawn(page: Page) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["dark", "light"])
-def test_every_page_is_drawn_and_stays_live(
+def test_every_page_is_drawn_stays_live_and_has_no_fault_for_axe(
     server: ServerProcess, console: RunningConsole, chromium: Browser, scheme: str
 ) -> None:
+    faults: list[str] = []
     with tab(chromium, console, scheme) as page:
-        for name, about in ABOUT.items():
-            go(page, console, server, name, about)
-            expect(page.locator("h1")).to_contain_text(PAGES[name].title)
+        for name, one in PAGES.items():
+            go(page, console, server, name, ABOUT[name])
+            expect(page.locator("h1")).to_contain_text(one.title)
             expect(page.locator("#state")).to_contain_text("as of")
             assert page.locator("#state").get_attribute("data-state") == "live"
-            assert legible(page, "body", "main h1")
-            if page.locator("th[scope=col]").count():
-                assert legible(page, ".scroll", "th[scope=col]")
+            if name == "records":
+                drawn(page)
+            faults += faults_of(page)
+    assert faults == []
+    if not AXE:
+        pytest.skip("the pages are drawn; axe is not installed here (pip install axe-playwright-python)")
 
 
-def legible(page: Page, ground: str, text: str) -> bool:
-    """Whether text has a contrast of 4.5 to 1 at least, as WCAG asks for."""
-    colours = page.evaluate(
-        """([ground, text]) => {
-            const canvas = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
-            const rgb = (colour) => {
-                canvas.fillStyle = colour; canvas.fillRect(0, 0, 1, 1);
-                return [...canvas.getImageData(0, 0, 1, 1).data];
-            };
-            const of = (query, name) => rgb(getComputedStyle(document.querySelector(query))[name]);
-            return [of(ground, "backgroundColor"), of(text, "color")];
-        }""",
-        [ground, text],
-    )
+@pytest.mark.skipif(not AXE, reason="axe is not installed here (pip install axe-playwright-python)")
+@pytest.mark.parametrize("scheme", ["dark", "light"])
+def test_pages_without_content_and_those_of_faults_have_none_for_axe(
+    server: ServerProcess, writing: RunningConsole, chromium: Browser, scheme: str
+) -> None:
+    with tab(chromium, writing, scheme) as page:
+        faults = faults_of(page)
+        for path in (
+            "durables?topic=none",
+            "topic?topic=none",
+            "records?topic=orders&filter=/price+>",
+            "key",
+            "records",
+        ):
+            page.goto(f"{writing.address}/{server.address}/{path}")
+            if "filter" in path:
+                expect(page.locator("#filter-error")).to_contain_text("^")
+            faults += faults_of(page)
+        for path in ("/login", f"/{server.address}/write/delete?topic=orders&key=1"):
+            page.goto(writing.address + path)
+            faults += faults_of(page)
+    assert faults == []
 
-    def light(colour: list[int]) -> float:
-        parts = [part / 255 for part in colour[:3]]
-        red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
-        return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
-    low, high = sorted(map(light, colours))
-    return (high + 0.05) / (low + 0.05) >= 4.5
+def faults_of(page: Page) -> list[str]:
+    """The violations that axe finds, with the elements; none where there is no axe."""
+    if not AXE:
+        return []
+    page.evaluate(AXE.read_text(encoding="utf-8"))
+    found = page.evaluate("axe.run({ resultTypes: ['violations'] })")
+    return [
+        f"{page.url}: {one['id']}: {node['html']}: {node['failureSummary']}"
+        for one in found["violations"]
+        for node in one["nodes"]
+    ]
+
+
+# In the order of the document, which is the order in which it is read: no style reorders it.
+CONTROLS: Final = """() => {
+    const tabbable = "a[href], button, input:not([type=hidden]), select, textarea, summary, [tabindex]";
+    const every = [...document.querySelectorAll(tabbable)].filter((one) => one.tabIndex >= 0 && one.checkVisibility());
+    const moved = [...document.querySelectorAll("*")].filter((one) => {
+        const style = getComputedStyle(one);
+        return style.order !== "0" || style.flexDirection.endsWith("reverse") || one.tabIndex > 0;
+    });
+    window.seen = [];
+    addEventListener("focusin", ({ target }) => {
+        if (every.includes(target)) window.seen.push(every.indexOf(target));
+    });
+    document.activeElement?.blur();
+    return [every.length, moved.length];
+}"""
+
+
+def test_tab_reaches_every_control_in_the_order_of_reading(
+    server: ServerProcess, writing: RunningConsole, chromium: Browser
+) -> None:
+    with tab(chromium, writing) as page:
+        for name in PAGES:
+            go(page, writing, server, name, ABOUT[name])
+            if name == "records":
+                drawn(page)
+            count, moved = page.evaluate(CONTROLS)
+            assert moved == 0, name
+            for _ in range(count):
+                page.keyboard.press("Tab")
+            # Chromium also stops at places that scroll, which are no controls.
+            while len(seen := page.evaluate("window.seen")) < count and page.evaluate(IS_INSIDE):
+                page.keyboard.press("Tab")
+            assert seen == list(range(count)), name
+
+
+IS_INSIDE: Final = "document.activeElement !== document.body"
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_has_controls_that_write_only_where_writes_were_allowed(
+    server: ServerProcess, console: RunningConsole, chromium: Browser, name: str
+) -> None:
+    with tab(chromium, console) as page:
+        go(page, console, server, name, ABOUT[name])
+        assert page.locator("[href*='/write/'], [action*='/write/'], [formaction]").count() == 0
+        forms = page.locator("form:not([method=get])")
+        assert forms.evaluate_all("forms => forms.map((form) => form.getAttribute('action'))") == ["/logout"]
+
+
+def test_a_person_logs_in_with_a_token_and_out_again(tmp_path: Path, chromium: Browser) -> None:
+    write_access(tmp_path, identity("eu", "desk") + grant("desk", "orders", "read consume observe", ROWS))
+    with ServerProcess(tmp_path, GUARDED) as server, client_of(server, "root") as root:
+        fill(root)
+        with running_console(server.address) as console, blank(chromium) as page:
+            wanted = f"{console.address}/{server.address}/records?topic=orders"
+            page.goto(wanted)
+            expect(page.get_by_label("Your token")).to_be_focused()
+            page.keyboard.type("eu")
+            page.keyboard.press("Enter")
+            page.wait_for_url(wanted)
+            drawn(page)
+            expect(page.locator(".who")).to_have_text("eu")
+            assert page.evaluate("document.cookie") == "", "scripts do not see the session"
+            page.get_by_role("button", name="log out").click()
+            page.wait_for_url("**/login")
+            page.go_back()
+            page.wait_for_url("**/login?next=*")
+            expect(page.get_by_label("Your token")).to_be_visible()
+
+
+def test_a_record_is_touched_and_deleted_by_clicks(
+    server: ServerProcess, writing: RunningConsole, chromium: Browser
+) -> None:
+    with tab(chromium, writing) as page, server.client() as client:
+        client.publish("orders", {"id": 500, "price": 5}, ttl="9m")
+        about = "topic=orders&key=500"
+        go(page, writing, server, "key", about)
+        page.get_by_label("Lifetime").fill("3h")
+        page.get_by_role("button", name="touch …").click()
+        expect(page.locator(".shell")).to_contain_text("touch orders 500 --ttl 3h")
+        assert client.get_many("orders", ["500"])[0].data == {"id": 500, "price": 5}
+        page.get_by_role("button", name="Do it").click()
+        expect(page.get_by_role("status")).to_contain_text("It expires at")
+        page.get_by_role("link", name="back").click()
+        expect(page.locator("main")).to_contain_text("in 2h59m")
+        page.get_by_role("link", name="delete …").click()
+        expect(page.get_by_role("heading")).to_have_text("Delete a record")
+        page.get_by_role("link", name="leave it").click()
+        assert client.get_many("orders", ["500"]), "it was left"
+        page.get_by_role("link", name="delete …").click()
+        page.get_by_role("button", name="Do it").click()
+        expect(page.get_by_role("status")).to_have_text("The record is deleted.")
+        assert client.get_many("orders", ["500"]) == []
+        page.get_by_role("link", name="back").click()
+        expect(page.locator("main")).to_contain_text("There is no live record of this key")
+
+
+def test_all_matches_of_a_large_topic_are_counted_at_a_click(
+    server: ServerProcess, console: RunningConsole, chromium: Browser
+) -> None:
+    with server.client() as client:
+        client.create_topic("large", key=["/id"], journal=False)
+        with client.publisher("large", durability="buffered", batch_records=1_000) as publisher:
+            for number in range(AGAIN_MAX + 1):
+                publisher.publish({"id": number})
+    with tab(chromium, console) as page:
+        go(page, console, server, "records", "topic=large&rows=3")
+        drawn(page)
+        expect(page.locator("#read")).to_contain_text("the first 3, more match")
+        page.get_by_role("link", name="count them").click()
+        expect(page.locator("#read")).to_contain_text("3 of 100,001 that matched")
+        expect(page.get_by_role("link", name="count them")).to_have_count(0)
 
 
 def test_a_change_is_drawn_and_a_removal_takes_the_row_away(
