@@ -15,7 +15,7 @@ PYTEST = .venv/bin/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo demo-cluster test test-long test-fast test-versions test-lives test-robustness \
-	test-ts test-console mutants coverage check bench serve console docs dist requirements proto client clean
+	test-ts test-console console-pictures mutants coverage check bench serve console docs dist requirements proto client clean
 
 demo: .venv/.server .venv/.flights
 	.venv/bin/python -m examples.demo
@@ -75,6 +75,11 @@ test-console: .venv/.installed
 	elif ! test node_modules/.package-lock.json -nt package-lock.json && ! npm ci --silent; then \
 		echo "types of the console: skipped, as npm cannot install its packages"; \
 	else node_modules/.bin/tsc -p tsconfig.console.json; fi
+
+# The pictures in docs/console.md anew, with the Chromium of the system.
+console-pictures: .venv/.installed
+	@mkdir -p docs/pictures
+	SOW_CONSOLE_PICTURES=1 .venv/bin/python -m pytest -q -n 0 tests/integration/test_console_browser.py -k picture
 
 # Lines and branches that the default tests run, in this process and in the servers that they start.
 coverage: .venv/.installed .venv/.flights

@@ -8,6 +8,8 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import random
 import re
 import shutil
 from collections.abc import Iterator
@@ -23,7 +25,7 @@ from sow_console.pages.records import AGAIN_MAX
 from tests.integration.test_console import ABOUT, BIG, ROWS, fill
 from tests.support.access import GUARDED, client_of, grant, identity, write_access
 from tests.support.console import RunningConsole, running_console
-from tests.support.server import ServerProcess
+from tests.support.server import ROOT, ServerProcess
 
 CHROMIUM: Final = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 SECONDS: Final = 60_000
@@ -477,3 +479,67 @@ def test_logging_out_ends_the_open_pages(server: ServerProcess, console: Running
         other.wait_for_url("**/login")
         expect(page.locator("#problem")).to_contain_text("Your session has ended")
         expect(page.locator("#state")).to_contain_text("logged out")
+
+
+# ---- pictures ----
+
+PICTURES: Final = ROOT / "docs" / "pictures"
+SHOWN: Final = {
+    "console-overview": ("dark", "overview", ""),
+    "console-records": (
+        "dark",
+        "records",
+        "topic=orders&filter=/symbol+=+'ACME'+AND+/quantity+>+100&order=/price+DESC",
+    ),
+    "console-key": ("light", "key", "topic=orders&key=1007"),
+    "console-due": ("light", "due", "within=10m"),
+}
+"""The pictures in docs/console.md: colours, page, arguments."""
+PICTURE_BYTES_MAX: Final = 100_000
+
+
+def test_each_picture_is_small_and_shown() -> None:
+    text = (ROOT / "docs" / "console.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"\(pictures/(.*)\.png\)", text)) == set(SHOWN)
+    assert {file.name for file in PICTURES.glob("console-*")} == {f"{name}.png" for name in SHOWN}
+    for name in SHOWN:
+        data = (PICTURES / f"{name}.png").read_bytes()
+        assert data.startswith(b"\x89PNG")
+        assert len(data) <= PICTURE_BYTES_MAX, name
+
+
+@pytest.mark.skipif("SOW_CONSOLE_PICTURES" not in os.environ, reason="made on request: make console-pictures")
+def test_pictures_are_made(tmp_path: Path, chromium: Browser) -> None:
+    # Two other topics, and orders that fall due here and there; one with a story.
+    draws = random.Random(18)
+    config = "[topics.orders]\nkey = ['/id']\nexpiration = 'enabled'\nindex = ['/symbol']\n"
+    config += "[topics.quotes]\nkey = ['/symbol']\nexpiration = 'enabled'\n[topics.desks]\nkey = ['/name']\n"
+
+    def order(number: int) -> bytes:
+        symbol, side = draws.choice(["ACME", "BOLT", "CORA", "DUNE"]), draws.choice(["buy", "sell"])
+        price, quantity = f"{draws.uniform(9, 99):.2f}", draws.randrange(10, 900)
+        values = f'"symbol":"{symbol}","side":"{side}","price":{price},"quantity":{quantity},"desk":"eu"'
+        return f'{{"id":{number},{values}}}'.encode()
+
+    with ServerProcess(tmp_path, '[server]\ninstance = "london"\n' + config, port=7450) as server:
+        with server.client() as client, running_console(server.address) as console:
+
+            def publish(number: int) -> None:
+                client.publish("orders", order(number), ttl=f"{draws.randrange(20, 900)}s")
+
+            for number in range(1_000, 1_400):
+                publish(number)
+            client.publish_many("quotes", [{"symbol": f"S{n}", "bid": n} for n in range(120)], ttl="15m")
+            client.publish_many("desks", [{"name": name} for name in ("eu", "us", "asia")])
+            values = '"symbol":"ACME","side":"buy","price":%s,"quantity":%d,"desk":"eu"'
+            for price, quantity in (("41.50", 400), ("41.75", 400), ("42.00", 250)):
+                client.publish("orders", ('{"id":1007,' + values % (price, quantity) + "}").encode(), ttl="10m")
+            client.touch("orders", "1007", ttl="20m")
+            for name, (scheme, page_name, about) in SHOWN.items():
+                with tab(chromium, console, scheme, width=1_040, height=560) as page:
+                    go(page, console, server, page_name, about)
+                    for _ in range(16 if page_name == "overview" else 2):
+                        for _ in range(draws.randrange(4, 30)):
+                            publish(draws.randrange(1_010, 1_400))
+                        page.wait_for_timeout(700)  # its charts want some seconds of life
+                    page.screenshot(path=PICTURES / f"{name}.png")

@@ -227,7 +227,7 @@ function say() {
   const whole = complete ? `${shown.length.toLocaleString("en")} records, all that match` :
     matched === null ? `the first ${shown.length.toLocaleString("en")}, more match` :
     `${shown.length.toLocaleString("en")} of ${matched.toLocaleString("en")} that matched`;
-  const left = missing ? ` · ${missing} shown ones have left; ` : "";
+  const left = missing ? ` · ${missing === 1 ? "1 has left" : `${missing} have left`} since; ` : "";
   const place = byId("read");
   place.textContent = `${whole} · ${read.toLocaleString("en")} read at ${clock(askedAt)}${left}`;
   if (!complete && matched === null) {
