@@ -21,9 +21,11 @@ const words = /** @type {HTMLElement} */ (state.querySelector("span"));
 let stopped = "";
 let heardAt = performance.now();
 
+const TIME = new Intl.DateTimeFormat([], { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" });
+
 /** @param {number} micros */
 export function clock(micros) {
-  return new Date(micros / 1000).toLocaleTimeString([], { hour12: false });
+  return TIME.format(micros / 1000);
 }
 
 function show() {

@@ -7,7 +7,7 @@ import { clock, follow } from "./live.js";
 /** @typedef {[string, string, number, number | null, string, string, string]} Wire */
 /**
  * @typedef {{ key: string, payload: string, cells: Map<string, Cell>, published: number, expires: number | null, version: string,
- *   origin: string, sequence: string, element: HTMLTableRowElement | null, rank: number }} Row
+ *   origin: string, sequence: string, element: HTMLTableRowElement | null, rank: number, stale: Set<string> }} Row
  */
 /** @typedef {{ access: string, index_path: string, probes: number, index_entries: number, scanned: number }} Plan */
 
@@ -16,6 +16,9 @@ const META_SHOWN = ["@expire_time", "@publish_time"];
 const HEADINGS = /** @type {Record<string, string>} */ ({ "@key": "key", "@expire_time": "expires", "@publish_time": "published" });
 const COLUMNS_SHOWN_MAX = 24;
 const FLASH_MS = 900;
+const SILENT = new Set(["@publish_time", "@version", "@sequence"]);
+const OUT_OF_SIGHT_MS = 2_000;
+const AROUND_ROWS = 10;
 
 const ask = /** @type {HTMLFormElement} */ (document.getElementById("ask"));
 const filter = /** @type {HTMLInputElement} */ (document.getElementById("filter"));
@@ -48,7 +51,7 @@ const byId = (id) => /** @type {HTMLElement} */ (document.getElementById(id));
 /** @param {Wire} wire @returns {Row} */
 function rowOf([key, payload, published, expires, version, origin, sequence]) {
   const cells = fields(payload) ?? new Map([["payload", /** @type {Cell} */ ({ kind: "text", text: payload })]]);
-  return { key, payload, cells, published, expires, version, origin, sequence, element: null, rank: rank++ };
+  return { key, payload, cells, published, expires, version, origin, sequence, element: null, rank: rank++, stale: new Set() };
 }
 
 function columns() {
@@ -127,15 +130,41 @@ function elementOf(row, names) {
     element.append(made);
   });
   row.element = element;
+  row.stale = new Set();
   return element;
 }
 
-/** @param {Element} element */
-function flash(element) {
-  element.classList.remove("flash");
-  void (/** @type {HTMLElement} */ (element)).offsetWidth;
-  element.classList.add("flash");
-  setTimeout(() => element.classList.remove("flash"), FLASH_MS);
+// ---- rows in sight ----
+
+/** The rows that a person sees, and some around them. */
+function inSight() {
+  const place = byId("scroll");
+  const height = shown[0]?.element?.offsetHeight || 1;
+  const first = Math.floor(place.scrollTop / height) - AROUND_ROWS;
+  return shown.slice(Math.max(0, first), first + 2 * AROUND_ROWS + Math.ceil(place.clientHeight / height) + 1);
+}
+
+/** Fills the cells that have changed. @param {Row} row @param {string[]} names @param {Element[]} filled */
+function refresh(row, names, filled) {
+  if (!row.stale.size || !row.element) return;
+  names.forEach((name, index) => {
+    const element = /** @type {HTMLTableCellElement | undefined} */ (row.element?.children[index]);
+    if (!element || !row.stale.has(name)) return;
+    fill(row, name, element);
+    if (!SILENT.has(name)) filled.push(element);
+  });
+  row.stale = new Set();
+}
+
+/** Fills the rows in sight, whose changed cells flash. Where thousands of rows change at a time, filling those out of sight
+ * would cost the browser most of its time, so that is done in `tick`. */
+function refreshInSight() {
+  const names = columns();
+  /** @type {Element[]} */ const filled = [];
+  for (const row of inSight()) refresh(row, names, filled);
+  const fresh = filled.filter((one) => !one.classList.contains("flash"));
+  for (const one of fresh) one.classList.add("flash");
+  if (fresh.length) setTimeout(() => { for (const one of fresh) one.classList.remove("flash"); }, FLASH_MS);
 }
 
 // ---- head and order ----
@@ -248,8 +277,8 @@ function say() {
 
 // ---- frames ----
 
-/** @param {Row} row */
-function take(row) {
+/** @param {Row} row @param {string[]} names */
+function take(row, names) {
   const old = rows.get(row.key);
   if (!old) {
     if (!complete && rows.size >= rowsMax) {  // it may stand behind the last row: only the server knows
@@ -261,18 +290,12 @@ function take(row) {
   }
   row.element = old.element;
   row.rank = old.rank;
+  row.stale = old.stale;
   rows.set(row.key, row);
   learn(row);
-  if (row.element) {
-    columns().forEach((name, index) => {
-      const element = /** @type {HTMLTableCellElement | undefined} */ (row.element?.children[index]);
-      if (!element) return;
-      const [before, after] = [cell(old, name), cell(row, name)];
-      if (before?.text !== after?.text || before?.kind !== after?.kind) {
-        fill(row, name, element);
-        if (name !== "@publish_time" && name !== "@version" && name !== "@sequence") flash(element);
-      }
-    });
+  for (const name of names) {
+    const [before, after] = [cell(old, name), cell(row, name)];
+    if (before?.text !== after?.text || before?.kind !== after?.kind) row.stale.add(name);
   }
   return true;
 }
@@ -339,7 +362,8 @@ function apply(frame) {
     draw(changed);
     return;
   }
-  for (const wire of come) if (take(rowOf(wire))) changed.add(wire[0]);
+  const names = columns();
+  for (const wire of come) if (take(rowOf(wire), names)) changed.add(wire[0]);
   for (const [key] of /** @type {[string, string][]} */ (frame["gone"] ?? [])) {
     const row = rows.get(key);
     if (!row) continue;
@@ -349,6 +373,7 @@ function apply(frame) {
     if (!complete) missing += 1;
   }
   if (changed.size) draw(changed);
+  refreshInSight();
 }
 
 // ---- columns and order in the address ----
@@ -412,6 +437,7 @@ if (topic) {
     return wrong(frame);
   });
   setInterval(tick, 100);
+  byId("scroll").addEventListener("scroll", refreshInSight);
 }
 
 /** @param {import("./live.js").Frame[]} frames */
@@ -425,12 +451,18 @@ function merged(frames) {
   return /** @type {import("./live.js").Frame} */ ({ ...frames.at(-1), rows: all.filter((one) => one.length > 2), gone: all.filter((one) => one.length === 2) });
 }
 
-/** Counts lifetimes down; a record whose lifetime is over is marked at once, before the server tells of it. */
+let wholeAt = 0;
+/** Counts lifetimes down; a record whose lifetime is over is marked at once, before the server tells of it. Rows out of sight
+ * are brought up to date every OUT_OF_SIGHT_MS. */
 function tick() {
-  const index = columns().indexOf("@expire_time");
+  const names = columns();
+  const index = names.indexOf("@expire_time");
   if (document.hidden || document.body.classList.contains("old")) return;
   const now = serverNow();
-  for (const row of shown) {
+  const isWhole = performance.now() - wholeAt > OUT_OF_SIGHT_MS;
+  if (isWhole) wholeAt = performance.now();
+  for (const row of isWhole ? shown : inSight()) {
+    refresh(row, names, []);
     if (row.expires === null || !row.element) continue;
     const element = index < 0 ? undefined : row.element.children[index];
     const left = row.expires - now;
