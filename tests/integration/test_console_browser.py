@@ -25,7 +25,7 @@ from sow_console.pages.records import AGAIN_MAX
 from tests.integration.test_console import ABOUT, BIG, ROWS, fill
 from tests.support.access import GUARDED, client_of, grant, identity, write_access
 from tests.support.console import RunningConsole, running_console
-from tests.support.server import ROOT, ServerProcess
+from tests.support.server import ROOT, ServerProcess, until
 
 CHROMIUM: Final = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 SECONDS: Final = 60_000
@@ -146,7 +146,7 @@ def test_pages_without_content_and_those_of_faults_have_none_for_axe(
             if "filter" in path:
                 expect(page.locator("#filter-error")).to_contain_text("^")
             faults += faults_of(page)
-        for path in ("/login", f"/{server.address}/write/delete?topic=orders&key=1"):
+        for path in ("/login", f"/{server.address}/write/delete?topic=orders&key=1&version=1"):
             page.goto(writing.address + path)
             faults += faults_of(page)
     assert faults == []
@@ -260,6 +260,29 @@ def test_a_record_is_touched_and_deleted_by_clicks(
         assert client.get_many("orders", ["500"]) == []
         page.get_by_role("link", name="back").click()
         expect(page.locator("main")).to_contain_text("There is no live record of this key")
+
+
+def test_a_dead_letter_is_published_again_by_clicks(
+    server: ServerProcess, writing: RunningConsole, chromium: Browser
+) -> None:
+    with tab(chromium, writing) as page, server.client() as client:
+        client.create_topic("bids.dead")
+        client.create_topic("bids", key=["/id"], expiration="enabled", dead_letter="bids.dead")
+        client.publish("bids", {"id": 1, "price": 9.5}, ttl="1ms")
+        until(lambda: client.count("bids.dead"), 30, "the letter")
+        go(page, writing, server, "dead-letters", "topic=bids.dead")
+        faults = faults_of(page)
+        page.get_by_role("link", name="publish again …").click()
+        faults += faults_of(page)
+        page.get_by_label("ttl").fill("9m")
+        page.get_by_role("button", name="look again").click()
+        expect(page.locator(".shell").first).to_contain_text("--ttl 9m")
+        page.get_by_role("button", name="Do it").click()
+        expect(page.get_by_role("status")).to_contain_text("the letter is deleted")
+        assert client.get_many("bids", ["1"])[0].data == {"id": 1, "price": 9.5}
+        page.get_by_role("link", name="back").click()
+        expect(page.locator("main")).to_contain_text("No letter is here")
+        assert faults == []
 
 
 def test_all_matches_of_a_large_topic_are_counted_at_a_click(

@@ -124,15 +124,14 @@ def test_the_canary_is_shown_to_those_who_may_see_it(server: ServerProcess, cons
 
 def test_a_refused_write_tells_nothing_hidden(server: ServerProcess, console: RunningConsole) -> None:
     with closing(console.logged_in("eu")) as browser:
+        csrf = csrf_of(browser.get(f"/{server.address}/overview").text)
         about = {"topic": "orders", "key": "77", "ttl": "1m", "durable": "d", "id": "x"}
         for name, write in WRITES.items():
             path = f"/{server.address}/write/{name}"
             given = {field: about.get(field, "1") for field in write.fields}
-            asked = browser.get(path, params=given)
-            assert not tells(asked.content), name
-            form = given | {"csrf": csrf_of(asked.text)}
-            done = browser.post(path, data=form, headers={"Origin": console.address})
-            assert done.status_code == 400, done.text
+            assert not tells(browser.get(path, params=given).content), name
+            done = browser.post(path, data=given | {"csrf": csrf}, headers={"Origin": console.address})
+            assert 400 <= done.status_code < 500, done.text
             assert not tells(done.content), name
 
 
