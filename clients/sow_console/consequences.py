@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -27,6 +28,7 @@ HINTS: Final = {
     "backlog_action": "hold, reject, evict, conflate; none",
     "on_missing": "retain, drop; none",
 }
+SETTINGS: Final = frozenset(one.name for one in dataclasses.fields(TopicSettings)) | {"default_ttl"}
 _NONE: Final = "none"
 
 
@@ -45,6 +47,10 @@ def hint(setting: str) -> str:
 
 def parsed(setting: str, text: str) -> Any:  # of the type that the setting has
     """The value for `alter_topic`; None: the setting is no longer declared. Raises InvalidArgument."""
+    if setting not in SETTINGS:
+        raise InvalidArgument(
+            f"there is no setting {setting!r}", reason="INVALID_ARGUMENT", details={"field": "setting"}
+        )
     value: object = text
     if setting in FLAGS:
         if text not in ("yes", "no", "true", "false"):

@@ -19,7 +19,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from sow_console.guards import POLICY
 from sow_console.live import ENDED
 from sow_console.pages import PAGES
-from sow_console.writes import WRITES
+from sow_console.writes import CHECKS, WRITES
 from tests.integration.test_canary import CANARY, NUMBER, tells
 from tests.integration.test_console import ABOUT, ROWS, csrf_of, fill
 from tests.support.access import GUARDED, client_of, grant, identity, write_access
@@ -126,8 +126,10 @@ def test_a_refused_write_tells_nothing_hidden(server: ServerProcess, console: Ru
     with closing(console.logged_in("eu")) as browser:
         csrf = csrf_of(browser.get(f"/{server.address}/overview").text)
         about = {"topic": "orders", "key": "77", "ttl": "1m", "durable": "d", "id": "x"}
-        for name, write in WRITES.items():
-            path = f"/{server.address}/write/{name}"
+        for kind, name, write in [("write", *one) for one in WRITES.items()] + [
+            ("check", *one) for one in CHECKS.items()
+        ]:
+            path = f"/{server.address}/{kind}/{name}"
             given = {field: about.get(field, "1") for field in write.fields}
             assert not tells(browser.get(path, params=given).content), name
             done = browser.post(path, data=given | {"csrf": csrf}, headers={"Origin": console.address})

@@ -17,7 +17,7 @@ from starlette.websockets import WebSocketDisconnect
 from sow_console import guards, sessions
 from sow_console.app import _local, addresses, routes
 from sow_console.live import ENDED
-from sow_console.writes import WRITES
+from sow_console.writes import CHECKS, WRITES
 from tests.support.console import HOST, SERVER, FakeConsole
 
 ORIGIN = f"http://{HOST}"
@@ -431,7 +431,8 @@ def test_a_form_that_is_announced_as_too_large_is_not_read(console: FakeConsole)
 def test_there_are_no_routes_that_write(browser: TestClient, console: FakeConsole) -> None:
     methods = {route.path: route.methods or set() for route in routes(console.console) if isinstance(route, Route)}
     changing = {path for path, allowed in methods.items() if allowed - guards.SAFE_METHODS}
-    assert changing == {"/login", "/logout"}
+    assert changing == {"/login", "/logout", "/{server}/check/{name}"}
+    assert CHECKS.keys() == {"verify"}, "it compares, and changes nothing"
     csrf = log_in(browser)
     for name in WRITES:
         for method in ("GET", "POST"):
