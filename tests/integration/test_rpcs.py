@@ -614,34 +614,6 @@ def test_figures_come_again_and_again_with_rates(one_client: Client, topic: str)
     assert reason_of(lambda: next(one_client.watch_figures("1ms"))) == "INVALID_ARGUMENT"
 
 
-def test_latencies_of_commits_and_calls_are_among_the_figures(one_client: Client, topic: str) -> None:
-    one_client.create_topic(topic, key=["/id"])
-    with closing(one_client.watch_figures("100ms", topics_max=1)) as watching:
-        next(watching)
-        one_client.publish(topic, {"id": 1})
-        figures = next(one for one in watching if one.latencies)
-    latencies = {one.name: one for one in figures.latencies}
-    assert {"commit", "Publish"} <= latencies.keys()
-    assert all(timedelta(0) < one.median <= one.p99 for one in latencies.values())
-
-
-def test_the_log_is_told_to_those_who_follow_it(one_client: Client, topic: str) -> None:
-    with closing(one_client.watch_log("info")) as watching:
-        one_client.create_topic(topic, key=["/id"])
-        line = next(line for line in watching if topic in line.fields)
-    assert (line.event, line.level) == ("topic_created", "info")
-    (last,) = one_client.watch_log(lines_max=1, follow=False)
-    assert last.event
-    assert reason_of(lambda: next(one_client.watch_log("loud"))) == "INVALID_ARGUMENT"  # type: ignore[arg-type]
-
-
-def test_the_disk_is_told(one_client: Client) -> None:
-    status = one_client.status()
-    assert status.disk_free_bytes is not None
-    assert status.disk_size_bytes is not None
-    assert 0 < status.disk_free_bytes <= status.disk_size_bytes
-
-
 def test_the_configuration_is_told_with_origins(client: Client) -> None:
     found = {(one.table, one.key): (one.value, one.origin) for one in client.config()}
     assert found["server", "instance"] == ('"nyc-1"', "file")

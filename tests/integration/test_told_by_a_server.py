@@ -1,0 +1,48 @@
+"""What a running server tells of itself: latencies, its log, its disk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from datetime import timedelta
+
+import pytest
+
+from sow_client import Client, LatencyFigures
+from tests.support.server import ServerProcess, reason_of
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    with ServerProcess(tmp_path_factory.mktemp("told")) as server, server.client() as made:
+        yield made
+
+
+def test_latencies_of_commits_and_calls_are_among_the_figures(client: Client) -> None:
+    client.create_topic("orders", key=["/id"])
+    with closing(client.watch_figures("100ms", topics_max=1)) as watching:
+        next(watching)
+        client.publish("orders", {"id": 1})
+        seen: dict[str, LatencyFigures] = {}
+        for figures in watching:  # the commit may be told before the call has ended
+            seen |= {one.name: one for one in figures.latencies}
+            if {"commit", "Publish"} <= seen.keys():
+                break
+    assert all(timedelta(0) < one.median <= one.p99 for one in seen.values())
+
+
+def test_the_log_is_told_to_those_who_follow_it(client: Client) -> None:
+    with closing(client.watch_log("info")) as watching:
+        client.create_topic("logged", key=["/id"])
+        line = next(line for line in watching if '"logged"' in line.fields)
+    assert (line.event, line.level) == ("topic_created", "info")
+    (last,) = client.watch_log(lines_max=1, follow=False)
+    assert last.event
+    assert reason_of(lambda: next(client.watch_log("loud"))) == "INVALID_ARGUMENT"  # type: ignore[arg-type]
+
+
+def test_the_disk_is_told(client: Client) -> None:
+    status = client.status()
+    assert status.disk_free_bytes is not None
+    assert status.disk_size_bytes is not None
+    assert 0 < status.disk_free_bytes <= status.disk_size_bytes
