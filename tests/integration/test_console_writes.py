@@ -199,7 +199,7 @@ def test_what_follows_from_a_setting_is_told_before(
 
 
 def test_records_that_are_overdue_are_counted_before_expiration_is_turned_on(client: Client, person: Person) -> None:
-    client.create_topic("parked", key=["/id"])
+    client.create_topic("parked", key=["/id"], expiration="disabled")
     client.publish("parked", {"id": 1}, ttl="1ms")
     client.publish("parked", {"id": 2}, ttl="1d")
     about = {"topic": "parked", "setting": "expiration", "value": "enabled"}

@@ -104,6 +104,7 @@ addEventListener("visibilitychange", () => { heardAt = performance.now(); });
 
 const help = /** @type {HTMLDialogElement} */ (document.getElementById("help"));
 document.getElementById("keys")?.addEventListener("click", () => help.showModal());
+help.querySelector(".close")?.addEventListener("click", () => help.close());
 
 addEventListener("keydown", (event) => {
   const target = /** @type {HTMLElement} */ (event.target);
