@@ -67,6 +67,7 @@ def test_every_line_of_the_table_of_speed_and_memory_has_its_benchmark() -> None
         "access",
         "traces",
         "command",
+        "console",
         "spark-snapshot",
         "spark-write",
         "spark-scale",
