@@ -129,7 +129,7 @@ def test_every_page_is_drawn_stays_live_and_has_no_fault_for_axe(
 
 
 @pytest.mark.skipif(not AXE, reason="axe is not installed here (pip install axe-playwright-python)")
-@pytest.mark.parametrize("scheme", ["dark", "light"])
+@pytest.mark.parametrize("scheme", ["dark", pytest.param("light", marks=pytest.mark.long)])
 def test_pages_without_content_and_those_of_faults_have_none_for_axe(
     server: ServerProcess, writing: RunningConsole, chromium: Browser, scheme: str
 ) -> None:
@@ -285,6 +285,7 @@ def test_a_dead_letter_is_published_again_by_clicks(
         assert faults == []
 
 
+@pytest.mark.long
 def test_all_matches_of_a_large_topic_are_counted_at_a_click(
     server: ServerProcess, console: RunningConsole, chromium: Browser
 ) -> None:
