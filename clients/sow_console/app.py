@@ -306,11 +306,13 @@ class Console:
             return RedirectResponse("/login", status_code=303)
         view = self._view(request, session)
         is_sure = request.method == "POST"
-        form: Mapping[str, str] = await _form(request) if is_sure else view.arguments
-        if is_sure and not same(form.get("csrf", ""), session.csrf):
+        body: Mapping[str, str] = await _form(request) if is_sure else {}
+        if is_sure and not same(body.get("csrf", ""), session.csrf):
             raise HTTPException(403, "the form is not one of this session (CSRF token)")
         needed = wanted.fields + (wanted.pinned if is_sure else ())
-        given = {name: form.get(name, "").strip() for name in (*needed, *(wanted.options or {}))}
+        form = {**view.arguments, **body}
+        given = {name: form.get(name, "") for name in (*needed, *(wanted.options or {}))}
+        given = {name: value if name == "key" else value.strip() for name, value in given.items()}
         if missing := [name for name in needed if not given[name]]:
             raise HTTPException(400, f"{', '.join(missing)}: is missing")
         done, problem, question = "", "", None

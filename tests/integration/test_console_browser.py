@@ -524,6 +524,20 @@ def test_a_payload_that_looks_like_a_page_is_text(
             assert page.locator("main img, main script").count() == 0
 
 
+def test_a_write_reaches_the_key_that_was_asked_about_whatever_its_line_breaks_are(
+    server: ServerProcess, writing: RunningConsole, chromium: Browser
+) -> None:
+    """A browser sends the field of a form with CR LF for LF: another record was deleted."""
+    with tab(chromium, writing) as page, server.client() as client:
+        client.create_topic("breaks", key=["/id"])
+        client.publish_many("breaks", [{"id": "a\nb"}, {"id": "a\r\nb"}])
+        go(page, writing, server, "key", "topic=breaks&key=a%0Ab")
+        page.get_by_role("link", name="delete …").click()
+        page.get_by_role("button", name="Do it").click()
+        expect(page.get_by_role("status")).to_have_text("The record is deleted.")
+        assert [one.key for one in client.query("breaks")] == ["a\r\nb"]
+
+
 def test_logging_out_ends_the_open_pages(server: ServerProcess, console: RunningConsole, chromium: Browser) -> None:
     with tab(chromium, console) as page:
         go(page, console, server, "records", "topic=orders")
