@@ -219,13 +219,15 @@ class Console:
                 body = documents.encoded({"error": records.error_of(error)})
                 return Response(body, status, media_type="application/json")
             content = self._templates.get_template("error.html").render(view=view, error=error, page=page)
-            return self._framed(page, view, content, as_of=None)
+            as_of = None if isinstance(error, Unavailable) else texts.micros(view.now)
+            return self._framed(page, view, content, as_of=as_of)
         return self._framed(page, view, content, as_of=texts.micros(view.now))
 
     async def page_live(self, socket: WebSocket) -> None:
         """The frames of a page."""
         page, session = PAGES.get(socket.path_params["page"]), self._session(socket)
         if session is None or page is None or socket.path_params["server"] not in self.sessions.servers:
+            await socket.accept()  # a browser is not told why a socket was not opened, and would try for ever
             await socket.close(live.ENDED, "log in first")
             return
         view = self._view(socket, session)
@@ -420,7 +422,19 @@ def run(options: Options, announce: Callable[[str], None], ready: Callable[[str]
             ssl_certfile=options.certificate,
             ssl_keyfile=options.key,
         )
-        uvicorn.Server(config).run(sockets=[listener])
+        _Server(config, console.sessions).run(sockets=[listener])
+
+
+class _Server(uvicorn.Server):
+    """Ends the sessions first: an open socket would hold the end up, and leave its story in the terminal."""
+
+    def __init__(self, config: uvicorn.Config, sessions: Sessions) -> None:
+        super().__init__(config)
+        self._sessions = sessions
+
+    async def shutdown(self, sockets: list[sockets.socket] | None = None) -> None:
+        await self._sessions.close()
+        await super().shutdown(sockets)
 
 
 def _with_port(options: Options, port: int) -> Options:

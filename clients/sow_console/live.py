@@ -18,7 +18,7 @@ from typing import Final, Protocol, TypeAlias, TypeVar
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from sow_client import AsyncClient, Change, PermissionDenied, Record, ResyncRequired, SowError, Unavailable
+from sow_client import AsyncClient, Change, DeadlineExceeded, Record, ResyncRequired, SowError, Unavailable
 from sow_console import documents
 from sow_console.pages import records
 from sow_console.sessions import Session
@@ -100,38 +100,63 @@ class RecordFrames:
         """The reason why the grid is not live."""
         self._since_micros: int | None = None
         """Since when the server is away."""
+        self._silent_micros: int | None = None
+        """Since when it says nothing, though the connection is there."""
         self._as_of_micros = 0
+        self._asking: asyncio.Task[Frame] | None = None
 
     async def frame(self) -> Frame:
         if not (self._wants_answer or self._newest):
-            with contextlib.suppress(TimeoutError):
+            try:
                 async with asyncio.timeout(self._heartbeat):
                     await self._more.wait()
+            except TimeoutError:
+                await self._check()
         self._more.clear()
         if self._wants_answer:
-            return await self._answer()
+            if self._asking is None:
+                self._asking = asyncio.create_task(self._answer(), name="answer of a grid")
+            await asyncio.wait({self._asking}, timeout=self._heartbeat)
+            if not self._asking.done():
+                return self._state()  # the query takes its time; a browser that has left is noticed with this frame
+            asking, self._asking = self._asking, None
+            return asking.result()
+        if self._newest:
+            self._silent_micros = None
         frame = self._newest.frame()
         self._less.set()
-        if self._error is None and self._since_micros is None:
+        if self._error is None and self._since_micros is None and self._silent_micros is None:
             self._as_of_micros = self._now_micros()
         return frame | self._state()
 
     async def close(self) -> None:
-        if self._reader is not None:
-            self._reader.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._reader
+        await _ended(self._asking)
+        await _ended(self._reader)
+
+    async def _check(self) -> None:
+        """Where no change has come: whether that is because the server is stuck, which the connection tells late."""
+        if self._error is not None or self._since_micros is not None:
+            return
+        try:
+            async with asyncio.timeout(self._heartbeat):
+                await self._client.describe_instance()
+            self._silent_micros = None
+        except (TimeoutError, Unavailable):
+            self._silent_micros = self._silent_micros or self._now_micros()
+        except SowError:
+            self._silent_micros = None  # it has answered
 
     def _state(self) -> dict[str, object]:
         error = self._error
         return {
             "as_of": self._as_of_micros or None,
-            "away_since": self._since_micros,
+            "away_since": self._since_micros or self._silent_micros,
             "error": None if error is None else records.error_of(error),
         }
 
     async def _answer(self) -> Frame:
         """Asks, and follows from there on."""
+        begun = self._now_micros()
         try:
             found = await records.answer(self._client, self._query)
         except Unavailable as error:
@@ -143,9 +168,9 @@ class RecordFrames:
         except SowError as error:
             self._wants_answer, self._error = False, error
             return self._state()
-        self._wants_answer, self._error, self._since_micros = False, None, None
+        self._wants_answer, self._error, self._since_micros, self._silent_micros = False, None, None, None
         self._as_of_micros = found.header.as_of_micros
-        await self.close()
+        await _ended(self._reader)
         self._newest = Newest()
         self._reader = asyncio.create_task(self._read(found.header.bookmark), name="changes of a grid")
         return self._state() | {
@@ -155,6 +180,8 @@ class RecordFrames:
             "matched": found.matched,
             "more": found.more,
             "asked_at": found.header.as_of_micros,
+            # The server's clock, by which lifetimes count down. The query may have taken long since it was read.
+            "clock": found.header.as_of_micros + self._now_micros() - begun,
             "plan": found.plan,
         }
 
@@ -186,7 +213,7 @@ class RecordFrames:
 
 
 class PageFrames:
-    """The frames of a page: its content, made anew each `interval`; nothing where it is the same."""
+    """The frames of a page: its content, made anew each `interval`; no content where it is the same."""
 
     def __init__(
         self,
@@ -202,30 +229,42 @@ class PageFrames:
         self._interval = interval
         self._clock = clock
         self._sleep = sleep
-        self._took = 0.0
         self._now_micros = now_micros
         self._as_of_micros = 0
         self._since_micros: int | None = None
+        self._error: SowError | None = None
+        self._left = interval
+        """Seconds until the content is made anew."""
+        self._sent = ""
 
     async def frame(self) -> Frame:
-        await self._sleep(max(self._interval, REST * self._took))
+        wait = min(self._left, HEARTBEAT_SECONDS)
+        await self._sleep(wait)
+        self._left -= wait
+        if self._left > 0:
+            return self._state(None)
         html: str | None = None
-        problem: SowError | None = None
         begun = self._clock()
         try:
             html = await self._content()
-            self._as_of_micros, self._since_micros = self._now_micros(), None
-        except PermissionDenied as error:
-            problem = error
-        except SowError as error:
+            self._as_of_micros, self._since_micros, self._error = self._now_micros(), None, None
+        except (Unavailable, DeadlineExceeded) as error:
             self._since_micros = self._since_micros or self._now_micros()
-            problem = error
-        self._took = self._clock() - begun
+            self._error = error
+        except SowError as error:
+            self._since_micros, self._error = None, error  # that is an answer
+        self._left = max(self._interval, REST * (self._clock() - begun))
+        if html == self._sent:
+            return self._state(None)
+        self._sent = html or self._sent
+        return self._state(html)
+
+    def _state(self, html: str | None) -> Frame:
         return {
             "html": html,
             "as_of": self._as_of_micros or None,
             "away_since": self._since_micros,
-            "error": None if problem is None else records.error_of(problem),
+            "error": None if self._error is None else records.error_of(self._error),
         }
 
     async def close(self) -> None:
@@ -254,6 +293,14 @@ async def serve(socket: WebSocket, session: Session, source: Source, *, still: C
     finally:
         ended.cancel()
         await source.close()
+
+
+async def _ended(task: asyncio.Task[_Result] | None) -> None:
+    """Cancels a task and waits for its end."""
+    if task is not None:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
 
 
 async def _drawn(socket: WebSocket, number: int) -> bool:

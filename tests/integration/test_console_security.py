@@ -14,7 +14,7 @@ from typing import Final
 
 import httpx
 import pytest
-from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.exceptions import ConnectionClosed
 
 from sow_console.guards import POLICY
 from sow_console.live import ENDED
@@ -169,8 +169,8 @@ def test_a_stolen_cookie_is_worth_nothing_after_the_log_out(server: ServerProces
             assert ended.value.rcvd.code == ENDED
         assert thief.get(path).headers["location"].startswith("/login")
         assert thief.get(f"{path}.json").status_code == 401
-        with pytest.raises(InvalidStatus), console.socket(thief, f"{path}/live?topic=orders"):
-            pass
+        with console.socket(thief, f"{path}/live?topic=orders") as late, pytest.raises(ConnectionClosed, match="4401"):
+            late.recv(SECONDS)
 
 
 # ---- bytes on the wire ----

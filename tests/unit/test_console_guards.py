@@ -209,9 +209,9 @@ def test_an_address_that_is_almost_right_leads_nowhere(browser: TestClient, path
 def test_no_page_answers_without_a_session(browser: TestClient, console: FakeConsole, path: str) -> None:
     assert browser.get(path).headers["location"].startswith("/login?next=%2F")
     assert browser.get(path.replace("?", ".json?") if "?" in path else f"{path}.json").status_code == 401
-    with pytest.raises(WebSocketDisconnect) as refused, browser.websocket_connect(LIVE, headers=OWN):
-        pass
-    assert refused.value.code == ENDED
+    with pytest.raises(WebSocketDisconnect) as refused, browser.websocket_connect(LIVE, headers=OWN) as socket:
+        socket.receive_bytes()
+    assert refused.value.code == ENDED, "a browser is told, as it would try for ever otherwise"
     assert console.calls == []
 
 
@@ -270,8 +270,8 @@ def test_a_stolen_cookie_is_worth_nothing_after_the_log_out(browser: TestClient,
     browser.cookies.update(stolen)
     assert browser.get(RECORDS).status_code == 303
     assert browser.get(f"{RECORDS}.json").status_code == 401
-    with pytest.raises(WebSocketDisconnect) as refused, browser.websocket_connect(LIVE, headers=OWN):
-        pass
+    with pytest.raises(WebSocketDisconnect) as refused, browser.websocket_connect(LIVE, headers=OWN) as socket:
+        socket.receive_bytes()
     assert refused.value.code == ENDED
     assert browser.post("/logout", data={"csrf": csrf}, headers=OWN).headers["location"] == "/login"
     assert client.closed, "its calls have ended, too"
@@ -344,9 +344,9 @@ def test_a_token_goes_to_no_server_that_was_not_named(browser: TestClient, conso
     assert browser.get(f"/{server}/records").status_code == 404
     with (
         pytest.raises(WebSocketDisconnect) as refused,
-        browser.websocket_connect(f"ws://{HOST}/{server}/records/live", headers=OWN),
+        browser.websocket_connect(f"ws://{HOST}/{server}/records/live", headers=OWN) as socket,
     ):
-        pass
+        socket.receive_bytes()
     assert refused.value.code == ENDED
     assert len(console.clients) == made
     assert {client.server for client in console.clients} == {SERVER}

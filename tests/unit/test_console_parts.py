@@ -20,6 +20,7 @@ from sow_client import (
     Change,
     ExpiryHorizon,
     FailedPrecondition,
+    NotFound,
     PastChange,
     QueryFooter,
     QueryHeader,
@@ -219,6 +220,12 @@ def test_the_newest_of_each_key_waits() -> None:
     assert newest.frame() == {"rows": [], "gone": [], "changes": 0}
 
 
+def _set() -> asyncio.Event:
+    event = asyncio.Event()
+    event.set()
+    return event
+
+
 @dataclass
 class Script:
     """A client whose queries and subscriptions are written down."""
@@ -227,10 +234,12 @@ class Script:
     changes: asyncio.Queue[Change | SowError] = field(default_factory=asyncio.Queue)
     starts: list[str] = field(default_factory=list)
     counted: int = 0
+    answering: asyncio.Event = field(default_factory=_set)
+    """Set: it answers."""
     interrupt: Callable[[SowError | None], object] = lambda error: None
 
     def query(self, topic: str, filter: str | None, **named: object) -> object:  # noqa: A002 - as the client has it
-        return Result(self.answers.pop(0))
+        return Result(self.answers.pop(0), self.answering)
 
     async def describe_topic(self, topic: str) -> object:
         return SimpleNamespace(statistics=SimpleNamespace(live_records=records.AGAIN_MAX + 1))
@@ -238,6 +247,9 @@ class Script:
     async def count(self, *about: object) -> int:
         self.counted += 1
         return 7
+
+    async def describe_instance(self) -> None:
+        await self.answering.wait()
 
     def subscribe(
         self, topic: str, filter: str | None, *, oof: bool, start: str,  # noqa: A002 - likewise
@@ -249,8 +261,9 @@ class Script:
 
 
 class Result:
-    def __init__(self, answer: list[Record] | SowError) -> None:
+    def __init__(self, answer: list[Record] | SowError, answering: asyncio.Event) -> None:
         self._answer = answer
+        self._answering = answering
         count = 0 if isinstance(answer, SowError) else len(answer)
         self.header = QueryHeader("e.7", 5)
         self.footer = QueryFooter(count + 3, count, 100, "")
@@ -263,6 +276,7 @@ class Result:
         pass
 
     async def __aiter__(self) -> AsyncIterator[Record]:
+        await self._answering.wait()
         if isinstance(self._answer, SowError):
             raise self._answer
         for one in self._answer:
@@ -346,6 +360,52 @@ def test_a_lost_server_is_told_and_does_not_look_fresh() -> None:
     go(work)
 
 
+def test_a_stuck_server_is_told_and_does_not_look_fresh() -> None:
+    """A server that was stopped without its connection being cut was called live for three quarters of a minute."""
+
+    async def work() -> None:
+        script = Script([[record("1", b"{}")]])
+        source = frames(script)
+        await source.frame()
+        before = (await eventually(source, lambda frame: bool(script.starts)))["as_of"]
+        source._now_micros = lambda: 99
+        script.answering.clear()
+        frame = await eventually(source, lambda frame: frame["away_since"] is not None)
+        assert (frame["away_since"], frame["as_of"]) == (99, before)
+        script.answering.set()
+        assert (await eventually(source, lambda frame: frame["away_since"] is None))["as_of"] == 99
+        await source.close()
+
+    go(work)
+
+
+def test_while_a_query_runs_frames_come_and_its_end_is_the_end_of_the_page() -> None:
+    async def work() -> None:
+        script = Script([[record("1", b"{}")]])
+        script.answering.clear()
+        source = frames(script)
+        frame = await source.frame()
+        assert "reset" not in frame
+        assert frame["away_since"] is None
+        assert source._asking is not None
+        await source.close()
+        assert source._asking.cancelled(), "the query runs for nobody"
+
+    go(work)
+
+
+def test_lifetimes_count_by_the_clock_of_the_server_when_the_answer_is_sent() -> None:
+    async def work() -> None:
+        script = Script([[record("1", b"{}")]])
+        source = frames(script)
+        times = iter([1_000, 1_700])
+        source._now_micros = lambda: next(times)
+        assert (await source.frame())["clock"] == 5 + 700
+        await source.close()
+
+    go(work)
+
+
 def test_a_position_that_is_gone_is_asked_about_anew() -> None:
     async def work() -> None:
         script = Script([[record("1", b"{}")], [record("9", b"{}")]])
@@ -420,6 +480,42 @@ def test_a_page_that_gets_no_answer_says_since_when() -> None:
         assert (first["html"], first["as_of"], first["away_since"]) == ("<p>", 10, None)
         assert (second["html"], second["as_of"], second["away_since"]) == (None, 10, 20)
         assert (third["html"], third["as_of"], third["away_since"]) == ("<b>", 30, None)
+
+    go(work)
+
+
+def test_a_refusal_is_an_answer_and_no_silence() -> None:
+    async def work() -> None:
+        async def content() -> str:
+            raise NotFound("there is no topic 'x'", reason="TOPIC_NOT_FOUND")
+
+        frame = await live.PageFrames(content, 0).frame()
+        assert frame["away_since"] is None
+        assert cast(dict[str, object], frame["error"])["reason"] == "TOPIC_NOT_FOUND"
+
+    go(work)
+
+
+def test_between_two_looks_a_page_hears_that_the_console_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pages that are made anew every ten seconds said for a moment, each time, that they were disconnected."""
+    monkeypatch.setattr(live, "HEARTBEAT_SECONDS", 0)
+
+    async def work() -> None:
+        async def content() -> str:
+            raise AssertionError("it is too early")
+
+        assert (await live.PageFrames(content, 10).frame())["html"] is None
+
+    go(work)
+
+
+def test_content_that_is_the_same_is_not_sent_again() -> None:
+    async def work() -> None:
+        async def content() -> str:
+            return "<p>"
+
+        source = live.PageFrames(content, 0)
+        assert [(await source.frame())["html"] for _ in range(2)] == ["<p>", None]
 
     go(work)
 

@@ -19,13 +19,17 @@ const words = /** @type {HTMLElement} */ (state.querySelector("span"));
 /** @type {number | null} */ let awaySince = null;
 /** @type {number | null} */ let unheardSince = null;
 let stopped = "";
+/** The server has refused to go on, so the page is as old as it says. */
+let refused = false;
 let heardAt = performance.now();
 
 const TIME = new Intl.DateTimeFormat([], { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" });
+const DAY = new Intl.DateTimeFormat("sv");
 
 /** @param {number} micros */
 export function clock(micros) {
-  return TIME.format(micros / 1000);
+  const moment = new Date(micros / 1000), time = TIME.format(moment);
+  return moment.toDateString() === new Date().toDateString() ? time : `${DAY.format(moment)} ${time}`;
 }
 
 function show() {
@@ -33,9 +37,13 @@ function show() {
   if (unheardSince === null && !document.hidden && now - heardAt > SILENT_MS) unheardSince = Date.now() * 1000;
   const since = unheardSince ?? awaySince;
   const age = asOf === null ? "nothing yet" : `as of ${clock(asOf)}`;
-  const name = stopped ? "stopped" : since !== null ? "away" : "live";
-  const text = stopped ? `${age} · ${stopped}` : since !== null ? `${age} · disconnected since ${clock(since)}` : age;
-  if (state.dataset["state"] !== name) state.dataset["state"] = name;
+  const name = stopped || refused ? "stopped" : since !== null ? "away" : "live";
+  const text = stopped ? `${age} · ${stopped}` : since !== null ? `${age} · disconnected since ${clock(since)}` :
+    refused ? `${age} · not live` : age;
+  if (state.dataset["state"] !== name) {
+    state.dataset["state"] = name;
+    state.setAttribute("aria-live", name === "live" ? "off" : "polite");  // nobody wants to hear each second
+  }
   if (words.textContent !== text) words.textContent = text;
   document.body.classList.toggle("old", name !== "live");
 }
@@ -62,12 +70,14 @@ export function follow(draw) {
     socket.onmessage = (message) => {
       const frame = /** @type {Frame} */ (JSON.parse(decoder.decode(/** @type {ArrayBuffer} */ (message.data))));
       heardAt = performance.now();
+      frame["heard"] = Date.now() * 1000;  // a tab in the background draws it much later
       wait = RETRY_MS;
       unheardSince = null;
       // A hidden page draws nothing, so no frame is asked for, and none waits: the next one is new.
       requestAnimationFrame(() => {
         asOf = frame.as_of ?? asOf;
         awaySince = frame.away_since;
+        refused = frame.error !== null && awaySince === null;
         const told = draw(frame);
         tell(told ? null : frame.error, awaySince !== null);
         show();
