@@ -524,6 +524,54 @@ def test_a_payload_that_looks_like_a_page_is_text(
             assert page.locator("main img, main script").count() == 0
 
 
+def test_the_grid_has_its_bound_when_more_records_come_than_were_there(
+    server: ServerProcess, console: RunningConsole, chromium: Browser
+) -> None:
+    with tab(chromium, console) as page, server.client() as client:
+        client.create_topic("growing", key=["/id"])
+        client.publish_many("growing", [{"id": number} for number in range(3)])
+        go(page, console, server, "records", "topic=growing&rows=5")
+        drawn(page)
+        client.publish_many("growing", [{"id": number} for number in range(100, 200)])
+        expect(page.locator("#read")).to_contain_text("the first 5, more match")
+        expect(page.locator("#grid tbody tr")).to_have_count(5)
+
+
+def test_the_focus_stays_in_the_grid_when_its_row_moves_leaves_or_is_made_anew(
+    server: ServerProcess, console: RunningConsole, chromium: Browser
+) -> None:
+    with tab(chromium, console) as page, server.client() as client:
+        client.create_topic("moving", key=["/id"])
+        client.publish_many("moving", [{"id": name, "n": n} for n, name in enumerate("abc")])
+        go(page, console, server, "records", "topic=moving")
+        drawn(page)
+        page.get_by_role("button", name="/n").click()
+        page.locator("#grid tbody td").first.focus()
+        focused = page.locator("#grid td:focus")
+        expect(focused).to_have_text("a")
+        client.publish("moving", {"id": "a", "n": 9})
+        expect(page.locator("#grid tbody tr td:first-child")).to_have_text(["b", "c", "a"])
+        expect(focused).to_have_text("a")
+        client.publish("moving", {"id": "a", "n": 9, "new": 1})
+        expect(page.locator("#grid thead")).to_contain_text("/new")
+        expect(focused).to_have_text("a")
+        client.sow_delete("moving", keys=["a"])
+        expect(page.locator("#grid tbody tr")).to_have_count(2)
+        expect(focused).to_have_text("c")
+
+
+def test_records_of_ten_thousand_fields_are_drawn(
+    server: ServerProcess, console: RunningConsole, chromium: Browser
+) -> None:
+    """Each row took half a second, as each field was looked for in a list of all."""
+    with tab(chromium, console) as page, server.client() as client:
+        client.create_topic("fields", key=["/id"])
+        client.publish_many("fields", [{"id": n} | {f"f{i}": i for i in range(10_000)} for n in range(5)])
+        go(page, console, server, "records", "topic=fields")
+        expect(page.locator("#grid tbody tr")).to_have_count(5)
+        assert page.locator("#columns input").count() == 1_000 + 5
+
+
 def test_a_write_reaches_the_key_that_was_asked_about_whatever_its_line_breaks_are(
     server: ServerProcess, writing: RunningConsole, chromium: Browser
 ) -> None:

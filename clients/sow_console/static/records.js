@@ -19,6 +19,10 @@ const FLASH_MS = 900;
 const SILENT = new Set(["@publish_time", "@version", "@sequence"]);
 const OUT_OF_SIGHT_MS = 2_000;
 const AROUND_ROWS = 10;
+/** Fields that the grid knows, for its columns and the completion; a key's own page shows all of a record. */
+const PATHS_MAX = 1_000;
+/** Changes that are kept while the grid is held. Beyond them the page is asked for anew. */
+const HELD_ROWS_MAX = 50_000;
 
 const ask = /** @type {HTMLFormElement} */ (document.getElementById("ask"));
 const filter = /** @type {HTMLInputElement} */ (document.getElementById("filter"));
@@ -30,7 +34,8 @@ const ordered = Boolean(query.get("order")?.trim());
 
 /** @type {Map<string, Row>} */ let rows = new Map();
 /** @type {Row[]} */ let shown = [];
-/** @type {string[]} */ let paths = [];
+/** @type {string[]} */ const paths = [];
+/** @type {Set<string>} */ const known = new Set();
 /** @type {{ column: string, falling: boolean } | null} */ let sort = null;
 /** @type {Set<string> | null} */ let chosen = null;
 let complete = false;
@@ -224,6 +229,9 @@ function choices() {
   }));
 }
 
+/** Whether the row with the focus has just left. */
+let orphaned = false;
+
 /** Draws what differs. @param {Set<string>} changed keys of rows that are new or changed */
 function draw(changed) {
   shown = [...rows.values()];
@@ -237,7 +245,10 @@ function draw(changed) {
     });
   } else if (!ordered) shown.sort((a, b) => (a.key < b.key ? -1 : a.key > b.key ? 1 : 0));
   const body = /** @type {HTMLTableSectionElement} */ (document.querySelector("#grid tbody"));
-  const focused = body.contains(document.activeElement) ? /** @type {HTMLElement} */ (document.activeElement) : null;
+  const line = document.activeElement?.closest("#grid tbody tr");
+  const focused = line && shown.find((row) => row.element === line);
+  const inGrid = Boolean(line) || orphaned;  // a row that is moved, made anew or removed loses the focus
+  orphaned = false;
   shown.forEach((row, index) => {
     const element = row.element && !fresh ? row.element : elementOf(row, names);
     const there = body.children[index];
@@ -245,10 +256,10 @@ function draw(changed) {
   });
   while (body.children.length > shown.length) body.lastElementChild?.remove();
   for (const key of changed) rows.get(key)?.element?.classList.add("seen");
-  if (focused && !focused.isConnected) body.focus();
+  if (focused) active.row = shown.indexOf(focused);
   byId("nothing").hidden = shown.length > 0;
   byId("grid").setAttribute("aria-rowcount", String(shown.length));
-  activate(false);
+  activate(inGrid && !body.contains(document.activeElement));
   say();
 }
 
@@ -281,7 +292,12 @@ function say() {
 function take(row, names) {
   const old = rows.get(row.key);
   if (!old) {
-    if (!complete && rows.size >= rowsMax) {  // it may stand behind the last row: only the server knows
+    if (rows.size >= rowsMax) {  // it may stand behind the last row: only the server knows
+      if (complete) {
+        complete = false;
+        matched = null;
+        say();
+      }
       return false;
     }
     rows.set(row.key, row);
@@ -302,7 +318,12 @@ function take(row, names) {
 
 /** @param {Row} row */
 function learn(row) {
-  for (const path of row.cells.keys()) if (!paths.includes(path)) paths = [...paths, path];
+  for (const path of row.cells.keys()) {
+    if (paths.length >= PATHS_MAX) return;
+    if (known.has(path)) continue;
+    known.add(path);
+    paths.push(path);
+  }
 }
 
 /** @param {Plan | null | undefined} plan */
@@ -339,6 +360,11 @@ function wrong(frame) {
 }
 
 /** @type {import("./live.js").Frame[]} */ let waiting = [];
+/** More has come while the grid was held than is kept. */
+let overheld = false;
+
+/** @param {import("./live.js").Frame} frame */
+const rowsOf = (frame) => /** @type {unknown[]} */ (frame["rows"] ?? []).length + /** @type {unknown[]} */ (frame["gone"] ?? []).length;
 
 /** @param {import("./live.js").Frame} frame */
 function apply(frame) {
@@ -351,7 +377,7 @@ function apply(frame) {
     read = Number(frame["read"]);
     matched = /** @type {number | null} */ (frame["matched"]);
     askedAt = Number(frame["asked_at"]);
-    ahead = askedAt - Date.now() * 1000;
+    ahead = Number(frame["clock"]) - Number(frame["heard"]);
     complete = !frame["more"];
     for (const wire of come) {
       const row = rowOf(wire);
@@ -367,6 +393,10 @@ function apply(frame) {
   for (const [key] of /** @type {[string, string][]} */ (frame["gone"] ?? [])) {
     const row = rows.get(key);
     if (!row) continue;
+    if (row.element?.contains(document.activeElement)) {
+      orphaned = true;
+      active.row = shown.indexOf(row);
+    }
     row.element?.remove();
     rows.delete(key);
     changed.add(key);
@@ -430,6 +460,11 @@ if (topic) {
     if (held && !frame["reset"]) {
       if (frame["rows"]) waiting.push(frame);
       if (waiting.length > 500) waiting = [merged(waiting)];
+      if (waiting.reduce((sum, one) => sum + rowsOf(one), 0) > HELD_ROWS_MAX) {
+        waiting = [merged(waiting)];
+        if (waiting.reduce((sum, one) => sum + rowsOf(one), 0) > HELD_ROWS_MAX) overheld = true;
+      }
+      if (overheld) waiting = [];
     } else {
       if (frame["reset"]) waiting = [];
       apply(frame);
@@ -525,6 +560,7 @@ pause?.addEventListener("click", () => {
   held = !held;
   pause.setAttribute("aria-pressed", String(held));
   if (held) return;
+  if (overheld) location.reload();
   const frames = waiting;
   waiting = [];
   frames.forEach(apply);
