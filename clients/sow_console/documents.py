@@ -18,6 +18,9 @@ Leaves: TypeAlias = dict[str, str]
 """The fields of a document by their paths, each as the text of its JSON; an array is one field."""
 DEPTH_MAX: Final = 32
 """Deeper objects are one field."""
+SHOWN_BYTES_MAX: Final = 262_144
+"""Of a larger payload only the begin is shown, and its fields are not."""
+BEGIN_BYTES: Final = 1_000
 
 
 class _Number(str):
@@ -43,7 +46,9 @@ def leaves(payload: bytes) -> Leaves | None:
 
 
 def pretty(payload: bytes) -> str:
-    """The payload for reading: a JSON object with a field a line, anything else as its text."""
+    """The payload for reading: a JSON object with a field a line, anything else as its text, large ones cut."""
+    if len(payload) > SHOWN_BYTES_MAX:
+        return begin(payload, SHOWN_BYTES_MAX)
     try:
         if payload.lstrip(b" \t\r\n")[:1] == b"{":
             return msgspec.json.format(payload, indent=2).decode("utf-8", "backslashreplace")
@@ -52,11 +57,18 @@ def pretty(payload: bytes) -> str:
     return text(payload)
 
 
-def row(record: Record) -> list[object]:
-    """A record as the grid of the browser gets it. Numbers beyond 2^53 travel as text."""
+def begin(payload: bytes, byte_count: int = BEGIN_BYTES) -> str:
+    """The text of the first bytes, and how many there are in all."""
+    return f"{payload[:byte_count].decode('utf-8', 'backslashreplace')} … ({len(payload):,} bytes)"
+
+
+def row(record: Record, *, whole: bool = True) -> list[object]:
+    """A record as the grid of the browser gets it. Numbers beyond 2^53 travel as text. `whole`: a payload of at most
+    SHOWN_BYTES_MAX comes as it is; otherwise, and of a larger one, its begin."""
+    small = len(record.payload) <= (SHOWN_BYTES_MAX if whole else BEGIN_BYTES)
     return [
         record.key,
-        text(record.payload),
+        text(record.payload) if small else begin(record.payload),
         record.publish_time_micros,
         record.expire_time_micros,
         str(record.version),
@@ -65,12 +77,15 @@ def row(record: Record) -> list[object]:
     ]
 
 
-def twin(record: Record) -> dict[str, object]:
-    """A record in the JSON of a page: with its payload as it was published, if that is JSON."""
-    is_json = leaves(record.payload) is not None
+def twin(record: Record, *, whole: bool = True) -> dict[str, object]:
+    """A record in the JSON of a page: with its payload as it was published, if that is JSON; None if not `whole`."""
+    payload: object = None
+    if whole:
+        payload = msgspec.Raw(record.payload) if _is_json(record.payload) else text(record.payload)
     return {
         "key": record.key,
-        "payload": msgspec.Raw(record.payload) if is_json else text(record.payload),
+        "payload": payload,
+        "payload_bytes": len(record.payload),
         "publish_time": record.publish_time,
         "expire_time": record.expire_time,
         "version": record.version,
@@ -82,6 +97,16 @@ def twin(record: Record) -> dict[str, object]:
 def encoded(value: object) -> bytes:
     """JSON of plain values, dataclasses and times."""
     return msgspec.json.encode(value, enc_hook=_plain)
+
+
+def _is_json(payload: bytes) -> bool:
+    """Whether it may stand in a JSON text: an object without NaN, in UTF-8."""
+    try:
+        msgspec.json.decode(payload, type=msgspec.Raw)
+        payload.decode()
+    except (ValueError, RecursionError):
+        return False
+    return payload.lstrip(b" \t\r\n")[:1] == b"{"
 
 
 def _plain(value: object) -> object:

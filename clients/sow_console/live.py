@@ -2,8 +2,8 @@
 
 [1]  A frame is sent once the browser has said that it has drawn the one before. A slow browser, or a hidden tab, gets
      newer frames, not older ones.
-[2]  Of each key, the newest change waits. At most KEYS_MAX keys wait; then the subscription is not read on, and the
-     server waits, too.
+[2]  Of each key, the newest change waits. Once KEYS_MAX keys or WAITING_BYTES_MAX wait, the subscription is not read
+     on, and the server waits, too.
 [3]  A frame comes at least every HEARTBEAT_SECONDS, so a page that has heard nothing for longer knows that it is old.
 [4]  A socket ends with its session.
 """
@@ -24,6 +24,8 @@ from sow_console.pages import records
 from sow_console.sessions import Session
 
 KEYS_MAX: Final = 10_000
+WAITING_BYTES_MAX: Final = 16_777_216
+"""Of payloads."""
 HEARTBEAT_SECONDS: Final = 3.0
 FRAMES_APART_SECONDS: Final = 0.1
 """No eye needs more than ten frames a second, and each costs the console some time."""
@@ -52,17 +54,24 @@ class Newest:
 
     def __init__(self) -> None:
         self._waiting: dict[str, Record | str] = {}
+        self._bytes = 0
         self.changes = 0
         """Changes since the last frame, those included that newer ones have replaced."""
 
     def __len__(self) -> int:
         return len(self._waiting)
 
+    @property
+    def is_full(self) -> bool:
+        """Whether no more should be taken in before the next frame ([2])."""
+        return len(self._waiting) >= KEYS_MAX or self._bytes >= WAITING_BYTES_MAX
+
     def take_in(self, change: Change) -> None:
         """A change of a record, or its removal."""
         self.changes += 1
         if change.op == "put" and change.record is not None:
             self._waiting[change.key] = change.record
+            self._bytes += len(change.record.payload)
         elif change.op in ("oof", "delete", "expire"):
             self._waiting[change.key] = change.reason or change.op
 
@@ -72,7 +81,7 @@ class Newest:
         gone = [[key, one] for key, one in self._waiting.items() if isinstance(one, str)]
         made: dict[str, object] = {"rows": rows, "gone": gone, "changes": self.changes}
         self._waiting.clear()
-        self.changes = 0
+        self.changes = self._bytes = 0
         return made
 
 
@@ -158,7 +167,7 @@ class RecordFrames:
         """Asks, and follows from there on."""
         begun = self._now_micros()
         try:
-            found = await records.answer(self._client, self._query)
+            found = await records.answer(self._client, self._query, documents.row)
         except Unavailable as error:
             if self._since_micros is None:
                 self._since_micros = self._now_micros()
@@ -175,7 +184,7 @@ class RecordFrames:
         self._reader = asyncio.create_task(self._read(found.header.bookmark), name="changes of a grid")
         return self._state() | {
             "reset": True,
-            "rows": [documents.row(record) for record in found.records],
+            "rows": found.records,
             "read": found.footer.scanned,
             "matched": found.matched,
             "more": found.more,
@@ -198,7 +207,7 @@ class RecordFrames:
                 async for change in changes:
                     newest.take_in(change)
                     self._more.set()
-                    while len(newest) >= KEYS_MAX:
+                    while newest.is_full:
                         self._less.clear()
                         await self._less.wait()
         except (ResyncRequired, Unavailable):

@@ -45,6 +45,8 @@ class Chapter:
     """The payload as text; empty for a removal."""
     replicated: bool
     """Whether another instance than the one that tells accepted it."""
+    compared: bool
+    """False: a payload is too large to be compared with the one before."""
 
 
 def chapters(entries: Sequence[PastChange], instance: str, *, whole: bool) -> tuple[Chapter, ...]:
@@ -60,6 +62,8 @@ def chapters(entries: Sequence[PastChange], instance: str, *, whole: bool) -> tu
 
 def difference(before: bytes, after: bytes) -> tuple[Field, ...]:
     """The fields in which two documents differ: first those of the new one, then those that are gone."""
+    if max(len(before), len(after)) > documents.SHOWN_BYTES_MAX:
+        return ()
     old, new = documents.leaves(before), documents.leaves(after)
     if old is None or new is None:
         return ()
@@ -97,4 +101,6 @@ def _chapter(entry: PastChange, older: PastChange | None, instance: str, *, may_
         fields,
         documents.pretty(record.payload) if is_there else "",
         bool(entry.instance) and entry.instance != instance,
+        not had_record
+        or max(len(older.record.payload) if older else 0, len(record.payload)) <= documents.SHOWN_BYTES_MAX,
     )

@@ -56,6 +56,20 @@ def record(key: str, payload: bytes, sequence: int = 1) -> Record:
 # ---- documents ----
 
 
+@pytest.mark.parametrize("payload", [b'{"n":NaN}', b'{"n":"\xff"}', '{"n":1}'.encode("utf-16-le"), b'{"a":' * 5_000])
+def test_a_payload_that_is_no_json_does_not_break_the_json_around_it(payload: bytes) -> None:
+    twin = json.loads(documents.encoded(documents.twin(record("1", payload))))
+    assert isinstance(twin["payload"], str)
+
+
+def test_of_a_large_payload_the_begin_is_shown() -> None:
+    payload = b'{"a":"%s"}' % (b"x" * documents.SHOWN_BYTES_MAX)
+    for shown in (documents.pretty(payload), documents.row(record("1", payload))[1]):
+        assert isinstance(shown, str)
+        assert shown.startswith('{"a":"xx')
+        assert shown.endswith(f" … ({len(payload):,} bytes)")
+
+
 def test_numbers_keep_their_text() -> None:
     payload = b'{"big": 9223372036854775809, "price": 9.50, "e": 1e400, "in": {"a/b": [1.0, {"x": 2.10}]}, "t": "1"}'
     assert documents.leaves(payload) == {
@@ -335,11 +349,36 @@ def test_more_matches_than_wanted_are_not_called_all() -> None:
     async def work() -> None:
         script = Script([[record(str(number), b"{}") for number in range(3)]])
         asked = records.asked({"topic": "orders", "rows": "2"})
-        found = await records.answer(cast(AsyncClient, script), asked)
-        assert ([one.key for one in found.records], found.more, found.matched) == (["0", "1"], True, None)
+        found = await records.answer(cast(AsyncClient, script), asked, documents.row)
+        assert ([one[0] for one in found.records], found.more, found.matched) == (["0", "1"], True, None)
         assert script.counted == 0, "the topic is too large to be counted unasked"
 
     go(work)
+
+
+def test_large_payloads_are_not_all_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(records, "ANSWER_BYTES_MAX", 5_000)
+
+    async def work() -> None:
+        large = [record(str(number), b"x" * 2_000) for number in range(4)]
+        asked = records.asked({"topic": "orders"})
+        rows = await records.answer(cast(AsyncClient, Script([large])), asked, documents.row)
+        assert [len(cast(str, one[1])) < 1_100 for one in rows.records] == [False, False, True, True]
+        twins = await records.answer(cast(AsyncClient, Script([large])), asked, documents.twin)
+        assert [one["payload"] is None for one in twins.records] == [False, False, True, True]
+
+    go(work)
+
+
+def test_payloads_that_wait_have_a_bound_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "WAITING_BYTES_MAX", 100)
+    newest = live.Newest()
+    newest.take_in(put("1", b"x" * 99))
+    assert not newest.is_full
+    newest.take_in(put("2", b"x"))
+    assert newest.is_full
+    newest.frame()
+    assert not newest.is_full
 
 
 def test_a_lost_server_is_told_and_does_not_look_fresh() -> None:

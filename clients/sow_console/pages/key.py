@@ -13,6 +13,8 @@ from sow_console.pages.page import Facts, View
 CHAPTERS: Final = 100
 LETTERS_MAX: Final = 1_000
 """Keys of dead letters that are looked up."""
+STORY_BYTES: Final = 8_388_608
+"""The story of a large record has fewer changes, as many as have about these bytes."""
 
 
 async def facts(view: View) -> Facts:
@@ -25,8 +27,10 @@ async def facts(view: View) -> Facts:
     record = found[0] if found else None
     instance = await view.client.describe_instance()
     history, no_history = History((), "", discarded=False), ""
+    size = len(record.payload) if record else 0
+    entries_max = max(4, min(CHAPTERS, STORY_BYTES // max(1, size)))
     try:
-        history = await view.client.history(topic, key, entries_max=CHAPTERS, upto=upto or None)
+        history = await view.client.history(topic, key, entries_max=entries_max, upto=upto or None)
     except (FailedPrecondition, NotFound) as error:
         no_history = error.message
     chapters = story.chapters(history.entries, instance.name, whole=not history.bookmark and not history.discarded)
@@ -36,7 +40,6 @@ async def facts(view: View) -> Facts:
         "asked": True,
         "record": record,
         "text": documents.pretty(record.payload) if record else "",
-        "is_json": record is not None and documents.leaves(record.payload) is not None,
         "chapters": chapters,
         "letters": await _letters(view, topic, key, chapters),
         "instance": instance.name,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Generic, Protocol, TypeVar
 
 from sow_client import AsyncClient, QueryFooter, QueryHeader, QueryPlan, Record
 from sow_console import documents
@@ -15,6 +15,17 @@ ROWS_MAX: Final = 2_000
 AGAIN_MAX: Final = 100_000
 """The number of all matches, where not all are shown, costs another run of the query. In a topic of more records it is
 counted on request only."""
+ANSWER_BYTES_MAX: Final = 16_777_216
+"""Payloads beyond these bytes are not kept whole: 2,000 of the largest would be gigabytes."""
+
+_Made = TypeVar("_Made")
+_Made_co = TypeVar("_Made_co", covariant=True)
+
+
+class Make(Protocol[_Made_co]):
+    """Makes of a record the part that is kept; not `whole`: with little of its payload."""
+
+    def __call__(self, record: Record, /, *, whole: bool) -> _Made_co: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +49,12 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(Generic[_Made]):
     """The answer of one instant."""
 
     header: QueryHeader
     footer: QueryFooter
-    records: list[Record]
+    records: list[_Made]
     more: bool
     """Whether more records matched than were asked for."""
     matched: int | None
@@ -64,12 +75,16 @@ def asked(arguments: Mapping[str, str]) -> Asked:
     )
 
 
-async def answer(client: AsyncClient, query: Asked) -> Answer:
+async def answer(client: AsyncClient, query: Asked, make: Make[_Made]) -> Answer[_Made]:
     """Runs the query. One record more than wanted tells whether there are more."""
+    byte_count = 0
+    records: list[_Made] = []
     async with client.query(
         query.topic, query.filter or None, order_by=query.order or None, top_n=query.rows + 1, with_plan=True
     ) as result:
-        records = [record async for record in result]
+        async for record in result:
+            byte_count += len(record.payload)
+            records.append(make(record, whole=byte_count <= ANSWER_BYTES_MAX))
         assert result.header is not None, "an answer that ended in order has a header"
         assert result.footer is not None, "and a footer"
         header, footer, plan = result.header, result.footer, result.plan
@@ -122,7 +137,7 @@ async def twin(view: View) -> Facts:
     made: dict[str, object] = dict(await facts(view))
     if not query.topic:
         return made
-    found = await answer(view.client, query)
+    found = await answer(view.client, query, documents.twin)
     return made | {
         "plan": found.plan,
         "as_of": found.header.as_of,
@@ -130,5 +145,5 @@ async def twin(view: View) -> Facts:
         "read": found.footer.scanned,
         "matched": found.matched,
         "more": found.more,
-        "records": [documents.twin(record) for record in found.records],
+        "records": found.records,
     }
