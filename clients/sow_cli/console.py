@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+import ssl
 from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import Final
+from urllib.parse import urlsplit
 
 import click
 
@@ -33,7 +35,7 @@ _EXISTING_FILE: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
     "--https-cert", type=_EXISTING_FILE, metavar="FILE", help="PEM certificate shown to browsers; turns HTTPS on."
 )
 @click.option("--https-key", type=_EXISTING_FILE, metavar="FILE", help="PEM key of --https-cert.")
-@click.option("--url", metavar="URL", help="The address that people use, where a proxy with HTTPS is in front.")
+@click.option("--url", metavar="URL", help="The address that people use, where it is another one.")
 @click.option("--allow-writes", is_flag=True, help="Let people touch and delete records, and more. Default: only look.")
 @click.pass_obj
 def console(
@@ -54,7 +56,8 @@ def console(
     Examples:
       sow console
       sow --server ldn:7450,nyc:7450 --tls-ca ca.pem console
-      sow --server ldn:7450 console --listen 0.0.0.0:443 --https-cert console.pem --https-key console.key
+      sow --server ldn:7450 console --listen 0.0.0.0:443 --https-cert console.pem --https-key console.key \\
+        --url https://console.example
     """
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
@@ -72,6 +75,12 @@ def console(
         raise click.UsageError(
             "--listen: tokens would cross the network in plain text; give --https-cert and --https-key, or behind a "
             "proxy --url https://…"
+        )
+    if url is not None and not url.startswith("https://") and not guards.is_loopback(urlsplit(url).hostname or ""):
+        raise click.UsageError("--url: tokens would cross the network in plain text; it begins with https://")
+    if url is None and host in ("0.0.0.0", "::"):
+        raise click.UsageError(
+            f"--listen: no browser calls the console {host}; give the address that people use: --url https://…"
         )
     if session.tls is not None and session.tls.certificate is not None:
         raise click.UsageError("--tls-cert: the console would lend this certificate's rights to whoever opens it")
@@ -99,6 +108,10 @@ def console(
             announce=lambda address: click.echo(f"to open it here, once: {address}"),
             ready=lambda address: click.echo(f"serves {', '.join(options.servers)} at {address}"),
         )
+    except ssl.SSLError as error:
+        raise click.UsageError(
+            f"--https-cert, --https-key: they are no PEM certificate and its key: {error}"
+        ) from error
     except (OSError, InvalidArgument) as error:
         raise click.ClickException(f"cannot listen on {listen}: {error}") from error
     except ValueError as error:

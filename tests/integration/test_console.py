@@ -231,8 +231,14 @@ def test_a_session_of_the_one_time_address_has_no_more_rights_than_nobody(
 
 
 def test_the_command_says_what_to_install_and_what_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pem = tmp_path / "none.pem"
+    pem.write_text("this is no certificate")
+    https = ("--https-cert", str(pem), "--https-key", str(pem))
     wrong = {
         ("--listen", "0.0.0.0:7480"): "plain text",
+        ("--listen", "0.0.0.0:7480", *https): "no browser calls the console 0.0.0.0",
+        ("--listen", "127.0.0.1:0", *https): "--https-cert, --https-key: they are no PEM certificate",
+        ("--url", "http://console.example"): "plain text",
         ("--listen", "nothing"): "HOST:PORT",
         ("--https-cert", str(tmp_path)): "is a directory",
     }

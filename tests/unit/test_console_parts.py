@@ -373,12 +373,11 @@ def test_large_payloads_are_not_all_kept(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_payloads_that_wait_have_a_bound_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "WAITING_BYTES_MAX", 100)
     newest = live.Newest()
-    newest.take_in(put("1", b"x" * 99))
-    assert not newest.is_full
-    newest.take_in(put("2", b"x"))
-    assert newest.is_full
-    newest.frame()
-    assert not newest.is_full
+    seen = []
+    for step in (lambda: newest.take_in(put("1", b"x" * 99)), lambda: newest.take_in(put("2", b"x")), newest.frame):
+        step()
+        seen.append(newest.is_full)
+    assert seen == [False, True, False]
 
 
 def test_a_lost_server_is_told_and_does_not_look_fresh() -> None:
