@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -34,6 +35,7 @@ from sow_client import (
 )
 from sow_console import documents, graph, horizon, live, story, texts
 from sow_console.pages import overview, records
+from sow_console.pages.page import DEFAULT_SERVER, View, plainly
 from sow_console.sessions import Session
 
 NOW = datetime(2030, 1, 31, 12, tzinfo=UTC)
@@ -556,6 +558,27 @@ def test_content_that_is_the_same_is_not_sent_again() -> None:
         assert [(await source.frame())["html"] for _ in range(2)] == ["<p>", None]
 
     go(work)
+
+
+# ---- commands ----
+
+
+def view() -> View:
+    return View(cast(Session, None), DEFAULT_SERVER, (DEFAULT_SERVER,), {}, datetime.now(UTC))
+
+
+@pytest.mark.parametrize("key", ["a'b\\c", "two\nlines", "\x1b[201~\nrm x\n", "\u202egnp", "é", "\u2029'\\x41"])
+def test_a_command_gives_the_shell_the_key_and_the_terminal_no_control_character(key: str) -> None:
+    command = view().command("get", "orders", key)
+    assert command.isprintable()
+    shell = ["bash", "-c", f"printf %s {command.removeprefix('sow get orders ')}"]
+    done = subprocess.run(shell, capture_output=True, env={"LC_ALL": "C.UTF-8"}, check=True)
+    assert done.stdout.decode() == key
+
+
+def test_a_key_that_looks_like_an_option_is_none() -> None:
+    assert plainly("orders", "-1") == ["--", "orders", "-1"]
+    assert plainly("orders", "1") == ["orders", "1"]
 
 
 # ---- sockets ----

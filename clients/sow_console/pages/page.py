@@ -45,12 +45,31 @@ class View:
     def command(self, *parts: str) -> str:
         """The command line that shows the same."""
         server = () if self.server == DEFAULT_SERVER else ("--server", self.server)
-        return shlex.join(["sow", *server, *parts])
+        return " ".join(map(_quoted, ["sow", *server, *parts]))
 
     def url(self, page: str, **arguments: str | None) -> str:
         """The address of a page about this server."""
         given = {name: value for name, value in arguments.items() if value}
         return f"/{self.server}/{page}" + (f"?{urlencode(given)}" if given else "")
+
+
+def plainly(*parts: str) -> list[str]:
+    """Arguments of a command, the last of it, which are no options even where one begins with `-`."""
+    return ["--", *parts] if any(part.startswith("-") for part in parts) else list(parts)
+
+
+def _quoted(part: str) -> str:
+    """An argument for a shell. Control characters are escaped: a key with them would do something to the terminal that
+    it is pasted into, and one with a change of the direction of writing would not look as it is."""
+    if part.isprintable():
+        return shlex.quote(part)
+    # No argument can hold a zero: it becomes another text, so the command finds no key, and never that of the begin.
+    escapes = {"\0": "\\\\0", "\\": "\\\\", "'": "\\'", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
+    return "$'" + "".join(escapes.get(one) or (one if one.isprintable() else _escape(one)) for one in part) + "'"
+
+
+def _escape(character: str) -> str:
+    return f"\\U{ord(character):08x}" if ord(character) > 0x7F else f"\\x{ord(character):02x}"
 
 
 @dataclass(frozen=True, slots=True)
