@@ -25,7 +25,7 @@ from sow_console.pages.records import AGAIN_MAX
 from tests.integration.test_console import ABOUT, BIG, ROWS, fill
 from tests.support.access import GUARDED, client_of, grant, identity, write_access
 from tests.support.console import RunningConsole, running_console
-from tests.support.server import ROOT, ServerProcess, until
+from tests.support.server import ROOT, ServerProcess, free_port, until
 
 CHROMIUM: Final = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 SECONDS: Final = 60_000
@@ -150,6 +150,21 @@ def test_pages_without_content_and_those_of_faults_have_none_for_axe(
             page.goto(writing.address + path)
             faults += faults_of(page)
     assert faults == []
+
+
+@pytest.mark.parametrize("scheme", ["dark", "light"])
+def test_the_alarms_of_all_instances_are_seen_at_one_that_does_not_answer(
+    server: ServerProcess, chromium: Browser, scheme: str
+) -> None:
+    """The overview of a lost instance was an error, and said nothing of the others."""
+    lost = f"127.0.0.1:{free_port()}"
+    with running_console(f"{lost},{server.address}") as both, tab(chromium, both, scheme) as page:
+        page.goto(f"{both.address}/{lost}/overview")
+        expect(page.locator(".alarms li")).to_have_count(1)
+        expect(page.locator(".alarms")).to_contain_text(f"{lost} not reachable")
+        expect(page.locator(".tag.good")).to_have_text("serving")
+        expect(page.locator("main")).to_contain_text(f"{lost} does not tell its topics now.")
+        assert faults_of(page) == []
 
 
 def faults_of(page: Page) -> list[str]:
@@ -490,6 +505,7 @@ def test_a_lost_server_is_said_and_the_page_goes_on_by_itself(
                     server.kill9()
                     expect(page.locator("#state")).to_contain_text("disconnected since", timeout=SECONDS)
                     expect(page.locator("body")).to_have_class("old")
+                    assert faults_of(page) == [], "it is to be read all the same"
                     if name == "records":
                         expect(page.locator("#grid tbody tr")).to_have_count(3)
                     server.start()

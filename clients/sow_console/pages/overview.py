@@ -7,7 +7,17 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
 
-from sow_client import AsyncClient, Figures, Instance, PermissionDenied, SowError, Status, Topic, TopicStatistics
+from sow_client import (
+    AsyncClient,
+    Figures,
+    Instance,
+    PermissionDenied,
+    SowError,
+    Status,
+    Topic,
+    TopicStatistics,
+    Unavailable,
+)
 from sow_console import horizon, texts
 from sow_console.pages.page import Facts, View
 
@@ -48,20 +58,31 @@ class TopicLine:
 
 async def facts(view: View) -> Facts:
     """All instances, and the rates and topics of the one that was chosen."""
-    topics = await view.client.topics(with_statistics=True)
-    seen = await asyncio.gather(*(_seen(view.session.client(server), server, view.now) for server in view.servers))
-    figures = await _figures(view)
+    looks = (_seen(view.session.client(server), server, view.now) for server in view.servers)
+    topics, *seen = await asyncio.gather(_topics(view), *looks)
+    figures = () if topics is None else await _figures(view)
     latest = figures[-1] if figures else None
     return {
         "instances": seen,
+        "is_there": topics is not None,
         "alarms": [(one.server, alarm) for one in seen for alarm in one.alarms] + _link_alarms(view, latest),
         "figures": latest,
         "has_rates": latest is not None and bool(latest.elapsed),
         "changes_line": horizon.line([one.changes_per_second for one in figures], 240, 36),
         "expired_line": horizon.line([one.expired_per_second for one in figures], 240, 36),
-        "topics": [_line(topic, latest) for topic in topics],
+        "topics": [_line(topic, latest) for topic in topics or ()],
         "command": view.command("status", "--watch"),
     }
+
+
+async def _topics(view: View) -> list[Topic] | None:
+    """The topics; None: the server does not answer, and others may, so their alarms are to be seen."""
+    try:
+        return await view.client.topics(with_statistics=True)
+    except Unavailable:
+        if len(view.servers) == 1:
+            raise
+        return None
 
 
 async def _seen(client: AsyncClient, server: str, now: datetime) -> Seen:

@@ -77,8 +77,8 @@ export function follow(draw) {
       requestAnimationFrame(() => {
         asOf = frame.as_of ?? asOf;
         awaySince = frame.away_since;
-        refused = frame.error !== null && awaySince === null;
         const told = draw(frame);
+        refused = !told && frame.error !== null && awaySince === null;
         tell(told ? null : frame.error, awaySince !== null);
         show();
         heardAt = performance.now();
