@@ -16,7 +16,7 @@ from typing import Final, TypeAlias
 from sow_client import EARLIEST, NotFound, SowError, Topic
 from sow_console import consequences, letters
 from sow_console.comparing import matching
-from sow_console.pages.page import View
+from sow_console.pages.page import View, operands
 
 Fields: TypeAlias = Mapping[str, str]
 Command: TypeAlias = Sequence[str]
@@ -324,7 +324,7 @@ _WRITES: Final = (
         "Give a record another lifetime",
         ("topic", "key", "ttl"),
         _touch,
-        _plainly(lambda given: ["touch", given["topic"], given["key"], "--ttl", given["ttl"]]),
+        _plainly(lambda given: ["touch", "--ttl", given["ttl"], *operands(given["topic"], given["key"])]),
         _to_key,
     ),
     Write(
@@ -332,7 +332,7 @@ _WRITES: Final = (
         "Take a record's lifetime away",
         ("topic", "key"),
         _persist,
-        _plainly(lambda given: ["persist", given["topic"], given["key"]]),
+        _plainly(lambda given: ["persist", *operands(given["topic"], given["key"])]),
         _to_key,
     ),
     Write("delete", "Delete a record", ("topic", "key", "version"), _delete, _ask_delete, _to_key),

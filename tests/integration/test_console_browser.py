@@ -259,7 +259,7 @@ def test_a_record_is_touched_and_deleted_by_clicks(
         go(page, writing, server, "key", about)
         page.get_by_label("Lifetime").fill("3h")
         page.get_by_role("button", name="touch …").click()
-        expect(page.locator(".shell")).to_contain_text("touch orders 500 --ttl 3h")
+        expect(page.locator(".shell")).to_contain_text("touch --ttl 3h orders 500")
         assert client.get_many("orders", ["500"])[0].data == {"id": 500, "price": 5}
         page.get_by_role("button", name="Do it").click()
         expect(page.get_by_role("status")).to_contain_text("It expires at")

@@ -61,10 +61,11 @@ class Person:
 
     def sure(self, asked: str, name: str, **about: str) -> str:
         """The answer to the page, with all that is in its form."""
-        form = dict(re.findall('type="hidden" name="(.*?)" value="(.*?)"', asked.split('<form method="post"')[1]))
-        answer = self._browser.post(
-            f"/{self._server}/write/{name}", data=form | about | {"csrf": csrf_of(asked)}, headers=self._own
-        )
+        rest = asked.split('<form method="post" action="')[1]
+        form = dict(re.findall('type="hidden" name="(.*?)" value="(.*?)"', rest))
+        action = rest.split('"')[0]
+        assert action.partition("?")[0] == f"/{self._server}/write/{name}"
+        answer = self._browser.post(action, data=form | about | {"csrf": csrf_of(asked)}, headers=self._own)
         return html.unescape(answer.text)
 
 

@@ -8,7 +8,7 @@ from typing import Final
 
 from sow_client import FailedPrecondition, History, NotFound, Record, SowError
 from sow_console import documents, letters, story
-from sow_console.pages.page import Facts, View, plainly
+from sow_console.pages.page import Facts, View, operands
 
 CHAPTERS: Final = 100
 LETTERS_MAX: Final = 1_000
@@ -47,7 +47,7 @@ async def facts(view: View) -> Facts:
         "discarded": history.discarded,
         "no_history": no_history,
         "is_newest": not upto,
-        "command": view.command("get", *plainly(topic, key)),
+        "command": view.command("get", *operands(topic, key)),
     }
 
 

@@ -59,7 +59,7 @@ class TopicLine:
 async def facts(view: View) -> Facts:
     """All instances, and the rates and topics of the one that was chosen."""
     looks = (_seen(view.session.client(server), server, view.now) for server in view.servers)
-    topics, *seen = await asyncio.gather(_topics(view), *looks)
+    topics, seen = await asyncio.gather(_topics(view), asyncio.gather(*looks))
     figures = () if topics is None else await _figures(view)
     latest = figures[-1] if figures else None
     return {

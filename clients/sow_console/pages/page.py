@@ -53,7 +53,7 @@ class View:
         return f"/{self.server}/{page}" + (f"?{urlencode(given)}" if given else "")
 
 
-def plainly(*parts: str) -> list[str]:
+def operands(*parts: str) -> list[str]:
     """Arguments of a command, the last of it, which are no options even where one begins with `-`."""
     return ["--", *parts] if any(part.startswith("-") for part in parts) else list(parts)
 

@@ -52,11 +52,11 @@ function draw(place) {
       legend: { live: true },
       scales: { y: { range: (/** @type {unknown} */ _, /** @type {number} */ low, /** @type {number} */ high) => [Math.min(0, low), Math.max(high * 1.1, 1)] } },
       axes: [
-        { ...axis, space: 70, size: 26, values: (/** @type {unknown} */ _, /** @type {number[]} */ at) => at.map((one) => new Date(one * 1000).toLocaleTimeString([], { hour12: false })) },
+        { ...axis, space: 70, size: 26, values: (/** @type {unknown} */ _, /** @type {number[]} */ at) => at.map((one) => new Date(one * 1000).toLocaleTimeString([], { hourCycle: "h23" })) },
         { ...axis, size: 62, values: (/** @type {unknown} */ _, /** @type {number[]} */ at) => at.map((one) => shown(chart.unit, one)) },
       ],
       series: [
-        { label: "at", value: (/** @type {unknown} */ _, /** @type {number | null} */ at) => at === null ? "now" : new Date(at * 1000).toLocaleTimeString([], { hour12: false }) },
+        { label: "at", value: (/** @type {unknown} */ _, /** @type {number | null} */ at) => at === null ? "now" : new Date(at * 1000).toLocaleTimeString([], { hourCycle: "h23" }) },
         ...chart.series.map((one, index) => ({
           label: one.label, stroke: resolved(COLOURS[index] ?? "--ink"), width: 1.5, spanGaps: false, points: { size: 4 },
           value: (/** @type {{ data: (number | null)[][] }} */ plot, /** @type {number | null} */ value, /** @type {number} */ at, /** @type {number | null} */ index) =>
