@@ -90,7 +90,7 @@ def read(record: Record, *, separator: str = "\x01") -> Letter:
     if hops:
         first = hops[0]
         topic, key, reason, durable = first.topic, first.key, first.reason, first.durable
-        was_due = None if first.expire_time_micros is None else texts.EPOCH + first.expire_time_micros * _MICROSECOND
+        was_due = _moment(first.expire_time_micros)
     else:
         topic, key, reason, durable = _told_by_key(record)
         was_due = None
@@ -108,6 +108,14 @@ def read(record: Record, *, separator: str = "\x01") -> Letter:
         payload,
         documents.pretty(payload),
     )
+
+
+def _moment(time_micros: int | None) -> datetime | None:
+    """None: never, or no time that there is, as a publisher may write anything into the list."""
+    try:
+        return None if time_micros is None else texts.EPOCH + time_micros * _MICROSECOND
+    except OverflowError:
+        return None
 
 
 def opened(payload: bytes, *, separator: str = "\x01") -> tuple[bytes, list[Hop]]:

@@ -103,3 +103,10 @@ def test_a_topic_of_letters_that_is_missing_is_listed_with_its_sources() -> None
         letters.Box("gone", ("b",), None),
     )
     assert letters.boxes(cast("list[Topic]", [FakeTopic("a"), FakeTopic("_undelivered", letters=0)])) == ()
+
+
+@pytest.mark.parametrize("micros", [2**62, -(2**62), 10**18])
+def test_a_time_that_there_is_not_does_not_take_the_page_away(micros: int) -> None:
+    """Any publisher may write into a topic of dead letters; one record made the whole page an error."""
+    payload = b'{"n":1,"dead_letter":[{"topic":"a","key":"b","version":1,"expire_time_micros":%d}]}' % micros
+    assert letters.read(record("key", payload)).was_due is None
