@@ -12,7 +12,6 @@ Every name is in docs/metrics.md; a test compares the two.
 from __future__ import annotations
 
 import threading
-from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -24,6 +23,7 @@ from prometheus_client.registry import Collector
 from sow.v1 import admin_pb2, types_pb2
 from sow_server import __version__
 from sow_server.certificates import Expiry
+from sow_server.distributions import Distribution
 from sow_server.engine.catalog.topics import Topic, Topics
 from sow_server.engine.commit.commits import Commits
 from sow_server.engine.commit.soundness import SoundnessReports
@@ -56,8 +56,6 @@ DISCARDS: Final = (
     *("evicted", "conflated", "backlog_ttl", "delivery_limit"),
 )
 """Reasons for which the journal, or a durable, discards changes (rules J3, J5, J8, J9, J15)."""
-FEW: Final = 8
-"""Below this number of values, adding them one by one is cheaper than looking for each bound among them."""
 
 _LAG_SECONDS: Final = (
     *(0.0005, 0.001, 0.002, 0.003, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5),
@@ -67,56 +65,8 @@ _COMMIT_SECONDS: Final = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05,
 _COMMIT_RECORDS: Final = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, 5000.0, 10_000.0)
 _RPC_SECONDS: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 60.0)
 
-
 LATENCIES: Final = ("Publish", "Get", "Query", "Touch")
 """Calls whose times WatchFigures tells; a stream's is that of its whole life, which says nothing."""
-
-
-class Distribution:
-    """Counts of values by upper bound, and their sum. One thread adds; any thread reads."""
-
-    __slots__ = ("_bounds", "_counts", "total")
-
-    def __init__(self, bounds: Sequence[float]) -> None:
-        self._bounds = tuple(bounds)
-        self._counts = [0] * (len(bounds) + 1)
-        self.total: float = 0
-
-    def add(self, value: float) -> None:
-        """Counts one value."""
-        self._counts[bisect_left(self._bounds, value)] += 1
-        self.total += value
-
-    def add_all(self, values: Sequence[float]) -> None:
-        """Counts many values. Sorting them and finding the bounds among them runs in C."""
-        if len(values) < FEW:
-            for value in values:
-                self.add(value)
-            return
-        # Lags of a sweep come in order already, so the sort is a single pass.
-        ordered = sorted(values)
-        below = 0
-        for index, bound in enumerate(self._bounds):
-            upto = bisect_right(ordered, bound, lo=below)
-            self._counts[index] += upto - below
-            below = upto
-            if below == len(ordered):
-                break
-        self._counts[-1] += len(ordered) - below
-        self.total += sum(ordered)
-
-    def counts(self) -> tuple[int, ...]:
-        """Counts by upper bound; the last are the values beyond all bounds."""
-        return tuple(self._counts)
-
-    def buckets(self, unit: float = 1) -> list[tuple[str, float]]:
-        """Cumulative counts by upper bound (in `unit`s), as Prometheus has them."""
-        found: list[tuple[str, float]] = []
-        cumulative = 0
-        for bound, count in zip((*self._bounds, float("inf")), list(self._counts), strict=True):
-            cumulative += count
-            found.append(("+Inf" if bound == float("inf") else repr(float(bound / unit)), cumulative))
-        return found
 
 
 class ReaderFigures(Protocol):

@@ -16,13 +16,14 @@ from prometheus_client import CollectorRegistry
 from sow.v1 import admin_pb2, types_pb2
 from sow_server import metrics as metrics_module
 from sow_server.certificates import Expiry
+from sow_server.distributions import Distribution
 from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.commit.observers import Observer
 from sow_server.engine.store import Store
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import Expiration, Lifetime, LifetimeKind, MessageType, Publish, TopicSettings
 from sow_server.engine.values.policies import declared_of
-from sow_server.metrics import OTHER_TOPICS, Distribution, Metrics
+from sow_server.metrics import OTHER_TOPICS, Metrics
 from sow_server.query.exports import Export, Exports
 from sow_server.query.sort_memory import SortMemory
 from sow_server.retention.idle import IdleTopics
