@@ -30,6 +30,8 @@ PROGRAM = Path(cluster_jobs.__file__)
 RECORDS = 40_000
 MINUTE = 60.0
 CONFIG = """
+[limits]
+exports_max = 2000  # one job reads a thousand topics
 [topics.orders]
 key = ["/id"]
 expiration = "enabled"
