@@ -199,6 +199,7 @@ def test_what_follows_from_a_setting_is_told_before(
     assert 'action="/' in asked.split('<form method="post"')[1]
 
 
+@pytest.mark.filterwarnings("ignore::sow_client.LifetimeIgnoredWarning")
 def test_records_that_are_overdue_are_counted_before_expiration_is_turned_on(client: Client, person: Person) -> None:
     client.create_topic("parked", key=["/id"], expiration="disabled")
     client.publish("parked", {"id": 1}, ttl="1ms")
