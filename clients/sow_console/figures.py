@@ -35,12 +35,16 @@ class Watch(Generic[_Item]):
         self._looked = clock()
         self._task: asyncio.Task[None] | None = None
         self._first = asyncio.Event()
+        self._limit: asyncio.Timeout | None = None
+        """Ends a stream in which nothing comes, such as a log."""
         self.error: SowError | None = None
         """The reason why there are none at present."""
 
     async def look(self) -> tuple[_Item, ...]:
         """Those that came so far, the newest last. It waits for the first one. Raises SowError where there are none."""
         self._looked = self._clock()
+        if self._limit is not None and not self._limit.expired():
+            self._limit.reschedule(asyncio.get_running_loop().time() + LOOKED_SECONDS)
         if self._task is None or self._task.done():
             self.error = None
             self._first.clear()
@@ -61,16 +65,20 @@ class Watch(Generic[_Item]):
 
     async def _follow(self) -> None:
         self._kept.clear()
+        self._limit = asyncio.timeout(LOOKED_SECONDS)
         try:
-            async with contextlib.aclosing(self._opened()) as coming:
+            async with self._limit, contextlib.aclosing(self._opened()) as coming:
                 async for item in coming:
                     self._kept.append(item)
                     self._first.set()
                     if self._clock() > self._looked + LOOKED_SECONDS:
                         break
+        except TimeoutError:
+            pass  # nobody has looked for a while
         except SowError as error:
             self.error = error
         finally:
+            self._limit = None
             self._first.set()
 
 

@@ -72,6 +72,24 @@ def test_a_stream_is_followed_once_and_ends_when_nobody_looks() -> None:
     asyncio.run(run())
 
 
+def test_a_stream_in_which_nothing_comes_ends_when_nobody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sow_console.figures.LOOKED_SECONDS", 0)
+    monkeypatch.setattr("sow_console.figures.FIRST_SECONDS", 0)
+
+    async def silent() -> AsyncGenerator[int, None]:
+        await asyncio.Event().wait()
+        yield 1
+
+    async def run() -> None:
+        watch = Watch(silent, 2)
+        assert await watch.look() == ()
+        assert watch._task is not None
+        await watch._task
+        assert watch.error is None
+
+    asyncio.run(run())
+
+
 def test_a_stream_that_is_refused_says_so_each_time() -> None:
     async def refused() -> AsyncGenerator[int, None]:
         for _ in range(1):
