@@ -220,10 +220,18 @@ def _consumer(found: DurableConsumer | None) -> list[Fact]:
     who = "" if found is None else found.identity or found.subscription
     address = "" if found is None else found.address
     return [
-        Fact("consumer", who or None, display.safe(who) or display.NOT_SET),
+        Fact("consumer", who or None, display.safe(who) or display.NOT_SET, in_lists=False),
         Fact("consumer_address", address or None, display.safe(address) or display.NOT_SET, in_lists=False),
         moment("consumer_since_micros", None if found is None else found.since, in_lists=False),
     ]
+
+
+def _attached(one: Durable) -> str:
+    """Who consumes it, as far as the caller may know."""
+    if not one.attached:
+        return "no"
+    found = one.consumer
+    return "yes" if found is None else display.safe(found.identity or found.subscription) or "yes"
 
 
 def _facts(one: Durable, *, as_pin: bool = False) -> list[Fact]:
@@ -234,7 +242,7 @@ def _facts(one: Durable, *, as_pin: bool = False) -> list[Fact]:
         Fact("filter", one.filter or None, display.safe(one.filter) or display.NOT_SET, in_lists=not as_pin),
         Fact("acknowledged", one.acknowledged, display.safe(one.acknowledged), column="acked up to"),
         Fact("earliest", one.earliest or None, display.safe(one.earliest), in_lists=False),
-        Fact("attached", one.attached, "yes" if one.attached else "no", in_lists=not as_pin),
+        Fact("attached", one.attached, _attached(one), column="consumer", in_lists=not as_pin),
         Fact("replicated", one.replicated, "yes" if one.replicated else "no", in_lists=False),
         Fact("consumer_at", one.consumer_at or None, display.safe(one.consumer_at) or display.NOT_SET, in_lists=False),
         *_consumer(one.consumer),

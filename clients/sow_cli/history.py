@@ -130,7 +130,7 @@ def _tell(changes: Sequence[PastChange], form: RecordForm, *, as_text: bool) -> 
         payload = entry.record.payload
         changed: list[str] | None = None
         if entry.reason == "not_permitted":
-            what = "you may not see the record any more"
+            what = "you may not see it"
         elif entry.op != "put":
             what = "deleted" if entry.op == "delete" else "expired"
         elif entry.reason:

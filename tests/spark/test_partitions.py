@@ -38,13 +38,16 @@ def fill(client: Client, topic: str, keys: list[str]) -> None:
     client.publish_many(topic, [{"id": key} for key in keys])
 
 
-def test_a_tiny_topic_is_one_partition_and_an_empty_one_none(server: ServerProcess, client: Client) -> None:
+def test_a_tiny_topic_is_one_partition_and_an_empty_one_has_nothing_in_it(
+    server: ServerProcess, client: Client
+) -> None:
     """given topics with no record and with few / when many partitions are asked for / then there are not more than
     their records are worth"""
     fill(client, "none", [])
     fill(client, "few", [str(at) for at in range(90)])
-    assert parts(server, "none") == []
-    assert parts(server, "none", partitions="8") == []
+    assert parts(server, "none") == [[]]  # a later snapshot may have records
+    assert parts(server, "none", partitions="8") == [[]]
+    assert parts(server, "none", snapshot="load") == []
     assert [len(part) for part in parts(server, "few")] == [90]
     assert len(parts(server, "few", partitions="8")) == 1
 

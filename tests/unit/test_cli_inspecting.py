@@ -186,7 +186,7 @@ def test_a_record_that_went_out_of_sight_is_not_told_as_deleted(client: FakeClie
     client.add("orders")
     (change,) = past(client, 5)
     client.past = [replace(change, op="delete", reason="not_permitted", instance="")]
-    assert "you may not see the record any more" in run(client, "history", "orders", "1", "--format", "table").stdout
+    assert "you may not see it" in run(client, "history", "orders", "1", "--format", "table").stdout
 
 
 def test_the_log_is_a_line_for_each_event(client: FakeClient) -> None:
