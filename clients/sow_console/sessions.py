@@ -21,6 +21,7 @@ from typing import Final, TypeAlias
 from sow_client import AsyncClient, ConfigSetting, FailedPrecondition, Figures, LogLine
 from sow_console.comparing import Comparison
 from sow_console.figures import Watch, figures_of, log_of
+from sow_console.instances import Watched
 
 IDLE_SECONDS: Final = 3_600.0
 AGE_SECONDS: Final = 12 * 3_600.0
@@ -50,6 +51,7 @@ class Session:
         self._token = token
         self._connect = connect
         self._clients: dict[str, AsyncClient] = {}
+        self._instances: dict[str, Watched] = {}
         self._figures: dict[str, Watch[Figures]] = {}
         self._logs: dict[str, Watch[LogLine]] = {}
         self._settings: dict[str, list[ConfigSetting]] = {}
@@ -63,6 +65,12 @@ class Session:
         """The person's client of this server, one of those named at the start."""
         if (found := self._clients.get(server)) is None:
             found = self._clients[server] = self._connect(server, self._token)
+        return found
+
+    def instance(self, server: str) -> Watched:
+        """The instance, which is asked without waiting for long."""
+        if (found := self._instances.get(server)) is None:
+            found = self._instances[server] = Watched(self.client(server))
         return found
 
     def figures(self, server: str) -> Watch[Figures]:
@@ -103,6 +111,8 @@ class Session:
         self._token = None
         for comparison in self.comparisons.values():
             await comparison.close()
+        for instance in self._instances.values():
+            await instance.close()
         for figures in self._figures.values():
             await figures.close()
         for log in self._logs.values():

@@ -29,12 +29,11 @@ from sow_client import (
     RecordBatch,
     ReplicationStatus,
     SowError,
-    Status,
     TopicDue,
     Unavailable,
 )
 from sow_console import documents, graph, horizon, live, story, texts
-from sow_console.pages import overview, records
+from sow_console.pages import records
 from sow_console.pages.page import DEFAULT_SERVER, View, operands
 from sow_console.sessions import Session
 
@@ -182,38 +181,6 @@ def test_an_instance_without_peers_stands_alone() -> None:
 )
 def test_lengths_of_time_are_short(length: timedelta, text: str) -> None:
     assert texts.duration(length) == text
-
-
-# ---- alarms ----
-
-
-def status(**other: object) -> Status:
-    given: dict[str, object] = {
-        "instance": "ldn", "instance_id": "", "journal_epoch": "", "server_version": "", "state": "serving",
-        "failure": "", "ready_time": NOW, "clock_time": NOW, "sweep_paused": False, "last_sequence": 0,
-        "live_records": 0, "overdue_records": 0, "topics": 0, "disk_bytes": 0,
-    }  # fmt: skip
-    return Status(**(given | other))  # type: ignore[arg-type]  # of the types that they have above
-
-
-def test_a_healthy_instance_has_no_alarm() -> None:
-    assert overview.alarms(status(), serving=True, now=NOW) == []
-
-
-@pytest.mark.parametrize(
-    ("other", "word"),
-    [
-        ({"state": "failed", "failure": "disk"}, "failed, writes have stopped: disk"),
-        ({"sweep_paused": True}, "expiry is paused"),
-        ({"overdue_records": 10_001}, "10,001 records are overdue"),
-        ({"clock_time": NOW + timedelta(seconds=6)}, "clock differs"),
-        ({"disk_free_bytes": 5 << 30, "disk_size_bytes": 100 << 30}, "5.0 GiB of 100.0 GiB free"),
-        ({"disk_free_bytes": 1 << 29, "disk_size_bytes": 2 << 30}, "512.0 MiB of 2.0 GiB free"),
-    ],
-)
-def test_a_sick_instance_has_one(other: dict[str, object], word: str) -> None:
-    (alarm,) = overview.alarms(status(**other), serving=True, now=NOW)
-    assert word in alarm
 
 
 # ---- frames ----

@@ -7,18 +7,9 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
 
-from sow_client import (
-    AsyncClient,
-    Figures,
-    Instance,
-    PermissionDenied,
-    SowError,
-    Status,
-    Topic,
-    TopicStatistics,
-    Unavailable,
-)
+from sow_client import Figures, Instance, PermissionDenied, Status, Topic, TopicStatistics, Unavailable
 from sow_console import horizon, texts
+from sow_console.instances import WAIT_SECONDS, Known
 from sow_console.pages.page import Facts, View
 
 OVERDUE_MAX: Final = 10_000
@@ -40,7 +31,10 @@ class Seen:
     server: str
     instance: Instance | None
     status: Status | None
-    """None: it is not reachable, or the person lacks `observe`."""
+    """None: it has never answered, or the person lacks `observe`."""
+    lost: bool
+    """It does not answer; `instance` and `status` are as they were at `answered`."""
+    answered: datetime | None
     error: str
     alarms: tuple[str, ...]
 
@@ -58,8 +52,12 @@ class TopicLine:
 
 async def facts(view: View) -> Facts:
     """All instances, and the rates and topics of the one that was chosen."""
-    looks = (_seen(view.session.client(server), server, view.now) for server in view.servers)
-    topics, seen = await asyncio.gather(_topics(view), asyncio.gather(*looks))
+    asking = asyncio.create_task(_topics(view), name="topics of the overview")
+    try:
+        seen = await asyncio.gather(*(_seen(view, server) for server in view.servers))
+        topics = await _unless_lost(view, asking)
+    finally:
+        asking.cancel()
     figures = () if topics is None else await _figures(view)
     latest = figures[-1] if figures else None
     return {
@@ -85,18 +83,33 @@ async def _topics(view: View) -> list[Topic] | None:
         return None
 
 
-async def _seen(client: AsyncClient, server: str, now: datetime) -> Seen:
-    try:
-        instance = await client.describe_instance()
-    except SowError as error:
-        return Seen(server, None, None, error.message, (f"not reachable: {error.message}",))
-    try:
-        status = await client.status()
-    except PermissionDenied as error:
-        return Seen(server, instance, None, error.message, ())
-    except SowError as error:
-        return Seen(server, instance, None, error.message, (error.message,))
-    return Seen(server, instance, status, "", tuple(alarms(status, serving=instance.serving, now=now)))
+async def _unless_lost(view: View, asking: asyncio.Task[list[Topic] | None]) -> list[Topic] | None:
+    """The topics; None: their server does not answer, so the other instances do not wait for it."""
+    while not asking.done() and len(view.servers) > 1:
+        known = await view.session.instance(view.server).look()
+        if known.lost or known.silent:
+            return None
+        await asyncio.wait({asking}, timeout=WAIT_SECONDS)
+    return await asking
+
+
+async def _seen(view: View, server: str) -> Seen:
+    return seen(server, await view.session.instance(server).look(), view.now)
+
+
+def seen(server: str, known: Known, now: datetime) -> Seen:
+    """An instance in the list, with its alarms. One that is asked for the first time has none yet."""
+    instance, status = known.instance, known.status
+    found: tuple[str, ...] = ()
+    if known.lost:
+        found = (known.error,)
+    elif instance is not None and status is not None:
+        assert known.time is not None, "it has answered"
+        # By the clock of the time when it answered: a later look at the same answer finds the same.
+        found = tuple(alarms(status, serving=instance.serving, now=known.time))
+    elif instance is not None and not known.denied:
+        found = (known.error,)
+    return Seen(server, instance, status, known.lost, known.time, known.error or "it was asked just now", found)
 
 
 def alarms(status: Status, *, serving: bool, now: datetime) -> list[str]:
