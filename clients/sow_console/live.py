@@ -6,6 +6,7 @@
      on, and the server waits, too.
 [3]  A frame comes at least every HEARTBEAT_SECONDS, so a page that has heard nothing for longer knows that it is old.
 [4]  A socket ends with its session.
+[5]  Where the changes of a grid break off again and again, a growing wait comes before each whole query.
 """
 
 from __future__ import annotations
@@ -30,6 +31,9 @@ HEARTBEAT_SECONDS: Final = 3.0
 FRAMES_APART_SECONDS: Final = 0.1
 """No eye needs more than ten frames a second, and each costs the console some time."""
 RETRY_SECONDS: Final = 1.0
+RETRY_SECONDS_MAX: Final = 10.0
+CALM_SECONDS: Final = 60.0
+"""Whole queries of a grid that are further apart have no wait between them."""
 REST: Final = 9.0
 """A page rests for so many times the time that it took to make, so it takes at most a tenth of the servers' time."""
 ENDED: Final = 4401
@@ -85,6 +89,31 @@ class Newest:
         return made
 
 
+class Waits:
+    """The seconds to wait before a thing is done once more: none at first, then more each time, up to a bound; none
+    again after CALM_SECONDS without it."""
+
+    def __init__(self, first: float, most: float, clock: Callable[[], float]) -> None:
+        """`clock`: monotonic seconds."""
+        self._first = first
+        self._most = most
+        self._clock = clock
+        self._done: float | None = None
+        self._wait = 0.0
+
+    def done(self) -> None:
+        """It was done now."""
+        self._done = self._clock()
+
+    def next(self) -> float:
+        """The seconds to wait now."""
+        if self._done is None or self._clock() - self._done >= CALM_SECONDS:
+            self._wait = 0.0
+            return 0.0
+        wait, self._wait = self._wait, min(self._most, max(self._first, 2 * self._wait))
+        return wait
+
+
 class RecordFrames:
     """The frames of the grid: first the answer to the query, then its changes."""
 
@@ -95,11 +124,16 @@ class RecordFrames:
         *,
         now_micros: Callable[[], int] = lambda: time.time_ns() // 1_000,
         heartbeat: float = HEARTBEAT_SECONDS,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:
+        """`clock`: monotonic seconds."""
         self._client = client
         self._query = query
         self._now_micros = now_micros
         self._heartbeat = heartbeat
+        self._sleep = sleep
+        self._between = Waits(RETRY_SECONDS, RETRY_SECONDS_MAX, clock)
         self._newest = Newest()
         self._more = asyncio.Event()
         self._less = asyncio.Event()
@@ -165,6 +199,9 @@ class RecordFrames:
 
     async def _answer(self) -> Frame:
         """Asks, and follows from there on."""
+        if wait := self._between.next():
+            self._since_micros = self._since_micros or self._now_micros()  # nothing is followed meanwhile
+            await self._sleep(wait)
         begun = self._now_micros()
         try:
             found = await records.answer(self._client, self._query, documents.row)
@@ -172,13 +209,14 @@ class RecordFrames:
             if self._since_micros is None:
                 self._since_micros = self._now_micros()
             else:
-                await asyncio.sleep(RETRY_SECONDS)
+                await self._sleep(RETRY_SECONDS)
             return self._state() | {"error": records.error_of(error)}
         except SowError as error:
             self._wants_answer, self._error = False, error
             return self._state()
         self._wants_answer, self._error, self._since_micros, self._silent_micros = False, None, None, None
         self._as_of_micros = found.header.as_of_micros
+        self._between.done()
         await _ended(self._reader)
         self._newest = Newest()
         self._reader = asyncio.create_task(self._read(found.header.bookmark), name="changes of a grid")

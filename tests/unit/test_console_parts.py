@@ -28,6 +28,7 @@ from sow_client import (
     Record,
     RecordBatch,
     ReplicationStatus,
+    ResyncRequired,
     SowError,
     TopicDue,
     Unavailable,
@@ -36,6 +37,7 @@ from sow_console import documents, graph, horizon, live, story, texts
 from sow_console.pages import records
 from sow_console.pages.page import DEFAULT_SERVER, View, operands
 from sow_console.sessions import Session
+from tests.support.console import Clock
 
 NOW = datetime(2030, 1, 31, 12, tzinfo=UTC)
 BIG = 2**63 + 1
@@ -421,6 +423,30 @@ def test_a_position_that_is_gone_is_asked_about_anew() -> None:
         script.changes.put_nowait(Unavailable("cut", reason="STREAM_CUT"))
         again = await eventually(source, lambda frame: "reset" in frame)
         assert [row[0] for row in cast(list[list[object]], again["rows"])] == ["9"]
+        await source.close()
+
+    go(work)
+
+
+def test_changes_that_break_off_each_time_are_asked_about_with_a_growing_wait() -> None:
+    """A grid asked its whole query anew up to ten times a second."""
+
+    async def work() -> None:
+        script, slept, clock = Script([[] for _ in range(9)]), [], Clock()
+
+        async def sleep(seconds: float) -> None:
+            slept.append(seconds)
+
+        asked = records.asked({"topic": "orders"})
+        source = live.RecordFrames(cast(AsyncClient, script), asked, heartbeat=0.001, clock=clock, sleep=sleep)
+        for number in range(8):
+            await eventually(source, lambda frame: "reset" in frame)
+            if number == 6:
+                clock.now += live.CALM_SECONDS
+            script.changes.put_nowait(ResyncRequired("gone", reason="RESYNC_REQUIRED"))
+        last = await eventually(source, lambda frame: "reset" in frame)
+        assert slept == [1, 2, 4, 8, 10]
+        assert last["away_since"] is None
         await source.close()
 
     go(work)
