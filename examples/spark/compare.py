@@ -11,7 +11,7 @@ import sys
 
 import sow_spark
 from examples.spark.capture import flights
-from examples.spark.lake import frame, position
+from examples.spark.lake import bookmark, frame, position
 from examples.spark.session import session
 
 
@@ -19,9 +19,9 @@ def main(server: str, folder: str) -> int:
     """Prints the differences."""
     spark = session("compare flights")
     # The position first: if the table moves on in between, its rows are newer, and the keys that changed are left out.
-    epoch, sequence = position(flights(server), folder)
+    at = bookmark(*position(flights(server), folder))
     rows = frame(spark, folder)
-    with sow_spark.diff(rows, "flights", options={"server": server}, position=f"{epoch}.{sequence}") as found:
+    with sow_spark.diff(rows, "flights", options={"server": server}, position=at) as found:
         counts = found.counts()
         told = ", ".join(f"{count:,} {kind}" for kind, count in sorted(counts.items())) or "no difference"
         print(f"as of {found.as_of}: {told}; {found.unsettled:,} keys have changed since the table was written")

@@ -3,9 +3,10 @@
 Spark reads the changes, and its executors write the files of a first snapshot. The driver merges the changes of each
 micro-batch with delta-rs (`pip install deltalake`), which needs neither a jar nor a catalog.
 
-    [1]  Each commit of a table carries the sequence of the last change in it, as a transaction of the journal's epoch
-         (Delta's action `txn`). Changes at or below that sequence are left out. So a batch that is run twice changes
-         nothing the second time.
+    [1]  Each commit of a table carries the sequence of the last change in it, as a transaction (Delta's action `txn`)
+         of the topic's journal: its epoch, and the creation of the topic. Changes at or below that sequence are left
+         out. So a batch that is run twice changes nothing the second time, and a topic that was deleted and made again
+         is not merged into the rows of the former one.
     [2]  Of two drivers that merge into a table at the same time, one commits. The other fails with CommitFailedError,
          and finds the changes applied when it is run again.
     [3]  A run starts at the position of the table. There is no checkpoint that could be lost, or tell another
@@ -63,21 +64,21 @@ def follow(
 
     The rows of `prepare` have the column `_sequence`; one of them has the greatest of the batch.
     """
-    epoch, sequence = position(source, folder)
+    journal, sequence = position(source, folder)
 
     def take(batch: DataFrame, _: int) -> None:
         table = DeltaTable(folder)
-        applied = table.transaction_version(epoch) or 0
+        applied = table.transaction_version(journal) or 0
         rows = prepare(batch.where(functions.col("_sequence") > applied)).toArrow()
         if rows.num_rows:
-            merge(table, rows, at(epoch, max(rows.column("_sequence").to_pylist())))
+            merge(table, rows, at(journal, max(rows.column("_sequence").to_pylist())))
 
     changes = (
         spark.readStream.format("sow")
         .schema(f"{source.columns}, _key STRING, _op STRING, _sequence LONG")
         .option("server", source.server)
         .option("topic", source.topic)
-        .option("startingFrom", f"{epoch}.{sequence}")
+        .option("startingFrom", bookmark(journal, sequence))
         .option("pinName", source.pin)
         .option("pinLease", PIN_LEASE)
         .option("maxRecordsPerBatch", source.records_per_batch)
@@ -109,24 +110,33 @@ def values(names: Sequence[str]) -> dict[str, str]:
 
 
 def position(source: Source, folder: str) -> tuple[str, int]:
-    """Epoch and sequence of the last change that a table has. Raises LookupError if it has none of this journal."""
+    """Journal and sequence of the last change that a table has. Raises LookupError if it has none of this journal."""
     with Client(source.server) as client:
-        epoch = epoch_of(client, source.topic)
-    sequence = DeltaTable(folder).transaction_version(epoch)
+        journal = journal_of(client, source.topic)
+    sequence = DeltaTable(folder).transaction_version(journal)
     if sequence is None:
-        raise LookupError(f"{folder} is the table of another journal than {epoch}, that of {source.server}")
-    return epoch, sequence
+        raise LookupError(
+            f"{folder} is the table of another journal than {journal}, that of topic {source.topic} of "
+            f"{source.server}: the topic was made again, or the server was restored. Begin a new table"
+        )
+    return journal, sequence
 
 
-def epoch_of(client: Client, topic: str) -> str:
-    """The epoch of the server's journal."""
-    return client.plan_changes(topic, start="latest").start.rpartition(".")[0]
+def journal_of(client: Client, topic: str) -> str:
+    """The name of a topic's journal in a table [1]."""
+    epoch = client.plan_changes(topic, start="latest").start.rpartition(".")[0]
+    return f"{epoch} since {client.describe_topic(topic).create_time.isoformat()}"
 
 
-def at(epoch: str, sequence: int) -> CommitProperties:
+def bookmark(journal: str, sequence: int) -> str:
+    """The position in the journal as the server knows it."""
+    return f"{journal.partition(' ')[0]}.{sequence}"
+
+
+def at(journal: str, sequence: int) -> CommitProperties:
     """The properties of a commit with all changes up to a sequence [1]."""
-    bookmark = f"{epoch}.{sequence}"
-    return CommitProperties(app_transactions=[Transaction(epoch, sequence)], custom_metadata={"bookmark": bookmark})
+    told = {"bookmark": bookmark(journal, sequence)}
+    return CommitProperties(app_transactions=[Transaction(journal, sequence)], custom_metadata=told)
 
 
 # ---- whole tables ----
@@ -142,15 +152,18 @@ def begin(spark: SparkSession, source: Source, folder: str, prepare: Prepare = l
         empty = not DeltaTable.is_deltatable(folder) or not DeltaTable(folder).version()
         if not empty:
             return
+        journal = journal_of(client, source.topic)
         export = client.open_export(source.topic)
-        assert export.bookmark is not None, "the topic has a journal"
-        client.pin_journal(source.topic, source.pin, export.bookmark, idle_ttl=PIN_LEASE)
-        reader = spark.read.format("sow").schema(f"{source.columns}, _key STRING, _sequence LONG")
-        reader = reader.option("server", source.server).option("topic", source.topic).option("export", export.id)
-        rows = prepare(reader.load())
-        part = f"snapshot-{secrets.token_hex(4)}"
-        rows.write.option("compression", "zstd").parquet(f"{folder}/{part}")
-        client.close_export(export.id)
+        try:
+            assert export.bookmark is not None, "the topic has a journal"
+            client.pin_journal(source.topic, source.pin, export.bookmark, idle_ttl=PIN_LEASE)
+            reader = spark.read.format("sow").schema(f"{source.columns}, _key STRING, _sequence LONG")
+            reader = reader.option("server", source.server).option("topic", source.topic).option("export", export.id)
+            rows = prepare(reader.load())
+            part = f"snapshot-{secrets.token_hex(4)}"
+            rows.write.option("compression", "zstd").parquet(f"{folder}/{part}")
+        finally:
+            client.close_export(export.id)
     schema = spark.createDataFrame([], rows.schema).toArrow().schema
     table = DeltaTable.create(folder, schema, mode="ignore")
     now = time.time_ns() // 1_000_000
@@ -158,9 +171,9 @@ def begin(spark: SparkSession, source: Source, folder: str, prepare: Prepare = l
     added: list[AddAction | RemoveAction] = [
         AddAction(f"{part}/{file.name}", file.stat().st_size, {}, now, True, "{}") for file in files
     ]
-    epoch, _, sequence = export.bookmark.rpartition(".")
+    sequence = int(export.bookmark.rpartition(".")[2])
     # It overwrites: of two drivers that begin a table, the later one decides about all of it.
-    table.create_write_transaction(added, "overwrite", schema, commit_properties=at(epoch, int(sequence)))
+    table.create_write_transaction(added, "overwrite", schema, commit_properties=at(journal, sequence))
 
 
 def frame(spark: SparkSession, folder: str) -> DataFrame:

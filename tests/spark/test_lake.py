@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -147,6 +148,27 @@ def test_a_table_of_another_journal_is_refused(
     lake.merge_last(DeltaTable(tmp_path), row, lake.at("another", 7))
     with pytest.raises(LookupError, match="of another journal"):
         capture(spark, flights(server.address), str(tmp_path))
+
+
+def test_a_topic_that_was_made_again_is_not_merged_into_the_rows_of_the_former_one(
+    spark: SparkSession, server: ServerProcess, client: Client, tmp_path: Path
+) -> None:
+    """given a captured table / when the topic is deleted and made again with nothing written in between, so that the
+    position of the table is the beginning of the new topic / then the table is refused. Its rows stayed for ever."""
+
+    def make(*carriers: str) -> None:
+        client.create_topic("remade", key=[f"/{name}" for name in KEY], expiration="enabled")
+        documents = [fields(json.loads(flight.document)) for flight in read_flights(3)]
+        client.publish_many("remade", [one | {"carrier": carrier} for one in documents for carrier in carriers])
+
+    make("A", "B")
+    source = flights(server.address, "remade")
+    capture(spark, source, str(tmp_path / "table"))
+    assert len(captured(tmp_path / "table")) == 6
+    client.delete_topic("remade")
+    make("C")
+    with pytest.raises(LookupError, match="the topic was made again"):
+        capture(spark, source, str(tmp_path / "table"))
 
 
 # ---- the other pipelines ----
