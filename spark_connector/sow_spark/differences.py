@@ -30,6 +30,15 @@ from sow_spark.schemas import METADATA_COLUMNS, unsupported
 
 CHANGES_MAX: Final = 1_000_000
 """The most changes between the position of a table and the cut: the driver holds their keys."""
+_DECIDED: Final = frozenset(
+    name.lower()
+    for name in (
+        *("topic", "path", "topics", "topicPattern", "export", "snapshot", "pushFilters", "columns", "metadata"),
+        *("inferRecords", "jsonSchema", "newFields", "startingFrom", "failOnDataLoss", "pinName", "pinLease"),
+        *("maxRecordsPerTrigger", "maxBytesPerTrigger", "maxRecordsPerBatch", "maxBytesPerBatch"),
+    )
+)
+"""Options that make no sense in a comparison. With metadata=false every row would be a difference."""
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -91,29 +100,50 @@ def diff(
     Raises SowSourceError, also for more than a million changes since `position`: bring the table up to date first.
     """
     given = dict(options or {})
-    if "export" in {name.lower() for name in given}:
-        raise option_error("export", "diff opens the export itself")
+    for name in given:
+        if name.lower().removeprefix("read.") in _DECIDED:
+            raise option_error(
+                name, "diff decides about it: give only options of connecting and of decoding, and filter"
+            )
     reading = parse_reading({**given, "topic": topic})
     lag = _lag(expiry_lag)
     schema = _compared(lake, on, columns)
     if position is not None and "_key" not in lake.columns:
         raise SowSourceError("SCHEMA_UNSUPPORTED", "a comparison with a position needs the column _key in the table")
-    spark = lake.sparkSession
     with translated(f"comparing with topic {topic}"), connect(reading.connecting) as client:
         export = _export(client, reading)
-        reading = replace(reading, connecting=kept(reading.connecting, client))
-        moved = sorted(_moved(client, reading, position, export)) if position is not None else []
+        try:
+            reading = replace(reading, connecting=kept(reading.connecting, client))
+            moved = sorted(_moved(client, reading, position, export)) if position is not None else []
+            return _compare(lake, reading, given, list(on), schema, moved, lag, export)
+        except BaseException:
+            client.close_export(export.id)
+            raise
+
+
+def _compare(
+    lake: DataFrame,
+    reading: Reading,
+    given: Mapping[str, str],
+    on: list[str],
+    schema: StructType,
+    moved: list[str],
+    lag: timedelta,
+    export: Export,
+) -> Differences:
+    """The differences from an open export, without the keys that have moved."""
+    spark = lake.sparkSession
     source = spark.read.format("sow").schema(_read_schema(lake, on, schema))
     for name, value in given.items():
-        if name.lower() not in ("filter", "partitions", "lease", "server"):
+        if name.lower().removeprefix("read.") not in ("filter", "partitions", "lease", "server"):
             source = source.option(name, value)
     source = source.option("server", reading.connecting.server).option("export", export.id)
-    held = source.load(topic)
+    held = source.load(reading.topic)
     if moved:
         keys = spark.createDataFrame([(key,) for key in moved], StructType([StructField("_key", StringType())]))
         lake, held = (side.join(keys, "_key", "left_anti") for side in (lake, held))
     return Differences(
-        rows=_differing(lake, held, list(on), schema.names, export.as_of, lag),
+        rows=_differing(lake, held, on, schema.names, export.as_of, lag),
         as_of=export.as_of,
         bookmark=export.bookmark,
         unsettled=len(moved),
@@ -171,6 +201,7 @@ def _export(client: Client, reading: Reading) -> Export:
     return retried(
         reading.connecting,
         lambda: client.open_export(reading.topic, reading.filter or None, parts=reading.partitions, lease=lease),
+        full=True,
     )
 
 

@@ -6,12 +6,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 import sow_spark
-from sow_client import Client
+from sow_client import Client, Export, SowError
 from sow_spark.errors import SowSourceError
 from tests.support.server import ServerProcess
 
@@ -147,11 +148,33 @@ def test_mistakes_are_told_before_anything_is_read(spark: SparkSession, server: 
     assert reason(lake, columns=["nothing"]) == "SCHEMA_UNSUPPORTED"
     assert reason(lake.selectExpr("*", "map('a', 1) AS m")) == "SCHEMA_UNSUPPORTED"
     assert reason(lake.drop("_key"), on=["id"], position=at) == "SCHEMA_UNSUPPORTED"
-    assert reason(lake, options={**to, "export": "x"}) == "OPTION_INVALID"
+    for option in ("export", "metadata", "columns", "snapshot", "READ.topic", "startingFrom"):
+        assert reason(lake, options={**to, option: "false"}) == "OPTION_INVALID"
     assert reason(lake, expiry_lag="soon") == "OPTION_INVALID"
     assert reason(lake, "nowhere") == "TOPIC_NOT_FOUND"
     assert reason(lake, "quiet", position=at) == "NO_JOURNAL"
     assert reason(lake, position="nonsense") == "BOOKMARK_MALFORMED"
+
+
+def test_a_comparison_that_fails_leaves_no_export(
+    spark: SparkSession, server: ServerProcess, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server has room for a bounded number of exports, and each held its lease of ten minutes."""
+    opened: list[str] = []
+    original = Client.open_export
+
+    def open_export(self: Client, *args: Any, **keywords: Any) -> Export:
+        export = original(self, *args, **keywords)
+        opened.append(export.id)
+        return export
+
+    monkeypatch.setattr(Client, "open_export", open_export)
+    with pytest.raises(SowSourceError):
+        sow_spark.diff(table(spark, rows()), "orders", options={"server": server.address}, position="nonsense")
+    (export,) = opened
+    with pytest.raises(SowError) as gone:
+        client.renew_export(export)
+    assert gone.value.reason == "EXPORT_NOT_FOUND"
 
 
 def test_more_changes_than_the_driver_holds_are_refused(
