@@ -25,7 +25,7 @@ def follow_days(spark: SparkSession, server: str, folder: str) -> None:
         .option("server", server)
         .option("topic", TOPIC)
         .option("startingFrom", "earliest")
-        .option("maxRecordsPerBatch", 500_000)
+        .option("maxRecordsPerTrigger", 500_000)
         .load()
         .withColumn("date", functions.make_date("year", "month", "day"))
     )

@@ -81,7 +81,7 @@ def follow(
         .option("startingFrom", bookmark(journal, sequence))
         .option("pinName", source.pin)
         .option("pinLease", PIN_LEASE)
-        .option("maxRecordsPerBatch", source.records_per_batch)
+        .option("maxRecordsPerTrigger", source.records_per_batch)
         .load()
     )
     stream = changes.writeStream.foreachBatch(take)  # without a checkpoint [3]

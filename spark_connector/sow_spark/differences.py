@@ -35,7 +35,7 @@ _DECIDED: Final = frozenset(
     for name in (
         *("topic", "path", "topics", "topicPattern", "export", "snapshot", "pushFilters", "columns", "metadata"),
         *("inferRecords", "jsonSchema", "newFields", "startingFrom", "failOnDataLoss", "pinName", "pinLease"),
-        *("maxRecordsPerTrigger", "maxBytesPerTrigger", "maxRecordsPerBatch", "maxBytesPerBatch"),
+        *("maxRecordsPerTrigger", "maxBytesPerTrigger"),
     )
 )
 """Options that make no sense in a comparison. With metadata=false every row would be a difference."""

@@ -206,8 +206,6 @@ READ_OPTIONS: Final = (
     "startingFrom",
     "maxRecordsPerTrigger",
     "maxBytesPerTrigger",
-    "maxRecordsPerBatch",
-    "maxBytesPerBatch",
     "failOnDataLoss",
     "pinName",
     "pinLease",
@@ -267,8 +265,8 @@ def parse_reading(options: Mapping[str, str]) -> Reading:
         lease_micros=given.micros("lease", 0, LEASE_MICROS_MAX),
         batch_size=given.count("batchSize", 0, 1, BATCH_RECORDS_MAX),
         starting_from=given.start("startingFrom"),
-        max_records_per_trigger=given.count(given.either("maxRecordsPerTrigger", "maxRecordsPerBatch"), 0, 1, 2**62),
-        max_bytes_per_trigger=given.size(given.either("maxBytesPerTrigger", "maxBytesPerBatch")),
+        max_records_per_trigger=given.count("maxRecordsPerTrigger", 0, 1, 2**62),
+        max_bytes_per_trigger=given.size("maxBytesPerTrigger"),
         fail_on_data_loss=given.flag("failOnDataLoss", True),
         pin_name=given.text("pinName"),
         pin_lease_micros=given.micros("pinLease", 3_600_000_000, 2**62),
@@ -355,12 +353,6 @@ class _Given:
         if value is not None and not value.strip():
             raise option_error(name, "is empty")
         return value
-
-    def either(self, name: str, former: str) -> str:
-        """The name by which an option with two names is given. Both together are refused."""
-        if name.lower() in self._values and former.lower() in self._values:
-            raise option_error(former, f"is the former name of {name}: give one of the two")
-        return former if former.lower() in self._values else name
 
     def topic(self) -> str:
         """The topic, by either name."""

@@ -66,8 +66,7 @@ class SowDataSource(DataSource):
         topics                      in place of topic: several, with commas
         topicPattern                in place of topic: all whose whole names match this regular expression
         maxRecordsPerTrigger, maxBytesPerTrigger
-                                    bounds of a micro-batch, in entries and bytes of the journal; former names:
-                                    maxRecordsPerBatch, maxBytesPerBatch
+                                    bounds of a micro-batch, in entries and bytes of the journal
         failOnDataLoss = true       false: a query whose changes are gone goes on with the earliest one
         pinName                     the durable subscription that keeps the journal for the query
         pinLease = 1h               time for which it keeps the journal after the query has stopped

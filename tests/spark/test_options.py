@@ -67,11 +67,6 @@ def test_every_option_of_reading_is_read_whatever_its_case() -> None:
     assert pickle.loads(pickle.dumps(reading)) == reading
 
 
-def test_a_limit_has_its_former_name_too() -> None:
-    reading = parse_reading({"topic": "t", "maxRecordsPerBatch": "5", "maxBytesPerBatch": "1MiB"})
-    assert (reading.max_records_per_trigger, reading.max_bytes_per_trigger) == (5, 2**20)
-
-
 @pytest.mark.parametrize("start", ["earliest", "latest", "0af3.17"])
 def test_a_start_that_is_no_time_is_a_word_or_a_bookmark(start: str) -> None:
     assert parse_reading({"topic": "t", "startingFrom": start}).starting_from == start
@@ -98,11 +93,7 @@ def test_a_start_that_is_no_time_is_a_word_or_a_bookmark(start: str) -> None:
         ),
         ({"topic": "t", "lease": "10"}, "option lease: duration '10' misses a unit"),
         ({"topic": "t", "lease": "25h"}, "option lease: '25h' is out of range"),
-        ({"topic": "t", "maxbytesperbatch": "5"}, "option maxBytesPerBatch: size"),
-        (
-            {"topic": "t", "maxRecordsPerBatch": "5", "maxRecordsPerTrigger": "5"},
-            "option maxRecordsPerBatch: is the former name of maxRecordsPerTrigger",
-        ),
+        ({"topic": "t", "maxbytespertrigger": "5"}, "option maxBytesPerTrigger: size"),
         ({"topic": "t", "failondataloss": "no"}, "option failOnDataLoss: 'no' is neither true nor false"),
         ({"topic": "t", "startingfrom": "2024-13-01"}, "option startingFrom: '2024-13-01' is neither earliest"),
     ],
