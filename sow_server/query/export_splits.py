@@ -45,9 +45,9 @@ class KeySamples:
                 found.add(self.keys[first:last], upto - self.before[first])
         return found
 
-    def place(self, share: float) -> tuple[bytes, int]:
-        """A key with about that share of the records before it, and the number of those records."""
-        index = bisect.bisect_left(self.before, share * self.records)
+    def place(self, records: int) -> tuple[bytes, int]:
+        """The first sample with at least that many records before it, and their number."""
+        index = bisect.bisect_left(self.before, records)
         if index == len(self.keys):
             return ABOVE_ALL, self.records
         return self.keys[index], self.before[index]

@@ -261,9 +261,12 @@ class Export:
         parts: list[ExportPart] = []
         left, before = list(ranges), 0
         for index in range(1, count):
-            edge, upto = samples.place(index / count)
+            # A sample is not always where the records divide, and no part must come out too small.
+            edge, upto = samples.place(max(samples.records * index // count, before + PART_RECORDS_MIN))
+            if samples.records - upto < PART_RECORDS_MIN:
+                break
             mine, behind = _split(left, edge)
-            if mine and upto > before:
+            if mine:
                 parts.append(ExportPart(upto - before, tuple(mine)))
                 left, before = behind, upto
         if left:
@@ -408,10 +411,10 @@ def _plan(topic: Topic, given: RecordFilter | None) -> Plan:
 
 
 def _parts(wanted: int, records: int) -> int:
-    """The number of parts for this many stored records."""
+    """The number of parts for this many stored records, each with `PART_RECORDS_MIN` or more. Fewer are one part."""
     if wanted == 0:
         wanted = min(PARTS_APT_MAX, math.ceil(records / PART_RECORDS_APT))
-    return min(wanted, math.ceil(records / PART_RECORDS_MIN))
+    return min(wanted, max(records // PART_RECORDS_MIN, min(records, 1)))
 
 
 def _places(visible: Sequence[bytes], parts: int) -> list[bytes]:

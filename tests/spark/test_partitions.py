@@ -41,15 +41,24 @@ def fill(client: Client, topic: str, keys: list[str]) -> None:
 def test_a_tiny_topic_is_one_partition_and_an_empty_one_has_nothing_in_it(
     server: ServerProcess, client: Client
 ) -> None:
-    """given topics with no record and with few / when many partitions are asked for / then there are not more than
-    their records are worth"""
+    """given topics with no record and with few / when many partitions are asked for / then none has fewer than 100
+    records (rule Q6)
+
+    150 records made two of 75.
+    """
     fill(client, "none", [])
     fill(client, "few", [str(at) for at in range(90)])
+    fill(client, "more", [str(at) for at in range(150)])
+    fill(client, "enough", [str(at) for at in range(200)])
     assert parts(server, "none") == [[]]  # a later snapshot may have records
     assert parts(server, "none", partitions="8") == [[]]
     assert parts(server, "none", snapshot="load") == []
     assert [len(part) for part in parts(server, "few")] == [90]
     assert len(parts(server, "few", partitions="8")) == 1
+    assert [len(part) for part in parts(server, "more", partitions="8")] == [150]
+    assert [len(part) for part in parts(server, "enough", partitions="8")] == [100, 100]
+    some = parts(server, "more", partitions="8", filter=f"@key IN ({', '.join(repr(str(at)) for at in range(140))})")
+    assert [len(part) for part in some] == [140]
 
 
 def test_partitions_are_even_where_keys_are_not(server: ServerProcess, client: Client) -> None:
