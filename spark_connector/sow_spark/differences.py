@@ -105,7 +105,7 @@ def diff(
             raise option_error(
                 name, "diff decides about it: give only options of connecting and of decoding, and filter"
             )
-    reading = parse_reading({**given, "topic": topic})
+    reading = parse_reading({**given, "topic": topic}, "snapshot")
     lag = _lag(expiry_lag)
     schema = _compared(lake, on, columns)
     if position is not None and "_key" not in lake.columns:

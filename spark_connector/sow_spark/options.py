@@ -7,6 +7,9 @@ Guarantees:
          only, so that a view of SQL can have options for both.
     [2]  Every error names the option as documented, although Spark passes the names in lower case.
     [3]  The results are plain values, which are pickled to executors.
+    [4]  An option that would have no effect is refused: one of another use of the same direction (`startingFrom` of a
+         snapshot), and one that another option makes void (`jsonSchema` beside `payload=binary`). A view of SQL takes
+         appends and overwrites, so with `write.` in front an option of one of the two is left out in the other one.
 
 `Reading` and `Writing` are the two directions. A stream uses the same values as a batch. docs/spark.md explains the
 options, under the names in `READ_OPTIONS` and `WRITE_OPTIONS`.
@@ -17,19 +20,29 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Final, Literal, TypeAlias, TypeVar, get_args
 
-from sow.durations import DurationError, parse_micros
+from sow.durations import DurationError, format_micros, parse_micros
 from sow.sizes import SizeError, parse_bytes
 from sow_spark.errors import SowSourceError, option_error
+
+ReadUse: TypeAlias = Literal["snapshot", "stream"]
+"""The uses of reading: spark.read and spark.readStream."""
+WriteUse: TypeAlias = Literal["append", "overwrite", "stream"]
+"""The uses of writing: .write in its two modes, and .writeStream."""
 
 DEFAULT_SERVER: Final = "127.0.0.1:7450"
 PARTITIONS_MAX: Final = 10_000
 BATCH_RECORDS_MAX: Final = 100_000
 INFER_RECORDS_MAX: Final = 1_000_000
+STREAM_PARTITIONS_MAX: Final = 1_000
+LEASE_MICROS_MIN: Final = 1_000_000
 LEASE_MICROS_MAX: Final = 24 * 3_600 * 1_000_000
+WRITER_ID: Final = re.compile(r"[A-Za-z0-9_.:-]{1,150}")
+PIN_NAME: Final = re.compile(r"[A-Za-z0-9_.:-]{1,190}")
+"""The server allows 200 characters. The rest is for the name of a note (`sow_spark.stream_reading` [4])."""
 
 PayloadForm: TypeAlias = Literal["columns", "string", "binary"]
 """The form in which a payload becomes columns: a column for each field of a json document, or one column `payload`."""
@@ -126,6 +139,8 @@ class Reading:
     keeps."""
     pin_lease_micros: int = 3_600_000_000
     """The pin is removed if the query has not renewed it for this long."""
+    given: frozenset[str] = field(default=frozenset(), compare=False)
+    """The names of the options that are given."""
 
     @property
     def is_fixed(self) -> bool:
@@ -170,6 +185,8 @@ class Writing:
     writer_id: str | None = None
     """Stream: names its publishers. A query that continues another one has the same id. None: the id that Spark keeps
     in the checkpoint."""
+    given: frozenset[str] = field(default=frozenset(), compare=False)
+    """The names of the options that are given."""
 
 
 _COMMON: Final = (
@@ -234,17 +251,41 @@ WRITE_OPTIONS: Final = (
 stream."""
 
 
-def parse_reading(options: Mapping[str, str]) -> Reading:
-    """The options of reading. Raises SowSourceError (OPTION_INVALID)."""
-    given = _Given(options, READ_OPTIONS, WRITE_OPTIONS, "reading", "writing")
-    if given.text("export") is not None:
-        for name in ("filter", "partitions", "lease", "snapshot"):
-            if given.text(name) is not None:
-                raise option_error(name, "and export exclude each other: it is set when the export is opened")
+_READ_USES: Final[Mapping[str, tuple[ReadUse, ...]]] = {
+    **dict.fromkeys(("pushFilters", "snapshot", "export", "lease"), ("snapshot",)),
+    **dict.fromkeys(("topics", "topicPattern", "startingFrom", "failOnDataLoss", "pinName", "pinLease"), ("stream",)),
+    **dict.fromkeys(("maxRecordsPerTrigger", "maxBytesPerTrigger"), ("stream",)),
+}
+"""The uses of the options of reading that do not count in both."""
+_WRITE_USES: Final[Mapping[str, tuple[WriteUse, ...]]] = {
+    **dict.fromkeys(("batchSize", "durability", "onDelete"), ("append", "stream")),
+    "lease": ("overwrite",),
+    **dict.fromkeys(("writerId", "queryName", "checkpointLocation"), ("stream",)),
+}
+"""The uses of the options of writing that do not count in all. The server decides about the batches and the durability
+of an overwrite."""
+_CALLS: Final[Mapping[str, Mapping[str, str]]] = {
+    "reading": {"snapshot": "a snapshot (read)", "stream": "a stream (readStream)"},
+    "writing": {"append": "an append", "overwrite": "an overwrite", "stream": "a stream (writeStream)"},
+}
+
+
+def parse_reading(options: Mapping[str, str], use: ReadUse | None = None) -> Reading:
+    """The options of reading. `use`: None if it is not known yet. Raises SowSourceError (OPTION_INVALID)."""
+    given = _Given(options, READ_OPTIONS, WRITE_OPTIONS, "reading", _READ_USES, use)
+    given.exclude("export", ("filter", "partitions", "lease", "snapshot"), "it is set when the export is opened")
+    given.exclude("export", ("pushFilters",), "its records are chosen when it is opened")
+    given.exclude("jsonSchema", ("inferRecords",), "no sample is taken")
     columns = given.names("columns")
     new_fields: NewFields = given.word("newFields", get_args(NewFields)) or "ignore"
     if columns and new_fields != "ignore":
         raise option_error("newFields", f"and columns exclude each other: {new_fields} needs all fields of a document")
+    metadata: MetadataColumns = given.word("metadata", get_args(MetadataColumns)) or "true"
+    if columns and metadata == "changes":
+        raise option_error("metadata", "changes and columns exclude each other: name these columns in columns")
+    payload = given.word("payload", get_args(PayloadForm))
+    if payload is not None:
+        check_form_options(given.present, payload, f"payload={payload}")
     return Reading(
         connecting=_connecting(given),
         topic="" if given.has("topics") or given.has("topicPattern") else given.topic(),
@@ -257,28 +298,43 @@ def parse_reading(options: Mapping[str, str]) -> Reading:
         push_filters={"true": True, "false": False}.get(given.word("pushFilters", _PUSHING) or "auto"),
         snapshot=given.word("snapshot", get_args(SnapshotOf)) or "first-read",
         export=given.text("export"),
-        partitions=given.count("partitions", 0, 1, PARTITIONS_MAX),
+        partitions=given.count("partitions", 0, 1, STREAM_PARTITIONS_MAX if use == "stream" else PARTITIONS_MAX),
         infer_records=given.count("inferRecords", 1_000, 1, INFER_RECORDS_MAX),
-        metadata=given.word("metadata", get_args(MetadataColumns)) or "true",
-        payload=given.word("payload", get_args(PayloadForm)),
+        metadata=metadata,
+        payload=payload,
         mode=given.word("mode", get_args(ParseMode), upper=True) or "FAILFAST",
-        lease_micros=given.micros("lease", 0, LEASE_MICROS_MAX),
+        lease_micros=given.micros("lease", 0, LEASE_MICROS_MAX, least=LEASE_MICROS_MIN),
         batch_size=given.count("batchSize", 0, 1, BATCH_RECORDS_MAX),
         starting_from=given.start("startingFrom"),
         max_records_per_trigger=given.count("maxRecordsPerTrigger", 0, 1, 2**62),
         max_bytes_per_trigger=given.size("maxBytesPerTrigger"),
         fail_on_data_loss=given.flag("failOnDataLoss", True),
-        pin_name=given.text("pinName"),
-        pin_lease_micros=given.micros("pinLease", 3_600_000_000, 2**62),
+        pin_name=given.matching("pinName", PIN_NAME, "1 to 190 characters of A-Z a-z 0-9 _ . : -"),
+        pin_lease_micros=given.micros("pinLease", 3_600_000_000, 2**62, least=LEASE_MICROS_MIN),
+        given=given.present,
     )
 
 
-def parse_writing(options: Mapping[str, str]) -> Writing:
-    """The options of writing. Raises SowSourceError (OPTION_INVALID)."""
-    given = _Given(options, WRITE_OPTIONS, READ_OPTIONS, "writing", "reading")
+def check_form_options(given: Iterable[str], form: PayloadForm, why: str) -> None:
+    """Refuses options of reading about the fields of documents if `why` makes one column of each payload. Raises
+    SowSourceError (OPTION_INVALID)."""
+    if form == "columns":
+        return
+    # A text may be no UTF-8, so `mode` has a meaning for it.
+    for name in ("inferRecords", "jsonSchema", "newFields", *(("mode",) if form == "binary" else ())):
+        if name in given:
+            raise option_error(name, f"has no effect with {why}, which makes one column of each payload")
+
+
+def parse_writing(options: Mapping[str, str], use: WriteUse | None = None) -> Writing:
+    """The options of writing. `use`: None if it is not known. Raises SowSourceError (OPTION_INVALID)."""
+    given = _Given(options, WRITE_OPTIONS, READ_OPTIONS, "writing", _WRITE_USES, use)
+    payload = given.word("payload", get_args(PayloadForm))
+    if payload not in (None, "columns") and given.has("nulls"):
+        raise option_error("nulls", f"has no effect with payload={payload}: the payload is written unchanged")
     ttl = given.text("ttl")
     if ttl is not None and ttl != "never":
-        given.micros("ttl", 0, 2**63 - 1)
+        given.micros("ttl", 0, 2**63 - 1, least=0)
     return Writing(
         connecting=_connecting(given),
         topic=given.topic(),
@@ -287,14 +343,15 @@ def parse_writing(options: Mapping[str, str]) -> Writing:
         ttl_column=given.text("ttlColumn"),
         expire_time_column=given.text("expireTimeColumn"),
         key_column=given.text("keyColumn"),
-        payload=given.word("payload", get_args(PayloadForm)),
+        payload=payload,
         on_delete=given.word("onDelete", get_args(OnDelete)) or "delete",
         on_bad_row=given.word("onBadRow", get_args(BadRows)) or "fail",
         nulls=given.word("nulls", get_args(Nulls)) or "omit",
         durability=given.word("durability", get_args(Durability)),
         batch_size=given.count("batchSize", 0, 1, 10_000),
         lease_micros=given.micros("lease", 0, LEASE_MICROS_MAX),
-        writer_id=given.text("writerId"),
+        writer_id=given.matching("writerId", WRITER_ID, "1 to 150 characters of A-Z a-z 0-9 _ . : -"),
+        given=given.present,
     )
 
 
@@ -309,12 +366,14 @@ def _connecting(given: _Given) -> Connecting:
         token_file=given.text("tokenFile"),
         timeout_micros=given.micros("timeout", defaults.timeout_micros, 2**62),
         connect_timeout_micros=given.micros("connectTimeout", defaults.connect_timeout_micros, 2**62),
-        retry_for_micros=given.micros("retryFor", defaults.retry_for_micros, 2**62, zero=True),
+        retry_for_micros=given.micros("retryFor", defaults.retry_for_micros, 2**62, least=0),
     )
 
 
 _PUSHING: Final = ("auto", "true", "false")
 _DIRECTIONS: Final = {"read": "reading", "write": "writing"}
+_OF_A_VIEW: Final = frozenset({"append", "overwrite"})
+"""The uses of one view of SQL: INSERT INTO and INSERT OVERWRITE."""
 _Word = TypeVar("_Word", bound=str)
 
 
@@ -322,11 +381,20 @@ class _Given:
     """The given options. Each method reads one of them, or its default."""
 
     def __init__(
-        self, options: Mapping[str, str], known: Iterable[str], others: Iterable[str], what: str, other: str
+        self,
+        options: Mapping[str, str],
+        known: Iterable[str],
+        others: Iterable[str],
+        what: str,
+        uses: Mapping[str, tuple[str, ...]],
+        use: str | None,
     ) -> None:
+        """`known`: the options of this direction, which is `what`, and `others` those of the other one. `uses`: the
+        uses in which an option counts, if not in all."""
         self._values: dict[str, str] = {}
         names = {name.lower(): name for name in known}
         elsewhere = {name.lower(): name for name in others}
+        (other,) = set(_DIRECTIONS.values()) - {what}
         for full, value in options.items():
             key = full.lower()
             direction, dot, rest = key.partition(".")
@@ -337,6 +405,12 @@ class _Given:
                     continue
                 if any(other.lower() == rest for other in options):
                     raise option_error(full, f"is there without {direction}, too: give one of the two")
+                if (
+                    use in _OF_A_VIEW
+                    and use not in (counts := uses.get(names[rest], (use,)))
+                    and _OF_A_VIEW & {*counts}
+                ):
+                    continue
                 key = rest
             self._values[key] = value
             if key in names:
@@ -346,6 +420,15 @@ class _Given:
             near = difflib.get_close_matches(key, names, n=1)
             hint = f"did you mean {names[near[0]]}?" if near else f"known: {', '.join(names.values())}"
             raise option_error(key, f"is unknown; {hint}")
+        self.present: Final = frozenset(names[key] for key in self._values)
+        """The names of the options that are given."""
+        _check_uses([names[key] for key in self._values], uses, _CALLS[what], use)
+
+    def exclude(self, name: str, others: Iterable[str], why: str) -> None:
+        """Refuses `others` beside an option. Raises SowSourceError."""
+        for one in others:
+            if name in self.present and one in self.present:
+                raise option_error(one, f"and {name} exclude each other: {why}")
 
     def text(self, name: str) -> str | None:
         """A text. None if it is missing. An empty text is refused."""
@@ -406,6 +489,13 @@ class _Given:
             raise option_error(name, f"{value!r} is not a list of different names with commas between them")
         return found
 
+    def matching(self, name: str, form: re.Pattern[str], described: str) -> str | None:
+        """A text of some form."""
+        value = self.text(name)
+        if value is not None and not form.fullmatch(value):
+            raise option_error(name, f"{value!r} is not {described}")
+        return value
+
     def flag(self, name: str, default: bool) -> bool:
         """Yes or no."""
         value = self.text(name)
@@ -425,7 +515,7 @@ class _Given:
             raise option_error(name, f"{value!r} is not a whole number from {least:,} to {most:,}")
         return int(text)
 
-    def micros(self, name: str, default: int, most: int, *, zero: bool = False) -> int:
+    def micros(self, name: str, default: int, most: int, *, least: int = 1) -> int:
         """A duration in microseconds."""
         value = self.text(name)
         if value is None:
@@ -434,8 +524,9 @@ class _Given:
             micros = parse_micros(value.strip())
         except DurationError as error:
             raise option_error(name, str(error)) from None
-        if (micros == 0 and not zero and name != "ttl") or micros > most:
-            raise option_error(name, f"{value!r} is out of range")
+        if not least <= micros <= most:
+            bound = f"at least {format_micros(least)}" if micros < least else f"at most {format_micros(most)}"
+            raise option_error(name, f"{value!r} is out of range: {bound}")
         return micros
 
     def size(self, name: str) -> int:
@@ -467,6 +558,23 @@ class _Given:
                 name, f"{value!r} is neither earliest, latest, a time in ISO 8601, nor a bookmark"
             ) from None
         return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment
+
+
+def _check_uses(
+    present: Iterable[str], uses: Mapping[str, tuple[str, ...]], calls: Mapping[str, str], use: str | None
+) -> None:
+    """Refuses an option that has no effect in a use. If the use is not known, refuses options that have an effect in no
+    use together. `calls`: how messages call the uses."""
+    possible = {*calls} if use is None else {use}
+    because = "" if use is None else f"this is {calls[use]}"
+    for name in present:
+        counts = uses.get(name, tuple(calls))
+        where = " and ".join(calls[one] for one in counts)
+        if possible.isdisjoint(counts):
+            raise option_error(name, f"counts only in {where}, and {because}")
+        if len(counts) < len(calls):
+            possible &= {*counts}
+            because = because or f"{name} only in {where}"
 
 
 def _hint(name: str, value: str) -> str:

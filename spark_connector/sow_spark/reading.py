@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
@@ -35,7 +35,7 @@ from sow_spark.decoding import Decoder
 from sow_spark.errors import SowSourceError, translated
 from sow_spark.gathering import ROWS, gathered
 from sow_spark.options import Connecting, PayloadForm, Reading
-from sow_spark.schemas import Layout, check_chosen, check_form, form_of, layout
+from sow_spark.schemas import Layout, check_form, form_of, layout
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -71,7 +71,6 @@ class SnapshotReader(DataSourceReader):
     def __init__(self, reading: Reading, schema: StructType) -> None:
         """Raises SowSourceError for a schema that cannot be read."""
         self._reading = reading
-        check_chosen(schema, reading)
         self._layout: Layout = layout(schema, metadata=reading.metadata != "false", new_fields=reading.new_fields)
         self._filters: Sequence[Filter] = ()
 
@@ -195,6 +194,13 @@ def opened_at_load(reading: Reading) -> Reading:
     with translated(f"opening a snapshot of topic {reading.topic}"), connect(reading.connecting) as client:
         export = opened(client, reading, reading.filter)
         return replace(reading, export=export.id, connecting=kept(reading.connecting, client))
+
+
+def closed(loaded: Reading) -> None:
+    """Ends the export of `opened_at_load`, if the server can be reached; otherwise it ends with its lease."""
+    assert loaded.export is not None, "it was opened"
+    with suppress(SowError), connect(loaded.connecting) as client:
+        client.close_export(loaded.export)
 
 
 def _lease(reading: Reading) -> str | None:

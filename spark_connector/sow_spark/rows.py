@@ -342,6 +342,8 @@ def plan_rows(schema: StructType, writing: Writing, topic: TopicFacts) -> RowPla
         for field in rest:
             _check_type(field.dataType, field.name, 0)
     op = "_op" if "_op" in schema.names else None
+    if op is None and "onDelete" in writing.given:
+        raise option_error("onDelete", f"there is no column _op; the columns are {', '.join(schema.names)}")
     if op is not None and not isinstance(schema["_op"].dataType, StringType):
         raise _unsupported("_op", f"is {schema['_op'].dataType.simpleString()}, not string")
     return RowPlan(

@@ -42,7 +42,7 @@ from pyspark.sql.types import (
 
 from sow_spark.connection import connect, retried
 from sow_spark.errors import HINTS, SowSourceError, option_error, translated
-from sow_spark.options import NewFields, PayloadForm, Reading
+from sow_spark.options import NewFields, PayloadForm, Reading, check_form_options
 
 if TYPE_CHECKING:
     from sow_client import Client, Topic
@@ -194,6 +194,7 @@ def form_of(reading: Reading, found: Layout, message_type: str) -> PayloadForm:
             f"option payload: columns are made of json documents, and {reading.topic} has {message_type}",
             "give payload=string or payload=binary",
         )
+    check_form_options(reading.given, form, f"topic {reading.topic} of type {message_type}")
     check_form(found, form)
     return form
 
@@ -216,6 +217,9 @@ def infer(reading: Reading) -> StructType:
             topics = [retried(reading.connecting, lambda: client.describe_topic(reading.topic))]
         documents = all(topic.settings.message_type == "json" for topic in topics)
         form = reading.payload or ("columns" if documents else "binary")
+        for topic in topics:
+            if reading.payload is None and topic.settings.message_type != "json":
+                check_form_options(reading.given, form, f"topic {topic.name} of type {topic.settings.message_type}")
         if form != "columns":
             fields = [StructField(PAYLOAD, StringType() if form == "string" else BinaryType())]
         elif reading.json_schema is not None:
@@ -254,10 +258,13 @@ def _chosen(schema: StructType, reading: Reading) -> StructType:
     return StructType([schema[name] for name in reading.columns])
 
 
-def check_chosen(schema: StructType, reading: Reading) -> None:
-    """Refuses the option `columns` beside a given schema. Raises SowSourceError (OPTION_INVALID)."""
-    if reading.columns and tuple(schema.names) != reading.columns:
-        raise option_error("columns", "and a given schema exclude each other: only the columns of the schema are read")
+def check_given(reading: Reading) -> None:
+    """Refuses options about an inferred schema beside a given one. Raises SowSourceError (OPTION_INVALID)."""
+    for name in ("columns", "jsonSchema", "inferRecords"):
+        if name in reading.given:
+            raise option_error(name, "and a given schema exclude each other: only the columns of the schema are read")
+    if reading.metadata == "changes":
+        raise option_error("metadata", "changes and a given schema exclude each other: name the columns in the schema")
 
 
 def _registered(client: Client, reading: Reading, source: str) -> list[StructField]:

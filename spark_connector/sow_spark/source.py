@@ -33,7 +33,7 @@ class SowDataSource(DataSource):
         spark.readStream.format("sow").option("startingFrom", "earliest").load("orders")
 
     Options, with their defaults. docs/spark.md explains them. Upper and lower case are the same. With `read.` or
-    `write.` in front an option counts in that direction only.
+    `write.` in front an option counts in that direction only. An option without effect is refused.
 
     For every use:
         server = 127.0.0.1:7450     HOST or HOST:PORT; several instances with commas: the first that serves is used
@@ -45,7 +45,7 @@ class SowDataSource(DataSource):
         connectTimeout = 5s         time to wait for a connection
         retryFor = 60s              time to wait for a server that cannot be reached; 0s: none
 
-    Reading:
+    Reading (pushFilters, snapshot, export and lease: not a stream):
         filter                      only records that match, in the language of docs/filters.md
         pushFilters = auto          Spark's filters are pushed, too: auto (where that is right), true, false
         columns                     the columns to read, of an inferred schema, with commas
@@ -81,8 +81,8 @@ class SowDataSource(DataSource):
         nulls = omit                write: a null is null in the document, and not left out
         onBadRow = fail             drop: rows that cannot be records are counted and left out
         onDelete = delete           rows whose _op is delete or expire: delete, ignore, fail
-        durability                  fsync, buffered, replicated
-        batchSize = 2000            rows per request of an append
+        durability                  fsync, buffered, replicated; not for an overwrite
+        batchSize = 2000            rows per request; not for an overwrite
         lease = 10m                 of an overwrite: time for which its rows are kept while no task stages any
         writerId                    of a stream: its name to the server; Spark adds queryName and checkpointLocation
     """
@@ -94,30 +94,36 @@ class SowDataSource(DataSource):
 
     # ---- reading ----
 
+    _inferred = False
+    """Whether Spark has asked for the schema, because the user gives none."""
     _loaded: Reading | None = None
     """The options with the export of `snapshot=load`."""
 
     def schema(self) -> StructType:
-        """The inferred schema, if the user gives none. Spark calls it in `load()`, and keeps the instance."""
+        """The inferred schema, if the user gives none. Spark calls it in `load()`, and keeps the instance. It is not
+        known yet whether a snapshot or a stream is read."""
         from sow_spark.options import parse_reading
         from sow_spark.schemas import infer
 
         reading = parse_reading(self.options)
+        schema = infer(reading)
+        self._inferred = True
         if reading.is_fixed and reading.export is None:
             from sow_spark.reading import opened_at_load
 
-            reading = self._loaded = opened_at_load(reading)
-        return infer(reading)
+            self._loaded = opened_at_load(reading)
+        return schema
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Reads a snapshot."""
-        from sow_spark.errors import option_error
         from sow_spark.options import parse_reading
         from sow_spark.reading import FilteringReader, SnapshotReader
+        from sow_spark.schemas import check_given
 
-        reading = self._loaded or parse_reading(self.options)
-        if reading.several:
-            raise option_error("topic", "is missing; a snapshot is of one topic, and only a stream reads several")
+        reading = parse_reading(self.options, "snapshot")
+        if not self._inferred:
+            check_given(reading)
+        reading = self._loaded or reading
         # Spark (4.1 to 4.3) keeps one plan for a loaded DataFrame, that of the filters pushed last, and uses it for
         # every other use of the DataFrame, also without a filter. Rows would be missing, and neither the planner nor a
         # task can tell for which use it works. So filters are pushed there only on request.
@@ -127,10 +133,22 @@ class SowDataSource(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  # Spark's name
         """Follows the changes."""
+        from sow_spark.errors import SowSourceError
         from sow_spark.options import parse_reading
+        from sow_spark.schemas import check_given
         from sow_spark.stream_reading import ChangesReader
 
-        return ChangesReader(parse_reading(self.options), schema)
+        try:
+            reading = parse_reading(self.options, "stream")
+        except SowSourceError:
+            if self._loaded is not None:  # `snapshot` is refused here, but not where the schema was inferred
+                from sow_spark.reading import closed
+
+                closed(self._loaded)
+            raise
+        if not self._inferred:
+            check_given(reading)
+        return ChangesReader(reading, schema)
 
     # ---- writing ----
 
@@ -138,7 +156,7 @@ class SowDataSource(DataSource):
         """Publishes rows, or replaces the topic's content with them."""
         from sow_spark.options import parse_writing
 
-        writing = parse_writing(self.options)
+        writing = parse_writing(self.options, "overwrite" if overwrite else "append")
         if overwrite:
             from sow_spark.overwriting import OverwritingWriter
 
@@ -152,7 +170,7 @@ class SowDataSource(DataSource):
         from sow_spark.options import parse_writing
         from sow_spark.stream_writing import StreamPublishingWriter
 
-        return StreamPublishingWriter(parse_writing(self.options), schema, overwrite)
+        return StreamPublishingWriter(parse_writing(self.options, "stream"), schema, overwrite)
 
 
 def plans_each_use() -> bool:

@@ -20,7 +20,6 @@ batch would have to replace the topic. Use `foreachBatch` for both.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
@@ -29,7 +28,7 @@ from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMess
 from pyspark.sql.types import StructType
 
 from sow_spark.connection import connect, kept, retried
-from sow_spark.errors import SowSourceError, option_error, translated
+from sow_spark.errors import SowSourceError, translated
 from sow_spark.options import Writing
 from sow_spark.rows import look_up_topic, plan_rows
 from sow_spark.writing import Written, log_summary, publish, task_context
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
 QUERY_ID: Final = "sql.streaming.queryId"
 BATCH_ID: Final = "streaming.sql.batchId"
 """The local properties that Spark sets for the tasks of a micro-batch."""
-_WRITER_ID: Final = re.compile(r"[A-Za-z0-9_.:-]{1,150}")
 
 
 class StreamPublishingWriter(DataSourceStreamArrowWriter):
@@ -55,8 +53,6 @@ class StreamPublishingWriter(DataSourceStreamArrowWriter):
                 "use foreachBatch: with outputMode update and mode('append') the topic keeps each key's last row, with "
                 "outputMode complete and mode('overwrite') it keeps only the rows of the last batch",
             )
-        if writing.writer_id is not None and not _WRITER_ID.fullmatch(writing.writer_id):
-            raise option_error("writerId", f"{writing.writer_id!r} is not 1 to 150 characters of [A-Za-z0-9_.:-]")
         with translated(f"writing to {writing.topic}"), connect(writing.connecting) as client:
             topic = retried(writing.connecting, lambda: look_up_topic(client, writing, schema))
             self._writing = replace(writing, connecting=kept(writing.connecting, client))

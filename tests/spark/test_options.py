@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 import pytest
 from pyspark.sql.datasource import DataSourceReader
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StringType, StructType
 
 from sow_spark import SowDataSource, source
 from sow_spark.errors import SowSourceError
@@ -36,14 +36,11 @@ def test_every_option_of_reading_is_read_whatever_its_case() -> None:
             "retryfor": "0s",
             "filter": "/a = 1",
             "partitions": "7",
-            "inferrecords": "10",
             "columns": "id, _key",
             "jsonschema": "{}",
-            "snapshot": "load",
-            "metadata": "changes",
-            "payload": "String",
+            "metadata": "False",
+            "payload": "Columns",
             "mode": "dropMalformed",
-            "lease": "1m",
             "batchsize": "100",
             "startingfrom": "2024-01-05T10:00:00",
             "maxrecordspertrigger": "1_000",
@@ -57,14 +54,182 @@ def test_every_option_of_reading_is_read_whatever_its_case() -> None:
     assert reading.connecting.tls
     assert reading.connecting.token_file == "desk.token"
     assert (reading.connecting.timeout_micros, reading.connecting.retry_for_micros) == (1_000_000, 0)
-    assert (reading.filter, reading.partitions, reading.infer_records) == ("/a = 1", 7, 10)
-    assert (reading.columns, reading.json_schema, reading.snapshot) == (("id", "_key"), "{}", "load")
-    assert (reading.metadata, reading.payload, reading.mode) == ("changes", "string", "DROPMALFORMED")
-    assert (reading.lease_micros, reading.batch_size) == (60_000_000, 100)
+    assert (reading.filter, reading.partitions, reading.batch_size) == ("/a = 1", 7, 100)
+    assert (reading.columns, reading.json_schema) == (("id", "_key"), "{}")
+    assert (reading.metadata, reading.payload, reading.mode) == ("false", "columns", "DROPMALFORMED")
     assert reading.starting_from == datetime(2024, 1, 5, 10, tzinfo=UTC)
     assert (reading.max_records_per_trigger, reading.max_bytes_per_trigger) == (1_000, 2**20)
     assert (reading.fail_on_data_loss, reading.pin_name, reading.pin_lease_micros) == (False, "mine", 7_200_000_000)
     assert pickle.loads(pickle.dumps(reading)) == reading
+    reading = parse_reading({"topic": "orders", "SNAPSHOT": "Load", "lease": "1m", "inferrecords": "10"})
+    assert (reading.snapshot, reading.lease_micros, reading.infer_records) == ("load", 60_000_000, 10)
+
+
+# ---- the uses of each option ----
+
+BOTH, SNAPSHOT, STREAM = {"snapshot", "stream"}, {"snapshot"}, {"stream"}
+READS: dict[str, tuple[str, set[str]]] = {
+    "filter": ("/a > 1", BOTH),
+    "pushFilters": ("true", SNAPSHOT),
+    "partitions": ("7", BOTH),
+    "columns": ("a,b", BOTH),
+    "inferRecords": ("10", BOTH),
+    "jsonSchema": ("{}", BOTH),
+    "newFields": ("fail", BOTH),
+    "metadata": ("changes", BOTH),
+    "payload": ("string", BOTH),
+    "mode": ("PERMISSIVE", BOTH),
+    "snapshot": ("load", SNAPSHOT),
+    "lease": ("1m", SNAPSHOT),
+    "batchSize": ("10", BOTH),
+    "export": ("e1", SNAPSHOT),
+    "topics": ("a,b", STREAM),
+    "topicPattern": ("a.*", STREAM),
+    "startingFrom": ("earliest", STREAM),
+    "maxRecordsPerTrigger": ("10", STREAM),
+    "maxBytesPerTrigger": ("1MiB", STREAM),
+    "failOnDataLoss": ("false", STREAM),
+    "pinName": ("mine", STREAM),
+    "pinLease": ("2h", STREAM),
+}
+ALL, APPEND, OVERWRITE, ROWS = {"append", "overwrite", "stream"}, {"append", "stream"}, {"overwrite"}, {"stream"}
+WRITES: dict[str, tuple[str, set[str]]] = {
+    "mode": ("delta", ALL),  # an overwrite refuses this value
+    "ttl": ("1h", ALL),
+    "ttlColumn": ("a", ALL),
+    "expireTimeColumn": ("a", ALL),
+    "keyColumn": ("a", ALL),
+    "payload": ("string", ALL),
+    "nulls": ("write", ALL),
+    "onBadRow": ("drop", ALL),
+    "onDelete": ("ignore", APPEND),
+    "durability": ("fsync", APPEND),
+    "batchSize": ("10", APPEND),
+    "lease": ("1m", OVERWRITE),
+    "writerId": ("w", ROWS),
+    "queryName": ("q", ROWS),
+    "checkpointLocation": ("/c", ROWS),
+}
+EVERYWHERE = {
+    "server": "h:1",
+    "topic": "t",
+    "path": "t",
+    "tlsCa": "ca.pem",
+    "tlsCertificate": "c.pem",
+    "tlsKey": "k.pem",
+    "tlsServerName": "h",
+    "tokenFile": "t.token",
+    "timeout": "1s",
+    "connectTimeout": "1s",
+    "retryFor": "1s",
+}
+SPARKS_OWN = {"queryName", "checkpointLocation"}
+"""Spark heeds these itself."""
+
+
+def asked(use: str, direction: str, options: dict[str, str]) -> object:
+    """The data source, asked as Spark asks it, up to the point at which the server would be called."""
+    source = SowDataSource(options | {"server": "127.0.0.1:1", "retryFor": "0s", "connectTimeout": "100ms"})
+    schema = StructType().add("a", StringType())
+    if direction == "read":
+        return source.reader(schema) if use == "snapshot" else source.streamReader(schema)
+    if use == "stream":
+        return source.streamWriter(schema, overwrite=False)
+    return source.writer(schema, overwrite=use == "overwrite")
+
+
+def test_the_tables_have_every_option() -> None:
+    assert {*READS, *EVERYWHERE} == set(READ_OPTIONS)
+    assert {*WRITES, *EVERYWHERE} == set(WRITE_OPTIONS)
+
+
+@pytest.mark.parametrize("use", ["snapshot", "stream"])
+@pytest.mark.parametrize("name", [*READS, *EVERYWHERE])
+def test_an_option_of_reading_counts_or_is_refused(name: str, use: str) -> None:
+    """given each option and each use of reading / then the option makes a difference, or is refused by its name
+
+    A snapshot took `startingFrom`, and a stream `lease`, and did as if they were not there.
+    """
+    value, uses = READS.get(name, (EVERYWHERE.get(name, ""), BOTH))
+    topic = {} if name in ("topics", "topicPattern", "path") else {"topic": "orders"}
+    if use in uses:
+        bare = parse_reading({"topic": "orders"}, use)  # type: ignore[arg-type]  # one of its words
+        assert parse_reading({**topic, name: value}, use) != bare  # type: ignore[arg-type]  # one of its words
+        return
+    place = "a snapshot (read)" if use == "stream" else "a stream (readStream)"
+    for prefix in ("", "read."):
+        with pytest.raises(SowSourceError, match=rf"^OPTION_INVALID: option {name}: counts only in") as refused:
+            asked(use, "read", {**topic, prefix + name: value})
+        assert place in refused.value.message
+
+
+@pytest.mark.parametrize("use", ["append", "overwrite", "stream"])
+@pytest.mark.parametrize("name", [*WRITES, *EVERYWHERE])
+def test_an_option_of_writing_counts_or_is_refused(name: str, use: str) -> None:
+    """given each option and each use of writing / then the option makes a difference, or is refused by its name"""
+    value, uses = WRITES.get(name, (EVERYWHERE.get(name, ""), ALL))
+    topic = {} if name == "path" else {"topic": "orders"}
+    if use not in uses:
+        with pytest.raises(SowSourceError, match=rf"^OPTION_INVALID: option {name}: counts only in"):
+            asked(use, "write", {**topic, name: value})
+    elif name not in SPARKS_OWN:
+        bare = parse_writing({"topic": "orders"}, use)  # type: ignore[arg-type]  # one of its words
+        assert parse_writing({**topic, name: value}, use) != bare  # type: ignore[arg-type]  # one of its words
+
+
+def test_a_view_may_have_options_of_appends_and_of_overwrites() -> None:
+    """INSERT INTO and INSERT OVERWRITE have the options of one view: with `write.` in front, those of the other one
+    are left out. A view is never written by a stream."""
+    view = {"topic": "t", "write.lease": "1h", "write.batchSize": "10", "write.durability": "fsync"}
+    appending, replacing = parse_writing(view, "append"), parse_writing(view, "overwrite")
+    assert (appending.lease_micros, appending.batch_size, appending.durability) == (0, 10, "fsync")
+    assert (replacing.lease_micros, replacing.batch_size, replacing.durability) == (3_600_000_000, 0, None)
+    for use in ("append", "overwrite"):
+        with pytest.raises(SowSourceError, match="option writerId: counts only in a stream"):
+            parse_writing({"topic": "t", "write.writerId": "w"}, use)
+    with pytest.raises(SowSourceError, match="option lease: counts only in an overwrite, and this is a stream"):
+        parse_writing(view, "stream")
+
+
+def test_options_that_have_no_use_together_are_refused_where_the_use_is_not_known() -> None:
+    """given `load()` without a schema, where Spark does not tell whether a snapshot or a stream follows"""
+    with pytest.raises(SowSourceError, match=r"pinName: counts only in a stream .*, and snapshot only in a snap"):
+        SowDataSource({"topic": "t", "snapshot": "load", "pinName": "p"}).schema()
+
+
+@pytest.mark.parametrize("use", ["read", "readStream"])
+@pytest.mark.parametrize(
+    ("name", "value"), [("columns", "a"), ("jsonSchema", "{}"), ("inferRecords", "5"), ("metadata", "changes")]
+)
+def test_options_about_an_inferred_schema_are_refused_beside_a_given_one(use: str, name: str, value: str) -> None:
+    """Only the given schema counted, and nobody was told."""
+    with pytest.raises(SowSourceError, match=rf"option {name}: (changes )?and a given schema exclude each other"):
+        asked("snapshot" if use == "read" else "stream", "read", {"topic": "t", name: value})
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({"payload": "string", "jsonSchema": "{}"}, "jsonSchema"),
+        ({"payload": "string", "newFields": "fail"}, "newFields"),
+        ({"payload": "binary", "newFields": "rescue"}, "newFields"),
+        ({"payload": "binary", "inferRecords": "5"}, "inferRecords"),
+        ({"payload": "binary", "mode": "PERMISSIVE"}, "mode"),
+        ({"jsonSchema": "{}", "inferRecords": "5"}, "inferRecords"),
+        ({"columns": "a", "metadata": "changes"}, "metadata"),
+        ({"export": "e", "pushFilters": "true"}, "pushFilters"),
+    ],
+    ids=str,
+)
+def test_an_option_that_another_one_makes_void_is_refused(options: dict[str, str], name: str) -> None:
+    with pytest.raises(SowSourceError, match=f"^OPTION_INVALID: option {name}: "):
+        parse_reading({"topic": "t", **options})
+
+
+def test_nulls_have_no_place_in_a_payload_that_is_written_unchanged() -> None:
+    with pytest.raises(SowSourceError, match="option nulls: has no effect with payload=binary"):
+        parse_writing({"topic": "t", "payload": "binary", "nulls": "write"})
+    assert parse_reading({"topic": "t", "payload": "string", "mode": "PERMISSIVE"}).mode == "PERMISSIVE"
 
 
 @pytest.mark.parametrize("start", ["earliest", "latest", "0af3.17"])
@@ -92,7 +257,11 @@ def test_a_start_that_is_no_time_is_a_word_or_a_bookmark(start: str) -> None:
             "option mode: 'delta' is none of FAILFAST, PERMISSIVE, DROPMALFORMED; p",
         ),
         ({"topic": "t", "lease": "10"}, "option lease: duration '10' misses a unit"),
-        ({"topic": "t", "lease": "25h"}, "option lease: '25h' is out of range"),
+        ({"topic": "t", "lease": "25h"}, "option lease: '25h' is out of range: at most 1d"),
+        ({"topic": "t", "lease": "1ms"}, "option lease: '1ms' is out of range: at least 1s"),
+        ({"topic": "t", "pinlease": "1ms"}, "option pinLease: '1ms' is out of range: at least 1s"),
+        ({"topic": "t", "pinname": "a b"}, "option pinName: 'a b' is not 1 to 190 characters of"),
+        ({"topic": "t", "pinname": "a" * 191}, "option pinName: 'aaa"),
         ({"topic": "t", "maxbytespertrigger": "5"}, "option maxBytesPerTrigger: size"),
         ({"topic": "t", "failondataloss": "no"}, "option failOnDataLoss: 'no' is neither true nor false"),
         ({"topic": "t", "startingfrom": "2024-13-01"}, "option startingFrom: '2024-13-01' is neither earliest"),

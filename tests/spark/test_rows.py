@@ -31,6 +31,7 @@ from pyspark.sql.types import (
 from sow_spark.errors import SowSourceError
 from sow_spark.options import Connecting, Writing
 from sow_spark.rows import BadRow, Puts, Removals, RowPlan, TopicFacts, plan_rows
+from sow_spark.schemas import METADATA_COLUMNS
 from sow_spark.task_input import require_whole_input
 
 KINDS: dict[str, DataType] = {
@@ -197,6 +198,18 @@ def test_changes_are_puts_and_removals_in_their_order() -> None:
     assert [row.row for row in bad] == [1, 2, 4]
 
 
+@pytest.mark.parametrize("name", METADATA_COLUMNS)
+def test_a_metadata_column_is_no_part_of_the_document(name: str) -> None:
+    """given a frame that was read, with a column of metadata / then it is written without: `_key` is the key where the
+    topic has no key fields, and `_op` the operation"""
+    schema = StructType([StructField("id", IntegerType()), StructField(name, METADATA_COLUMNS[name])])
+    for topic, key in ((KEYED, None), (KEYLESS, "_key")):
+        if topic is KEYLESS and name != "_key":
+            schema.add("_key", StringType())
+        of = plan_rows(schema, Writing(Connecting(), "orders"), topic)
+        assert (of.payload, of.key, of.op) == (("id",), key, "_op" if name == "_op" else None)
+
+
 @pytest.mark.parametrize(
     ("schema", "topic", "options", "said"),
     [
@@ -211,6 +224,7 @@ def test_changes_are_puts_and_removals_in_their_order() -> None:
         ("id int", TopicFacts("msgpack", keyed=True), {}, "option payload: topic orders holds msgpack"),
         ("a binary, b binary", KEYED, {"payload": "binary"}, "needs exactly one string or binary column"),
         ("a int, _op int", KEYED, {}, "column _op is int, not string"),
+        ("a int", KEYED, {"given": {"onDelete"}}, "option onDelete: there is no column _op; the columns are a"),
         ("a map<struct<x:int>,int>", KEYED, {}, "column a is a map with nested keys"),
         ("a struct<b:interval year to month>", KEYED, {}, "column a.b is interval year to month"),
         ("a int, a int", KEYED, {}, "column a is there twice"),

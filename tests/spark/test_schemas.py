@@ -10,12 +10,10 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.types import LongType, StructType
 
 from sow_client import Client
 from sow_spark.errors import SowSourceError
 from sow_spark.options import parse_reading
-from sow_spark.reading import SnapshotReader
 from sow_spark.schemas import infer
 from tests.spark.test_reading import reason_of
 from tests.support.server import ServerProcess
@@ -58,8 +56,6 @@ def test_a_choice_of_metadata_needs_no_document(server: ServerProcess, client: C
         names(server, columns="id,qty")
     with pytest.raises(SowSourceError, match="there is no column '_key'"):
         names(server, columns="_key", metadata="false")
-    with pytest.raises(SowSourceError, match="option columns: and a given schema exclude each other"):
-        SnapshotReader(parse_reading({"topic": "orders", "columns": "id,px"}), StructType().add("id", LongType()))
 
 
 def test_a_schema_is_made_of_a_json_schema(server: ServerProcess, client: Client, tmp_path: Path) -> None:

@@ -45,7 +45,8 @@ def test_rows_are_inserted_into_a_view_with_options_for_both_directions(
 ) -> None:
     spark.sql(
         f"""CREATE TEMPORARY VIEW v (id LONG, px DOUBLE) USING sow OPTIONS (
-            server '{server.address}', topic 'copy', read.filter '/id < 100', write.ttl '1h')"""
+            server '{server.address}', topic 'copy', read.filter '/id < 100', write.ttl '1h',
+            write.lease '2m', write.batchSize '10')"""
     )
     spark.sql("INSERT INTO v VALUES (1, 0.5), (100, 1.5)")
     spark.range(2, 3).selectExpr("id", "2.5D AS px").write.insertInto("v")
