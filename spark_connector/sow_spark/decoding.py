@@ -34,10 +34,12 @@ class Decoder:
     """Makes Arrow batches of packed records. Each task has one."""
 
     def __init__(
-        self, layout: Layout, form: PayloadForm, mode: ParseMode, topic: str = "", *, only_puts: bool = False
+        self, layout: Layout, form: PayloadForm, mode: ParseMode, topic: str = "", *, changes: bool = False
     ) -> None:
-        """`topic` fills the column `_topic`. With `only_puts` all changes except puts are left out."""
-        self._only_puts = only_puts
+        """`topic` fills the column `_topic`. `changes`: they are changes, and not records of a snapshot. Without a
+        column `_op` all of them except puts are left out."""
+        self._changes = changes
+        self._only_puts = changes and not layout.has_op
         self._topic = topic
         self._layout = layout
         self._form = form
@@ -46,7 +48,7 @@ class Decoder:
         self._rescues = form == "columns" and layout.new_fields == "rescue"
         self._documents = (
             Documents(layout.fields, mode, layout.new_fields)
-            if form == "columns" and (layout.fields.fields or self._rescues)
+            if form == "columns" and (layout.fields.fields or layout.new_fields != "ignore")
             else None
         )
 
@@ -54,10 +56,12 @@ class Decoder:
     def columns(self) -> tuple[PackedColumn, ...]:
         """The packed columns that it needs."""
         needed: list[PackedColumn] = [_SOURCES[name] for name in self._layout.metadata if name != TOPIC_COLUMN]
-        if self._layout.fields.fields or self._rescues:
+        if self._layout.fields.fields or self._documents is not None:
             needed.append("payload")
         if self._only_puts:
             needed.append("op")
+        if not self._changes:  # a server has no operations of records: each was put
+            needed = [name for name in needed if name != "op"]
         # An empty selection would still give the count, but no server guarantees that.
         return tuple(dict.fromkeys(needed)) or ("version",)
 

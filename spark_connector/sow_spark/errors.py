@@ -20,10 +20,10 @@ from sow_client import SowError
 class SowSourceError(Exception):
     """Every deliberate error of the data source. `reason` is the server's (docs/errors.md), or one of those below.
 
-    OPTION_INVALID: an option is unknown, missing or wrong. SCHEMA_UNKNOWN: there are no records to infer a schema from.
-    SCHEMA_UNSUPPORTED: a type cannot be read or written. ROW_MALFORMED: a payload or a row does not fit the schema.
-    DATA_LOST: changes that a stream has still to read are gone. ROWS_DIFFER, INPUT_CUT, INPUT_UNKNOWN: a task cannot be
-    recorded as finished (see docs/spark.md).
+    OPTION_INVALID: an option is unknown, missing, wrong or without effect. SCHEMA_UNKNOWN: there are no records to
+    infer a schema from. SCHEMA_UNSUPPORTED: a type cannot be read or written. ROW_MALFORMED: a payload or a row does
+    not fit the schema. DATA_LOST: changes that a stream has still to read are gone. ROWS_DIFFER, INPUT_CUT,
+    INPUT_UNKNOWN: a task cannot be recorded as finished (see docs/spark.md).
     """
 
     def __init__(self, reason: str, message: str, hint: str = "") -> None:
@@ -60,9 +60,21 @@ HINTS: Final[Mapping[str, str]] = {
 """The remedy for a reason, where the message does not make it plain."""
 
 
+_OPTIONS: Final[Mapping[str, str]] = {
+    "idle_ttl_micros": "pinLease",
+    "lease_micros": "lease",
+    "parts": "partitions",
+    "start_time_micros": "startingFrom",
+}
+"""The option behind a field of a request. The server may refuse a value that the option allows, by its settings."""
+
+
 def readable(error: SowError, doing: str) -> SowSourceError:
     """The error to show for a client's error. `doing` names the attempted action, such as "reading part 3 of
     orders"."""
+    field = error.details.get("field", "")
+    if error.reason == "INVALID_ARGUMENT" and field in _OPTIONS:
+        return option_error(_OPTIONS[field], error.message.removeprefix(f"{field}: "))
     return SowSourceError(error.reason, f"{doing}: {error.message}", HINTS.get(error.reason, ""))
 
 

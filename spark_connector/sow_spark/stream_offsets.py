@@ -41,6 +41,12 @@ def offset_of(bookmark: str, pin: str | None = None, created: str | None = None)
     return offset
 
 
+def epoch_of(bookmark: str) -> str | None:
+    """The epoch of a bookmark, which may have marks. None: it has none, and the server will refuse it."""
+    epoch, dot, _ = bookmark.partition(";")[0].rpartition(".")
+    return epoch if dot else None
+
+
 def bookmark_of(offset: Offset) -> str:
     """The bookmark of an offset."""
     return f"{offset['epoch']}.{offset['sequence']}"

@@ -20,6 +20,8 @@ Guarantees:
          So the first instance must not go on behind its end: a pin at the other one notes the move until the next
          micro-batch is finished. A new reader asks the other instances for the note. Where there is one, or an instance
          does not answer, it reads the last micro-batch again.
+    [5]  A query whose options do not fit a topic, or whose journals cannot be pinned, does not start, and leaves no
+         pin.
 """
 
 from __future__ import annotations
@@ -50,6 +52,7 @@ from sow_spark.stream_instances import InstanceInUse
 from sow_spark.stream_offsets import (
     Offset,
     bookmark_of,
+    epoch_of,
     joined,
     marked,
     moved_to,
@@ -112,11 +115,10 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __init__(self, reading: Reading, schema: StructType) -> None:
         """Raises SowSourceError for a schema that cannot be read."""
-        if reading.export is not None:
-            raise SowSourceError("OPTION_INVALID", "option export: a stream reads changes, not an export")
         self._reading = reading
         self._instance = InstanceInUse(reading.connecting, reading.named)
         self._layout: Layout = layout(schema, metadata=reading.metadata != "false", new_fields=reading.new_fields)
+        self._checked: set[str] = set()  # topics that the schema and the filter fit
         self._pinned: dict[str, str] = {}  # the position of the pin of each topic
         self._renewing: ExitStack | None = None  # the life of the client that renews
         self._read_at: tuple[str, str] | None = None  # the end of the last micro-batch, and the instance that read it
@@ -136,7 +138,7 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The start of a new query, by `startingFrom`."""
         if self._initial is None:
             where = self._reading.starting_from
-            epoch = offset_of(where)["epoch"] if isinstance(where, str) and "." in where else None
+            epoch = epoch_of(where) if isinstance(where, str) else None
             self._initial = self._instance.anywhere(epoch, lambda: self._begin(where))
         return self._initial
 
@@ -148,9 +150,33 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # Topics whose journals begin later are read from there: older changes were not asked for.
         lenient = where == "earliest" or isinstance(where, datetime)
         self._stamp(offset, {} if lenient and self._reading.several else present)
-        for name, bookmark in zip(present, starts, strict=True):
-            self._pin(name, offset, start if where == "latest" else bookmark)
+        for topic, bookmark in zip(present.values(), starts, strict=True):
+            self._check_options(topic, bookmark)
+        made: list[str] = []
+        try:
+            for name, bookmark in zip(present, starts, strict=True):
+                if self._pin(name, offset, start if where == "latest" else bookmark):
+                    made.append(name)
+        except SowSourceError:
+            self._unpin(offset, made)
+            raise
         return offset
+
+    def _check_options(self, topic: Topic, at: str) -> None:
+        """Raises SowSourceError if the schema or the filter does not fit a topic [5]. Each topic is checked once. `at`:
+        a position in its journal."""
+        if topic.name in self._checked:
+            return
+        self._payload_form(topic)
+        if text := self._reading.filter:
+            # The range is empty, so only the filter is looked at.
+            self._call(
+                "checking the filter",
+                lambda client: list(
+                    client.read_changes(topic.name, at, at, filter=text, columns=("version",), history=at)
+                ),
+            )
+        self._checked.add(topic.name)
 
     def _stamp(self, offset: Offset, present: Mapping[str, Topic]) -> Offset:
         """The offset, with the topics that are read from there."""
@@ -191,6 +217,7 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if idle and topics_of(offset, "") == topics_of(start, ""):
             return start  # changes of other topics make no batch
         for name, plan in plans.items():
+            self._check_options(present[name], plan.start)
             if self._is_foreign(begin) or name not in topics_of(begin, self._reading.topic):
                 self._pin(name, begin, plan.start)
         if self._instance.several:
@@ -305,6 +332,7 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if name not in present:
                 continue  # its loss has been told
             plan = self._plan_from(name, begin, marked(end))
+            self._check_options(present[name], plan.start)
             if self._is_foreign(end):
                 self._note(name, end, plan.start)
             if not plan.entries:
@@ -328,7 +356,7 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The rows of a part."""
         assert isinstance(partition, ChangesPartition), "partitions() makes no others"
         reading, topic = self._reading, partition.topic
-        decoder = Decoder(self._layout, partition.form, reading.mode, topic, only_puts=not self._layout.has_op)
+        decoder = Decoder(self._layout, partition.form, reading.mode, topic, changes=True)
         with connect(partition.connecting) as client:
 
             def records(columns: Sequence[PackedColumn], lines: bool) -> Iterator[PackedRecords]:
@@ -509,29 +537,39 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for name in topics_of(offset, self._reading.topic):
             self._pin(name, offset, bookmark_of(offset))
 
-    def _pin(self, topic: str, offset: Offset, bookmark: str) -> None:
-        """Pins the journal of a topic after a bookmark, under the query's pin, and renews the pin from then on."""
+    def _pin(self, topic: str, offset: Offset, bookmark: str) -> bool:
+        """Pins the journal of a topic after a bookmark, under the query's pin, and renews the pin from then on. Whether
+        the pin was made."""
         name = self._reading.pin_name or offset.get("pin")
         if name is None:
-            return  # a checkpoint of a query that named its pin then, and does not now
+            return False  # a checkpoint of a query that named its pin then, and does not now
         if self._renewing is None or self._renewing is not self._instance.life:
             self._pinned = {}  # another client, perhaps of another instance
         if bookmark == self._pinned.get(topic):
-            return  # it is renewed in the background
+            return False  # it is renewed in the background
         lease = f"{self._reading.pin_lease_micros}us"
         try:
-            self._call(
+            pin = self._call(
                 "keeping the journal",
                 lambda client: client.pin_journal(topic, name, bookmark, idle_ttl=lease, reader=reader()),
             )
         except SowSourceError as error:
             if error.reason == "TOPIC_NOT_FOUND" and self._reading.several:
-                return  # its loss has been told
+                return False  # its loss has been told
             self._check_loss(error, topic, offset)
-            return
+            return False
         self._pinned = {**self._pinned, topic: bookmark}  # the thread that renews iterates over the former one
         if self._renewing is not self._instance.life:
             self._renew(name)
+        return pin.created
+
+    def _unpin(self, offset: Offset, topics: Sequence[str]) -> None:
+        """Removes the pins that a query has made which does not start."""
+        name = self._reading.pin_name or offset["pin"]
+        self._pinned = {}
+        for topic in topics:
+            with suppress(SowSourceError):  # it goes by itself, after `pinLease`
+                self._call("removing a pin", lambda client, topic=topic: client.delete_durable(topic, name))  # type: ignore[misc]  # a lambda's default argument
 
     def _renew(self, name: str) -> None:
         """Renews the pins in the background: a micro-batch may take longer than their lease."""

@@ -244,7 +244,7 @@ def test_metadata_columns_are_filled_in_any_order() -> None:
         .add("_version", LongType(), nullable=False)
         .add("_key", StringType())
     )
-    decoder = Decoder(layout(schema, metadata=True), "columns", "FAILFAST")
+    decoder = Decoder(layout(schema, metadata=True), "columns", "FAILFAST", changes=True)
     assert set(decoder.columns) == {"origin", "expire_time", "op", "publish_time", "sequence", "version", "key"}
     assert decoder.decode(packed([b"{}", b"{}"])).to_pylist() == [
         {

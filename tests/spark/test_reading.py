@@ -8,15 +8,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.types import DoubleType, LongType, StringType, StructType
+from pyspark.sql.types import BinaryType, DoubleType, LongType, StringType, StructType
 
-from sow_client import Client, PackedRecords
-from sow_spark import reading
+from sow_client import Client, Export, PackedRecords, SowError
+from sow_spark import SowDataSource, reading
 from sow_spark.decoding import Decoder
 from sow_spark.errors import SowSourceError
 from sow_spark.options import parse_reading
@@ -432,3 +433,86 @@ def test_the_tasks_of_a_job_use_the_instance_of_the_driver(spark: SparkSession, 
         assert sum(batch.num_rows for part in parts for batch in reader.read(part)) == 100
         alone = spark.read.format("sow").schema("id LONG").options(server=both, retryFor="1s").load("orders")
         assert alone.count() == 0, "another job begins at the first that serves"
+
+
+# ---- options that do not fit, as Spark finds them ----
+
+
+def test_a_snapshot_tells_an_inferred_schema_from_a_given_one(
+    spark: SparkSession, server: ServerProcess, client: Client
+) -> None:
+    """given an option about the inferred schema / then it counts where Spark asks for the schema, also in SQL, and is
+    refused beside a given one"""
+    sow = {"server": server.address, "topic": "orders", "jsonSchema": '{"properties":{"id":{"type":"integer"}}}'}
+    source = spark.read.format("sow").options(**sow)
+    assert source.load().selectExpr("count(id)").first() == (ORDERS,)
+    options = ", ".join(f"{name} '{value}'" for name, value in sow.items())
+    spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW shaped USING sow OPTIONS ({options})")
+    assert spark.sql("SELECT count(id) FROM shaped").first() == (ORDERS,)
+    shown = reason_of(lambda: source.schema("id LONG").load().collect())
+    assert "OPTION_INVALID: option jsonSchema: and a given schema exclude each other" in shown
+
+
+def test_an_option_of_streams_is_refused_by_a_snapshot_in_spark(
+    spark: SparkSession, server: ServerProcess, client: Client
+) -> None:
+    shown = reason_of(lambda: read(spark, server, topic="orders", startingFrom="earliest").collect())
+    assert "OPTION_INVALID: option startingFrom: counts only in a stream (readStream)" in shown
+
+
+def test_options_of_json_documents_are_refused_for_other_topics(server: ServerProcess, client: Client) -> None:
+    """Nobody has said `payload`: the topic tells."""
+    given = {"server": server.address, "topic": "texts"}
+    for name, value in (("jsonSchema", "{}"), ("inferRecords", "5"), ("newFields", "fail"), ("mode", "PERMISSIVE")):
+        with pytest.raises(SowSourceError, match=f"option {name}: has no effect with topic texts of type binary"):
+            SowDataSource({**given, name: value}).schema()
+    for name, value in (("newFields", "fail"), ("mode", "PERMISSIVE")):
+        reader = SowDataSource({**given, name: value}).reader(StructType().add("payload", BinaryType()))
+        with pytest.raises(SowSourceError, match=f"option {name}: has no effect with topic texts of type binary"):
+            reader.partitions()
+
+
+def test_new_fields_are_found_by_a_schema_of_metadata(server: ServerProcess, client: Client) -> None:
+    """With newFields=fail and no field of the document in the schema, no document was looked at."""
+    source = SowDataSource({"server": server.address, "topic": "orders", "newFields": "fail"})
+    reader = source.reader(StructType().add("_key", StringType()))
+    (first, *_) = reader.partitions()
+    with pytest.raises(SowSourceError, match="ROW_MALFORMED: record '0' of topic orders, field /"):
+        list(reader.read(first))
+
+
+def test_a_load_that_fails_leaves_no_export(
+    server: ServerProcess, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """given snapshot=load and no schema, so that Spark's `load()` opens an export / when the schema cannot be inferred,
+    or a stream is read and not a snapshot / then no export stays for its lease of ten minutes"""
+    opened: list[str] = []
+    original = Client.open_export
+
+    def open_export(self: Client, *args: Any, **keywords: Any) -> Export:
+        export = original(self, *args, **keywords)
+        opened.append(export.id)
+        return export
+
+    monkeypatch.setattr(Client, "open_export", open_export)
+    client.create_topic("hollow", key=["/id"], exist_ok=True)
+    given = {"server": server.address, "snapshot": "load"}
+    with pytest.raises(SowSourceError, match="SCHEMA_UNKNOWN"):
+        SowDataSource({**given, "topic": "hollow"}).schema()
+    assert opened == []
+    source = SowDataSource({**given, "topic": "orders"})
+    schema = source.schema()
+    (export,) = opened
+    with pytest.raises(SowSourceError, match="option snapshot: counts only in a snapshot"):
+        source.streamReader(schema)
+    with pytest.raises(SowError) as gone:
+        client.renew_export(export)
+    assert gone.value.reason == "EXPORT_NOT_FOUND"
+
+
+def test_metadata_of_changes_is_in_a_snapshot_too(spark: SparkSession, server: ServerProcess, client: Client) -> None:
+    """The tasks asked the server for operations, which records do not have."""
+    frame = read(spark, server, "_op STRING, _reason STRING, _sequence LONG, id LONG", topic="orders")
+    rows = frame.where("id < 3").collect()
+    assert {(row["_op"], row["_reason"]) for row in rows} == {("put", None)}
+    assert len({row["_sequence"] for row in rows}) == 3

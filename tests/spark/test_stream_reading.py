@@ -10,15 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
 from pyspark.sql.streaming.query import StreamingQuery
-from pyspark.sql.types import LongType, StringType, StructType
+from pyspark.sql.types import DataType, IntegerType, LongType, StringType, StructType, TimestampType
 
 from sow_client import Client
 from sow_spark.errors import SowSourceError
 from sow_spark.options import parse_reading
-from sow_spark.stream_offsets import Offset, bookmark_of
+from sow_spark.reading import SnapshotReader
+from sow_spark.stream_offsets import Offset, bookmark_of, offset_of, sequence_of
 from sow_spark.stream_reading import ChangesReader
 from tests.support.server import ServerProcess
 
@@ -298,6 +299,131 @@ def test_a_topic_without_a_journal_is_refused_with_a_remedy(server: ServerProces
         reader_of(server, "s7").initialOffset()
 
 
+# ---- a query that does not start ----
+
+
+def pins(client: Client, topic: str) -> list[str]:
+    return [durable.name for durable in client.durables() if durable.topic == topic]
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"filter": "/n = "}, r"FILTER_INVALID: checking the filter, topic f1: .* at 5"),
+        ({"filter": "NOW_MICROS() > 1"}, r"FILTER_INVALID: checking the filter, topic f1: .*NOW_MICROS"),
+        ({"payload": "string"}, "SCHEMA_UNSUPPORTED: column n is neither metadata nor payload"),
+        ({"pinLease": "8d"}, "OPTION_INVALID: option pinLease: is 8d, and this server allows 7d"),
+        ({"startingFrom": "0001-01-01"}, "OPTION_INVALID: option startingFrom: must not be negative"),
+        ({"startingFrom": "0123456789ab.x"}, "BOOKMARK_MALFORMED: .*; give startingFrom a bookmark"),
+    ],
+    ids=str,
+)
+def test_a_query_with_an_option_that_the_server_refuses_does_not_start_and_leaves_no_pin(
+    server: ServerProcess, client: Client, options: dict[str, str], problem: str
+) -> None:
+    """A filter was looked at by the first task, when the pin was there and the checkpoint had its name. A pin's lease
+    was called `idle_ttl_micros`."""
+    publish(client, "f1", 1)
+    reader = reader_of(server, "f1", CHANGES, **options)
+    with pytest.raises(SowSourceError, match=problem):
+        reader.initialOffset()
+    assert pins(client, "f1") == []
+    reader.stop()
+
+
+def test_a_query_that_goes_on_with_a_filter_that_is_none_fails_before_its_tasks(
+    server: ServerProcess, client: Client
+) -> None:
+    """given a checkpoint / when the query runs again with a wrong filter / then Spark's first call fails, and the pin
+    stays for the next run"""
+    publish(client, "f2", 1)
+    reader = reader_of(server, "f2", startingFrom="earliest")
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, ReadAllAvailable())
+    for attempt in ("latestOffset", "partitions"):
+        wrong = reader_of(server, "f2", filter="/n = ")
+        with pytest.raises(SowSourceError, match="FILTER_INVALID"):
+            wrong.partitions(start, end) if attempt == "partitions" else wrong.latestOffset(start, ReadAllAvailable())
+        wrong.stop()
+    assert pins(client, "f2") == [start["pin"]]
+    reader.stop()
+
+
+def test_a_query_that_can_pin_one_topic_only_leaves_no_pin(server: ServerProcess, client: Client) -> None:
+    """given a durable subscription with a filter on the second topic, which is no pin / when a query takes its name for
+    its pins / then it does not start, and the pin of the first topic is gone; a pin that was there before stays"""
+    publish(client, "f3.a", 1)
+    publish(client, "f3.b", 1)
+    with client.durable("f3.b", "mine", filter="/n > 1"):
+        pass
+    for before in ([], ["mine"]):
+        if before:
+            client.pin_journal("f3.a", "mine", client.plan_changes("f3.a", start="latest").start)
+        reader = several(server, topics="f3.a,f3.b", pinName="mine", startingFrom="earliest")
+        with pytest.raises(SowSourceError, match="DURABLE_"):
+            reader.initialOffset()
+        assert pins(client, "f3.a") == before
+        reader.stop()
+
+
+METADATA = [
+    ("_topic", StringType(), ["meta"], ["meta", "meta", "meta"]),
+    ("_key", StringType(), ["a"], ["a", "b", "b"]),
+    ("_op", StringType(), ["put"], ["put", "put", "delete"]),
+    ("_reason", StringType(), [None], [None, None, None]),
+    ("_sequence", LongType(), [1], [1, 2, 3]),
+    ("_version", LongType(), None, None),
+    ("_publish_time", TimestampType(), None, None),
+    ("_expire_time", TimestampType(), [None], [None, None, None]),
+    ("_origin", StringType(), None, None),
+]
+
+
+@pytest.mark.parametrize(("name", "kind", "record", "changes"), METADATA, ids=[one[0] for one in METADATA])
+def test_each_metadata_column_has_its_content_in_both_directions(
+    server: ServerProcess,
+    client: Client,
+    name: str,
+    kind: DataType,
+    record: list[Any] | None,
+    changes: list[Any] | None,
+) -> None:
+    """given one record that was put, and one that was put and deleted / then the column alone, and beside a field, has
+    what docs/spark.md says
+
+    A snapshot with `_op` or `_reason` in its schema failed in its tasks.
+    """
+    if name == METADATA[0][0]:
+        client.publish("meta", {"n": 1}, key="a")
+        client.publish("meta", {"n": 2}, key="b")
+        client.sow_delete("meta", keys=["b"])
+    (stored,) = client.query("meta")
+    of_record = {"_version": stored.version, "_publish_time": stored.publish_time, "_origin": stored.origin}
+    first = client.plan_changes("meta", start="earliest").start
+    for schema in (StructType().add(name, kind), StructType().add("n", LongType()).add(name, kind)):
+        snapshot = SnapshotReader(parse_reading({"server": server.address, "topic": "meta"}, "snapshot"), schema)
+        (row,) = [row for part in snapshot.partitions() for batch in snapshot.read(part) for row in batch.to_pylist()]
+        told = [of_record[name]] if record is None else record
+        if name == "_sequence":
+            told = [sequence_of(first) + 1]
+        assert [row[name]] == told
+        reader = reader_of(server, "meta", schema.add("_op", StringType()) if name != "_op" else schema)
+        start = offset_of(first)
+        rows = [
+            row
+            for part in reader.partitions(start, reader.latestOffset(start, ReadAllAvailable()))
+            for batch in reader.read(part)
+            for row in batch.to_pylist()
+        ]
+        if name == "_sequence":
+            assert [row[name] - sequence_of(first) for row in rows] == changes
+        elif changes is not None:
+            assert [row[name] for row in rows] == changes
+        else:
+            assert rows[0][name] == of_record[name]
+        reader.stop()
+
+
 # ---- several topics ----
 
 OF_TOPICS = StructType().add("n", LongType()).add("_topic", StringType())
@@ -394,7 +520,7 @@ def test_a_query_reads_several_topics_with_an_inferred_schema(
     writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint"))
     finished(writer.trigger(availableNow=True).start())
     assert sorted(map(tuple, rows)) == [("i.a", 1.0, "x"), ("i.b", 2.5, None)]
-    with pytest.raises(Exception, match="OPTION_INVALID: option topic: is missing; a snapshot is of one topic"):
+    with pytest.raises(Exception, match="OPTION_INVALID: option topics: counts only in a stream"):
         spark.read.format("sow").schema("n LONG").options(server=server.address, topics="i.a").load().collect()
 
 
@@ -454,6 +580,40 @@ def test_a_query_lives_through_a_restart_of_the_server(spark: SparkSession, tmp_
             query.stop()
         assert query.exception() is None
     assert numbers == [1, 2, 3]
+
+
+def test_a_query_with_a_wrong_filter_does_not_start(
+    spark: SparkSession, server: ServerProcess, client: Client, tmp_path: Path
+) -> None:
+    publish(client, "q3", 1)
+    writer = started(spark, server, tmp_path, "n LONG", topic="q3", filter="/n = ", startingFrom="earliest")
+    query = writer.format("noop").trigger(availableNow=True).start()
+    with pytest.raises(Exception, match="SowSourceError: FILTER_INVALID: checking the filter, topic q3"):
+        query.awaitTermination(60)
+    assert pins(client, "q3") == []
+
+
+def test_a_stream_tells_an_inferred_schema_from_a_given_one(
+    spark: SparkSession, server: ServerProcess, client: Client, tmp_path: Path
+) -> None:
+    """given an option about the inferred schema / then it counts where Spark asks for the schema, and is refused beside
+    a given one."""
+    publish(client, "q4", 1)
+    source = spark.readStream.format("sow").options(server=server.address, topic="q4", startingFrom="earliest")
+    shaped = source.option("jsonSchema", '{"properties":{"n":{"type":"integer","format":"int32"}}}')
+    rows: list[int] = []
+
+    def run(frame: DataFrame, name: str) -> None:
+        writer = frame.writeStream.option("checkpointLocation", str(tmp_path / name))
+        query = writer.foreachBatch(lambda batch, _: rows.extend(row.n for row in batch.collect()))
+        finished(query.trigger(availableNow=True).start())
+
+    inferred = shaped.load()
+    assert inferred.schema["n"].dataType == IntegerType()
+    run(inferred, "inferred")
+    assert rows == [1]
+    with pytest.raises(Exception, match="OPTION_INVALID: option jsonSchema: and a given schema exclude each other"):
+        run(shaped.schema("n LONG").load(), "given")
 
 
 def test_a_query_shows_one_readable_line_when_changes_are_lost(
