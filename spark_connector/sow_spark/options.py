@@ -98,14 +98,16 @@ class Reading:
     topic: str
     """Empty if there are several."""
     topics: tuple[str, ...] = ()
-    """Stream: the topics, if they are listed."""
+    """The topics, if they are listed."""
     topic_pattern: str | None = None
-    """Stream: the topics whose whole names match this regular expression, also those that come later."""
+    """The topics whose whole names match this regular expression; in a stream also those that come later."""
     filter: str = ""
     snapshot: SnapshotOf = "first-read"
     """Batch: the instant that a DataFrame shows."""
     export: str | None = None
     """Batch: name of an export that the program has opened itself. None: the read opens one."""
+    exports: tuple[tuple[str, str], ...] = ()
+    """Batch: the topics and the exports that `load()` has opened, for `snapshot` = "load"."""
     push_filters: bool | None = None
     """Batch: push Spark's filters, if Spark's setting is on. None: where this Spark plans each use of a DataFrame by
     itself."""
@@ -253,7 +255,7 @@ stream."""
 
 _READ_USES: Final[Mapping[str, tuple[ReadUse, ...]]] = {
     **dict.fromkeys(("pushFilters", "snapshot", "export", "lease"), ("snapshot",)),
-    **dict.fromkeys(("topics", "topicPattern", "startingFrom", "failOnDataLoss", "pinName", "pinLease"), ("stream",)),
+    **dict.fromkeys(("startingFrom", "failOnDataLoss", "pinName", "pinLease"), ("stream",)),
     **dict.fromkeys(("maxRecordsPerTrigger", "maxBytesPerTrigger"), ("stream",)),
 }
 """The uses of the options of reading that do not count in both."""
@@ -275,6 +277,7 @@ def parse_reading(options: Mapping[str, str], use: ReadUse | None = None) -> Rea
     given = _Given(options, READ_OPTIONS, WRITE_OPTIONS, "reading", _READ_USES, use)
     given.exclude("export", ("filter", "partitions", "lease", "snapshot"), "it is set when the export is opened")
     given.exclude("export", ("pushFilters",), "its records are chosen when it is opened")
+    given.exclude("export", ("topics", "topicPattern"), "it is one of one topic")
     given.exclude("jsonSchema", ("inferRecords",), "no sample is taken")
     columns = given.names("columns")
     new_fields: NewFields = given.word("newFields", get_args(NewFields)) or "ignore"

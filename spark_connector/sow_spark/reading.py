@@ -1,10 +1,12 @@
 """Batch reads: the driver opens a consistent export of the topic, and the tasks stream its parts as Arrow batches.
 
+Of several topics it opens an export each. Their parts are put together, so that many small topics make few tasks.
+
 Guarantees:
 
-    [1]  All rows of a DataFrame are of one cut: no record twice, none missing, none expired at the cut's `as_of` (rules
-         Q1, Q6).
-    [2]  A task yields a whole part or raises. A repeated task reads the same part again.
+    [1]  All rows of a topic are of one cut: no record twice, none missing, none expired at the cut's `as_of` (rules Q1,
+         Q6). Each of several topics has a cut of its own.
+    [2]  A task yields its parts whole or raises. A repeated task reads the same parts again.
     [3]  The lease of the export is renewed as long as a task reads, however slowly its rows are taken. An export that
          nobody has begun to read, or whose reading Spark has broken off, ends after `IDLE_LEASE`.
     [4]  Pushed filters change the records that are read, but never the result: Spark also gets all filters back (see
@@ -18,7 +20,7 @@ Guarantees:
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -35,7 +37,7 @@ from sow_spark.decoding import Decoder
 from sow_spark.errors import SowSourceError, translated
 from sow_spark.gathering import ROWS, gathered
 from sow_spark.options import Connecting, PayloadForm, Reading
-from sow_spark.schemas import Layout, check_form, form_of, layout
+from sow_spark.schemas import Layout, check_form, form_of, layout, topics_read
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -49,18 +51,32 @@ _EXECUTION: Final = "spark.sql.execution.id"
 """The local property with the number of the action that a task belongs to."""
 
 
+SHARES_MAX: Final = 100
+"""Maximum number of topics in one partition: each of them costs a few calls."""
+RECORDS_PER_PARTITION: Final = 100_000
+"""Approximate number of records in one, where several topics share it. The server cuts a topic by the same number."""
+
+
 @dataclass(frozen=True, repr=False)
-class ExportPartition(InputPartition):
+class Share:
     """One part of an export, or the share of one task in an export that has taken its place [5]."""
 
+    topic: str
     export_id: str
     part: int
     parts: int
     """The number of parts of that export."""
     filter: str
     """The filter of the export."""
-    lease_seconds: float
     form: PayloadForm
+
+
+@dataclass(frozen=True, repr=False)
+class ExportPartition(InputPartition):
+    """The work of one task."""
+
+    shares: tuple[Share, ...]
+    lease_seconds: float
     connecting: Connecting
 
 
@@ -75,34 +91,50 @@ class SnapshotReader(DataSourceReader):
         self._filters: Sequence[Filter] = ()
 
     def partitions(self) -> list[InputPartition]:
-        """Opens the export."""
+        """Opens the exports."""
         reading = self._reading
-        with translated(f"opening a snapshot of topic {reading.topic}"), connect(reading.connecting) as client:
+        with translated(f"opening a snapshot of {reading.named}"), connect(reading.connecting) as client:
+            forms: dict[str, PayloadForm]
             form = reading.payload
-            if form is None or form == "columns":
-                topic = retried(reading.connecting, lambda: client.describe_topic(reading.topic))
-                form = form_of(reading, self._layout, topic.settings.message_type)
-            else:
+            if not reading.several and form is not None and form != "columns":
                 check_form(self._layout, form)
-            export, text = self._export(client, form)
+                forms = {reading.topic: form}
+            else:
+                forms = {
+                    topic.name: form_of(replace(reading, topic=topic.name), self._layout, topic.settings.message_type)
+                    for topic in topics_read(client, reading)
+                }
+            counts = _parts_of(client, reading, forms)
+            shares: list[tuple[Share, int]] = []
+            lease_seconds = 0.0
+            for name, form in forms.items():
+                try:
+                    export, text = self._export(client, name, form, counts.get(name, reading.partitions))
+                except SowError as error:
+                    if error.reason == "TOPIC_NOT_FOUND" and reading.topic_pattern is not None:
+                        continue  # it was deleted since the list was made
+                    raise
+                lease_seconds = export.lease.total_seconds()
+                # Where no record matches, there is no part. A later snapshot may have some, so there is a share for
+                # these. Without any partition Spark makes one of its own, which `read` recognises.
+                records = export.parts or (() if reading.is_fixed else (0,))
+                for part, count in enumerate(records):
+                    shares.append((Share(name, export.id, part, len(export.parts), text, form), count))
             connecting = kept(reading.connecting, client)
-        lease_seconds = export.lease.total_seconds()
-        # Where no record matches, there is no part. A later snapshot may have some, so there is a partition for these.
-        # Without a partition Spark makes one of its own, which `read` recognises.
-        parts = len(export.parts)
-        return [
-            ExportPartition(export.id, part, parts, text, lease_seconds, form, connecting)
-            for part in range(max(parts, 0 if reading.is_fixed else 1))
-        ]
+        if not reading.several:
+            return [ExportPartition((share,), lease_seconds, connecting) for share, _ in shares]
+        wanted = sum(count for _, count in shares) // reading.partitions if reading.partitions else 0
+        grouped = packed_together(shares, wanted or RECORDS_PER_PARTITION)
+        return [ExportPartition(some, lease_seconds, connecting) for some in grouped]
 
-    def _export(self, client: Client, form: PayloadForm) -> tuple[Export, str]:
-        """The export, and its filter."""
+    def _export(self, client: Client, topic: str, form: PayloadForm, parts: int) -> tuple[Export, str]:
+        """The export of a topic, and its filter."""
         reading = self._reading
-        if (name := reading.export) is not None:
+        if (name := reading.export or dict(reading.exports).get(topic)) is not None:
             export = retried(reading.connecting, lambda: client.renew_export(name))
-            if export.topic != reading.topic:
+            if export.topic != topic:
                 raise SowSourceError(
-                    "OPTION_INVALID", f"option export: {name} is an export of topic {export.topic}, not {reading.topic}"
+                    "OPTION_INVALID", f"option export: {name} is an export of topic {export.topic}, not {topic}"
                 )
             return export, ""
         user = reading.filter
@@ -115,58 +147,61 @@ class SnapshotReader(DataSourceReader):
             text = combined(user, self._filters, fields, reading.mode)
 
         try:
-            return opened(client, reading, text), text
+            return opened(client, reading, topic, text, parts), text
         except SowError as error:
             if error.reason != "FILTER_INVALID" or text == user:
                 raise
         # Try the user's filter alone. If the fault is in it, the error comes again, with the right position. If not,
         # this server does not accept our text of Spark's filters, and the export is opened without them.
-        return opened(client, reading, user), user
+        return opened(client, reading, topic, user, parts), user
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of a part."""
+        """The rows of a partition."""
         if not isinstance(partition, ExportPartition):
             return
-        reading = self._reading
-        decoder = Decoder(self._layout, partition.form, reading.mode, reading.topic)
-        reader = None if reading.is_fixed else _reader()
+        reader = None if self._reading.is_fixed else _reader()
         with connect(partition.connecting) as client:
+            for share in partition.shares:
+                export_id, parts = share.export_id, share.parts
+                if reader is not None:
+                    export_id, parts = self._current(client, partition, share, reader)
+                for part in range(share.part, parts, max(share.parts, 1)):
+                    yield from self._part(client, partition, share, export_id, part, reader)
 
-            def part_of(export_id: str, part: int) -> Iterator[pa.RecordBatch]:
-                def records(columns: Sequence[PackedColumn], lines: bool) -> Iterator[PackedRecords]:
-                    return client.read_export(
-                        export_id,
-                        part,
-                        columns=columns,
-                        lines=lines,
-                        batch_size=reading.batch_size,
-                        fields=decoder.fields,
-                        reader=reader,
-                    )
-
-                doing = f"reading part {part} of a snapshot of topic {reading.topic}"
-                with renewed(lambda: client.renew_export(export_id), partition.lease_seconds), translated(doing):
-                    yield from batches(decoder, reading.topic, records, rows=reading.batch_size)
-
-            export_id, parts = partition.export_id, partition.parts
-            if reader is not None:
-                export_id, parts = self._current(client, partition, reader)
-            for part in range(partition.part, parts, max(partition.parts, 1)):
-                yield from part_of(export_id, part)
-
-    def _current(self, client: Client, partition: ExportPartition, reader: str) -> tuple[str, int]:
-        """The export that the tasks of `reader` read [5], and the number of its parts."""
+    def _part(
+        self, client: Client, partition: ExportPartition, share: Share, export_id: str, part: int, reader: str | None
+    ) -> Iterator[pa.RecordBatch]:
+        """The rows of one part of an export."""
         reading = self._reading
-        with translated(f"opening a snapshot of topic {reading.topic}"):
+        decoder = Decoder(self._layout, share.form, reading.mode, share.topic)
+
+        def records(columns: Sequence[PackedColumn], lines: bool) -> Iterator[PackedRecords]:
+            return client.read_export(
+                export_id,
+                part,
+                columns=columns,
+                lines=lines,
+                batch_size=reading.batch_size,
+                fields=decoder.fields,
+                reader=reader,
+            )
+
+        doing = f"reading part {part} of a snapshot of topic {share.topic}"
+        with renewed(lambda: client.renew_export(export_id), partition.lease_seconds), translated(doing):
+            yield from batches(decoder, share.topic, records, rows=reading.batch_size)
+
+    def _current(self, client: Client, partition: ExportPartition, share: Share, reader: str) -> tuple[str, int]:
+        """The export that the tasks of `reader` read [5], and the number of its parts."""
+        with translated(f"opening a snapshot of topic {share.topic}"):
             export = retried(
                 partition.connecting,
                 lambda: client.open_export(
-                    reading.topic,
-                    partition.filter or None,
-                    parts=partition.parts,
-                    lease=_lease(reading),
+                    share.topic,
+                    share.filter or None,
+                    parts=share.parts,
+                    lease=_lease(self._reading),
                     idle_lease=IDLE_LEASE,
-                    successor_of=partition.export_id,
+                    successor_of=share.export_id,
                     reader=reader,
                 ),
                 full=True,
@@ -174,14 +209,38 @@ class SnapshotReader(DataSourceReader):
         return export.id, len(export.parts)
 
 
-def opened(client: Client, reading: Reading, text: str) -> Export:
-    """Opens an export for the options, of the records that match `text`."""
+def packed_together(shares: Iterable[tuple[Share, int]], records: int) -> list[tuple[Share, ...]]:
+    """Shares, each with its number of records, as partitions of about `records`, in their order."""
+    partitions: list[tuple[Share, ...]] = []
+    some: list[Share] = []
+    held = 0
+    for share, count in shares:
+        if some and (held + count > records or len(some) == SHARES_MAX):
+            partitions.append(tuple(some))
+            some, held = [], 0
+        some.append(share)
+        held += count
+    return [*partitions, tuple(some)] if some else partitions
+
+
+def _parts_of(client: Client, reading: Reading, topics: Collection[str]) -> Mapping[str, int]:
+    """The option `partitions`, which counts for all topics, divided among several by their records."""
+    if not (reading.several and reading.partitions):
+        return {}
+    found = retried(reading.connecting, lambda: client.topics(with_statistics=True))
+    sizes = {one.name: one.statistics.live_records for one in found if one.name in topics and one.statistics}
+    total = max(sum(sizes.values()), 1)
+    return {name: max(reading.partitions * size // total, 1) for name, size in sizes.items()}
+
+
+def opened(client: Client, reading: Reading, topic: str, text: str, parts: int) -> Export:
+    """Opens an export of a topic for the options, of the records that match `text`."""
     return retried(
         reading.connecting,
         lambda: client.open_export(
-            reading.topic,
+            topic,
             text or None,
-            parts=reading.partitions,
+            parts=parts,
             lease=_lease(reading),
             idle_lease=None if reading.is_fixed else IDLE_LEASE,
         ),
@@ -190,17 +249,33 @@ def opened(client: Client, reading: Reading, text: str) -> Export:
 
 
 def opened_at_load(reading: Reading) -> Reading:
-    """The options with an export that is opened now, which every use of the DataFrame then reads."""
-    with translated(f"opening a snapshot of topic {reading.topic}"), connect(reading.connecting) as client:
-        export = opened(client, reading, reading.filter)
-        return replace(reading, export=export.id, connecting=kept(reading.connecting, client))
+    """The options with exports that are opened now, which every use of the DataFrame then reads."""
+    loaded = reading
+    with translated(f"opening a snapshot of {reading.named}"), connect(reading.connecting) as client:
+        topics = tuple(topic.name for topic in topics_read(client, reading))
+        parts = _parts_of(client, reading, topics)
+        try:
+            for topic in topics:
+                export = opened(client, reading, topic, reading.filter, parts.get(topic, reading.partitions))
+                loaded = replace(loaded, exports=(*loaded.exports, (topic, export.id)))
+        except BaseException:
+            _close(client, loaded)
+            raise
+        if reading.several:  # topics that match the pattern later have no export
+            loaded = replace(loaded, topics=topics, topic_pattern=None)
+        return replace(loaded, connecting=kept(reading.connecting, client))
 
 
 def closed(loaded: Reading) -> None:
-    """Ends the export of `opened_at_load`, if the server can be reached; otherwise it ends with its lease."""
-    assert loaded.export is not None, "it was opened"
-    with suppress(SowError), connect(loaded.connecting) as client:
-        client.close_export(loaded.export)
+    """Ends the exports of `opened_at_load`, if the server can be reached; otherwise they end with their lease."""
+    with connect(loaded.connecting) as client:
+        _close(client, loaded)
+
+
+def _close(client: Client, loaded: Reading) -> None:
+    with suppress(SowError):
+        for _, export in loaded.exports:
+            client.close_export(export)
 
 
 def _lease(reading: Reading) -> str | None:

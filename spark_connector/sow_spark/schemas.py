@@ -211,10 +211,7 @@ def infer(reading: Reading) -> StructType:
     if reading.columns and reading.metadata != "false" and METADATA_COLUMNS.keys() >= set(reading.columns):
         return _chosen(with_metadata([], reading, changes=True), reading)  # no document is needed for these
     with translated(f"looking at {reading.named}"), connect(reading.connecting) as client:
-        if reading.several:
-            topics = retried(reading.connecting, lambda: selected(client.topics(), reading))
-        else:
-            topics = [retried(reading.connecting, lambda: client.describe_topic(reading.topic))]
+        topics = topics_read(client, reading)
         documents = all(topic.settings.message_type == "json" for topic in topics)
         form = reading.payload or ("columns" if documents else "binary")
         for topic in topics:
@@ -231,8 +228,16 @@ def infer(reading: Reading) -> StructType:
     return _chosen(with_metadata(fields, reading, changes=bool(reading.columns)), reading)
 
 
-def selected(topics: Iterable[Topic], reading: Reading) -> list[Topic]:
-    """Those of all topics that a stream of several reads, at least one. Raises SowSourceError."""
+def topics_read(client: Client, reading: Reading) -> list[Topic]:
+    """The topics that a snapshot reads, at least one. Raises SowError and SowSourceError."""
+    if reading.several:
+        return retried(reading.connecting, lambda: selected(client.topics(), reading, journal=False))
+    return [retried(reading.connecting, lambda: client.describe_topic(reading.topic))]
+
+
+def selected(topics: Iterable[Topic], reading: Reading, *, journal: bool = True) -> list[Topic]:
+    """Those of all topics that a read of several takes, at least one. `journal`: a stream, so a pattern leaves out
+    topics without a journal. Raises SowSourceError."""
     if reading.topic_pattern is None:
         found = {topic.name: topic for topic in topics}
         for name in reading.topics:
@@ -240,11 +245,12 @@ def selected(topics: Iterable[Topic], reading: Reading) -> list[Topic]:
                 raise SowSourceError("TOPIC_NOT_FOUND", f"topic {name} is not there", HINTS["TOPIC_NOT_FOUND"])
         return [found[name] for name in reading.topics]
     matches = re.compile(reading.topic_pattern).fullmatch
-    chosen = [
-        topic for topic in topics if topic.settings.journal and not topic.name.startswith("_") and matches(topic.name)
-    ]
+    chosen = [topic for topic in topics if not topic.name.startswith("_") and matches(topic.name)]
+    if journal:
+        chosen = [topic for topic in chosen if topic.settings.journal]
     if not chosen:
-        raise SowSourceError("PATTERN_MATCHES_NOTHING", f"no topic with a journal matches {reading.topic_pattern!r}")
+        what = "topic with a journal" if journal else "topic"
+        raise SowSourceError("PATTERN_MATCHES_NOTHING", f"no {what} matches {reading.topic_pattern!r}")
     return chosen
 
 

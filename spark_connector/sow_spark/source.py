@@ -46,6 +46,8 @@ class SowDataSource(DataSource):
         retryFor = 60s              time to wait for a server that cannot be reached; 0s: none
 
     Reading (pushFilters, snapshot, export and lease: not a stream):
+        topics                      in place of topic: several, with commas
+        topicPattern                in place of topic: all whose whole names match this regular expression
         filter                      only records that match, in the language of docs/filters.md
         pushFilters = auto          Spark's filters are pushed, too: auto (where that is right), true, false
         columns                     the columns to read, of an inferred schema, with commas
@@ -63,8 +65,6 @@ class SowDataSource(DataSource):
 
     Reading a stream:
         startingFrom = latest       earliest, latest, a time, or a bookmark
-        topics                      in place of topic: several, with commas
-        topicPattern                in place of topic: all whose whole names match this regular expression
         maxRecordsPerTrigger, maxBytesPerTrigger
                                     bounds of a micro-batch, in entries and bytes of the journal
         failOnDataLoss = true       false: a query whose changes are gone goes on with the earliest one

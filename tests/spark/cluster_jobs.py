@@ -98,16 +98,10 @@ def captured(spark: SparkSession, server: str, topic: str, folder: str) -> objec
     return None
 
 
-def many(spark: SparkSession, server: str, prefix: str, topics: str) -> object:
+def many(spark: SparkSession, server: str, pattern: str) -> object:
     """One job over many topics: the number of records in each."""
-    from functools import reduce
-
-    source = spark.read.format("sow").schema("_key STRING").option("server", server)
-    frames = [
-        source.load(f"{prefix}{number}").select(functions.lit(number).alias("topic")) for number in range(int(topics))
-    ]
-    counts = reduce(lambda one, other: one.unionAll(other), frames).groupBy("topic").count().collect()
-    return {row["topic"]: row["count"] for row in counts}
+    source = spark.read.format("sow").schema("_topic STRING").option("server", server).option("topicPattern", pattern)
+    return {row["_topic"]: row["count"] for row in source.load().groupBy("_topic").count().collect()}
 
 
 def main(name: str, answer: str, *arguments: str) -> None:

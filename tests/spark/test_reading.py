@@ -294,6 +294,40 @@ def test_a_frame_of_one_instant_never_shows_another_one(
     assert "EXPORT_NOT_FOUND" in reason_of(frame.collect)
 
 
+def test_a_frame_of_several_topics_shows_the_instant_of_each(
+    spark: SparkSession, server: ServerProcess, client: Client
+) -> None:
+    """Q8. given a frame of a pattern / when the snapshot of one topic has ended, and a topic comes / then the next
+    action takes another snapshot of that one topic; the frame has the topics that it had"""
+    for name in ("both.a", "both.b"):
+        client.publish(name, {"n": 1}, key="1")
+    frame = read(spark, server, topicPattern="both[.].")
+    assert frame.schema["_topic"].dataType == StringType()
+    assert sorted((row["_topic"], row.n) for row in frame.collect()) == [("both.a", 1), ("both.b", 1)]
+    (ended,) = [event["export"] for event in server.events("export_opened")[-2:] if event["topic"] == "both.b"]
+    client.close_export(str(ended))
+    for name in ("both.a", "both.b", "both.c"):
+        client.publish(name, {"n": 2}, key="2")
+    assert sorted((row["_topic"], row.n) for row in frame.collect()) == [("both.a", 1), ("both.b", 1), ("both.b", 2)]
+
+
+def test_a_frame_of_several_topics_may_show_one_instant_for_ever(
+    spark: SparkSession, server: ServerProcess, client: Client
+) -> None:
+    """Q8, snapshot=load, with the schema of all topics."""
+    client.publish("ever.a", {"n": 1}, key="1")
+    client.publish("ever.b", {"m": 1}, key="1")
+    frame = read(spark, server, topicPattern="ever[.].", snapshot="load")
+    for name in ("ever.a", "ever.b", "ever.c"):
+        client.publish(name, {"n": 2, "m": 2}, key="2")
+    assert sorted((row["_topic"], row.n, row.m) for row in frame.collect()) == [
+        ("ever.a", 1, None),
+        ("ever.b", None, 1),
+    ]
+    client.delete_topic("ever.a")
+    assert "TOPIC_DELETED" in reason_of(frame.collect)
+
+
 def test_an_action_does_not_go_on_with_another_snapshot(
     server: ServerProcess, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -305,7 +339,7 @@ def test_an_action_does_not_go_on_with_another_snapshot(
     one, two = reader.partitions()
     monkeypatch.setattr(reading, "_reader", lambda: "execution 1")
     assert sum(batch.num_rows for batch in reader.read(one)) > 0
-    client.close_export(one.export_id)  # type: ignore[attr-defined]  # its own class
+    client.close_export(one.shares[0].export_id)  # type: ignore[attr-defined]  # its own class
     client.publish("torn", {"n": 300}, key="300")
     for again in (one, two):
         with pytest.raises(SowSourceError, match="EXPORT_NOT_FOUND"):
