@@ -121,5 +121,30 @@ def test_a_job_without_access_says_what_to_mend(spark: SparkSession, guarded: Gu
     assert "over TLS only" in failure(spark, plain)
 
 
+def test_a_client_certificate_is_an_identity(spark: SparkSession, tmp_path: Path) -> None:
+    """given a server that asks for certificates / when a job shows one / then it reads by the grants of that identity,
+    and a job without one does not connect"""
+    authority = Authority(tmp_path, "ca")
+    own, desk = authority.issue("server"), authority.issue("desk")
+    grants = '[[identities]]\nname = "desk"\ncertificate = "CN:desk"\nroles = ["desk"]\n'
+    write_access(tmp_path, grants + grant("desk", "orders", "read publish"))
+    config = f"""[server.tls]
+certificate = "{own.certificate}"
+key = "{own.key}"
+client_ca = "{authority.file}"
+[access]
+file = "auth.toml"
+[topics.orders]
+key = ["/id"]
+"""
+    with ServerProcess(tmp_path, config) as server:
+        options = {"server": server.address, "tlsCa": str(authority.file), "retryFor": "0s"}
+        shown = options | {"tlsCertificate": str(desk.certificate), "tlsKey": str(desk.key)}
+        spark.range(3).write.format("sow").options(**shown).mode("append").save("orders")
+        rows = spark.read.format("sow").schema("id LONG").options(**shown).load("orders").collect()
+        assert {row["id"] for row in rows} == {0, 1, 2}
+        assert failure(spark, options).startswith("UNREACHABLE")
+
+
 def without(options: dict[str, str]) -> dict[str, str]:
     return {name: value for name, value in options.items() if name != "tokenFile"}

@@ -163,6 +163,21 @@ def test_limits_are_kept_and_the_whole_is_the_same(server: ServerProcess, client
     reader.stop()
 
 
+def test_a_limit_in_bytes_ends_a_micro_batch(server: ServerProcess, client: Client) -> None:
+    for number in range(10):
+        client.publish("s3c", {"n": number, "text": "x" * 1000}, key=f"k{number}")
+    reader = reader_of(server, "s3c", startingFrom="earliest", maxBytesPerTrigger="3KiB")
+    offset, numbers, sizes = reader.initialOffset(), [], []
+    while (end := reader.latestOffset(offset, reader.getDefaultReadLimit())) != offset:
+        rows = rows_between(reader, offset, end)
+        sizes.append(len(rows))
+        numbers += [row[0] for row in rows]
+        offset = end
+    assert numbers == list(range(10))
+    assert max(sizes) <= 3
+    reader.stop()
+
+
 def test_it_tells_how_far_it_is_behind(server: ServerProcess, client: Client) -> None:
     publish(client, "s3b", *range(5))
     reader = reader_of(server, "s3b", startingFrom="earliest")
