@@ -64,8 +64,7 @@ SHOWN_BY = {
         "`INSERT INTO`, `INSERT OVERWRITE`": "sql.rows_are_inserted_into_a_view_with_options_for_both_directions",
         "catalog, DDL": "sql.views_of_all_topics_stand_in_for_a_catalog "
         "sql.a_table_of_the_catalog_gets_its_options_from_each_query",
-        "`DELETE`, `UPDATE`, `MERGE`": "writing.removals_of_a_stream_of_changes_are_applied_in_order "
-        "writing.deltas_are_merged",
+        "`DELETE`, `UPDATE`, `MERGE`": "sql.rows_are_updated_and_deleted_by_inserts",
     },
     "Batch writes": {
         "a row whose key is there": "writing.rows_are_published_with_their_lifetimes writing.deltas_are_merged",
@@ -185,12 +184,14 @@ def test_the_programs_of_the_page_run(spark: SparkSession, tmp_path: Path, capsy
             told = program.replace("127.0.0.1:7450", server.address).replace('"/data/', f'"{tmp_path}/')
             exec(compile(told, "docs/spark.md", "exec"), known)
         with server.client() as client:
-            assert contents(client, "orders") == set(map(str, range(500)))  # of the overwrite
-            assert contents(client, "orders.copy") == set(map(str, range(500)))
+            left = set(map(str, range(20, 500)))  # of the overwrite, without those that were deleted
+            assert contents(client, "orders") == contents(client, "orders.copy") == left
+            assert client.count("orders", "/price = /id") == 69  # updated
             assert client.count("orders.counts") == 1000
         log = spark.read.parquet(str(tmp_path / "log")).groupBy("_op").count().collect()
-        assert {row["_op"]: row["count"] for row in log} == {"put": 2501, "delete": 500}
-    assert "+------+-----+" in capsys.readouterr().out
+        assert {row["_op"]: row["count"] for row in log} == {"put": 2573, "delete": 520}
+    (shown,) = re.findall(r"```text\n(.+?)```", PAGE, re.DOTALL)
+    assert shown in capsys.readouterr().out
 
 
 def test_the_program_of_the_first_page_runs(

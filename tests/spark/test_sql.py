@@ -57,6 +57,19 @@ def test_rows_are_inserted_into_a_view_with_options_for_both_directions(
     assert {record.key for record in client.query("copy")} == {"7", "8"}
 
 
+def test_rows_are_updated_and_deleted_by_inserts(spark: SparkSession, server: ServerProcess, client: Client) -> None:
+    """given records with three fields / when parts of them, and rows with an _op, are inserted into views / then only
+    these fields change, and those records are gone"""
+    client.publish_many("copy", [{"id": at, "px": at / 2, "note": "kept"} for at in range(200, 204)])
+    options = f"server '{server.address}', topic 'copy', read.filter '/id >= 200'"
+    spark.sql(f"CREATE TEMPORARY VIEW v (id LONG, px DOUBLE) USING sow OPTIONS ({options}, write.mode 'delta')")
+    spark.sql("INSERT INTO v SELECT id, px + 1 FROM v WHERE id < 202")
+    spark.sql(f"CREATE TEMPORARY VIEW w (id LONG, _op STRING) USING sow OPTIONS ({options})")
+    spark.sql("INSERT INTO w SELECT id, 'delete' FROM v WHERE px > 101")
+    left = [record.data for record in client.query("copy", "/id >= 200")]
+    assert left == [{"id": at, "px": at / 2 + (at < 202), "note": "kept"} for at in (200, 201, 202)]
+
+
 def test_a_view_for_reading_only_refuses_rows_and_says_why(
     spark: SparkSession, server: ServerProcess, client: Client
 ) -> None:
