@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake.transaction import AddAction, RemoveAction
 from pyspark.sql import DataFrame, SparkSession, functions
@@ -169,7 +170,16 @@ def begin(spark: SparkSession, source: Source, folder: str, prepare: Prepare = l
     now = time.time_ns() // 1_000_000
     files = sorted(Path(folder, part).glob("*.parquet"))
     added: list[AddAction | RemoveAction] = [
-        AddAction(f"{part}/{file.name}", file.stat().st_size, {}, now, True, "{}") for file in files
+        # delta-rs counts the rows of a table by these statistics alone, and a file without them as empty.
+        AddAction(
+            f"{part}/{file.name}",
+            file.stat().st_size,
+            {},
+            now,
+            True,
+            json.dumps({"numRecords": pq.read_metadata(file).num_rows}),
+        )
+        for file in files
     ]
     sequence = int(export.bookmark.rpartition(".")[2])
     # It overwrites: of two drivers that begin a table, the later one decides about all of it.

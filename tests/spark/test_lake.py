@@ -103,6 +103,7 @@ def test_a_batch_that_runs_twice_changes_nothing(
     capture(spark, source, str(folder))
     before = captured(folder)
     assert before == served(client)
+    assert DeltaTable(folder).count() == len(before), "the files of the first snapshot have statistics; it was 0"
     change(client, 300)
 
     def die_first(table: DeltaTable, rows: pa.Table, commit: CommitProperties) -> None:
