@@ -265,13 +265,16 @@ def test_plans_that_cannot_be(rig: Rig, kind: str) -> None:
 
 
 def test_a_topic_made_anew_does_not_go_on_with_the_old_one(rig: Rig) -> None:
+    """The last position of the old one was taken for the beginning of the new one."""
     begin = last(rig)
     put(rig, "a")
+    end = last(rig)
     rig.delete_topic("orders")
     rig.create_topic("orders", JSON)
-    with pytest.raises(StoreError) as refused:
-        planned(rig, begin)
-    assert refused.value.reason is Reason.BOOKMARK_TOO_OLD
+    for position in (begin, end):
+        with pytest.raises(StoreError) as refused:
+            planned(rig, position)
+        assert refused.value.reason is Reason.BOOKMARK_TOO_OLD
 
 
 def test_a_topic_without_a_journal_has_no_ranges(rig: Rig) -> None:

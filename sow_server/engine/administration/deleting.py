@@ -1,4 +1,8 @@
-"""Deleting topics (rule T5). A topic's id is never used again, so the sweep drops its entries in the expiry index."""
+"""Deleting topics (rule T5). A topic's id is never used again, so the sweep drops its entries in the expiry index.
+
+[1]  A deletion takes a sequence. So every position that was a topic's is below the floor of a later topic of the
+     same name, also if nothing else is written in between (rule J1).
+"""
 
 from __future__ import annotations
 
@@ -72,6 +76,7 @@ class DeleteUnused:
 
 def _stage_deletion(parts: Parts, draft: Draft, topic: Topic) -> None:
     draft.dropped.append(topic)
+    draft.next_sequence += 1  # [1]
     draft.batch.ranges += [
         (RECORDS, topic.prefix, topic.stop),
         (JOURNAL, topic.prefix, topic.stop),
