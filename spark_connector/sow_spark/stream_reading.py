@@ -144,7 +144,7 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _begin(self, where: str | datetime) -> Offset:
         present = self._present()
-        starts = [self._plan(name, f"starting from {where}", where).start for name in present]
+        starts = [self._start_of(name, where) for name in present]
         start = min(starts, key=sequence_of)
         offset = offset_of(start, None if self._reading.pin_name else f"spark-{secrets.token_hex(8)}")
         # Topics whose journals begin later are read from there: older changes were not asked for.
@@ -161,6 +161,17 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._unpin(offset, made)
             raise
         return offset
+
+    def _start_of(self, topic: str, where: str | datetime) -> str:
+        """The position from which a new query reads a topic. If its journal does not reach back to a bookmark, or the
+        bookmark is of an earlier topic of the same name, changes are lost [2]."""
+        try:
+            return self._plan(topic, f"starting from {where}", where).start
+        except SowSourceError as error:
+            if error.reason == "BOOKMARK_OTHER_EPOCH" and self._instance.several:
+                raise  # the instance of the bookmark may come back
+            self._check_loss(error, topic, str(where))
+        return self._plan(topic, "looking for the earliest change", "earliest").start
 
     def _check_options(self, topic: Topic, at: str) -> None:
         """Raises SowSourceError if the schema or the filter does not fit a topic [5]. Each topic is checked once. `at`:
@@ -477,7 +488,7 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 ) from None
             is_new = topic not in topics_of(start, self._reading.topic)
             if not (is_new and error.reason == "BOOKMARK_TOO_OLD"):
-                self._check_loss(error, topic, start)
+                self._check_loss(error, topic, bookmark_of(start))
         earliest = self._plan(topic, "looking for the earliest change", "earliest", None, max_entries, max_bytes)
         if end is None:
             return earliest
@@ -501,25 +512,25 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             topic = present.get(name)
             if topic is None:
                 if self._reading.topic_pattern is not None:
-                    self._lost(name, offset, "the topic was deleted")
+                    self._lost(name, bookmark_of(offset), "the topic was deleted")
             elif created is not None and topic.create_time.isoformat() != created:
                 self._lost(
                     name,
-                    offset,
+                    bookmark_of(offset),
                     f"the topic was deleted, and another one created at {topic.create_time.isoformat()}",
                 )
 
-    def _check_loss(self, error: SowSourceError, topic: str, start: Offset) -> None:
+    def _check_loss(self, error: SowSourceError, topic: str, start: str) -> None:
         """Raises or logs DATA_LOST. Any other error is raised unchanged."""
         if error.reason not in _LOSSES:
             raise error
         self._lost(topic, start, error.reason)
 
-    def _lost(self, topic: str, start: Offset, why: str) -> None:
+    def _lost(self, topic: str, start: str, why: str) -> None:
         """Raises or logs DATA_LOST."""
         lost = SowSourceError(
             "DATA_LOST",
-            f"changes of topic {topic} after {bookmark_of(start)} are gone ({why})",
+            f"changes of topic {topic} after {start} are gone ({why})",
             "start a query with a new checkpoint, from a snapshot or from earliest; "
             "or give failOnDataLoss=false to continue with the earliest change",
         )
@@ -556,7 +567,7 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         except SowSourceError as error:
             if error.reason == "TOPIC_NOT_FOUND" and self._reading.several:
                 return False  # its loss has been told
-            self._check_loss(error, topic, offset)
+            self._check_loss(error, topic, bookmark_of(offset))
             return False
         self._pinned = {**self._pinned, topic: bookmark}  # the thread that renews iterates over the former one
         if self._renewing is not self._instance.life:

@@ -74,7 +74,7 @@ def write(spark: SparkSession, server: str, topic: str, marks: str, records: str
     spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "500")
     rows = spark.range(0, int(records), 1, 8).selectExpr("id", "concat('text ', id) AS text")
     sink = rows.mapInArrow(faulty(marks), ROWS).write.format("sow").option("server", server)
-    sink.option("batchSize", 500).mode(mode).save(topic)
+    sink.option("write.batchSize", 500).mode(mode).save(topic)
     return int(records)
 
 

@@ -308,6 +308,31 @@ def test_a_new_topic_of_the_same_name_does_not_hide_lost_changes(
         one.stop()
 
 
+def test_a_bookmark_of_an_earlier_topic_of_the_same_name_is_a_loss(
+    server: ServerProcess, client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    """given the last bookmark of a topic / when it is deleted, made anew, and read from there / then the query does not
+    start, or says so and begins with the earliest change
+
+    It began as if nothing had happened, where nothing else was written in between.
+    """
+    publish(client, "anew", 1, 2)
+    bookmark = client.open_export("anew").bookmark
+    assert bookmark is not None
+    client.delete_topic("anew")
+    publish(client, "anew", 3)
+    reader = reader_of(server, "anew", startingFrom=bookmark)
+    with pytest.raises(SowSourceError, match=rf"DATA_LOST: .* topic anew after {bookmark} are gone \(BOOKMARK_TOO_OLD"):
+        reader.initialOffset()
+    lenient = reader_of(server, "anew", startingFrom=bookmark, failOnDataLoss="false")
+    with caplog.at_level(logging.WARNING, "sow_spark"):
+        start = lenient.initialOffset()
+    assert "continuing with the earliest change" in caplog.text
+    assert rows_between(lenient, start, lenient.latestOffset(start, ReadAllAvailable())) == [(3, "k0", "put")]
+    for one in (reader, lenient):
+        one.stop()
+
+
 def test_a_topic_without_a_journal_is_refused_with_a_remedy(server: ServerProcess, client: Client) -> None:
     client.create_topic("s7", journal=False)
     with pytest.raises(SowSourceError, match="NO_JOURNAL"):
@@ -635,10 +660,10 @@ def test_a_query_shows_one_readable_line_when_changes_are_lost(
     spark: SparkSession, server: ServerProcess, client: Client, tmp_path: Path
 ) -> None:
     publish(client, "q2", 1)
-    bookmark = f"{'0' * 16}.1"
+    bookmark = f"{'0' * 12}.1"
     writer = started(spark, server, tmp_path, "n LONG", topic="q2", startingFrom=bookmark)
     query = writer.format("noop").trigger(availableNow=True).start()
     with pytest.raises(Exception, match="SowSourceError: ") as failed:
         query.awaitTermination(60)
     line = next(line for line in str(failed.value).splitlines() if "SowSourceError: " in line)
-    assert "BOOKMARK_" in line
+    assert "DATA_LOST: changes of topic q2 after" in line
