@@ -46,6 +46,7 @@ from sow_spark.connection import connect
 from sow_spark.decoding import Decoder
 from sow_spark.errors import SowSourceError, translated
 from sow_spark.options import Connecting, PayloadForm, Reading
+from sow_spark.read_limits import ReadAllAvailable, ReadLimit, ReadMaxBytes, ReadMaxRows, SupportsTriggerAvailableNow
 from sow_spark.reading import batches, renewed
 from sow_spark.schemas import Layout, form_of, layout, selected
 from sow_spark.stream_instances import InstanceInUse
@@ -66,20 +67,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from sow_client import PackedColumn, PackedRecords
-
-try:
-    from pyspark.sql.streaming.datasource import (
-        ReadAllAvailable,
-        ReadLimit,
-        ReadMaxBytes,
-        ReadMaxRows,
-        SupportsTriggerAvailableNow,
-    )
-except ImportError:  # PySpark 4.1
-    if not TYPE_CHECKING:
-        from sow_spark.read_limits import ReadAllAvailable, ReadLimit, ReadMaxBytes, ReadMaxRows
-
-        SupportsTriggerAvailableNow = object
 
 ENTRIES_PER_SHARE: Final = 20_000
 """Without the option `partitions` a micro-batch has one partition for this many entries, up to `SHARES` partitions."""

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import DataType, IntegerType, LongType, StringType, StructType, TimestampType
 
 from sow_client import Client
 from sow_spark.errors import SowSourceError
 from sow_spark.options import parse_reading
+from sow_spark.read_limits import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
 from sow_spark.reading import SnapshotReader
 from sow_spark.stream_offsets import Offset, bookmark_of, offset_of, sequence_of
 from sow_spark.stream_reading import ChangesReader
