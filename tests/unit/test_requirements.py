@@ -59,3 +59,16 @@ def test_the_workflow_runs_the_checks_and_the_tests_with_each_supported_python()
     assert ".ci/run" in runs["check"]
     assert "make PYTHON=python test" in runs["tests"]
     assert ["3.11", *jobs["tests"]["strategy"]["matrix"]["python"]] == ["3.11", "3.12", "3.13", "3.14"]
+
+
+def test_the_oldest_pyspark_and_those_after_it_are_tested() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    jobs = yaml.safe_load(Path(ROOT, ".github", "workflows", "tests.yml").read_text(encoding="utf-8"))["jobs"]
+    (tested,) = re.findall(r"^PYSPARK \?= (.+)$", makefile, re.MULTILINE)
+    (pyspark,) = (one for one in _needed("spark") if one.name == "pyspark")
+    (newest,) = (found[2] for found in map(PIN.match, _text("spark").splitlines()) if found and found[1] == "pyspark")
+    major, minor = map(int, newest.split(".")[:2])
+    first = int(str(pyspark.specifier).removeprefix(f">={major}."))
+    assert tested.split() == [f"{major}.{number}" for number in range(first, minor)]
+    assert tested.split() == jobs["spark"]["strategy"]["matrix"]["pyspark"]
+    assert "$(MAKE) test-spark-versions" in makefile.split("\ntest-long:")[1].split("\n\n")[0]
