@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.datasource import DataSourceStreamReader
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import DataType, IntegerType, LongType, StringType, StructType, TimestampType
 
@@ -23,6 +24,8 @@ from sow_spark.stream_offsets import Offset, bookmark_of, offset_of, sequence_of
 from sow_spark.stream_reading import ChangesReader
 from tests.support.server import ServerProcess
 
+MICRO_BATCHES_HAVE_LIMITS = hasattr(DataSourceStreamReader, "getDefaultReadLimit")
+"""Not with PySpark 4.1: a run with `availableNow` takes one micro-batch there, as docs/spark.md says."""
 CHANGES = StructType().add("n", LongType()).add("_key", StringType()).add("_op", StringType())
 
 
@@ -577,6 +580,8 @@ def finished(query: StreamingQuery) -> None:
 def test_a_query_goes_on_where_it_stopped(
     spark: SparkSession, server: ServerProcess, client: Client, tmp_path: Path
 ) -> None:
+    """given a limit of one change / when a query runs, and runs again after more changes / then each change comes once,
+    and the progress has the head of the journal and the lag; with PySpark 4.1 the end of the micro-batch"""
     seen: list[tuple[object, ...]] = []
 
     def collect(batch: Any, _: int) -> None:
@@ -584,16 +589,28 @@ def test_a_query_goes_on_where_it_stopped(
 
     schema = "n LONG, _key STRING, _op STRING, _sequence LONG"
     publish(client, "q1", 1, 2)
+    head = sequence_of(client.plan_changes("q1", start="latest").head)
     writer = started(spark, server, tmp_path, schema, topic="q1", startingFrom="earliest", maxRecordsPerTrigger="1")
-    query = writer.foreachBatch(collect).trigger(availableNow=True).start()
-    finished(query)
+
+    def runs() -> list[dict[str, Any]]:
+        """Runs to the end; returns the offsets of the progress."""
+        found: list[dict[str, Any]] = []
+        for _ in range(1 if MICRO_BATCHES_HAVE_LIMITS else 2):
+            query = writer.foreachBatch(collect).trigger(availableNow=True).start()
+            finished(query)
+            told = [json.loads(one.json) for one in query.recentProgress if one["numInputRows"]]
+            found += [one["sources"][0]["latestOffset"] for one in told]
+        return found
+
+    told = runs()
     assert [row[:3] for row in seen] == [(1, "k1", "put"), (2, "k2", "put")]
-    told = [one for one in query.recentProgress if one["numInputRows"]]
-    behind = [json.loads(one["sources"][0]["latestOffset"])["recordsBehind"] for one in told]
-    assert behind == [1, 0]
+    if MICRO_BATCHES_HAVE_LIMITS:
+        assert [(one["sequence"], one["recordsBehind"]) for one in told] == [(head, 1), (head, 0)]
+    else:
+        assert [one["sequence"] for one in told] == [row[3] for row in seen]
     client.sow_delete("q1", keys=["k1"])
     publish(client, "q1", 5)
-    finished(writer.foreachBatch(collect).trigger(availableNow=True).start())
+    runs()
     assert [row[:3] for row in seen[2:]] == [(1, "k1", "delete"), (5, "k2", "put")]
 
 
