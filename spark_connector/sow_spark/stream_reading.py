@@ -196,13 +196,17 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _next(self, start: Offset, max_entries: int, max_bytes: int) -> Offset:
         """The end of the micro-batch after `start`; `start` itself if there is none."""
         begin = start if self._is_read(start) else moved_to(start, start["after"])
+        if self._target is not None and self._instance.epoch not in (None, offset_of(self._target)["epoch"]):
+            self._set_target()
+        end = self._target
+        if end is None and self._reading.topic_pattern is not None:
+            # The end is known before the topics are listed: a topic that comes later has all of its changes behind it.
+            # Otherwise the changes between its creation and the end would be in no micro-batch.
+            end = self._present_head()
         present = self._present()
         if not self._is_foreign(begin):
             self._check_created(begin, present)
             self._pin_all(begin)
-        if self._target is not None and self._instance.epoch not in (None, offset_of(self._target)["epoch"]):
-            self._set_target()
-        end = self._target
         if end is not None and offset_of(end)["epoch"] == begin["epoch"] and sequence_of(end) <= begin["sequence"]:
             return start
         end, plans = self._ends(begin, present, end, max_entries, max_bytes)
@@ -256,8 +260,8 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         plans: dict[str, ChangesPlan] = {}
         for name in present:
             plan = plans[name] = self._plan_from(name, start, end)
-            if end is None:
-                self._head = end = plan.head  # one end for all, although more is written meanwhile
+            self._head = plan.head
+            end = end or plan.head  # one end for all, although more is written meanwhile
         assert end is not None, "there is a topic"
         entries, size = sum(plan.entries for plan in plans.values()), sum(plan.bytes for plan in plans.values())
         if 0 < max_entries < entries or 0 < max_bytes < size:
@@ -297,8 +301,11 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._instance.anywhere(None if self._last is None else self._last["epoch"], self._set_target)
 
     def _set_target(self) -> None:
+        self._target = self._present_head()
+
+    def _present_head(self) -> str:
         name = next(iter(self._present()))
-        self._target = self._plan(name, "looking for the head", "latest").start
+        return self._plan(name, "looking for the head", "latest").start
 
     def reportLatestOffset(self) -> Offset | None:  # type: ignore[override]  # noqa: N802  # Spark's name
         """The head, for the query's progress, and how far the end of the last micro-batch is behind it."""
@@ -579,8 +586,10 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         def again() -> None:
             for topic, position in self._pinned.items():
                 with suppress(SowError):  # this topic may be gone, and the others need their pins
-                    client.pin_journal(topic, name, position)
+                    # With the lease: a pin that has ended, as while the machine slept, is made again.
+                    client.pin_journal(topic, name, position, idle_ttl=lease, reader=reader())
 
+        lease = f"{self._reading.pin_lease_micros}us"
         life.enter_context(renewed(again, self._reading.pin_lease_micros / 1e6))
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ from pyspark.sql.datasource import DataSourceStreamReader
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import DataType, IntegerType, LongType, StringType, StructType, TimestampType
 
-from sow_client import Client
+from sow_client import Client, Topic
+from sow_spark import stream_reading
 from sow_spark.errors import SowSourceError
 from sow_spark.options import parse_reading
 from sow_spark.read_limits import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
@@ -72,6 +74,14 @@ def test_puts_and_deletes_come_in_order_from_where_the_query_begins(server: Serv
     assert bookmark_of(bookmark.initialOffset()) == bookmark_of(last)
     for one in (early, late, bookmark):
         one.stop()
+
+
+@pytest.mark.parametrize("start", ["nonsense", "no.bookmark", "0d4c5b7e8f90.x", "."])
+def test_a_start_that_is_no_bookmark_is_told(server: ServerProcess, client: Client, start: str) -> None:
+    """A text with a dot in it, and no number behind, ended in a ValueError of Python."""
+    publish(client, "s1.start", 1)
+    with pytest.raises(SowSourceError, match="BOOKMARK_MALFORMED: .* is no bookmark"):
+        reader_of(server, "s1.start", startingFrom=start).initialOffset()
 
 
 def test_a_query_does_not_begin_in_the_future(server: ServerProcess, client: Client) -> None:
@@ -259,6 +269,29 @@ def test_the_pin_follows_the_committed_offset_which_has_its_name(server: ServerP
     assert "pin" not in named.initialOffset()
     client.describe_durable("s5", "mine")
     named.stop()
+
+
+def test_a_pin_that_is_made_again_has_the_lease_of_the_query(
+    server: ServerProcess, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """given a query whose pin has ended, as after a long sleep of its machine / when the pin is renewed / then it has
+    the lease and the reader of the query. It had the server's hour, and no reader."""
+    renewals: list[Callable[[], object]] = []
+
+    def renewed(renew: Callable[[], object], lease_seconds: float) -> AbstractContextManager[None]:
+        renewals.append(renew)
+        return nullcontext()
+
+    monkeypatch.setattr(stream_reading, "renewed", renewed)
+    publish(client, "s5.slept", 1)
+    reader = reader_of(server, "s5.slept", startingFrom="earliest", pinLease="30m")
+    name = reader.initialOffset()["pin"]
+    client.delete_durable("s5.slept", name)
+    (renew,) = renewals
+    renew()
+    pin = client.describe_durable("s5.slept", name)
+    assert (pin.settings.idle_ttl, pin.reader) == ("30m", stream_reading.reader())
+    reader.stop()
 
 
 def kept(client: Client, offset: Offset) -> int:
@@ -514,6 +547,40 @@ def test_a_pattern_takes_in_topics_that_come_later(server: ServerProcess, client
     publish(client, "p.b", 4)
     last = reader.latestOffset(end, ReadAllAvailable())
     assert rows_between(reader, end, last) == [(4, "p.b")]
+    reader.stop()
+
+
+@pytest.mark.parametrize("listing", [1, 2, 3])
+def test_no_change_of_a_topic_is_lost_that_comes_while_a_micro_batch_is_planned(
+    server: ServerProcess, client: Client, monkeypatch: pytest.MonkeyPatch, listing: int
+) -> None:
+    """given a pattern / when a topic comes right after the topics were listed, before the end of the micro-batch is
+    known / then its changes up to that end come, too. They were in no micro-batch: the next one took the topic for a
+    new one, and began behind them."""
+    publish(client, f"race{listing}.a", 1)
+    reader = several(server, topicPattern=f"race{listing}[.].*", startingFrom="earliest")
+    offset = reader.initialOffset()
+    listings = 0
+    list_topics = ChangesReader._present
+
+    def list_late(self: ChangesReader) -> dict[str, Topic]:
+        nonlocal listings
+        listings += 1
+        found = list_topics(self)
+        if listings == listing:
+            publish(client, f"race{listing}.b", 2)
+            publish(client, f"race{listing}.a", 3)
+        return found
+
+    monkeypatch.setattr(ChangesReader, "_present", list_late)
+    rows: list[tuple[object, ...]] = []
+    for _ in range(3):
+        end = reader.latestOffset(offset, ReadAllAvailable())
+        rows += rows_between(reader, offset, end)
+        offset = end
+    assert listings > listing
+    a, b = f"race{listing}.a", f"race{listing}.b"
+    assert sorted(rows) == [(1, a), (2, b), (3, a)]
     reader.stop()
 
 
