@@ -8,9 +8,10 @@ micro-batch with delta-rs (`pip install deltalake`), which needs neither a jar n
          out. So a batch that is run twice changes nothing the second time, and a topic that was deleted and made again
          is not merged into the rows of the former one.
     [2]  Of two drivers that merge into a table at the same time, one commits. The other fails with CommitFailedError,
-         and finds the changes applied when it is run again.
+         and finds the changes applied when it is run again. Of two drivers that begin a table, one makes its rows.
     [3]  A run starts at the position of the table. There is no checkpoint that could be lost, or tell another
          position. The pin of the table keeps the journal from there on, for a week after the last run.
+    [4]  A run never merges into a table that lacks earlier changes: one that was replaced meanwhile ends the run.
 """
 
 from __future__ import annotations
@@ -63,16 +64,23 @@ def follow(
     """Merges the changes since the position of the table, and ends. With `seconds` it does not end, and takes a batch
     after each such time.
 
-    The rows of `prepare` have the column `_sequence`; one of them has the greatest of the batch.
+    The rows of `prepare` have the column `_sequence`; one of them has the greatest of the batch. Raises LookupError for
+    a table that was replaced meanwhile [4].
     """
     journal, sequence = position(source, folder)
+    reached = sequence
 
     def take(batch: DataFrame, _: int) -> None:
+        nonlocal reached
         table = DeltaTable(folder)
-        applied = table.transaction_version(journal) or 0
+        applied = table.transaction_version(journal)
+        if applied is None or applied < reached:
+            raise LookupError(f"{folder} was at {reached}, and is now at {applied or 'another journal'}: run it again")
+        reached = applied
         rows = prepare(batch.where(functions.col("_sequence") > applied)).toArrow()
         if rows.num_rows:
-            merge(table, rows, at(journal, max(rows.column("_sequence").to_pylist())))
+            reached = max(rows.column("_sequence").to_pylist())
+            merge(table, rows, at(journal, reached))
 
     changes = (
         spark.readStream.format("sow")
@@ -147,7 +155,7 @@ def begin(spark: SparkSession, source: Source, folder: str, prepare: Prepare = l
     """Makes a table of a snapshot, unless it is there. `prepare` makes its rows.
 
     Executors write the files, and the driver commits their names with the position of the snapshot. A run that is cut
-    off before that leaves files that belong to no table.
+    off before that leaves files that belong to no table, and so does one that another driver has overtaken [2].
     """
     with Client(source.server) as client:
         empty = not DeltaTable.is_deltatable(folder) or not DeltaTable(folder).version()
@@ -167,6 +175,8 @@ def begin(spark: SparkSession, source: Source, folder: str, prepare: Prepare = l
             client.close_export(export.id)
     schema = spark.createDataFrame([], rows.schema).toArrow().schema
     table = DeltaTable.create(folder, schema, mode="ignore")
+    if table.version():
+        return  # Another driver has begun it, and may have merged changes after this snapshot.
     now = time.time_ns() // 1_000_000
     files = sorted(Path(folder, part).glob("*.parquet"))
     added: list[AddAction | RemoveAction] = [
@@ -182,7 +192,7 @@ def begin(spark: SparkSession, source: Source, folder: str, prepare: Prepare = l
         for file in files
     ]
     sequence = int(export.bookmark.rpartition(".")[2])
-    # It overwrites: of two drivers that begin a table, the later one decides about all of it.
+    # If another driver commits right now, this one fails: both tell a position of the same journal.
     table.create_write_transaction(added, "overwrite", schema, commit_properties=at(journal, sequence))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import json
 import shutil
@@ -15,13 +16,14 @@ import pytest
 from deltalake import CommitProperties, DeltaTable
 from deltalake.exceptions import CommitFailedError
 from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from examples.flights import extract, read_flights
 from examples.spark import capture as capturing
 from examples.spark import days, lake
 from examples.spark.backfill import backfill
 from examples.spark.capture import capture, flights
+from examples.spark.days import last_of_each_key
 from examples.spark.dimension import dimension, table_at
 from examples.spark.enrich_table import enrich_table, load_planes
 from examples.spark.load_departures import create
@@ -138,6 +140,49 @@ def test_of_two_drivers_one_commits(tmp_path: Path) -> None:
         lake.merge_last(other, rows, lake.at("epoch", 7))
     assert DeltaTable(tmp_path).transaction_version("epoch") == 7
     assert rows_of(tmp_path, "_key", "_sequence") == [{"_key": "a", "_sequence": 7}]
+
+
+def test_of_two_drivers_that_begin_a_table_one_makes_its_rows(
+    spark: SparkSession, server: ServerProcess, client: Client, tmp_path: Path
+) -> None:
+    """given a driver that takes a snapshot for a new table / when another one begins the table and merges changes
+    meanwhile / then the first one leaves the table as it is. It set the rows and the position back to its snapshot. The
+    other driver ran on behind that, and the changes in between were never in the table."""
+    folder, source = str(tmp_path / "table"), flights(server.address)
+
+    def overtaken(records: DataFrame) -> DataFrame:
+        capture(spark, source, folder)
+        change(client, 400)
+        capture(spark, source, folder)
+        return records
+
+    lake.begin(spark, source, folder, overtaken)
+    assert captured(Path(folder)) == served(client)
+
+
+def test_a_run_does_not_go_on_with_a_table_that_was_replaced(
+    spark: SparkSession, server: ServerProcess, client: Client, tmp_path: Path
+) -> None:
+    """given a run that takes several batches / when the table is made anew with an older position after the first one /
+    then the run ends, and merges no batch whose predecessor is missing"""
+    folder, source = str(tmp_path / "table"), dataclasses.replace(flights(server.address), records_per_batch=10)
+    capture(spark, source, folder)
+    journal, before = lake.position(source, folder)
+    change(client, 500)
+    merged = 0
+
+    def merge(table: DeltaTable, rows: pa.Table, commit: CommitProperties) -> None:
+        nonlocal merged
+        merged += 1
+        lake.merge_last(table, rows, commit)
+        shutil.rmtree(folder)
+        row = pa.table({"_key": ["a"], "_op": ["put"]})
+        lake.merge_last(DeltaTable.create(folder, row.drop(["_op"]).schema), row, lake.at(journal, before))
+
+    with pytest.raises(PySparkException, match=f"was at .*, and is now at {before}"):
+        lake.follow(spark, source, folder, last_of_each_key, merge)
+    assert merged == 1
+    assert lake.position(source, folder) == (journal, before)
 
 
 def test_a_table_of_another_journal_is_refused(
