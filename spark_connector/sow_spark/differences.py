@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from pyspark.sql import Column, DataFrame, functions
-from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructField, StructType
+from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructField, StructType, VariantType
 
 from sow.durations import DurationError, parse_micros
 from sow_client import Client, Export, PackedRecords
@@ -156,20 +156,30 @@ def _differing(
     lake: DataFrame, held: DataFrame, on: list[str], columns: list[str], as_of: datetime, lag: timedelta
 ) -> DataFrame:
     """The rows of `Differences.rows`."""
-    there = [functions.lit(True).alias("there"), *[functions.col(f"`{name}`") for name in columns]]
-    keys = [functions.col(f"`{name}`") for name in on]
+    # The keys get names of our own: a column of the table may have any of the names below.
+    lake_keys, topic_keys = ([f"{side}_{at}" for at in range(len(on))] for side in ("lake", "topic"))
+    values = functions.struct(*map(_named, columns)) if columns else functions.lit(None)
     expires = functions.col("_expire_time") if "_expire_time" in lake.columns else functions.lit(None)
     # Counted by an aggregate and not by a window, whose memory grows with the rows of a key.
-    left = lake.groupBy(*keys).agg(
+    left = lake.groupBy(*[_named(name).alias(key) for name, key in zip(on, lake_keys, strict=True)]).agg(
         functions.count(functions.lit(1)).alias("copies"),
-        functions.first(functions.struct(*there)).alias("lake"),
+        functions.first(values).alias("lake"),
         functions.first(expires.cast("timestamp")).alias("expires"),
     )
-    joined = left.join(held.select(*keys, functions.struct(*there).alias("topic")), on, "full_outer")
+    right = held.select(
+        *[_named(name).alias(key) for name, key in zip(on, topic_keys, strict=True)],
+        functions.lit(1).alias("held"),
+        values.alias("topic"),
+    )
+    # Null equals null: a field of the key may be missing on both sides.
+    same = [
+        functions.col(one).eqNullSafe(functions.col(other)) for one, other in zip(lake_keys, topic_keys, strict=True)
+    ]
+    joined = left.join(right, same, "full_outer")
     both = [(name, functions.col("lake").getField(name), functions.col("topic").getField(name)) for name in columns]
     unequal = [functions.when(~one.eqNullSafe(other), functions.lit(name)) for name, one, other in both]
     names = functions.array_compact(functions.array(*unequal)) if unequal else functions.array().cast("array<string>")
-    in_lake, in_topic = functions.col("lake").isNotNull(), functions.col("topic").isNotNull()
+    in_lake, in_topic = functions.col("copies").isNotNull(), functions.col("held").isNotNull()
     overdue = (functions.col("expires") <= _moment(as_of)) & (functions.col("expires") > _moment(as_of - lag))
     kind = (
         functions.when(~in_lake, "missing")
@@ -182,13 +192,19 @@ def _differing(
         joined.withColumn("columns", functions.when(in_lake & in_topic, names))
         .withColumn("difference", kind)
         .where("difference IS NOT NULL")
-        .select(*keys, "difference", "columns", *[_without_mark(side, columns) for side in ("lake", "topic")])
+        .select(
+            *[
+                functions.when(in_lake, functions.col(one)).otherwise(functions.col(other)).alias(name)
+                for name, one, other in zip(on, lake_keys, topic_keys, strict=True)
+            ],
+            *("difference", "columns", "lake", "topic"),
+        )
     )
 
 
-def _without_mark(side: str, columns: list[str]) -> Column:
-    """A side's struct. A table of keys alone has no column to show."""
-    return functions.col(side).dropFields("there").alias(side) if columns else functions.lit(None).alias(side)
+def _named(column: str) -> Column:
+    """A column by its name, whatever characters it has."""
+    return functions.col("`" + column.replace("`", "``") + "`")
 
 
 def _moment(at: datetime) -> Column:
@@ -242,8 +258,10 @@ def _compared(lake: DataFrame, on: Sequence[str], columns: Sequence[str] | None)
         columns = [name for name in fields if name not in METADATA_COLUMNS and name not in on]
     chosen = [fields[name] for name in columns if name not in on]
     for field in chosen:
-        if _has_map(field.dataType):
-            raise unsupported(field.name, "has a map, which Spark does not compare", "leave it out of `columns`")
+        if _has_unequal(field.dataType):
+            raise unsupported(
+                field.name, "has a map or a variant, which Spark does not compare", "leave it out of `columns`"
+            )
     return StructType(chosen)
 
 
@@ -256,10 +274,11 @@ def _read_schema(lake: DataFrame, on: Sequence[str], compared: StructType) -> St
     return StructType(fields)
 
 
-def _has_map(kind: DataType) -> bool:
+def _has_unequal(kind: DataType) -> bool:
+    """Whether there is a type in it that Spark does not compare."""
     if isinstance(kind, StructType):
-        return any(_has_map(field.dataType) for field in kind.fields)
-    return isinstance(kind, MapType) or (isinstance(kind, ArrayType) and _has_map(kind.elementType))
+        return any(_has_unequal(field.dataType) for field in kind.fields)
+    return isinstance(kind, MapType | VariantType) or (isinstance(kind, ArrayType) and _has_unequal(kind.elementType))
 
 
 def _lag(text: str) -> timedelta:

@@ -134,6 +134,35 @@ def test_other_keys_columns_and_filters(spark: SparkSession, server: ServerProce
         assert found.counts() == {"missing": 1, "different": 5}, "the topic has no field of this name"
 
 
+@pytest.mark.parametrize("name", ["lake", "topic", "columns", "difference", "copies", "there", "a.b", "a`b", "lake_0"])
+def test_a_column_may_have_any_name(spark: SparkSession, server: ServerProcess, client: Client, name: str) -> None:
+    """As a column of the key `columns` showed the names of other columns; others ended in an error of Spark."""
+    client.create_topic("named")
+    client.publish("named", {name: 1, "v": 2}, key="a")
+    lake = spark.createDataFrame([(1, 3, "a")], "name LONG, v LONG, _key STRING").toDF(name, "v", "_key")
+    options = {"server": server.address}
+    with sow_spark.diff(lake, "named", on=[name], options=options) as found:
+        assert [tuple(row) for row in found.rows.collect()] == [(1, "different", ["v"], (3,), (2,))]
+    with sow_spark.diff(lake, "named", options=options) as found:
+        assert [tuple(row) for row in found.rows.collect()] == [("a", "different", ["v"], (1, 3), (1, 2))]
+    client.delete_topic("named")
+
+
+def test_keys_that_are_null_meet(spark: SparkSession, server: ServerProcess, client: Client) -> None:
+    """given records and rows without a field of the key / when compared by it / then null is a key like others. A row
+    was `extra`, and its record `missing`."""
+    client.create_topic("nulls")
+    for key, document in {"a": {"id": 1, "v": 1}, "b": {"v": 2}, "c": {"id": 3, "v": 3}}.items():
+        client.publish("nulls", document, key=key)
+    lake = spark.createDataFrame([(1, 1), (None, 5), (4, 4)], "id LONG, v LONG")
+    with sow_spark.diff(lake, "nulls", on=["id"], options={"server": server.address}) as found:
+        assert {row["id"]: (row["difference"], row["columns"]) for row in found.rows.collect()} == {
+            None: ("different", ["v"]),
+            3: ("missing", None),
+            4: ("extra", None),
+        }
+
+
 def test_mistakes_are_told_before_anything_is_read(spark: SparkSession, server: ServerProcess, client: Client) -> None:
     lake, at = table(spark, rows()), position(client)
     to = {"server": server.address}
@@ -147,6 +176,7 @@ def test_mistakes_are_told_before_anything_is_read(spark: SparkSession, server: 
     assert reason(lake, on=[]) == "SCHEMA_UNSUPPORTED"
     assert reason(lake, columns=["nothing"]) == "SCHEMA_UNSUPPORTED"
     assert reason(lake.selectExpr("*", "map('a', 1) AS m")) == "SCHEMA_UNSUPPORTED"
+    assert reason(lake.selectExpr("*", "array(parse_json('1')) AS v")) == "SCHEMA_UNSUPPORTED"
     assert reason(lake.drop("_key"), on=["id"], position=at) == "SCHEMA_UNSUPPORTED"
     for option in ("export", "metadata", "columns", "snapshot", "READ.topic", "startingFrom"):
         assert reason(lake, options={**to, option: "false"}) == "OPTION_INVALID"
