@@ -18,6 +18,7 @@ is not in the table does not fit.
 | void | only null |
 | variant | any value, as Spark's `parse_json` makes it |
 
+A year has four digits or, beyond 9999 and before the year 0, a sign and up to seven digits: `+10000-01-01`.
 In a time these parts may be missing: the zone (then it is UTC), the fraction, the seconds, the minutes, or everything
 after the date. A space may stand for the T. Digits beyond microseconds are cut off. So the output of Spark's `to_json`
 can be read back.
@@ -358,7 +359,7 @@ def compact(value: object) -> str:
 
 # ---- dates and times: by arithmetic, because Python's own types end at the years 1 and 9999, and at 24 h ----
 
-_DATE: Final = r"([0-9]{4})-([0-9]{2})-([0-9]{2})"
+_DATE: Final = r"([0-9]{4}|[+-][0-9]{4,7})-([0-9]{2})-([0-9]{2})"
 _TIME: Final = r"[T ]([0-9]{2})(?::([0-9]{2})(?::([0-9]{2})(?:\.([0-9]{1,9}))?)?)?"
 _ZONE: Final = r"(?:Z|([+-])([0-9]{2})(?::?([0-9]{2}))?)"
 _DAY: Final = re.compile(_DATE)
@@ -387,11 +388,20 @@ def _matched(pattern: re.Pattern[str], value: object) -> tuple[str | None, ...]:
 
 def _date(value: object) -> int:
     year, month, day = _matched(_DAY, value)
-    return _day(year or "", month or "", day or "")
+    days = _day(year or "", month or "", day or "")
+    if not -(2**31) <= days < 2**31:
+        raise NoFit
+    return days
 
 
 def _local(value: object) -> int:
-    return _micros(_matched(_LOCAL, value))
+    return _storable(_micros(_matched(_LOCAL, value)))
+
+
+def _storable(micros: int) -> int:
+    if not -(2**63) <= micros < 2**63:
+        raise NoFit
+    return micros
 
 
 def _instant(value: object) -> int:
@@ -405,9 +415,7 @@ def _instant(value: object) -> int:
         if sign is not None:
             away = _two(hours, 23) * 60 + _two(minutes, 59)
             micros -= away * 60_000_000 if sign == "+" else -away * 60_000_000
-    if not -(2**63) <= micros < 2**63:
-        raise NoFit
-    return micros
+    return _storable(micros)
 
 
 def _micros(parts: tuple[str | None, ...]) -> int:

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from sow_client import PackedColumn, PackedRecords
 from sow_spark.converting import Misfit
 from sow_spark.documents import Documents, arrow_schema
+from sow_spark.gathering import taken
 from sow_spark.options import ParseMode, PayloadForm
 from sow_spark.schemas import RESCUED, TOPIC_COLUMN, Layout
 
@@ -79,6 +80,17 @@ class Decoder:
 
     def decode(self, packed: PackedRecords) -> pa.RecordBatch:
         """The records as a batch. Raises Misfit."""
+        if not self._only_puts or not packed.ops.strip(_PUT):
+            return self._decoded(packed)
+        # Before decoding: a removed record that does not fit the schema does no harm.
+        rows = [row for row, op in enumerate(packed.ops) if op == _PUT[0]]
+        try:
+            return self._decoded(taken(packed, rows))
+        except Misfit as misfit:
+            misfit.row = rows[misfit.row]
+            raise
+
+    def _decoded(self, packed: PackedRecords) -> pa.RecordBatch:
         count = packed.count
         keep: pa.Array | None = None
         found: dict[str, pa.Array] = {}
@@ -95,11 +107,6 @@ class Decoder:
         for name in self._layout.metadata:
             made = pa.repeat(self._topic, count) if name == TOPIC_COLUMN else _METADATA[name](packed)
             found[name] = made if keep is None else made.take(keep)
-        if self._only_puts and packed.ops.strip(_PUT):
-            ops = _words(pa.uint8(), count, packed.ops)
-            puts = pc.equal(ops if keep is None else ops.take(keep), 1)
-            found = {name: column.filter(puts) for name, column in found.items()}
-            keep = pa.array(range(puts.true_count), pa.int64())
         rows = count if keep is None else len(keep)
         arrays = [_of_type(found[field.name], field.type) for field in self.schema]
         if not arrays:  # a schema without columns still counts rows

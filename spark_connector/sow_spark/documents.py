@@ -6,6 +6,8 @@
      is left out (DROPMALFORMED). PERMISSIVE raises, too, where nothing around the value may be null.
 [3]  A field that the schema lacks is left out, or kept in a column of its own (`rescue`), or its document does not fit
      (`fail`), also with PERMISSIVE. The fast way refuses such fields where they matter.
+[4]  A removal that tells its key alone has no document (rules A4, F18). Its fields are null in every mode, unless one
+     of them must not be.
 """
 
 from __future__ import annotations
@@ -122,7 +124,9 @@ class Documents:
         plan = list(zip(self._names, self._converters, columns, strict=True))
         for row in range(start, end):
             try:
-                document = parsed(packed.payloads[offsets[row] : offsets[row + 1]])
+                payload = packed.payloads[offsets[row] : offsets[row + 1]]
+                # A document is never empty, and Arrow's reader passes over an empty line, so all of these come here.
+                document = {} if payload in (b"", b"\n") else parsed(payload)
                 values = [convert(document.get(name)) for name, convert, _ in plan]
                 other = self._other(document)
             except Misfit as misfit:

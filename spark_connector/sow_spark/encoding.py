@@ -15,7 +15,8 @@ The conventions are those of Spark's `to_json`. Null fields are left out (in arr
 are numbers, binary is base64, dates are `2026-01-31`, intervals are Spark's `INTERVAL '1 02:03:04' DAY TO SECOND`. NaN
 and the infinities are the strings "NaN", "Infinity", "-Infinity", but only in error messages: no published row has them
 (`all_finite`). One convention differs: times keep their microseconds, `2026-01-31T12:00:00.000Z`, with six digits where
-three do not suffice, whereas to_json cuts them off. Times with a zone are written in UTC.
+three do not suffice, whereas to_json cuts them off. Times with a zone are written in UTC. A year beyond 9999, or before
+the year 0, has a sign: `+10000-01-01`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import binascii
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import date, timedelta
 from typing import Final, TypeAlias
 
 import msgspec
@@ -32,10 +33,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sow_spark.errors import SowSourceError
+from sow_spark.schemas import NESTING_MAX
 
 PIECE_BYTES: Final = 32 * 1024 * 1024
-NESTING_MAX: Final = 64
-"""Deeper types are refused: no document of a topic is nested so deep."""
+_DAYS_NEAR: Final = range(-719_528, 2_932_897)
+"""Days since the epoch whose years have four digits and no sign."""
+_DAY_MICROS: Final = 86_400_000_000
+_CYCLE_DAYS: Final = 146_097
+"""Days of the 400 years after which the calendar repeats."""
 
 # pyarrow is not annotated: for the type checker all arrays are `Any`.
 Array: TypeAlias = pa.Array
@@ -206,7 +211,7 @@ def _scalar(array: Array, where: str) -> _Text:
     if types.is_decimal(kind):
         return _Text(array.cast(pa.string()).cast(pa.binary()))
     if types.is_date(kind):
-        return _Text(array.cast(pa.date32()).cast(pa.string()).cast(pa.binary()), b'"')
+        return _Text(_dates(array.cast(pa.date32())), b'"')
     if types.is_timestamp(kind):
         return _Text(_times(array), b'"')
     if types.is_null(kind):
@@ -248,12 +253,27 @@ def _floats(array: Array) -> Array:
     return text
 
 
+def _dates(array: Array) -> Array:
+    days = array.view(pa.int32())
+    near = pc.and_(pc.greater_equal(days, _DAYS_NEAR.start), pc.less(days, _DAYS_NEAR.stop))
+    if pc.all(near).as_py() is not False:
+        return array.cast(pa.string()).cast(pa.binary())
+    return _each(days, lambda day: _date(day).encode())
+
+
 def _times(array: Array) -> Array:
     """`2026-01-31T12:00:00.000Z`, without the Z if there is no zone, with six digits where three do not suffice."""
     zoned = array.type.tz is not None
     naive = pa.timestamp("us")
     # A time with a zone is a count of microseconds since the epoch. As a time without a zone it is shown in UTC.
-    micros = array.cast(pa.timestamp("us", array.type.tz), safe=False).view(pa.int64()).view(naive)
+    counts = array.cast(pa.timestamp("us", array.type.tz), safe=False).view(pa.int64())
+    near = pc.and_(
+        pc.greater_equal(counts, _DAYS_NEAR.start * _DAY_MICROS), pc.less(counts, _DAYS_NEAR.stop * _DAY_MICROS)
+    )
+    if pc.all(near).as_py() is False:  # Arrow has no text for the farthest ones
+        text = _each(counts, _far_time)
+        return _join(text, b"Z") if zoned else text
+    micros = counts.view(naive)
     millis = pc.floor_temporal(micros, unit="millisecond")
     fine = pc.not_equal(millis, micros)
     if not pc.any(fine).as_py():
@@ -264,6 +284,22 @@ def _times(array: Array) -> Array:
         text = pc.if_else(fine, micros.cast(pa.string()), millis.cast(pa.timestamp("ms"), safe=False).cast(pa.string()))
     text = pc.replace_substring(text, " ", "T", max_replacements=1).cast(pa.binary())
     return _join(text, b"Z") if zoned else text
+
+
+def _far_time(micros: int) -> bytes:
+    day, micros = divmod(micros, _DAY_MICROS)
+    seconds, fraction = divmod(micros, 1_000_000)
+    clock = f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
+    digits = f"{fraction:06}" if fraction % 1_000 else f"{fraction // 1_000:03}"
+    return f"{_date(day)}T{clock}.{digits}".encode()
+
+
+def _date(day: int) -> str:
+    """A day, counted since the epoch, as text. By arithmetic, because Python's dates end at the years 1 and 9999."""
+    cycles, rest = divmod(day + date(1970, 1, 1).toordinal() - 1, _CYCLE_DAYS)
+    within = date.fromordinal(rest + 1)
+    year = within.year + 400 * cycles
+    return f"{year:04}-{within:%m-%d}" if 0 <= year <= 9999 else f"{year:+05}-{within:%m-%d}"
 
 
 def _each(array: Array, text: Callable[..., bytes]) -> Array:

@@ -1,4 +1,4 @@
-"""Joins the server's pieces of some 400 KiB into batches of the size that Spark prefers.
+"""Joins the server's pieces of some 400 KiB into batches of the size that Spark prefers, and takes rows out of them.
 
 Each Arrow batch has a fixed cost for Spark and for the decoder. At 2,000 rows it is a third of the whole.
 """
@@ -39,6 +39,33 @@ def gathered(pieces: Iterable[PackedRecords], *, rows: int = ROWS) -> Iterator[P
         yield _joined(held)
 
 
+def taken(packed: PackedRecords, rows: Sequence[int]) -> PackedRecords:
+    """Some of the records, in this order."""
+
+    def values(column: bytes, width: int) -> bytes:
+        words = np.frombuffer(column, f"V{width}")
+        return words[list(rows)].tobytes() if column else b""
+
+    def texts(column: bytes, offsets: bytes) -> tuple[bytes, bytes]:
+        if not offsets:
+            return b"", b""
+        ends = np.frombuffer(offsets, np.int32)
+        pieces = [column[ends[row] : ends[row + 1]] for row in rows]
+        return b"".join(pieces), np.cumsum([0, *map(len, pieces)], dtype=np.int32).tobytes()
+
+    payloads, payload_offsets = texts(packed.payloads, packed.payload_offsets)
+    keys, key_offsets = texts(packed.keys, packed.key_offsets)
+    return PackedRecords(
+        count=len(rows),
+        payloads=payloads,
+        payload_offsets=payload_offsets,
+        keys=keys,
+        key_offsets=key_offsets,
+        origin_names=packed.origin_names,
+        **{name: values(getattr(packed, name), width) for name, width in _WIDTHS.items()},
+    )
+
+
 def _alike(one: PackedRecords, other: PackedRecords) -> bool:
     """Whether the numbers of origins mean the same in both. A piece has only the names that it needs, and no numbers if
     all of its records have one origin."""
@@ -71,14 +98,14 @@ def _offsets(pieces: Sequence[bytes]) -> bytes:
     return np.concatenate(found).tobytes()
 
 
-_COLUMNS: Final = (
-    "payloads",
-    "keys",
-    "versions",
-    "publish_times",
-    "expire_times",
-    "sequences",
-    "origins",
-    "ops",
-    "reasons",
-)
+_WIDTHS: Final = {
+    "versions": 8,
+    "publish_times": 8,
+    "expire_times": 8,
+    "sequences": 8,
+    "origins": 2,
+    "ops": 1,
+    "reasons": 1,
+}
+"""The bytes of a value of each column of numbers."""
+_COLUMNS: Final = ("payloads", "keys", *_WIDTHS)

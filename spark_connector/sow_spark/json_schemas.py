@@ -14,6 +14,9 @@
     [1]  A schema says which documents are valid, and a column what can be read. So each column is nullable, whatever is
          `required`, and limits such as `maximum` are not checked.
     [2]  `null` among the types of a value is left out. `integer` and `number` together are a number.
+    [3]  A value that is nested too deep for a column is a variant, too.
+    [4]  The work is bounded, whatever the references: definitions that refer to each other twice would otherwise double
+         at each level. A schema may come from a topic, so from anybody who may publish there.
 """
 
 from __future__ import annotations
@@ -43,8 +46,10 @@ from pyspark.sql.types import (
 )
 
 from sow_spark.errors import SowSourceError, option_error
+from sow_spark.schemas import NESTING_MAX
 
 DECIMAL_DIGITS: Final = 38
+PARTS_MAX: Final = 10_000
 _Schema: TypeAlias = Mapping[str, object]
 _COMBINED: Final = ("anyOf", "oneOf")
 
@@ -55,6 +60,8 @@ def columns_of(text: str) -> StructType:
         schema = json.loads(text, parse_float=Decimal)
     except ValueError as error:
         raise option_error("jsonSchema", f"is not JSON: {error}") from None
+    except (RecursionError, InvalidOperation):
+        raise option_error("jsonSchema", "is nested too deep, or has a number out of range") from None
     if not isinstance(schema, dict):
         raise option_error("jsonSchema", "is no JSON object")
     found = _Reader(schema).kind(schema, ())
@@ -72,11 +79,27 @@ class _Reader:
 
     def __init__(self, root: _Schema) -> None:
         self._root = root
+        self._parts = 0
+        self._depth = 0
 
     def kind(self, schema: object, within: tuple[str, ...]) -> DataType:
         """The type of a value. `within`: the references that lead to it."""
-        if not isinstance(schema, dict):
+        self._parts += 1
+        if self._parts > PARTS_MAX:
+            raise SowSourceError(
+                "SCHEMA_UNSUPPORTED",
+                f"the JSON Schema has more than {PARTS_MAX:,} parts, if its references are followed",
+                "give a schema of the columns that you need",
+            )
+        if not isinstance(schema, dict) or self._depth > NESTING_MAX:
             return VariantType()  # true: anything
+        self._depth += 1
+        try:
+            return self._of_schema(schema, within)
+        finally:
+            self._depth -= 1
+
+    def _of_schema(self, schema: _Schema, within: tuple[str, ...]) -> DataType:
         if isinstance(reference := schema.get("$ref"), str):
             if reference in within:
                 return VariantType()  # a column has no type that has itself in it

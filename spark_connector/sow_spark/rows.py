@@ -42,10 +42,11 @@ from sow.durations import DurationError, parse_micros
 from sow.v1 import types_pb2
 from sow_client import Client, NotFound
 from sow_client._documents import not_finite
-from sow_spark.encoding import NESTING_MAX, all_finite, documents
+from sow_client._writes import REQUEST_BYTES_MAX
+from sow_spark.encoding import all_finite, documents
 from sow_spark.errors import SowSourceError, option_error
 from sow_spark.options import OnDelete, Writing
-from sow_spark.schemas import METADATA_COLUMNS
+from sow_spark.schemas import METADATA_COLUMNS, NESTING_MAX
 
 SECONDS_MAX: Final = 4 * 10**12
 """Longer lifetimes are cut to this. It fits 64 bits in microseconds, and the server refuses it as too long."""
@@ -127,19 +128,25 @@ class RowPlan:
                 )
         else:
             self._refuse_not_finite(batch, removals, faults)
+        sound = [index for index in range(batch.num_rows) if index not in faults]
+        payloads = self._payloads(batch.take(pa.array(sound, pa.int64())) if faults else batch)
+        if payloads and max(map(len, payloads)) > REQUEST_BYTES_MAX:  # the client raises an error for the whole call
+            for index, payload in zip(sound, payloads, strict=True):
+                by_key = keys is not None and removals is not None and removals[index]  # without a document
+                if len(payload) > REQUEST_BYTES_MAX and not by_key:
+                    faults[index] = "PAYLOAD_TOO_LARGE", f"{len(payload)} bytes are more than a request may have"
+            payloads = [payload for index, payload in zip(sound, payloads, strict=True) if index not in faults]
         if faults:
             bad += [
                 BadRow(rows[index], reason, message, _shown(batch, index))
                 for index, (reason, message) in sorted(faults.items())
             ]
-            kept = [index for index in range(batch.num_rows) if index not in faults]
-            batch = batch.take(pa.array(kept, pa.int64()))
+            kept = [index for index in sound if index not in faults]
             rows = [rows[index] for index in kept]
             keys = keys and [keys[index] for index in kept]
             kinds = kinds and [kinds[index] for index in kept]
             micros = micros and [micros[index] for index in kept]
             removals = removals and [removals[index] for index in kept]
-        payloads = self._payloads(batch)
         at = 0
         for removed, run in groupby(removals) if removals else [(False, rows)]:
             stop = at + sum(1 for _ in run)

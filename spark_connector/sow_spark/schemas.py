@@ -66,9 +66,14 @@ CHANGE_COLUMNS: Final[Mapping[str, DataType]] = {
 }
 """Metadata of a change: its kind ("put", "delete" or "expire"), its cause (mostly null), its position in the
 journal."""
+SHOWN_MAX: Final = 100
+"""Characters of a name that an error shows."""
 TOPIC_COLUMN: Final = "_topic"
 METADATA_COLUMNS: Final[Mapping[str, DataType]] = {TOPIC_COLUMN: StringType(), **RECORD_COLUMNS, **CHANGE_COLUMNS}
 _NULLABLE: Final = frozenset({"_expire_time", "_reason"})
+NESTING_MAX: Final = 60
+"""Deeper types are neither inferred nor written. Arrow's format has 64 levels at most; a map and a variant take two."""
+_LEVELS_MAX: Final = 63
 DECIMAL_DIGITS_MAX: Final = 38
 _LONG_DIGITS: Final = 20  # the digits of a long, as Spark counts them when it meets a decimal
 
@@ -149,16 +154,19 @@ _SCALARS: Final = (
 )
 
 
-def _check_supported(kind: DataType, name: str) -> None:
+def _check_supported(kind: DataType, name: str, levels: int = 1) -> None:
+    """`levels`: those of Arrow, down to this type."""
+    if levels > _LEVELS_MAX:
+        raise unsupported(f"{name[:SHOWN_MAX]}…", "is nested too deep", "read a column above it as string or variant")
     if isinstance(kind, StructType):
         for field in kind.fields:
-            _check_supported(field.dataType, f"{name}.{field.name}")
+            _check_supported(field.dataType, f"{name}.{field.name}", levels + 1)
     elif isinstance(kind, ArrayType):
-        _check_supported(kind.elementType, f"{name}[]")
+        _check_supported(kind.elementType, f"{name}[]", levels + 1)
     elif isinstance(kind, MapType):
         if not isinstance(kind.keyType, StringType):
             raise unsupported(name, f"has keys of type {kind.keyType.simpleString()}; those of JSON are strings")
-        _check_supported(kind.valueType, f"{name}{{}}")
+        _check_supported(kind.valueType, f"{name}{{}}", levels + 2)
     elif not isinstance(kind, _SCALARS):
         raise unsupported(name, f"has the type {kind.simpleString()}, which is not read", "read it as string")
 
@@ -338,7 +346,8 @@ def _sample(client: Client, topic: str, reading: Reading) -> list[bytes]:
 
 def inferred(payloads: Iterable[bytes]) -> StructType:
     """The schema that all these json documents fit, as Spark's JSON source infers it: a field that is always null is a
-    string, and fields that are always `{}` are left out. Fields are in the order of their first appearance."""
+    string, and fields that are always `{}` are left out. An object or array that is nested too deep is a string. Fields
+    are in the order of their first appearance."""
     seen: _Seen = {}
     for payload in payloads:
         document = json.loads(payload, parse_int=_number, parse_float=_Float)
@@ -369,8 +378,10 @@ _Seen: TypeAlias = "dict[str, _Kind]"
 _Kind: TypeAlias = "DataType | _Seen | list[_Kind] | None"
 
 
-def _kind_of(value: object) -> _Kind:
+def _kind_of(value: object, depth: int = 0) -> _Kind:
     match value:
+        case dict() | list() if depth > NESTING_MAX:
+            return StringType()
         case None:
             return None
         case bool():
@@ -382,11 +393,11 @@ def _kind_of(value: object) -> _Kind:
         case str():
             return StringType()
         case dict():
-            return _fields_of(value)
+            return _fields_of(value, depth + 1)
         case list():
             element: _Kind = None
             for item in value:
-                element = merged(element, _kind_of(item))
+                element = merged(element, _kind_of(item, depth + 1))
             return [element]
     raise AssertionError(f"JSON has no {type(value).__name__}")
 
@@ -400,8 +411,8 @@ def _integer_kind(text: str) -> DataType:
     return DoubleType() if isfinite(float(text)) else StringType()
 
 
-def _fields_of(document: dict[str, object]) -> _Seen:
-    return {name: _kind_of(value) for name, value in document.items()}
+def _fields_of(document: dict[str, object], depth: int = 0) -> _Seen:
+    return {name: _kind_of(value, depth) for name, value in document.items()}
 
 
 def _merged_fields(one: _Seen, other: _Seen) -> _Seen:

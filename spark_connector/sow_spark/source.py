@@ -111,7 +111,7 @@ class SowDataSource(DataSource):
         if reading.is_fixed and reading.export is None:
             from sow_spark.reading import opened_at_load
 
-            self._loaded = opened_at_load(reading)
+            self._loaded = opened_at_load(reading)  # last, so that a load that fails leaves no export
         return schema
 
     def reader(self, schema: StructType) -> DataSourceReader:

@@ -13,8 +13,9 @@ Guarantees:
     [2]  The journal keeps uncommitted changes while the query runs, and for `pinLease` afterwards, as far as the
          topic's limits allow. If they are gone all the same, the query fails (DATA_LOST), or continues with the
          earliest change and logs this (failOnDataLoss=false). It never skips changes silently.
-    [3]  For a delete and an expiry the columns hold the removed record. A schema without `_op` gets puts only, because
-         a removed record would look like a present one.
+    [3]  For a delete and an expiry the columns hold the removed record. Where that may not be shown, or was never here,
+         the fields are null (rules A4, F18). A schema without `_op` gets puts only, because a removed record would look
+         like a present one.
     [4]  If the instance is lost, the query goes on at another one that knows its position, and misses nothing; some
          changes come again (rule F18). A micro-batch that is repeated there lacks what that instance has not received.
          So the first instance must not go on behind its end: a pin at the other one notes the move until the next

@@ -43,6 +43,7 @@ from sow_client import PackedRecords
 from sow_spark import documents
 from sow_spark.converting import Misfit
 from sow_spark.decoding import Decoder
+from sow_spark.documents import arrow_schema
 from sow_spark.encoding import documents as encoded
 from sow_spark.errors import SowSourceError
 from sow_spark.options import NewFields, ParseMode
@@ -413,6 +414,87 @@ def outcome(decoder: Decoder, sent: PackedRecords) -> object:
     assert batch.schema.equals(decoder.schema)
     batch.validate(full=True)
     return repr(batch.to_pydict())  # NaN equals NaN, and -0.0 differs from 0.0
+
+
+FAR_DAYS = [-(2**31), -719_529, -719_528, -719_162, -1, 0, 2_932_896, 2_932_897, 2**31 - 1]
+FAR_MICROS = [
+    -(2**63),
+    -719_528 * 86_400_000_000 - 1,
+    -719_528 * 86_400_000_000,
+    -1,
+    2_932_897 * 86_400_000_000,
+    2**63 - 1,
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "numbers", "texts"),
+    [
+        (DateType(), FAR_DAYS, ["-5877641-06-23", "-0001-12-31", "0000-01-01", "0001-01-01", "1969-12-31"]),
+        (
+            TimestampType(),
+            FAR_MICROS,
+            ["-290308-12-21T19:59:05.224192Z", "-0001-12-31T23:59:59.999999Z", "0000-01-01T00:00:00.000Z"],
+        ),
+        (TimestampNTZType(), FAR_MICROS, ["-290308-12-21T19:59:05.224192"]),
+    ],
+)
+def test_times_of_all_years_are_written_and_read_back(kind: DataType, numbers: list[int], texts: list[str]) -> None:
+    """The farthest times were written as Arrow's `<value out of range: …>`, and those after the year 9999 could not be
+    read. Spark's to_json writes a sign."""
+    schema = StructType().add("x", kind)
+    target = arrow_schema(schema).field(0).type
+    width = pa.int32() if isinstance(kind, DateType) else pa.int64()
+    column = pa.array([*numbers, None], width).view(target)
+    sent = encoded(pa.RecordBatch.from_arrays([column], ["x"]))
+    assert [json.loads(text)["x"] for text in sent[: len(texts)]] == texts
+    assert encoded(pa.RecordBatch.from_arrays([column[-2:]], ["x"])) == sent[-2:], "whatever the rest of the batch is"
+    found = Decoder(layout(schema, metadata=False), "columns", "FAILFAST").decode(packed(sent))
+    assert found.column("x").view(width).to_pylist() == [*numbers, None]
+
+
+@pytest.mark.parametrize("text", ["+294248-01-01T00:00:00Z", "-290309-01-01T00:00:00Z"])
+@pytest.mark.parametrize("kind", [TimestampType(), TimestampNTZType()])
+def test_a_time_that_no_timestamp_holds_does_not_fit(kind: DataType, text: str) -> None:
+    with pytest.raises(Misfit):
+        value(kind, json.dumps(text.removesuffix("Z")))
+
+
+@pytest.mark.parametrize("text", ["+5881580-07-12", "-5877641-06-22", "10000-01-01", "+999-01-01"])
+def test_a_day_that_no_date_holds_does_not_fit(text: str) -> None:
+    with pytest.raises(Misfit):
+        value(DateType(), json.dumps(text))
+
+
+@pytest.mark.parametrize("mode", ["FAILFAST", "PERMISSIVE", "DROPMALFORMED"])
+@pytest.mark.parametrize("policy", ["ignore", "fail", "rescue"])
+def test_a_removal_without_a_document_has_null_fields(mode: ParseMode, policy: NewFields) -> None:
+    """given a removal that tells its key alone, among documents / when decoded in any mode / then its fields are null.
+    FAILFAST failed the stream, and DROPMALFORMED lost the removal (sow_spark/documents [4])."""
+    schema = StructType().add("_key", StringType()).add("x", LongType()).add("_rescued", StringType())
+    schema = schema if policy == "rescue" else StructType(schema.fields[:2])
+    decoder = Decoder(layout(schema, metadata=True, new_fields=policy), "columns", mode)
+    rows = decoder.decode(packed([b'{"x":1}', b"", b'{"x":3}'])).to_pylist()
+    assert [(row["_key"], row["x"]) for row in rows] == [("k0", 1), ("k1", None), ("k2", 3)]
+    assert all(row.get("_rescued") is None for row in rows)
+    required = StructType().add("x", LongType(), nullable=False)
+    if mode != "DROPMALFORMED":
+        with pytest.raises(Misfit):
+            Decoder(layout(required, metadata=True), "columns", mode).decode(packed([b""]))
+
+
+def test_a_removed_record_that_does_not_fit_does_no_harm_where_only_puts_are_read() -> None:
+    """given a put, the removal of a record that does not fit, and two puts, the last of which does not fit / when only
+    puts are read / then the last one alone is told, with its row among all changes. A stream failed at the removal of
+    the very record that somebody had to remove."""
+    schema = StructType().add("x", LongType()).add("_key", StringType()).add("_version", LongType())
+    sent = packed([b'{"x":1}', b'{"x":"no"}', b'{"x":3}', b'{"x":"odd"}', b'{"x":"bad"}'])  # puts and deletes in turn
+    decoder = Decoder(layout(schema, metadata=True), "columns", "FAILFAST", only_puts=True)
+    with pytest.raises(Misfit) as found:
+        decoder.decode(sent)
+    assert (found.value.row, found.value.found) == (4, '"bad"')
+    lenient = Decoder(layout(schema, metadata=True), "columns", "DROPMALFORMED", only_puts=True)
+    assert [tuple(row.values()) for row in lenient.decode(sent).to_pylist()] == [(1, "k0", 10), (3, "k2", 12)]
 
 
 @settings(max_examples=examples(50))

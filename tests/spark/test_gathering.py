@@ -6,7 +6,7 @@ from array import array
 from itertools import accumulate
 
 from sow_client import PackedRecords
-from sow_spark.gathering import gathered
+from sow_spark.gathering import gathered, taken
 
 
 def piece(first: int, count: int, *, names: tuple[str, ...] = ("here",), origins: bytes = b"") -> PackedRecords:
@@ -34,6 +34,12 @@ def test_small_pieces_become_batches_with_offsets_of_their_own() -> None:
     assert [batch.count for batch in found] == [7, 3]
     whole = [piece(0, 7), piece(7, 3)]
     assert found == whole
+
+
+def test_rows_are_taken_with_all_their_columns() -> None:
+    names, origins = ("here", "there"), array("H", [0, 1, 0]).tobytes()
+    assert taken(piece(0, 3, names=names, origins=origins), [1, 2]) == piece(1, 2, names=names, origins=origins[2:])
+    assert taken(piece(0, 3), []) == piece(0, 0)
 
 
 def test_large_batches_stay_unchanged() -> None:
