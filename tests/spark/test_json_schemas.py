@@ -25,6 +25,7 @@ from pyspark.sql.types import (
 
 from sow_spark.errors import SowSourceError
 from sow_spark.json_schemas import columns_of
+from sow_spark.schemas import NESTING_MAX
 
 PRICE = StructType().add("px", DoubleType())
 
@@ -97,12 +98,40 @@ def test_references_into_the_schema_are_followed_and_one_to_itself_is_a_variant(
         ('{"properties":{"x":{"$ref":"#/none"}}}', "there is nothing at #/none"),
         ('{"properties":{"x":{"$ref":"https://a/b"}}}', "SCHEMA_UNSUPPORTED: the JSON Schema refers to https://a/b"),
         ('{"properties":{"x":{"type":"number","multipleOf":"a"}}}', "multipleOf is 'a'"),
+        (
+            '{"properties":{"x":{"multipleOf":1e9999999999999999999}}}',
+            "OPTION_INVALID: option jsonSchema: is nested too",
+        ),
+        (
+            '{"properties":' + '{"x":' * 100_000 + "{}" + "}" * 100_001,
+            "OPTION_INVALID: option jsonSchema: is nested too",
+        ),
     ],
 )
 def test_faults_are_named(text: str, problem: str) -> None:
     with pytest.raises(SowSourceError) as error:
         columns_of(text)
     assert problem in str(error.value)
+
+
+def test_a_schema_that_grows_with_each_reference_is_refused() -> None:
+    """Twenty definitions, each of which has the next one twice, were a million columns, and the planner never ended."""
+    twice = {f"d{n}": {"properties": {name: {"$ref": f"#/$defs/d{n + 1}"} for name in "ab"}} for n in range(40)}
+    with pytest.raises(SowSourceError, match=r"SCHEMA_UNSUPPORTED: .* more than 10,000 parts"):
+        kind_of({"$ref": "#/$defs/d0"}, **{"$defs": {**twice, "d40": {}}})
+
+
+def test_a_value_that_is_nested_too_deep_for_a_column_is_a_variant() -> None:
+    inner: object = {"type": "integer"}
+    for _ in range(NESTING_MAX - 1):
+        inner = {"type": "array", "items": inner}
+    depth, kind = 0, kind_of(inner)
+    while isinstance(kind, ArrayType):
+        depth, kind = depth + 1, kind.elementType
+    assert (depth, kind) == (NESTING_MAX - 1, LongType())
+    for _ in range(100):
+        inner = {"type": "array", "items": inner}
+    assert "variant" in kind_of(inner).simpleString()
 
 
 def test_each_column_is_nullable_in_the_order_of_the_schema() -> None:

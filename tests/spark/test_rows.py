@@ -28,6 +28,7 @@ from pyspark.sql.types import (
     YearMonthIntervalType,
 )
 
+from sow_spark import rows
 from sow_spark.errors import SowSourceError
 from sow_spark.options import Connecting, Writing
 from sow_spark.rows import BadRow, Puts, Removals, RowPlan, TopicFacts, plan_rows
@@ -138,6 +139,17 @@ def test_rows_that_are_no_records_are_recognised() -> None:
     ]
     assert '"v":2' in bad[0].value
     assert "soon" in bad[1].message
+
+
+@pytest.mark.parametrize("form", ["columns", "string"])
+def test_a_row_that_fits_in_no_request_is_a_bad_row(monkeypatch: pytest.MonkeyPatch, form: str) -> None:
+    """given rows without a key and with too large a document / when planned / then the others go on. The client refused
+    the whole call, so `onBadRow=drop` did not help."""
+    monkeypatch.setattr(rows, "REQUEST_BYTES_MAX", 20)
+    columns = {"k": pa.array(["a", None, "c", "d"]), "v": pa.array(["1", "2", "3" * 21, "4"])}
+    step, bad = puts(plan("k string, v string", KEYLESS, key_column="k", payload=form), columns)
+    assert (step.keys, list(step.rows), len(step.payloads)) == (["a", "d"], [100, 103], 2)
+    assert [(row.row, row.reason) for row in bad] == [(101, "KEY_REQUIRED"), (102, "PAYLOAD_TOO_LARGE")]
 
 
 def test_a_row_with_a_number_that_is_not_finite_is_a_bad_row_with_its_path() -> None:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
 
+import pyarrow
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import ArrayType, DataType, LongType, MapType, StringType, StructType
 
 from sow_client import Client
+from sow_spark.documents import arrow_schema
 from sow_spark.errors import SowSourceError
 from sow_spark.options import parse_reading
-from sow_spark.schemas import infer
+from sow_spark.schemas import NESTING_MAX, infer, layout
+from sow_spark.source import SowDataSource
 from tests.spark.test_reading import reason_of
 from tests.support.server import ServerProcess
 
@@ -56,6 +60,46 @@ def test_a_choice_of_metadata_needs_no_document(server: ServerProcess, client: C
         names(server, columns="id,qty")
     with pytest.raises(SowSourceError, match="there is no column '_key'"):
         names(server, columns="_key", metadata="false")
+
+
+def test_a_document_that_is_nested_deep_leaves_the_topic_readable(
+    spark: SparkSession, server: ServerProcess, client: Client
+) -> None:
+    """given a document that is nested as deep as a topic takes / when the schema is inferred / then the deepest part is
+    a string. Spark's planner ended with NegativeArraySizeException."""
+    client.publish("deep", b'{"id":1,"a":' + b'{"a":' * 250 + b"[true]" + b"}" * 250 + b"}", key="a")
+    (row,) = spark.read.format("sow").options(server=server.address, metadata="false").load("deep").collect()
+    found, depth = row.a, 0
+    while not isinstance(found, str):
+        found, depth = found.a, depth + 1
+    assert (row.id, depth, found.count("a")) == (1, NESTING_MAX + 1, 250 - NESTING_MAX - 1)
+
+
+@pytest.mark.parametrize(("kind", "levels"), [(ArrayType, 1), (lambda inner: MapType(StringType(), inner), 2)])
+def test_a_schema_that_is_nested_deeper_than_arrow_allows_is_refused(
+    kind: Callable[[DataType], DataType], levels: int
+) -> None:
+    """given the deepest schema, and one that is deeper / then Arrow writes the first, and the other is refused by name:
+    tasks ended with "Max recursion depth reached"."""
+    deepest: DataType = LongType()
+    for _ in range(62 // levels):
+        deepest = kind(deepest)
+    found = layout(StructType().add("x", deepest), metadata=False)
+    schema = arrow_schema(found.schema)
+    batch = pyarrow.RecordBatch.from_arrays([pyarrow.array([None], schema.field(0).type)], schema=schema)
+    with pyarrow.ipc.new_stream(pyarrow.BufferOutputStream(), schema) as stream:
+        stream.write_batch(batch)
+    with pytest.raises(SowSourceError, match=r"SCHEMA_UNSUPPORTED: column x.* is nested too deep"):
+        layout(StructType().add("x", kind(deepest)), metadata=False)
+
+
+def test_a_load_that_fails_leaves_no_export(server: ServerProcess, client: Client) -> None:
+    """With snapshot=load the export was opened first, and stayed for its lease of ten minutes."""
+    source = SowDataSource({"server": server.address, "topic": "orders", "snapshot": "load", "columns": "qty"})
+    before = server.events("export_opened")
+    with pytest.raises(SowSourceError, match="there is no column 'qty'"):
+        source.schema()
+    assert server.events("export_opened") == before
 
 
 def test_a_schema_is_made_of_a_json_schema(server: ServerProcess, client: Client, tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ def test_puts_and_deletes_come_in_order_from_where_the_query_begins(server: Serv
 def test_a_start_that_is_no_bookmark_is_told(server: ServerProcess, client: Client, start: str) -> None:
     """A text with a dot in it, and no number behind, ended in a ValueError of Python."""
     publish(client, "s1.start", 1)
-    with pytest.raises(SowSourceError, match="BOOKMARK_MALFORMED: .* is no bookmark"):
+    with pytest.raises(SowSourceError, match=r"BOOKMARK_MALFORMED: .* is no bookmark"):
         reader_of(server, "s1.start", startingFrom=start).initialOffset()
 
 
