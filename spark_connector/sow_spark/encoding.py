@@ -33,7 +33,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sow_spark.errors import SowSourceError
-from sow_spark.schemas import NESTING_MAX
+from sow_spark.options import NESTING_MAX
 
 PIECE_BYTES: Final = 32 * 1024 * 1024
 _DAYS_NEAR: Final = range(-719_528, 2_932_897)

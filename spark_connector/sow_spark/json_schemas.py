@@ -46,7 +46,7 @@ from pyspark.sql.types import (
 )
 
 from sow_spark.errors import SowSourceError, option_error
-from sow_spark.schemas import NESTING_MAX
+from sow_spark.options import NESTING_MAX
 
 DECIMAL_DIGITS: Final = 38
 PARTS_MAX: Final = 10_000

@@ -36,6 +36,8 @@ WriteUse: TypeAlias = Literal["append", "overwrite", "stream"]
 DEFAULT_SERVER: Final = "127.0.0.1:7450"
 PARTITIONS_MAX: Final = 10_000
 BATCH_RECORDS_MAX: Final = 100_000
+NESTING_MAX: Final = 60
+"""Deeper types are neither inferred nor written: Arrow's format has 64 levels."""
 INFER_RECORDS_MAX: Final = 1_000_000
 STREAM_PARTITIONS_MAX: Final = 1_000
 LEASE_MICROS_MIN: Final = 1_000_000

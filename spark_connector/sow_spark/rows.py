@@ -45,8 +45,8 @@ from sow_client._documents import not_finite
 from sow_client._writes import REQUEST_BYTES_MAX
 from sow_spark.encoding import all_finite, documents
 from sow_spark.errors import SowSourceError, option_error
-from sow_spark.options import OnDelete, Writing
-from sow_spark.schemas import METADATA_COLUMNS, NESTING_MAX
+from sow_spark.options import NESTING_MAX, OnDelete, Writing
+from sow_spark.schemas import METADATA_COLUMNS
 
 SECONDS_MAX: Final = 4 * 10**12
 """Longer lifetimes are cut to this. It fits 64 bits in microseconds, and the server refuses it as too long."""

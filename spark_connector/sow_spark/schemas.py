@@ -42,7 +42,7 @@ from pyspark.sql.types import (
 
 from sow_spark.connection import connect, retried
 from sow_spark.errors import HINTS, SowSourceError, option_error, translated
-from sow_spark.options import NewFields, PayloadForm, Reading, check_form_options
+from sow_spark.options import NESTING_MAX, NewFields, PayloadForm, Reading, check_form_options
 
 if TYPE_CHECKING:
     from sow_client import Client, Topic
@@ -71,9 +71,8 @@ SHOWN_MAX: Final = 100
 TOPIC_COLUMN: Final = "_topic"
 METADATA_COLUMNS: Final[Mapping[str, DataType]] = {TOPIC_COLUMN: StringType(), **RECORD_COLUMNS, **CHANGE_COLUMNS}
 _NULLABLE: Final = frozenset({"_expire_time", "_reason"})
-NESTING_MAX: Final = 60
-"""Deeper types are neither inferred nor written. Arrow's format has 64 levels at most; a map and a variant take two."""
 _LEVELS_MAX: Final = 63
+"""Arrow's format has 64 levels at most; a map and a variant take two."""
 DECIMAL_DIGITS_MAX: Final = 38
 _LONG_DIGITS: Final = 20  # the digits of a long, as Spark counts them when it meets a decimal
 

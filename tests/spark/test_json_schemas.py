@@ -25,7 +25,7 @@ from pyspark.sql.types import (
 
 from sow_spark.errors import SowSourceError
 from sow_spark.json_schemas import columns_of
-from sow_spark.schemas import NESTING_MAX
+from sow_spark.options import NESTING_MAX
 
 PRICE = StructType().add("px", DoubleType())
 
