@@ -129,7 +129,11 @@ class RowPlan:
         else:
             self._refuse_not_finite(batch, removals, faults)
         sound = [index for index in range(batch.num_rows) if index not in faults]
-        payloads = self._payloads(batch.take(pa.array(sound, pa.int64())) if faults else batch)
+        try:
+            payloads = self._payloads(batch.take(pa.array(sound, pa.int64())) if faults else batch)
+        except RecursionError:  # a variant that is nested deeper than Spark's own writer of JSON can follow
+            payloads = self._payloads_one_by_one(batch, sound, faults)
+            sound = [index for index in sound if index not in faults]
         if payloads and max(map(len, payloads)) > REQUEST_BYTES_MAX:  # the client raises an error for the whole call
             for index, payload in zip(sound, payloads, strict=True):
                 by_key = keys is not None and removals is not None and removals[index]  # without a document
@@ -187,6 +191,17 @@ class RowPlan:
             payloads: list[bytes] = batch.column(self.payload[0]).cast(pa.binary()).to_pylist()
             return payloads
         return documents(batch.select(list(self.payload)), write_nulls=self.write_nulls)
+
+    def _payloads_one_by_one(
+        self, batch: pa.RecordBatch, indices: Sequence[int], faults: dict[int, tuple[str, str]]
+    ) -> list[bytes]:
+        found: list[bytes] = []
+        for index in indices:
+            try:
+                found += self._payloads(batch.slice(index, 1))
+            except RecursionError:
+                faults[index] = "PAYLOAD_MALFORMED", "a variant is nested too deep"
+        return found
 
     def _keys(self, batch: pa.RecordBatch, faults: dict[int, tuple[str, str]]) -> list[str] | None:
         if self.key is None:
@@ -304,7 +319,7 @@ def _shown(batch: pa.RecordBatch, index: int) -> str:
     """A shortened row, for people."""
     try:
         return shown(documents(batch.slice(index, 1))[0])
-    except (pa.ArrowInvalid, SowSourceError):
+    except (pa.ArrowInvalid, RecursionError, SowSourceError):
         return ""
 
 
