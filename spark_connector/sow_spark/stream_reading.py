@@ -530,7 +530,7 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             "or give failOnDataLoss=false to continue with the earliest change",
         )
         if self._reading.fail_on_data_loss:
-            raise lost
+            raise lost from None  # the cause would only repeat it, above the line that people look for
         _log.warning("%s: continuing with the earliest change", lost.message)
 
     def _payload_form(self, topic: Topic) -> PayloadForm:
