@@ -489,11 +489,11 @@ def test_a_removed_record_that_does_not_fit_does_no_harm_where_only_puts_are_rea
     the very record that somebody had to remove."""
     schema = StructType().add("x", LongType()).add("_key", StringType()).add("_version", LongType())
     sent = packed([b'{"x":1}', b'{"x":"no"}', b'{"x":3}', b'{"x":"odd"}', b'{"x":"bad"}'])  # puts and deletes in turn
-    decoder = Decoder(layout(schema, metadata=True), "columns", "FAILFAST", only_puts=True)
+    decoder = Decoder(layout(schema, metadata=True), "columns", "FAILFAST", changes=True)
     with pytest.raises(Misfit) as found:
         decoder.decode(sent)
     assert (found.value.row, found.value.found) == (4, '"bad"')
-    lenient = Decoder(layout(schema, metadata=True), "columns", "DROPMALFORMED", only_puts=True)
+    lenient = Decoder(layout(schema, metadata=True), "columns", "DROPMALFORMED", changes=True)
     assert [tuple(row.values()) for row in lenient.decode(sent).to_pylist()] == [(1, "k0", 10), (3, "k2", 12)]
 
 

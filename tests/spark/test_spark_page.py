@@ -90,7 +90,7 @@ SHOWN_BY = {
         "filter": "stream_reading.a_filter_leaves_out_changes_that_match_neither_before_nor_after",
         "limits of a micro-batch": "stream_reading.limits_are_kept_and_the_whole_is_the_same "
         "stream_reading.a_limit_in_bytes_ends_a_micro_batch",
-        "`availableNow`": "stream_reading.a_query_goes_on_where_it_stopped",
+        "`availableNow`": "stream_queries.a_query_goes_on_where_it_stopped",
         "several sources": "stream_reading.a_stream_reads_several_topics_within_one_limit "
         "stream_reading.a_pattern_takes_in_topics_that_come_later",
         "order": "stream_reading.the_changes_of_a_key_are_in_one_partition_in_order",
