@@ -45,8 +45,6 @@ def test_a_query_reads_several_topics_with_an_inferred_schema(
     writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint"))
     finished(writer.trigger(availableNow=True).start())
     assert sorted(map(tuple, rows)) == [("i.a", 1.0, "x"), ("i.b", 2.5, None)]
-    with pytest.raises(Exception, match="OPTION_INVALID: option topics: counts only in a stream"):
-        spark.read.format("sow").schema("n LONG").options(server=server.address, topics="i.a").load().collect()
 
 
 def started(spark: SparkSession, server: ServerProcess, folder: Path, schema: str, **options: str) -> Any:
