@@ -190,6 +190,7 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The end of the next micro-batch: the head, or an earlier position by Spark's limit."""
         if start is None:  # PySpark 4.1 has no limits either, so those of the options count
             start, limit = self._last or self.initialOffset(), self.getDefaultReadLimit()
+        self._check_kind(start)
         begin, limits = start, self._limits(limit)
         self._last = self._instance.anywhere(begin["epoch"], lambda: self._next(begin, *limits))
         return self._last
@@ -321,6 +322,7 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:  # type: ignore[override]  # Spark says dict
         """The changes after `start` up to `end`, in parts."""
+        self._check_kind(start)
         self._last = end
         if bookmark_of(start) == bookmark_of(end):
             return []
@@ -500,6 +502,15 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return {name: self._call("looking at it", lambda client: client.describe_topic(name))}
         topics = self._call("looking at them", lambda client: client.topics())
         return {topic.name: topic for topic in selected(topics, self._reading)}
+
+    def _check_kind(self, offset: Offset) -> None:
+        """Raises SowSourceError if the offset is of a query of one topic, and this one has several: it does not tell
+        which topic that was."""
+        if self._reading.several and "topics" not in offset:
+            name = "topics" if self._reading.topics else "topicPattern"
+            raise SowSourceError(
+                "OPTION_INVALID", f"option {name}: this checkpoint is of a query of one topic", "give a new checkpoint"
+            )
 
     def _check_created(self, offset: Offset, present: Mapping[str, Topic]) -> None:
         """Raises or logs DATA_LOST if a topic is no longer the one of the offset."""

@@ -600,6 +600,20 @@ def test_a_topic_of_a_pattern_that_is_deleted_is_told(
         one.stop()
 
 
+@pytest.mark.parametrize("option", ["topics", "topicPattern"])
+def test_a_checkpoint_of_one_topic_is_none_of_several(server: ServerProcess, client: Client, option: str) -> None:
+    """given a checkpoint of a query of one topic / when the query gets several / then it says so. It said that a topic
+    with an empty name was deleted."""
+    publish(client, "one.a", 1)
+    start = reader_of(server, "one.a", startingFrom="earliest").initialOffset()
+    reader = several(server, **{option: "one.a"})
+    for call in (lambda: reader.latestOffset(start), lambda: reader.partitions(start, start)):
+        with pytest.raises(
+            SowSourceError, match=f"OPTION_INVALID: option {option}: this checkpoint is of a query of one"
+        ):
+            call()
+
+
 def test_topics_that_are_not_there_are_named(server: ServerProcess) -> None:
     with pytest.raises(SowSourceError, match="TOPIC_NOT_FOUND: topic nowhere is not there"):
         several(server, topics="nowhere").initialOffset()
