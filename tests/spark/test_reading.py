@@ -408,7 +408,7 @@ def test_a_lease_that_has_ended_is_an_error_not_an_end(server: ServerProcess, cl
     options = parse_reading({"server": server.address, "topic": "orders", "retryFor": "0s"})
     reader = SnapshotReader(options, StructType().add("id", LongType()))
     part = reader.partitions()[0]
-    client.close_export(part.export_id)  # type: ignore[attr-defined]  # as the end of its lease would
+    client.close_export(part.shares[0].export_id)  # type: ignore[attr-defined]  # as the end of its lease would
     with pytest.raises(SowSourceError, match=r"EXPORT_NOT_FOUND.*longer lease"):
         list(reader.read(part))
 
