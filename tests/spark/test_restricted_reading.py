@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 
 from pyspark.sql import SparkSession
-from pyspark.sql.streaming.datasource import ReadAllAvailable
 from pyspark.sql.types import LongType, StringType, StructType
 
 from sow_client import Client
 from sow_spark.options import parse_reading
+from sow_spark.read_limits import ReadAllAvailable
 from sow_spark.stream_reading import ChangesReader
 from tests.support.access import grant, write_access
 from tests.support.server import ServerProcess, free_port
