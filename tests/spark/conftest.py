@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
 
+from sow_client import Client, Export
 from tests.support.server import ROOT, ServerProcess, pytest_runtest_makereport
 
 __all__ = ["pytest_runtest_makereport"]
@@ -58,3 +60,18 @@ message_type = "binary"
 """
     with ServerProcess(tmp_path_factory.mktemp("server"), config) as process:
         yield process
+
+
+@pytest.fixture
+def opened_exports(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The exports that a client in this process opens from here on."""
+    opened: list[str] = []
+    original = Client.open_export
+
+    def open_export(self: Client, *args: Any, **keywords: Any) -> Export:
+        export = original(self, *args, **keywords)
+        opened.append(export.id)
+        return export
+
+    monkeypatch.setattr(Client, "open_export", open_export)
+    return opened

@@ -6,13 +6,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 import sow_spark
-from sow_client import Client, Export, SowError
+from sow_client import Client, SowError
 from sow_spark.errors import SowSourceError
 from tests.support.server import ServerProcess
 
@@ -187,21 +186,12 @@ def test_mistakes_are_told_before_anything_is_read(spark: SparkSession, server: 
 
 
 def test_a_comparison_that_fails_leaves_no_export(
-    spark: SparkSession, server: ServerProcess, client: Client, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, server: ServerProcess, client: Client, opened_exports: list[str]
 ) -> None:
     """The server has room for a bounded number of exports, and each held its lease of ten minutes."""
-    opened: list[str] = []
-    original = Client.open_export
-
-    def open_export(self: Client, *args: Any, **keywords: Any) -> Export:
-        export = original(self, *args, **keywords)
-        opened.append(export.id)
-        return export
-
-    monkeypatch.setattr(Client, "open_export", open_export)
     with pytest.raises(SowSourceError):
         sow_spark.diff(table(spark, rows()), "orders", options={"server": server.address}, position="nonsense")
-    (export,) = opened
+    (export,) = opened_exports
     with pytest.raises(SowError) as gone:
         client.renew_export(export)
     assert gone.value.reason == "EXPORT_NOT_FOUND"

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -16,7 +15,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import BinaryType, DoubleType, LongType, StringType, StructType
 
-from sow_client import Client, Export, PackedRecords, SowError
+from sow_client import Client, PackedRecords, SowError
 from sow_spark import SowDataSource, reading
 from sow_spark.decoding import Decoder
 from sow_spark.errors import SowSourceError
@@ -515,28 +514,17 @@ def test_new_fields_are_found_by_a_schema_of_metadata(server: ServerProcess, cli
         list(reader.read(first))
 
 
-def test_a_load_that_fails_leaves_no_export(
-    server: ServerProcess, client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_load_that_fails_leaves_no_export(server: ServerProcess, client: Client, opened_exports: list[str]) -> None:
     """given snapshot=load and no schema, so that Spark's `load()` opens an export / when the schema cannot be inferred,
     or a stream is read and not a snapshot / then no export stays for its lease of ten minutes"""
-    opened: list[str] = []
-    original = Client.open_export
-
-    def open_export(self: Client, *args: Any, **keywords: Any) -> Export:
-        export = original(self, *args, **keywords)
-        opened.append(export.id)
-        return export
-
-    monkeypatch.setattr(Client, "open_export", open_export)
     client.create_topic("hollow", key=["/id"], exist_ok=True)
     given = {"server": server.address, "snapshot": "load"}
     with pytest.raises(SowSourceError, match="SCHEMA_UNKNOWN"):
         SowDataSource({**given, "topic": "hollow"}).schema()
-    assert opened == []
+    assert opened_exports == []
     source = SowDataSource({**given, "topic": "orders"})
     schema = source.schema()
-    (export,) = opened
+    (export,) = opened_exports
     with pytest.raises(SowSourceError, match="option snapshot: counts only in a snapshot"):
         source.streamReader(schema)
     with pytest.raises(SowError) as gone:

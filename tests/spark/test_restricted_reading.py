@@ -18,18 +18,24 @@ from tests.support.server import ServerProcess, free_port
 RESTRICTION = 'rows = "/region = \'eu\' AND /price > 2"\nhide = ["/iban"]'
 
 
-def test_a_snapshot_has_the_permitted_rows_without_hidden_fields(spark: SparkSession, tmp_path: Path) -> None:
-    """As root sees them that filters by hand. The job calls a listener that asks for no credential."""
-    write_access(
-        tmp_path,
-        '[[identities]]\nname = "anonymous"\nroles = ["job"]\n' + grant("job", "orders", "read", RESTRICTION),
-    )
+def two_listeners() -> tuple[int, int, str]:
+    """A port that asks for no credential, one that asks for a token, and the configuration of a server with both."""
     plain, guarded = free_port(), free_port()
     config = (
         "[access]\nfile = 'auth.toml'\naudit = 'audit.jsonl'\n"
         f"[[server.listeners]]\nlisten = '127.0.0.1:{plain}'\nauth = 'none'\n"
         f"[[server.listeners]]\nlisten = '127.0.0.1:{guarded}'\nauth = 'token'\n"
     )
+    return plain, guarded, config
+
+
+def test_a_snapshot_has_the_permitted_rows_without_hidden_fields(spark: SparkSession, tmp_path: Path) -> None:
+    """As root sees them that filters by hand. The job calls a listener that asks for no credential."""
+    write_access(
+        tmp_path,
+        '[[identities]]\nname = "anonymous"\nroles = ["job"]\n' + grant("job", "orders", "read", RESTRICTION),
+    )
+    plain, guarded, config = two_listeners()
     with ServerProcess(tmp_path, config, port=plain), Client(f"127.0.0.1:{guarded}", token="root") as root:
         root.create_topic("orders", key=["/id"])
         with root.publisher("orders") as publisher:
@@ -67,12 +73,7 @@ def test_a_record_that_leaves_the_permitted_rows_is_a_delete_without_fields(tmp_
         + grant("job", "orders", "read", RESTRICTION)
         + grant("job", "orders", "consume", RESTRICTION),
     )
-    plain, guarded = free_port(), free_port()
-    config = (
-        "[access]\nfile = 'auth.toml'\naudit = 'audit.jsonl'\n"
-        f"[[server.listeners]]\nlisten = '127.0.0.1:{plain}'\nauth = 'none'\n"
-        f"[[server.listeners]]\nlisten = '127.0.0.1:{guarded}'\nauth = 'token'\n"
-    )
+    plain, guarded, config = two_listeners()
     with ServerProcess(tmp_path, config, port=plain), Client(f"127.0.0.1:{guarded}", token="root") as root:
         root.create_topic("orders", key=["/id"])
         for number, region in enumerate(["eu", "us", "eu"]):
