@@ -15,6 +15,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final, NamedTuple
 from urllib.parse import unquote
 
@@ -147,6 +148,7 @@ def _refilled(host: _Host, now: float) -> float:
     return min(float(PER_MINUTE), host.allowance + (now - host.at) * PER_MINUTE / WINDOW_SECONDS)
 
 
+@lru_cache(HOSTS_MAX)
 def host_of(address: str) -> str:
     """The part of an address that one caller cannot change at will: `ipv4:10.0.0.1:5000` is `ipv4:10.0.0.1`, and an
     IPv6 address is its network of 64 bits."""

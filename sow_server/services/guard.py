@@ -27,10 +27,12 @@ from google.protobuf.message_factory import GetMessageClass
 from sow_server.access.authorizer import Listener, Session
 from sow_server.access.caller import Call, CallTrace
 from sow_server.access.credentials import Asked, Shown
+from sow_server.access.failures import host_of
 from sow_server.access.needs import Need, Scope, need_of
 from sow_server.engine.commit.pace import CallsUnderWay
 from sow_server.engine.disk.rocks import Damaged, RocksError
 from sow_server.engine.values.errors import Reason, StoreError
+from sow_server.engine.values.turns import CALLER
 from sow_server.services.capacity import Arrivals, InFlight, Places, no_room, unread
 from sow_server.services.errors import CODES, abort
 
@@ -182,6 +184,7 @@ class CallAdmission:
         except StoreError as error:
             authorizer.finished(call, session, CODES[error.reason].name)
             raise
+        CALLER.set(call.owner or host_of(address))
         if method in _SINGLE_PUBLISHES:
             self._publishes.begin()
         return call, session
