@@ -27,8 +27,10 @@ from sow_server.engine.values.model import (
     Refusal,
     Request,
     Restamp,
+    TopicSettings,
     Touch,
 )
+from sow_server.engine.values.turns import CALLER
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,12 +99,15 @@ class Job:
 
     __slots__ = (
         "all_have_keys",
+        "answered",
+        "caller",
         "delta",
         "done",
         "keys",
         "outcome",
         "position",
         "request",
+        "settings",
         "size",
         "store_keys",
         "topic",
@@ -111,13 +116,17 @@ class Job:
     def __init__(self, request: Request, done: Done) -> None:
         self.request = request
         self.done = done
+        self.caller: Final = CALLER.get()
         self.topic: Topic | None = None
+        self.settings: TopicSettings | None = None
+        """Those of the topic when `prepare` ran: with others the keys may be others."""
         self.keys: KeyColumn = []
         self.store_keys: list[bytes] = []
         """topic ‖ record key, in the order of `keys`; empty for a record without a key."""
         self.all_have_keys = True
         self.delta: Delta | None = None
         self.position = 0
+        self.answered = False
         self.size = sum(map(len, request.payloads)) if isinstance(request, Publish) else 0
         """Bytes of payload, for the bounds on requests and on the queue."""
         self.outcome = Outcome(durability=request.durability)
@@ -170,7 +179,7 @@ class Job:
 def prepare(job: Job, topic: Topic, limits: RequestLimits) -> None:
     """Checks a request against its topic and the limits, and derives its keys. Raises StoreError."""
     request = job.request
-    job.topic = topic
+    job.topic, job.settings = topic, topic.settings
     if topic.id == UNDELIVERED_ID and not isinstance(request, Delete):
         check_name(topic.name)
     match request:
