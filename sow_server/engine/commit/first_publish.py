@@ -69,7 +69,7 @@ def refused(
 
 def _staged(draft: Draft, job: Job, options: WriterOptions, publishers: PublisherCache) -> Slice:
     """Stages as much of a publish as one commit takes: a record that is applied ends the trial."""
-    fits = Room(options).part(draft, job, first=True)
+    fits = Room(options).take(draft, job, first=True)
     assert fits is not None, "it is the first"
     chosen = [(job, fits.records)]
     try:

@@ -40,8 +40,10 @@ class WriteQueue:
         """Items that the writer has taken in and not finished."""
         self._begins: str | None = None
         """By [4], the caller with the next turn."""
-        self._stopped = False
-        """Whether the stop has been taken in: nothing comes after it."""
+        self._lately: dict[str, float] = {}
+        """The charges of callers since the last `take`. The turns forget them once nobody waits."""
+        self.stopped = False
+        """Whether the stop has been taken in: once nothing waits, the writer ends."""
         self.failure: StoreError | None = None
         """The reason why no more items are accepted."""
         self.stopping = False
@@ -74,8 +76,8 @@ class WriteQueue:
             )
         if held is None or item.caller == SERVER:
             return  # the first request of a caller, however large
-        if held.requests + 1 > self._requests_max - requests or (
-            held.bytes and held.bytes + item.size > self._bytes_max - size
+        if held.requests + requests >= self._requests_max or (
+            held.bytes and held.bytes + item.size + size > self._bytes_max
         ):
             raise StoreError(
                 Reason.OVERLOADED,
@@ -130,22 +132,24 @@ class WriteQueue:
     def take(self, wait_micros: int) -> bool:
         """Takes in the queued items, after waiting for at most `wait_micros` for the first. False: there is nothing to
         do."""
-        arriving, put = self._arriving, self._turns.put
+        arriving, turns, lately = self._arriving, self._turns, self._lately
+        forgotten = not turns.callers
         try:
             item = arriving.get(timeout=wait_micros / MICROS) if wait_micros else arriving.get_nowait()
             while True:
                 if isinstance(item, Stop):
-                    self._stopped = True
+                    self.stopped = True
                 elif item is not None:
-                    put(item.caller, item)
+                    turns.put(item.caller, item)
                 item = arriving.get_nowait()
         except Empty:
-            return self._stopped or len(self._turns) > 0
-
-    @property
-    def stopped(self) -> bool:
-        """Whether the stop has come, and everything that was queued before it is done."""
-        return self._stopped and not self._turns
+            pass
+        if lately and turns.callers:
+            if forgotten:
+                for caller, commits in lately.items():
+                    turns.charge(caller, commits)
+            lately.clear()
+        return self.stopped or turns.callers > 0
 
     def __len__(self) -> int:
         """The number of items that have been taken in and wait."""
@@ -153,10 +157,9 @@ class WriteQueue:
 
     def next(self) -> Item | None:
         """The item whose turn it is; it goes on waiting. None: nothing waits."""
-        turns = self._turns
-        if not turns:
+        turns, begins = self._turns, self._begins
+        if not turns.callers:
             return None
-        begins = self._begins
         return turns.first(begins if begins is not None and turns.waits(begins) else turns.next_caller())
 
     def remove(self, item: Item) -> None:
@@ -178,9 +181,24 @@ class WriteQueue:
         """An item that was removed waits again, behind the others of its caller."""
         self._turns.put(item.caller, item)
 
-    def charge(self, item: Item, commits: float) -> None:
-        """The caller of an item has had so much of the writer: parts of a commit, or several."""
-        self._turns.charge(item.caller, commits)
+    def taken(self, item: Item, commits: float) -> None:
+        """Removes the item whose turn it is; `commits`: what its caller has had, parts of a commit or several."""
+        self._turns.take(item.caller)
+        self._begins = None
+        self.charge(item.caller, commits)
+
+    def kept(self, item: Item, commits: float) -> None:
+        """As `taken`, but the item waits again, before the others of its caller: only a part of it was done."""
+        turns, caller = self._turns, item.caller
+        turns.put_back(caller, turns.take(caller))
+        self._begins = None
+        self.charge(caller, commits)
+
+    def charge(self, caller: str, commits: float) -> None:
+        """A caller has had so much of the writer. It counts against those who come during the present commit, too."""
+        if self._turns.callers:
+            self._turns.charge(caller, commits)
+        self._lately[caller] = self._lately.get(caller, 0.0) + commits
 
     def begin_next_with(self, item: Item) -> None:
         """The caller of an item that does not fit into this commit begins the next one [4]."""

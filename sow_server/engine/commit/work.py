@@ -18,7 +18,7 @@ from sow_server.engine.commit.options import WriterOptions
 from sow_server.engine.commit.requests import Job
 from sow_server.engine.disk.layout import payload_bytes_total, read_header
 from sow_server.engine.values.errors import Reason, StoreError
-from sow_server.engine.values.model import Delete, Publish, Restamp, Touch, TtlMode
+from sow_server.engine.values.model import Delete, Publish, TtlMode
 
 REQUEST: Final = 10.0
 """Microseconds for a request, whatever it has; and so are all figures of work."""
@@ -40,76 +40,74 @@ costs the memory of its whole record."""
 
 
 class Part(NamedTuple):
-    """How much of a request fits into a commit."""
+    """The part of a request that fits into a commit."""
 
     records: int
-    micros: float
-    """The work."""
-    stored_bytes: int = 0
-    """The bytes of the stored records that it is applied to, where they matter."""
+    share: float
+    """Of the commit; callers are charged for it."""
 
 
 class Room:
     """What is left of one commit: records, work, and bytes of the stored records that it changes."""
 
-    __slots__ = ("_bytes", "_micros", "_options", "records")
+    __slots__ = ("_bytes", "_micros", "_options", "left", "records")
 
     def __init__(self, options: WriterOptions) -> None:
         self._options = options
         self.records = options.commit_records_max
         self._micros = options.commit_work_micros
         self._bytes = options.commit_merged_bytes_max
+        self.left = True
+        """Whether there is room for another job."""
 
-    def __bool__(self) -> bool:
-        return self.records > 0 and self._micros > 0 and self._bytes > 0
-
-    def part(self, draft: Draft, job: Job, *, first: bool) -> Part | None:
-        """How much of a job goes into the commit; None: it has to begin the next one, as it is not the `first`. Raises
+    def take(self, draft: Draft, job: Job, *, first: bool) -> Part | None:
+        """Takes as much of a job as fits; None: it has to begin the next commit, as it is not the `first`. Raises
         StoreError ATOMIC_TOO_LARGE, and the errors of a look-up."""
-        left = job.left
-        if job.whole:
-            part = stored_part(draft, job, left, inf, sys.maxsize, least=1)
+        left, stored = job.left, 0
+        if touches_stored(job):
+            records, micros, stored = self._stored_part(draft, job, least=first)
         else:
-            undivided = job.alone or (first and isinstance(job.request, Delete))  # bounded by its bytes alone
-            micros = inf if undivided else self._micros
-            count = left if job.alone else min(left, self.records)
-            if touches_stored(job):
-                part = stored_part(draft, job, count, micros, self._bytes, least=first)
-                if job.alone and part.records < left:
-                    raise atomic_too_large(self._options)
-            else:
-                part = plain_part(job, count, micros, least=first)
-        if first or part.records == left or (part.records and self._is_divided(job)):
-            return part
-        return None
+            each = job.record_micros or _each(job)
+            records, micros = left, REQUEST + left * each
+            if not job.alone and (left > self.records or micros > self._micros):
+                records = min(left, self.records, max(first, int((self._micros - REQUEST) / each)))
+                micros = REQUEST + records * each
+        if records < left and not (first or (records and self._is_divided(job))):
+            return None
+        self.records -= records
+        self._micros -= micros
+        self._bytes -= stored
+        self.left = self.records > 0 and self._micros > 0 and self._bytes > 0
+        options = self._options
+        if job.alone:
+            return Part(records, max(1.0, micros / options.commit_work_micros))
+        share = micros / options.commit_work_micros
+        if records > 1:
+            share = max(share, records / options.commit_records_max, stored / options.commit_merged_bytes_max)
+        return Part(records, share)
+
+    def _stored_part(self, draft: Draft, job: Job, *, least: int) -> tuple[int, float, int]:
+        if job.whole:
+            return _fitting(draft, job, job.left, inf, sys.maxsize, least=1)
+        # A delete, too, is atomic up to the size of a commit (rule D2): only its bytes bound it.
+        undivided = job.alone or (least and isinstance(job.request, Delete))
+        count = job.left if job.alone else min(job.left, self.records)
+        part = _fitting(draft, job, count, inf if undivided else self._micros, self._bytes, least=least)
+        if job.alone and part[0] < job.left:
+            raise atomic_too_large(self._options)
+        return part
 
     def _is_divided(self, job: Job) -> bool:
         """Whether a job fills up a commit that others have begun. One that fits into a commit of its own is not split
-        over two; up to that size a delete is atomic (rule D2)."""
+        over two."""
         if job.whole or isinstance(job.request, Delete):
             return False
         options = self._options
         return (
             touches_stored(job)
             or job.left > options.commit_records_max
-            or plain_part(job, job.left, options.commit_work_micros, least=0).records < job.left
+            or REQUEST + job.left * _each(job) > options.commit_work_micros
         )
-
-    def take(self, part: Part) -> None:
-        """A part goes into the commit."""
-        self.records -= part.records
-        self._micros -= part.micros
-        self._bytes -= part.stored_bytes
-
-    def share(self, part: Part, job: Job) -> float:
-        """What a part has of a whole commit; an atomic request has all of it."""
-        options = self._options
-        share = max(
-            part.micros / options.commit_work_micros,
-            part.records / options.commit_records_max,
-            part.stored_bytes / options.commit_merged_bytes_max,
-        )
-        return max(1.0, share) if job.alone else share
 
 
 def atomic_too_large(options: WriterOptions) -> StoreError:
@@ -140,18 +138,11 @@ def touches_stored(job: Job) -> bool:
     return request.permits is not None and request.permits.reads_payloads
 
 
-def plain_part(job: Job, count: int, room_micros: float, *, least: int) -> Part:
-    """How many of the next `count` records fit, by their number and the mean of their payloads; at least `least`."""
-    each = _each(job)
-    fits = count
-    if REQUEST + count * each > room_micros:
-        fits = min(count, max(least, int((room_micros - REQUEST) / each)))
-    return Part(fits, REQUEST + fits * each)
-
-
-def stored_part(draft: Draft, job: Job, count: int, room_micros: float, room_bytes: int, *, least: int) -> Part:
-    """How many of the next `count` records fit, with the stored ones that they change; at least `least`. The heads of
-    these have been looked up then."""
+def _fitting(
+    draft: Draft, job: Job, count: int, room_micros: float, room_bytes: int, *, least: int
+) -> tuple[int, float, int]:
+    """How many of the next `count` records fit, at least `least`; the work on them, and the bytes of the stored ones
+    that they change. The heads of these have been looked up then."""
     each, per_byte = _each(job), MERGE_BYTE if job.delta is not None else _per_byte(job)
     used, used_bytes, fits, step = REQUEST, 0, 0, HEADS_FIRST
     store_keys = job.store_keys[job.position : job.position + count]
@@ -166,31 +157,30 @@ def stored_part(draft: Draft, job: Job, count: int, room_micros: float, room_byt
                 size = 0 if head is None else read_header(head).payload_bytes
                 work = each + size * per_byte
                 if fits >= least and (used_bytes + size > room_bytes or used + work > room_micros):
-                    return Part(fits, used, used_bytes)
+                    return fits, used, used_bytes
                 used, used_bytes, fits = used + work, used_bytes + size, fits + 1
         else:
             used, used_bytes, fits = used + work, used_bytes + size, fits + len(piece)
         step *= 4
-    return Part(fits, used, used_bytes)
+    return fits, used, used_bytes
 
 
 def _each(job: Job) -> float:
     """The work on a record, without the stored one."""
     request = job.request
-    match request:
-        case Publish():
-            single = request.want_results or request.atomic or request.ttl_mode is TtlMode.KEEP
-            if single or job.delta is not None or request.conditions is not None or request.permits is not None:
-                each = SINGLE_RECORD
-            else:
-                each = PLAIN_RECORD
-            if job.delta is not None:
-                each += UNSET_PATH * len(request.unset_paths)
-            return each + _per_byte(job) * job.size / max(1, len(job.keys))
-        case Delete():
-            return PLAIN_RECORD
-        case Touch() | Restamp():
-            return SINGLE_RECORD
+    if isinstance(request, Publish):
+        single = request.want_results or request.atomic or request.ttl_mode is TtlMode.KEEP
+        if single or job.delta is not None or request.conditions is not None or request.permits is not None:
+            each = SINGLE_RECORD
+        else:
+            each = PLAIN_RECORD
+        if job.delta is not None:
+            each += UNSET_PATH * len(request.unset_paths)
+        each += _per_byte(job) * job.size / max(1, len(job.keys))
+    else:
+        each = PLAIN_RECORD if isinstance(request, Delete) else SINGLE_RECORD
+    job.record_micros = each
+    return each
 
 
 def _per_byte(job: Job) -> float:

@@ -219,69 +219,68 @@ class Writer:
 
     def _turn(self) -> bool:
         """Does the next step, or commits the next jobs. False: stop."""
-        if self.queue.stopped:
-            return False
+        item = self.queue.next()
+        if item is None:
+            return not self.queue.stopped
         if self.queue.failure is not None:
             self._refuse_all()
-            return True
-        item = self.queue.next()
-        if isinstance(item, QueuedStep):
+        elif isinstance(item, QueuedStep):
             self._do_step(item)
-        elif item is not None:
-            draft, chosen = self._choose()
-            if draft is not None and chosen:
-                self._commit_jobs(draft, chosen)
+        else:
+            self._commit_next(item)
         return True
 
     # -- jobs -------------------------------------------------------------------------------------------------------
 
-    def _choose(self) -> tuple[Draft | None, list[tuple[Job, int]]]:
-        """The jobs of the next commit, by turns, with how many records of each; and its draft, which has looked the
-        heads up that tell of the work. Refused jobs are answered here."""
+    def _commit_next(self, first: Job) -> None:
+        """Chooses the jobs of the next commit, by turns, with how many records of each, and commits them. Refused jobs
+        are answered here. `first`: the one whose turn it is."""
         queue, records_max = self.queue, self._options.commit_records_max
         room = Room(self._options)
         chosen: list[tuple[Job, int]] = []
         draft: Draft | None = None
-        while room and (job := queue.next()) is not None:
+        job: Job | QueuedStep | None = first
+        while job is not None:
             if not isinstance(job, Job):
                 queue.begin_next_with(job)
                 break
-            if chosen and (self._one_each or first_publish.creates(self.create_topic, self._topics, job) or job.alone):
+            if chosen and (self._one_each or job.alone or first_publish.creates(self.create_topic, self._topics, job)):
                 queue.begin_next_with(job)  # whether its topic is created may depend on the outcome of the others
                 break
             if not self._ready(job):
+                job = queue.next()
                 continue
             if draft is None or not chosen:
                 draft = self._new_draft()  # only now: to make the first one ready may have taken a commit
             left = job.left
-            if chosen and left > room.records and (job.whole or left <= records_max):
+            if left > room.records and chosen and (job.whole or left <= records_max):
                 queue.begin_next_with(job)  # a request that fits into one commit is not split over two (rule D2)
                 break
             try:
-                part = room.part(draft, job, first=not chosen)
+                part = room.take(draft, job, first=not chosen)
             except Exception as error:  # noqa: BLE001  # damage under one key, or a refusal ([5])
                 self._end(job, as_store_error(error))
+                job = queue.next()
                 continue
             if part is None:
                 queue.begin_next_with(job)
                 break
-            room.take(part)
-            queue.remove(job)
-            queue.charge(job, room.share(part, job))
             chosen.append((job, part.records))
             if part.records < left:
-                queue.put_back([job])
+                queue.kept(job, part.share)
                 break
+            queue.taken(job, part.share)
             if job.alone:
                 break
-        return draft, chosen
+            job = queue.next() if room.left else None
+        if draft is not None and chosen:
+            self._commit_jobs(draft, chosen)
 
     def _ready(self, job: Job) -> bool:
         """Finds the job's topic and derives its keys; a refused job is answered. Other items may have come between two
         parts of a job: then its topic may have other settings, or be gone."""
         request, topic = job.request, job.topic
-        if isinstance(request, Publish) and (channel := request.channel) is not None and channel.broken:
-            self._end(job, broken_stream(job))
+        if self._ends_broken(job):
             return False
         if topic is not None:
             if self._topics.by_id.get(topic.id) is topic:
@@ -324,20 +323,33 @@ class Writer:
         parts: list[tuple[Job, Slice]] = []
         rest: dict[str, list[Job]] = {}
         """Of callers with a job that was cut short: its rest, and their jobs behind it."""
+        refused = False
         try:
             fetch_heads(draft, chosen)
             fetch_values(draft, chosen)
             for job, count in chosen:
-                if (behind := rest.get(job.caller)) is not None:
+                if rest and (behind := rest.get(job.caller)) is not None:
                     behind.append(job)
-                elif parts and draft.merge_room <= 0 and job.delta is not None:
+                    continue
+                if draft.merge_room <= 0 and job.delta is not None and parts:
                     rest[job.caller] = [job]
-                elif (part := self._staged(draft, job, count)) is not None:
-                    parts.append((job, part))
-                    if part.count < count:
-                        if job.alone:
-                            raise atomic_too_large(self._options)
-                        rest[job.caller] = [job]
+                    continue
+                if job.answered or (refused and self._ends_broken(job)):
+                    continue
+                begun = draft.next_sequence
+                try:
+                    part = stage_job(draft, job, count, self.publishers)
+                except StoreError as error:
+                    if draft.next_sequence != begun or job.alone:
+                        raise
+                    self._end(job, error)
+                    refused = True
+                    continue
+                if part.count < count:
+                    if job.alone:
+                        raise atomic_too_large(self._options)
+                    rest[job.caller] = [job]
+                parts.append((job, part))
             draft.end_request()
         except AtomicAborted as aborted:
             self._abort(chosen[0][0], aborted)
@@ -350,24 +362,18 @@ class Writer:
             self._one_each = len(chosen)
             self.queue.put_back([job for job, _ in chosen if not job.answered])
             return
-        for jobs in rest.values():
+        for caller, jobs in rest.items():
             self.queue.put_back(jobs)
+            self.queue.charge(caller, 1.0)
         if parts:
             self._finish_jobs(draft, parts, started)
 
-    def _staged(self, draft: Draft, job: Job, count: int) -> Slice | None:
-        """Stages a slice of a job; None: the job was refused, with nothing staged of it, and is answered."""
-        request, before = job.request, draft.next_sequence
-        if isinstance(request, Publish) and request.channel is not None and request.channel.broken:
-            self._end(job, broken_stream(job))  # a refused request of this commit is of the same stream
-            return None
-        try:
-            return stage_job(draft, job, count, self.publishers)
-        except StoreError as error:
-            if draft.next_sequence != before:
-                raise
-            self._end(job, error)
-            return None
+    def _ends_broken(self, job: Job) -> bool:
+        """Answers a job whose stream has had a refusal; False: there was none."""
+        if isinstance(job.request, Publish) and (channel := job.request.channel) is not None and channel.broken:
+            self._end(job, broken_stream(job))
+            return True
+        return False
 
     def _finish_jobs(self, draft: Draft, parts: list[tuple[Job, Slice]], started: float) -> None:
         fsync = any(job.request.durability is not Durability.BUFFERED for job, _ in parts)
@@ -418,12 +424,13 @@ class Writer:
         self.queue.remove(queued)
         if queued.sweep_first and not self._swept_for(queued):
             self.queue.put_last(queued)
-            self.queue.charge(queued, 1.0)
+            self.queue.charge(queued.caller, 1.0)
             return
         begun = time.perf_counter()
         result = self._run_step(queued.step, sync=queued.sync)
         # It has had a whole commit, or more if it took longer.
-        self.queue.charge(queued, max(1.0, (time.perf_counter() - begun) * MICROS / self._options.commit_work_micros))
+        micros = (time.perf_counter() - begun) * MICROS
+        self.queue.charge(queued.caller, max(1.0, micros / self._options.commit_work_micros))
         self.queue.settle(queued)
         self._answers.append(lambda: queued.done(result))
 
