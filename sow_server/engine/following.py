@@ -33,6 +33,7 @@ from sow_server.engine.values.clock import GuardedClock
 from sow_server.engine.values.errors import StoreError
 from sow_server.engine.values.fields import Steps
 from sow_server.engine.values.model import TopicSettings
+from sow_server.engine.values.turns import SERVER
 
 NO_STATISTICS: Final = StoredStatistics()
 
@@ -95,7 +96,7 @@ class Beats:
 
     def make(self, done: Callable[[Moment | StoreError], None]) -> None:
         """Makes a moment with a commit of its own, which `done` hears as the answer. Raises StoreError."""
-        self._commits.run(_Beat(self._now), done, sync=False)
+        self._commits.run(_Beat(self._now), done, sync=False, caller=SERVER)  # one for all who wait
 
     def _now(self) -> Moment:
         commits = self._commits

@@ -13,6 +13,7 @@ from sow_server.engine.disk.layout import StoredStatistics
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import Delete, Expiration, Publish, TopicSettings
 from sow_server.engine.values.policies import declared_of
+from sow_server.engine.values.turns import SERVER
 from sow_server.retention import idle as idle_module
 from sow_server.retention.idle import Cause, IdleTopics
 from tests.support.stores import HOUR, MINUTE, SECOND, FaultyRocks, Rig
@@ -152,7 +153,7 @@ def test_content_that_comes_before_the_writers_turn_saves_a_topic(keeper: Keeper
     writer.queue.take(0)
     keeper.rig.store.commits.submit(Publish("full", [b"{}"], ["k"]), lambda _: None)
     writer.queue.take(0)
-    writer.queue.backlog.rotate(1)
+    writer.queue._turns._waiting[SERVER].rotate(1)
     writer.step()
     assert keeper.there("full")
     assert keeper.there("used")
@@ -282,7 +283,7 @@ def test_a_topic_of_the_same_name_is_another_topic(keeper: Keeper) -> None:
     keeper.rig.store.administration.delete_topic("t", lambda _: None)
     keeper.rig.store.administration.create_topic("t", declared_of(JSON), lambda _: None)
     writer.queue.take(0)
-    writer.queue.backlog.rotate(2)
+    writer.queue._turns._waiting[SERVER].rotate(2)
     writer.step()
     assert keeper.there("t")
     assert sum(keeper.idle.deleted_total.values()) == 0

@@ -163,11 +163,11 @@ def test_a_merge_in_rounds_is_answered_when_the_store_ends_in_between(
     queue = b.store.commits.run
     queued: list[object] = []
 
-    def run(*args: Any, sync: bool = True) -> None:
+    def run(*args: Any, sync: bool = True, caller: str = "") -> None:
         if queued:
             raise StoreError(Reason.STOPPING, "the server is stopping")
         queued.append(args)
-        queue(*args, sync=sync)
+        queue(*args, sync=sync, caller=caller)
 
     monkeypatch.setattr(b.store.commits, "run", run)
     answers: list[MergeCounts | StoreError] = []

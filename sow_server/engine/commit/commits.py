@@ -24,6 +24,7 @@ from sow_server.engine.commit.steps import Nothing, Round, Staged, Step, StepInR
 from sow_server.engine.commit.writer import Writer
 from sow_server.engine.values.errors import StoreError
 from sow_server.engine.values.model import OpenedPublisher, Outcome, Request
+from sow_server.engine.values.turns import CALLER, SERVER
 
 T = TypeVar("T")
 
@@ -49,8 +50,9 @@ class Commits:
         sweep_first: bool = False,
         size: int = 0,
         sync: bool = True,
+        caller: str | None = None,
     ) -> None:
-        """Queues a step; `done` hears its answer once it is on disk. Raises StoreError.
+        """Queues a step; `done` hears its answer once it is on disk. Raises StoreError. `caller`: as `QueuedStep`.
 
         `sweep_first`: overdue records are expired before, in separate commits. A step with a `size` counts for the
         bounds of the queue like a publish of so many bytes. Without `sync` it is as durable as a BUFFERED publish.
@@ -59,29 +61,29 @@ class Commits:
         def answered(result: object) -> None:
             done(result)  # type: ignore[arg-type]  # the answer of `step`, or a StoreError
 
-        self._writer.submit(QueuedStep(step, answered, sweep_first=sweep_first, size=size, sync=sync))
+        self._writer.submit(QueuedStep(step, answered, sweep_first=sweep_first, size=size, sync=sync, caller=caller))
 
     def run_quietly(self, step: Step[T], done: Callable[[T | StoreError], None] = lambda _: None) -> None:
         """As `run`, for background work: if the step cannot be queued, nothing happens. The next tick of a timer, or
         the next start, resumes the work."""
         with contextlib.suppress(StoreError):
-            self.run(step, done)
+            self.run(step, done, caller=SERVER)
 
     def run_in_rounds(self, step: StepInRounds[T], done: Callable[[T | StoreError], None]) -> None:
         """Queues a step that may need commits before its own. Before each round overdue records are expired. Other
         items get their turn between the rounds. Raises StoreError when the first round cannot be queued."""
-        one_round = Round(step)
+        one_round, caller = Round(step), CALLER.get()  # an answer is no longer in the caller's task
 
         def round_done(result: T | Staged | StoreError) -> None:
             if not isinstance(result, Staged):
                 done(result)
                 return
             try:
-                self.run(one_round, round_done, sweep_first=True)
+                self.run(one_round, round_done, sweep_first=True, caller=caller)
             except StoreError as error:
                 done(error)
 
-        self.run(one_round, round_done, sweep_first=True)
+        self.run(one_round, round_done, sweep_first=True, caller=caller)
 
     def barrier(self, done: Callable[[object], None]) -> None:
         """`done` hears (perhaps a StoreError) once every commit whose staging had begun before is durable. Requests

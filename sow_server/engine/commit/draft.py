@@ -16,6 +16,7 @@ sequences from the writer's counters, which the writer takes over only after the
 from __future__ import annotations
 
 import operator
+import sys
 from array import array
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, Protocol, TypeVar
@@ -76,6 +77,7 @@ class Draft:
         "expire_times",
         "heads",
         "journal",
+        "merge_room",
         "new_topics",
         "next_sequence",
         "next_version",
@@ -120,6 +122,8 @@ class Draft:
         self.origin = origin
         self.batch = Batch()
         self.journal: Final = JournalDraft()
+        self.merge_room = sys.maxsize
+        """Bytes of stored records that deltas may still be merged into; below 0 once they have been."""
         self.heads: dict[bytes, bytes | None] = {}
         """Heads after this commit; None for a missing record."""
         self.removed: list[bytes] = []
@@ -170,11 +174,12 @@ class Draft:
 
     def fetch_bodies(self, store_keys: list[bytes]) -> None:
         """Makes `body` cheap for these keys, and `heads` complete."""
-        wanted = [key for key in store_keys if key not in self._values and key not in self.heads]
+        heads, values = self.heads, self._values
+        wanted = [key for key in store_keys if key not in values and heads.get(key, b"") is not None]
         for key, value in zip(wanted, self._rocks.multi_get(RECORDS, wanted), strict=True):
-            self.heads[key] = None if value is None else value[HEADER]
+            heads.setdefault(key, None if value is None else value[HEADER])
             if value is not None:
-                self._values[key] = value
+                values[key] = value
 
     def fetch_values(self, store_keys: list[bytes]) -> None:
         """Makes `value` cheap for these keys, the heads of which have been fetched; with one list-get."""

@@ -14,16 +14,18 @@ from typing import NamedTuple
 from sow_server.engine.catalog.topics import Topics
 from sow_server.engine.commit.draft import Draft
 from sow_server.engine.commit.mutations import fetch_heads, fetch_values, stage_aborted, stage_job
+from sow_server.engine.commit.options import WriterOptions
 from sow_server.engine.commit.publishers import Publisher, PublisherCache
-from sow_server.engine.commit.requests import AtomicAborted, Job, RequestLimits, Slice, prepare
+from sow_server.engine.commit.requests import AtomicAborted, Job, Slice, prepare
 from sow_server.engine.commit.steps import TopicStep
-from sow_server.engine.values.model import Publish, Request
+from sow_server.engine.commit.work import Room, atomic_too_large, merge_room
+from sow_server.engine.values.model import Outcome, Publish, Request
 
 
 class RefusedFirst(NamedTuple):
-    """The outcome of a publish of which nothing would be applied."""
+    """A publish of which nothing would be applied."""
 
-    part: Slice
+    outcome: Outcome
     publishers: dict[str, Publisher]
     """The publisher of the request, to be stored."""
 
@@ -35,25 +37,48 @@ def creation(create: Callable[[str], TopicStep] | None, topics: Topics, request:
     return create(request.topic)
 
 
+def creates(create: Callable[[str], TopicStep] | None, topics: Topics, job: Job) -> bool:
+    """Whether a job that has not been prepared yet may create its topic."""
+    return job.topic is None and creation(create, topics, job.request) is not None
+
+
 def refused(
-    draft: Draft, job: Job, step: TopicStep, limits: RequestLimits, publishers: PublisherCache
+    new_draft: Callable[[], Draft], job: Job, step: TopicStep, options: WriterOptions, publishers: PublisherCache
 ) -> RefusedFirst | None:
-    """None: something of the publish would be applied, so its topic is to be created. `draft` is used up. Raises
-    StoreError as the publish itself would."""
+    """None: something of the publish would be applied, so its topic is to be created. Raises StoreError as the publish
+    itself would."""
+    draft = new_draft()
     step.stage(draft)
     topic = step.topic
-    prepare(job, topic, limits)
-    try:
-        fetch_heads(draft, [(job, job.left)])
-        fetch_values(draft, [(job, job.left)])
-        part = stage_job(draft, job, job.left, publishers)
-        draft.end_request()
-    except AtomicAborted as aborted:
-        part = stage_aborted(draft, job, aborted, publishers)
-    if part.applied or draft.notes:
-        return None
+    trial = Job(job.request, job.done)
+    prepare(trial, topic, options.limits)
+    draft.merge_room = merge_room(options, alone=trial.alone)
+    while True:
+        part = _staged(draft, trial, options, publishers)
+        if part.applied or draft.notes:
+            return None
+        trial.merge(part)
+        if not trial.left:
+            break
     kept = {
         name: publisher._replace(topics=tuple([one for one in publisher.topics if one != topic.id]))
         for name, publisher in draft.publishers.items()
     }
-    return RefusedFirst(part, kept)
+    return RefusedFirst(trial.outcome, kept)
+
+
+def _staged(draft: Draft, job: Job, options: WriterOptions, publishers: PublisherCache) -> Slice:
+    """Stages as much of a publish as one commit takes: a record that is applied ends the trial."""
+    fits = Room(options).take(draft, job, first=True)
+    assert fits is not None, "it is the first"
+    chosen = [(job, fits.records)]
+    try:
+        fetch_heads(draft, chosen)
+        fetch_values(draft, chosen)
+        part = stage_job(draft, job, fits.records, publishers)
+        draft.end_request()
+    except AtomicAborted as aborted:
+        return stage_aborted(draft, job, aborted, publishers)
+    if job.alone and part.count < fits.records:
+        raise atomic_too_large(options)
+    return part

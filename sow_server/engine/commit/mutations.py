@@ -13,11 +13,11 @@ from sow_server.engine.commit.draft import Draft
 from sow_server.engine.commit.publishers import PublisherCache
 from sow_server.engine.commit.puts import PLAIN_RECORDS_MIN, failed_condition, stage_publish, ttl_ignored
 from sow_server.engine.commit.requests import AtomicAborted, Job, Result, Slice, store_keys
+from sow_server.engine.commit.work import touches_stored
 from sow_server.engine.disk.layout import (
     EXPIRE_TIME,
     RECORD_KEY,
     TOUCH,
-    payload_bytes_total,
     read_header,
 )
 from sow_server.engine.formats.payloads import BadRecord
@@ -46,8 +46,10 @@ def fetch_heads(draft: Draft, chosen: Sequence[tuple[Job, int]]) -> None:
     """Looks up the heads that the next so many records of the jobs need, in one list-get."""
     keys: list[bytes] = []
     for job, count in chosen:
-        if not isinstance(job.request, READ_WHOLE):
+        if not touches_stored(job):
             keys += store_keys(job, count)
+        elif not isinstance(job.request, READ_WHOLE):  # mostly looked up before, for the work that they tell of
+            keys += [key for key in store_keys(job, count) if key not in draft.heads]
     draft.fetch_heads(keys)
 
 
@@ -102,23 +104,6 @@ def stage_aborted(draft: Draft, job: Job, aborted: AtomicAborted, publishers: Pu
         )
         draft.note_publisher(request.publisher, topic, new, len(refusals), [one.index for one in kept])
     return Slice(job.left, refusals=refusals, results=list(refusals))
-
-
-def merged_fits(draft: Draft, job: Job, count: int, bytes_max: int) -> tuple[int, int]:
-    """How many of the next `count` records of a delta publish merge into records of at most `bytes_max` together, and
-    how many bytes these are. Their heads have been fetched."""
-    found = [draft.heads[key] for key in store_keys(job, count)]
-    size = payload_bytes_total([head for head in found if head is not None])
-    if size <= bytes_max:
-        return count, size
-    size = 0
-    for index, store_key in enumerate(job.store_keys[job.position : job.position + count]):
-        head = draft.heads[store_key] if store_key else None
-        record_bytes = 0 if head is None else read_header(head).payload_bytes
-        if size + record_bytes > bytes_max:
-            return index, size
-        size += record_bytes
-    return count, size
 
 
 def _stage_touch(draft: Draft, job: Job, request: Touch, topic: Topic, count: int) -> Slice:

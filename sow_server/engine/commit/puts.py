@@ -67,7 +67,8 @@ def stage_publish(
             publisher.check_finish(position)
         start = _skip_duplicates(job, request, position, publisher, part, start, stop)
         part.first_sequence = position.first_sequence
-    _put_all(draft, job, request, topic, start, stop, part)
+    stop = _put_all(draft, job, request, topic, start, stop, part)
+    part.count = stop - job.position
     if request.atomic and part.refusals and part.applied:
         raise AtomicAborted(part.refusals)
     finishes = ends_unit and stop == len(job.keys) and not (job.outcome.refusals or part.refusals)
@@ -147,8 +148,9 @@ def _remembered(runs: Sequence[AnsweredRun], sequence: int) -> tuple[int, int, i
     return 0, 0, SEVERAL
 
 
-def _put_all(draft: Draft, job: Job, request: Publish, topic: Topic, start: int, stop: int, part: Slice) -> None:
-    """Puts the records of a slice: runs of plain ones column by column, the others one by one.
+def _put_all(draft: Draft, job: Job, request: Publish, topic: Topic, start: int, stop: int, part: Slice) -> int:
+    """Puts the records of a slice: runs of plain ones column by column, the others one by one. Returns the position
+    behind the last one: deltas that have used the room of the commit up leave the rest to the next.
 
     One by one: records without a key, with a refused or already-over lifetime, replacing an overdue record, or outside
     of the publisher's rows; and all records if the request has conditions, keeps stamps, merges, is atomic, or wants
@@ -163,8 +165,7 @@ def _put_all(draft: Draft, job: Job, request: Publish, topic: Topic, start: int,
         or request.atomic
         or count < PLAIN_RECORDS_MIN
     ):
-        _put_each(draft, job, request, topic, start, stop, part)
-        return
+        return _put_each(draft, job, request, topic, start, stop, part)
     expire_times = _expire_times(request, topic, draft.now, start, stop)
     store_keys = job.store_keys[start:stop]
     one_by_one: set[int] = set()
@@ -187,12 +188,10 @@ def _put_all(draft: Draft, job: Job, request: Publish, topic: Topic, start: int,
     if request.permits is not None:
         if one_by_one:
             # One that expires may put a dead letter under the key of a later record, whose rows are to be judged then.
-            _put_each(draft, job, request, topic, start, stop, part)
-            return
+            return _put_each(draft, job, request, topic, start, stop, part)
         one_by_one = _forbidden_records(draft, request.permits, job, request, start, stop)
     if len(one_by_one) * PLAIN_RECORDS_MIN > count:
-        _put_each(draft, job, request, topic, start, stop, part)
-        return
+        return _put_each(draft, job, request, topic, start, stop, part)
     at = 0
     for index in sorted(one_by_one):
         if at < index:
@@ -203,6 +202,7 @@ def _put_all(draft: Draft, job: Job, request: Publish, topic: Topic, start: int,
         at = index + 1
     if at < count:
         _put_plain(draft, job, request, topic, expire_times[at:], start + at, stop, part, extends=extends)
+    return stop
 
 
 def _forbidden_records(
@@ -357,9 +357,11 @@ def _extended(draft: Draft, store_keys: Sequence[bytes], expire_times: list[int]
     return extended
 
 
-def _put_each(draft: Draft, job: Job, request: Publish, topic: Topic, start: int, stop: int, part: Slice) -> None:
-    """Puts record by record: conditions, own lifetimes, kept stamps, deltas, results."""
+def _put_each(draft: Draft, job: Job, request: Publish, topic: Topic, start: int, stop: int, part: Slice) -> int:
+    """Puts record by record: conditions, own lifetimes, kept stamps, deltas, results. As `_put_all`."""
     for index in range(start, stop):
+        if draft.merge_room <= 0 and job.delta is not None and index > start:
+            return index
         key = job.keys[index]
         result: Result
         if isinstance(key, BadRecord):
@@ -373,6 +375,7 @@ def _put_each(draft: Draft, job: Job, request: Publish, topic: Topic, start: int
             )
             if not (part.runs and part.runs[-1].grow(run)):
                 part.runs.append(run)
+    return stop
 
 
 def _put_one(draft: Draft, topic: Topic, job: Job, request: Publish, index: int, key: bytes) -> Result:
@@ -393,7 +396,9 @@ def _put_one(draft: Draft, topic: Topic, job: Job, request: Publish, index: int,
     if hidden:
         return _forbidden(index)
     if delta is not None and head is not None:
-        merged = topic.format.merge(draft.body(store_key), payload, delta.unset)
+        present = draft.body(store_key)
+        draft.merge_room -= len(present)
+        merged = topic.format.merge(present, payload, delta.unset)
         if isinstance(merged, BadRecord):
             return Refusal(index, merged.reason, merged.message)
         if len(merged) > delta.payload_bytes_max:
@@ -407,8 +412,8 @@ def _put_one(draft: Draft, topic: Topic, job: Job, request: Publish, index: int,
     if permits is not None and not permits.has(key, payload):
         return _forbidden(index)
     if request.ttl_mode is not TtlMode.RESET and head is not None:
-        present = read_header(head).expire_time_micros
-        expire_time = present if request.ttl_mode is TtlMode.KEEP else max(present, expire_time)
+        kept = read_header(head).expire_time_micros
+        expire_time = kept if request.ttl_mode is TtlMode.KEEP else max(kept, expire_time)
     due = topic.acts and expire_time <= draft.now
     version, sequence = draft.put(
         topic,

@@ -1,14 +1,19 @@
-"""The write queue: requests and steps on their way to the writer, bounded in requests and bytes.
+"""The write queue: requests and steps on their way to the writer, handed out by caller, bounded in requests and bytes.
 
 [1]  An item that is queued is answered by the writer, once; one that cannot be queued raises StoreError at once.
 [2]  Nothing is queued after a failure or behind the stop, so the writer refuses the rest and misses none.
+[3]  Items of one caller keep their order. Between callers there is none: the next item is one of the caller that has
+     had least of the writer, in commits (rule N7). So a step that must follow another item waits for its answer, or is
+     queued for the same caller.
+[4]  A caller whose turn has come, and whose item does not fit into the commit that others have begun, begins the next.
+[5]  A caller holds at most as much of the queue as it leaves free: there is room for the next one, whatever the present
+     ones send. The server itself, which bounds its own work, may use the whole queue.
 """
 
 from __future__ import annotations
 
 import threading
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 from typing import Final, TypeAlias
 
@@ -16,67 +21,87 @@ from sow_server.engine.commit.requests import Job
 from sow_server.engine.commit.steps import Step
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import MICROS, NEVER
+from sow_server.engine.values.turns import CALLER, SERVER, Turns
 
 
 class WriteQueue:
-    """Owns the queue, its backlog and its bounds. `submit` from any thread; the backlog is the writer thread's."""
+    """Owns the queue, the turns and the bounds. `submit` from any thread; the turns are the writer thread's."""
 
     def __init__(self, *, requests_max: int, bytes_max: int) -> None:
         self._requests_max = requests_max
         self._bytes_max = bytes_max
-        self._queue: SimpleQueue[Item | None] = SimpleQueue()
+        self._arriving: SimpleQueue[Item | Stop | None] = SimpleQueue()
         self._admission = threading.Lock()
         self._requests = 0
         self._bytes = 0
-        self.backlog: Final[deque[Item]] = deque()
-        """Items that the writer has taken and not finished, in order."""
+        self._held: dict[str, _Held] = {}
+        """Of every caller with items, by name."""
+        self._turns: Turns[Item] = Turns()
+        """Items that the writer has taken in and not finished."""
+        self._begins: str | None = None
+        """By [4], the caller with the next turn."""
+        self._lately: dict[str, float] = {}
+        """The charges of callers since the last `take`. The turns forget them once nobody waits."""
+        self.stopped = False
+        """Whether the stop has been taken in: once nothing waits, the writer ends."""
         self.failure: StoreError | None = None
         """The reason why no more items are accepted."""
         self.stopping = False
 
-    def submit(self, item: Job | QueuedStep) -> None:
-        """Queues an item. Raises StoreError when the queue is full, or the store failed or is stopping."""
+    def submit(self, item: Item) -> None:
+        """Queues an item. Raises StoreError when there is no room, or the store failed or is stopping."""
         with self._admission:
             if self.failure is not None:
                 raise self.refusal()
             if self.stopping:
                 raise StoreError(Reason.STOPPING, "the server is stopping")
-            if (isinstance(item, Job) or item.size) and (
-                self._requests >= self._requests_max or (self._bytes and self._bytes + item.size > self._bytes_max)
-            ):
-                raise StoreError(
-                    Reason.OVERLOADED,
-                    f"the write queue is full ({self._requests} requests, {self._bytes} bytes)",
-                    retry_after_micros=100_000,
-                )
+            held = self._held.get(item.caller)
+            if isinstance(item, Job) or item.size:
+                self._check_room(held, item)
+            if held is None:
+                held = self._held[item.caller] = _Held()
+            held.requests += 1
+            held.bytes += item.size
             self._requests += 1
             self._bytes += item.size
-            self._queue.put(item)
+            self._arriving.put(item)
+
+    def _check_room(self, held: _Held | None, item: Item) -> None:
+        requests, size = self._requests + 1, self._bytes + item.size
+        if requests > self._requests_max or (self._bytes and size > self._bytes_max):
+            raise StoreError(
+                Reason.OVERLOADED,
+                f"the write queue is full ({self._requests} requests, {self._bytes} bytes)",
+                retry_after_micros=100_000,
+            )
+        if held is None or item.caller == SERVER:
+            return  # the first request of a caller, however large
+        if held.requests + requests >= self._requests_max or (
+            held.bytes and held.bytes + item.size + size > self._bytes_max
+        ):
+            raise StoreError(
+                Reason.OVERLOADED,
+                f"this caller's share of the write queue is full ({held.requests} requests, {held.bytes} bytes)",
+                retry_after_micros=100_000,
+            )
 
     @property
     def depth(self) -> tuple[int, int]:
         """(requests, bytes) that wait or are under way."""
         return self._requests, self._bytes
 
-    def take(self, wait_micros: int) -> bool:
-        """Moves the queued items to the backlog, after waiting for at most `wait_micros` for the first. False: the
-        backlog is empty."""
-        try:
-            item = self._queue.get(timeout=wait_micros / MICROS) if wait_micros else self._queue.get_nowait()
-            while True:
-                if item is not None:
-                    self.backlog.append(item)
-                item = self._queue.get_nowait()
-        except Empty:
-            return bool(self.backlog)
-
     def wake(self) -> None:
         """Ends a wait of `take`. From any thread."""
-        self._queue.put(None)
+        self._arriving.put(None)
 
-    def settle(self, item: Job | QueuedStep) -> None:
+    def settle(self, item: Item) -> None:
         """An item has its answer: it no longer counts."""
         with self._admission:
+            held = self._held[item.caller]
+            held.requests -= 1
+            held.bytes -= item.size
+            if not held.requests:
+                del self._held[item.caller]
             self._requests -= 1
             self._bytes -= item.size
 
@@ -86,7 +111,7 @@ class WriteQueue:
             if self.stopping:
                 return False
             self.stopping = True
-            self._queue.put(Stop())
+            self._arriving.put(Stop())
             return True
 
     def fail(self, error: StoreError) -> bool:
@@ -102,16 +127,103 @@ class WriteQueue:
         assert self.failure is not None, "asked only of a failed writer"
         return StoreError(self.failure.reason, self.failure.message)
 
+    # -- the writer's thread ----------------------------------------------------------------------------------------
+
+    def take(self, wait_micros: int) -> bool:
+        """Takes in the queued items, after waiting for at most `wait_micros` for the first. False: there is nothing to
+        do."""
+        arriving, turns, lately = self._arriving, self._turns, self._lately
+        forgotten = not turns.callers
+        try:
+            item = arriving.get(timeout=wait_micros / MICROS) if wait_micros else arriving.get_nowait()
+            while True:
+                if isinstance(item, Stop):
+                    self.stopped = True
+                elif item is not None:
+                    turns.put(item.caller, item)
+                item = arriving.get_nowait()
+        except Empty:
+            pass
+        if lately and turns.callers:
+            if forgotten:
+                for caller, commits in lately.items():
+                    turns.charge(caller, commits)
+            lately.clear()
+        return self.stopped or turns.callers > 0
+
+    def __len__(self) -> int:
+        """The number of items that have been taken in and wait."""
+        return len(self._turns)
+
+    def next(self) -> Item | None:
+        """The item whose turn it is; it goes on waiting. None: nothing waits."""
+        turns, begins = self._turns, self._begins
+        if not turns.callers:
+            return None
+        return turns.first(begins if begins is not None and turns.waits(begins) else turns.next_caller())
+
+    def remove(self, item: Item) -> None:
+        """Removes an item that is the next one of its caller, if it waits."""
+        turns, caller = self._turns, item.caller
+        if turns.waits(caller) and turns.first(caller) is item:
+            turns.take(caller)
+            if caller == self._begins:
+                self._begins = None
+
+    def put_back(self, jobs: Sequence[Job]) -> None:
+        """Jobs that were removed, in order, wait again, before the others of their callers. The last one may be waiting
+        already."""
+        for job in reversed(jobs):
+            self.remove(job)
+            self._turns.put_back(job.caller, job)
+
+    def put_last(self, item: Item) -> None:
+        """An item that was removed waits again, behind the others of its caller."""
+        self._turns.put(item.caller, item)
+
+    def taken(self, item: Item, commits: float) -> None:
+        """Removes the item whose turn it is; `commits`: what its caller has had, parts of a commit or several."""
+        self._turns.take(item.caller)
+        self._begins = None
+        self.charge(item.caller, commits)
+
+    def kept(self, item: Item, commits: float) -> None:
+        """As `taken`, but the item waits again, before the others of its caller: only a part of it was done."""
+        turns, caller = self._turns, item.caller
+        turns.put_back(caller, turns.take(caller))
+        self._begins = None
+        self.charge(caller, commits)
+
+    def charge(self, caller: str, commits: float) -> None:
+        """A caller has had so much of the writer. It counts against those who come during the present commit, too."""
+        if self._turns.callers:
+            self._turns.charge(caller, commits)
+        self._lately[caller] = self._lately.get(caller, 0.0) + commits
+
+    def begin_next_with(self, item: Item) -> None:
+        """The caller of an item that does not fit into this commit begins the next one [4]."""
+        self._begins = item.caller
+
+
+class _Held:
+    """The part of the queue that one caller holds."""
+
+    __slots__ = ("bytes", "requests")
+
+    def __init__(self) -> None:
+        self.requests = 0
+        self.bytes = 0
+
 
 class QueuedStep:
     """A step in the queue: staged on a separate draft, committed and synced before `done` is called.
 
     `sweep_first`: overdue records are expired before, in separate commits, between which other items get their turn. A
     step with a `size` counts for the bounds of the queue like a publish of so many bytes. Without `sync` it is as
-    durable as a BUFFERED publish.
+    durable as a BUFFERED publish. `caller`: for whom it is done; None: for the caller of the present task.
     """
 
-    __slots__ = ("begun_micros", "done", "size", "step", "sweep_first", "sync")
+    __slots__ = ("begun_micros", "caller", "done", "size", "step", "sweep_first", "sync")
 
     def __init__(
         self,
@@ -121,12 +233,14 @@ class QueuedStep:
         sweep_first: bool = False,
         size: int = 0,
         sync: bool = True,
+        caller: str | None = None,
     ) -> None:
         self.step = step
         self.done = done
         self.sweep_first = sweep_first
         self.size = size
         self.sync = sync
+        self.caller: Final = CALLER.get() if caller is None else caller
         self.begun_micros = NEVER
         """The time of its first turn."""
 
@@ -135,4 +249,4 @@ class Stop:
     """Ends the writer once everything queued before it is done."""
 
 
-Item: TypeAlias = Job | QueuedStep | Stop
+Item: TypeAlias = Job | QueuedStep

@@ -27,8 +27,10 @@ from sow_server.engine.values.model import (
     Refusal,
     Request,
     Restamp,
+    TopicSettings,
     Touch,
 )
+from sow_server.engine.values.turns import CALLER
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,45 +99,53 @@ class Job:
 
     __slots__ = (
         "all_have_keys",
+        "alone",
+        "answered",
+        "caller",
         "delta",
         "done",
         "keys",
         "outcome",
         "position",
+        "record_micros",
         "request",
+        "settings",
         "size",
         "store_keys",
         "topic",
+        "whole",
     )
 
     def __init__(self, request: Request, done: Done) -> None:
         self.request = request
         self.done = done
+        self.caller: Final = CALLER.get()
         self.topic: Topic | None = None
+        self.settings: TopicSettings | None = None
+        """Those of the topic when `prepare` ran: with others the keys may be others."""
         self.keys: KeyColumn = []
         self.store_keys: list[bytes] = []
         """topic ‖ record key, in the order of `keys`; empty for a record without a key."""
         self.all_have_keys = True
         self.delta: Delta | None = None
         self.position = 0
+        self.answered = False
+        self.record_micros = 0.0
+        """The estimated work on a record; 0: not estimated yet."""
+        self.alone = False
+        """Whether the job needs a separate commit: undoing an atomic request undoes the whole commit."""
+        self.whole = False
+        """Whether all its records are decided in one commit, although each stands alone."""
+        if isinstance(request, Publish):
+            self.alone = request.atomic and len(request.payloads) > 1
+        elif isinstance(request, Touch):
+            self.alone = request.atomic and len(request.keys) > 1
+            self.whole = request.below_micros is not None
         self.size = sum(map(len, request.payloads)) if isinstance(request, Publish) else 0
         """Bytes of payload, for the bounds on requests and on the queue."""
         self.outcome = Outcome(durability=request.durability)
         if not isinstance(request, Publish) or request.want_results:
             self.outcome.results = []
-
-    @property
-    def alone(self) -> bool:
-        """Whether the job needs a separate commit: undoing an atomic request undoes the whole commit."""
-        match self.request:
-            case Publish(atomic=True, payloads=records) | Touch(atomic=True, keys=records):
-                return len(records) > 1
-        return False
-
-    @property
-    def whole(self) -> bool:
-        """Whether all its records are decided in one commit, although each stands alone."""
-        return isinstance(self.request, Touch) and self.request.below_micros is not None
 
     @property
     def is_part(self) -> bool:
@@ -170,7 +180,7 @@ class Job:
 def prepare(job: Job, topic: Topic, limits: RequestLimits) -> None:
     """Checks a request against its topic and the limits, and derives its keys. Raises StoreError."""
     request = job.request
-    job.topic = topic
+    job.topic, job.settings, job.record_micros = topic, topic.settings, 0.0
     if topic.id == UNDELIVERED_ID and not isinstance(request, Delete):
         check_name(topic.name)
     match request:

@@ -29,15 +29,16 @@ from sow_server.engine.commit.dead_letters import Fate
 from sow_server.engine.commit.draft import Draft, RemovalHook
 from sow_server.engine.commit.expiry import Sweep
 from sow_server.engine.commit.failures import as_store_error, broken_stream
-from sow_server.engine.commit.mutations import fetch_heads, fetch_values, merged_fits, stage_aborted, stage_job
+from sow_server.engine.commit.mutations import fetch_heads, fetch_values, stage_aborted, stage_job
 from sow_server.engine.commit.observers import Committed, Follow, Observer
 from sow_server.engine.commit.options import WriterOptions
 from sow_server.engine.commit.pace import CallsUnderWay, SweepPace
 from sow_server.engine.commit.publishers import PublisherCache
-from sow_server.engine.commit.queue import Item, QueuedStep, Stop, WriteQueue
+from sow_server.engine.commit.queue import QueuedStep, WriteQueue
 from sow_server.engine.commit.reclaim import Removals
 from sow_server.engine.commit.requests import AtomicAborted, Job, Slice, prepare
 from sow_server.engine.commit.steps import Step, TopicStep
+from sow_server.engine.commit.work import Room, atomic_too_large, merge_room
 from sow_server.engine.disk.heads import HeadCache
 from sow_server.engine.disk.layout import (
     BOUNDS_KEY,
@@ -52,7 +53,7 @@ from sow_server.engine.disk.layout import (
 from sow_server.engine.disk.rocks import META, Batch, Rocks, RocksError, Stalled
 from sow_server.engine.values.clock import GuardedClock
 from sow_server.engine.values.errors import Reason, StoreError
-from sow_server.engine.values.model import MICROS, NEVER, Delete, Durability, Outcome, Publish
+from sow_server.engine.values.model import MICROS, NEVER, Durability, Outcome, Publish
 
 log = structlog.get_logger(__name__)
 
@@ -103,6 +104,8 @@ class Writer:
         self._pace: Final = SweepPace(options, self.calls)
         self.busy: Final[Callable[[], bool]] = lambda: self._pace.busy(clock.now_micros())
         """Whether somebody has published a short time ago. From any thread."""
+        self._one_each = 0
+        """So many commits take one job each: staging some together has failed, and the one at fault is among them."""
         self._answers: list[Callable[[], None]] = []
         self._followers: list[Follow] = []
         self._to_follow: list[Committed] = []
@@ -164,7 +167,7 @@ class Writer:
         while self.queue.take(0):
             if not self._turn():
                 break
-            if not self.queue.backlog:
+            if not len(self.queue):
                 self._flush_answers()  # an answer may queue more
         self._flush_answers()
 
@@ -187,8 +190,7 @@ class Writer:
     def _run(self) -> None:
         try:
             while True:
-                self.queue.take(self._wait_micros())
-                if self.queue.backlog and not self._turn():
+                if self.queue.take(self._wait_micros()) and not self._turn():
                     break
                 answered = self._flush_answers()  # before the sweep: they have waited long enough
                 self._sweep_if_due(after_answers=answered)
@@ -203,7 +205,7 @@ class Writer:
 
     def _wait_micros(self) -> int:
         """How long the writer may sleep when nothing is queued."""
-        if self.queue.backlog:
+        if len(self.queue):
             return 0
         now = self._clock.now_micros()
         wait = MICROS
@@ -217,150 +219,161 @@ class Writer:
 
     def _turn(self) -> bool:
         """Does the next step, or commits the next jobs. False: stop."""
-        first = self.queue.backlog[0]
-        if isinstance(first, Stop):
-            self.queue.backlog.popleft()
-            return False
+        item = self.queue.next()
+        if item is None:
+            return not self.queue.stopped
         if self.queue.failure is not None:
             self._refuse_all()
-            return True
-        if isinstance(first, QueuedStep):
-            self.queue.backlog.popleft()
-            self._do_step(first)
-            return True
-        jobs = self._next_jobs()
-        if jobs:
-            self._commit_jobs(jobs)
+        elif isinstance(item, QueuedStep):
+            self._do_step(item)
+        else:
+            self._commit_next(item)
         return True
 
     # -- jobs -------------------------------------------------------------------------------------------------------
 
-    def _next_jobs(self) -> list[tuple[Job, int]]:
-        """The jobs of the next commit, in order, with how many records of each. Refused ones are answered here."""
+    def _commit_next(self, first: Job) -> None:
+        """Chooses the jobs of the next commit, by turns, with how many records of each, and commits them. Refused jobs
+        are answered here. `first`: the one whose turn it is."""
+        queue, records_max = self.queue, self._options.commit_records_max
+        room = Room(self._options)
         chosen: list[tuple[Job, int]] = []
-        room = self._options.commit_records_max
-        while self.queue.backlog and room > 0:
-            job = self.queue.backlog[0]
+        draft: Draft | None = None
+        job: Job | QueuedStep | None = first
+        while job is not None:
             if not isinstance(job, Job):
+                queue.begin_next_with(job)
                 break
-            if isinstance(job.request, Publish) and (channel := job.request.channel) is not None and channel.broken:
-                self.queue.backlog.popleft()
-                self._answer(job, broken_stream(job))
+            if chosen and (self._one_each or job.alone or first_publish.creates(self.create_topic, self._topics, job)):
+                queue.begin_next_with(job)  # whether its topic is created may depend on the outcome of the others
+                break
+            if not self._ready(job):
+                job = queue.next()
                 continue
-            if job.topic is None:
-                if chosen and first_publish.creation(self.create_topic, self._topics, job.request) is not None:
-                    break  # whether its topic is created may depend on their outcome
-                if not self._prepare(job):
-                    self.queue.backlog.popleft()
-                    continue
-            if job.alone:
-                if not chosen:
-                    chosen.append((job, job.left))
-                    self.queue.backlog.popleft()
+            if draft is None or not chosen:
+                draft = self._new_draft()  # only now: to make the first one ready may have taken a commit
+            left = job.left
+            if left > room.records and chosen and (job.whole or left <= records_max):
+                queue.begin_next_with(job)  # a request that fits into one commit is not split over two (rule D2)
                 break
-            if chosen and room < job.left and (job.whole or job.left <= self._options.commit_records_max):
-                break  # a request that fits into one commit is not split over two (rule D2)
-            count = job.left if job.whole else min(job.left, room)
-            if count < job.left and chosen and isinstance(job.request, Delete):
-                break  # up to the size of a commit a delete is atomic (rule D2), so it begins a new commit
-            chosen.append((job, count))
-            room -= count
-            if count < job.left:
-                break  # its rest stays at the head of the backlog, for the next commit
-            self.queue.backlog.popleft()
-        return chosen
+            try:
+                part = room.take(draft, job, first=not chosen)
+            except Exception as error:  # noqa: BLE001  # damage under one key, or a refusal ([5])
+                self._end(job, as_store_error(error))
+                job = queue.next()
+                continue
+            if part is None:
+                queue.begin_next_with(job)
+                break
+            chosen.append((job, part.records))
+            if part.records < left:
+                queue.kept(job, part.share)
+                break
+            queue.taken(job, part.share)
+            if job.alone:
+                break
+            job = queue.next() if room.left else None
+        if draft is not None and chosen:
+            self._commit_jobs(draft, chosen)
 
-    def _prepare(self, job: Job) -> bool:
-        """Finds the job's topic and derives its keys; a refused job is answered."""
-        request = job.request
+    def _ready(self, job: Job) -> bool:
+        """Finds the job's topic and derives its keys; a refused job is answered. Other items may have come between two
+        parts of a job: then its topic may have other settings, or be gone."""
+        request, topic = job.request, job.topic
+        if self._ends_broken(job):
+            return False
+        if topic is not None:
+            if self._topics.by_id.get(topic.id) is topic:
+                if job.settings is topic.settings:
+                    return True
+            elif job.position:
+                message = f"topic: {topic.name} was deleted meanwhile"
+                self._end(job, StoreError(Reason.TOPIC_NOT_FOUND, message, field="topic"))
+                return False
         try:
             creation = first_publish.creation(self.create_topic, self._topics, request)
             if creation is not None:
-                trial = self._new_draft()
-                refused = first_publish.refused(trial, job, creation, self._options.limits, self.publishers)
+                refused = first_publish.refused(self._new_draft, job, creation, self._options, self.publishers)
                 if refused is not None:
                     draft = self._new_draft()
                     draft.publishers.update(refused.publishers)
                     error = self._write(draft, sync=request.durability is not Durability.BUFFERED)
-                    if error is None:
-                        job.merge(refused.part)
-                    self._answer(job, error or job.outcome)
+                    self.queue.remove(job)
+                    self._answer(job, error or refused.outcome)
                     return False
                 created = self._run_step(creation)
                 if isinstance(created, StoreError):
                     raise created
             prepare(job, self._topics.find(request.topic), self._options.limits)
         except StoreError as error:
-            self._answer(job, error)
+            self._end(job, error)
             return False
         except Exception as error:  # [5]: a fault of ours fails its own request
             log.exception("request_failed", topic=request.topic)
-            self._answer(job, StoreError(Reason.INTERNAL, f"internal error: {type(error).__name__}"))
+            self._end(job, StoreError(Reason.INTERNAL, f"internal error: {type(error).__name__}"))
             return False
         return True
 
-    def _commit_jobs(self, chosen: list[tuple[Job, int]], *, whole: bool = False) -> None:
-        """Commits slices of jobs together; one that cannot be staged is committed or refused by itself. Unless `whole`,
-        a part may be put back for the next commit."""
+    def _commit_jobs(self, draft: Draft, chosen: list[tuple[Job, int]]) -> None:
+        """Commits slices of jobs together. One that is refused when it is staged is answered, and the others go on."""
         started = time.perf_counter()
-        draft = self._new_draft()
         draft.journal.atomic = chosen[0][0].alone
+        draft.merge_room = merge_room(self._options, alone=chosen[0][0].alone)
+        self._one_each = max(0, self._one_each - 1)
         parts: list[tuple[Job, Slice]] = []
+        rest: dict[str, list[Job]] = {}
+        """Of callers with a job that was cut short: its rest, and their jobs behind it."""
+        refused = False
         try:
             fetch_heads(draft, chosen)
-            if not whole:
-                chosen = self._fitting(draft, chosen)
             fetch_values(draft, chosen)
             for job, count in chosen:
-                parts.append((job, stage_job(draft, job, count, self.publishers)))
+                if rest and (behind := rest.get(job.caller)) is not None:
+                    behind.append(job)
+                    continue
+                if draft.merge_room <= 0 and job.delta is not None and parts:
+                    rest[job.caller] = [job]
+                    continue
+                if job.answered or (refused and self._ends_broken(job)):
+                    continue
+                begun = draft.next_sequence
+                try:
+                    part = stage_job(draft, job, count, self.publishers)
+                except StoreError as error:
+                    if draft.next_sequence != begun or job.alone:
+                        raise
+                    self._end(job, error)
+                    refused = True
+                    continue
+                if part.count < count:
+                    if job.alone:
+                        raise atomic_too_large(self._options)
+                    rest[job.caller] = [job]
+                parts.append((job, part))
             draft.end_request()
         except AtomicAborted as aborted:
             self._abort(chosen[0][0], aborted)
             return
-        except Exception as error:  # noqa: BLE001  # a refused job, damage under one key, or a fault of ours ([5])
-            if len(chosen) > 1:
-                # Nothing has been written. Staging the slices one by one finds the one at fault.
-                for job, count in chosen:
-                    if self.queue.failure is not None:
-                        self._end(job, self.queue.refusal())
-                    elif isinstance(job.request, Publish) and job.request.channel and job.request.channel.broken:
-                        self._end(job, broken_stream(job))
-                    else:
-                        self._commit_jobs([(job, count)], whole=True)
+        except Exception as error:  # noqa: BLE001  # damage under one key, or a fault of ours ([5])
+            if len(chosen) == 1:
+                self._end(chosen[0][0], as_store_error(error))
                 return
-            self._end(chosen[0][0], as_store_error(error))
+            # Nothing has been written. With a commit for each, the one at fault is found.
+            self._one_each = len(chosen)
+            self.queue.put_back([job for job, _ in chosen if not job.answered])
             return
-        self._finish_jobs(draft, parts, started)
+        for caller, jobs in rest.items():
+            self.queue.put_back(jobs)
+            self.queue.charge(caller, 1.0)
+        if parts:
+            self._finish_jobs(draft, parts, started)
 
-    def _fitting(self, draft: Draft, chosen: list[tuple[Job, int]]) -> list[tuple[Job, int]]:
-        """As many of the jobs, in order, as merge into records of at most `commit_merged_bytes_max` together; the rest
-        goes back to the backlog. A delta of some bytes writes the whole record that it is merged into."""
-        if all(job.delta is None for job, _ in chosen):
-            return chosen
-        limit = room = self._options.commit_merged_bytes_max
-        taken: list[tuple[Job, int]] = []
-        for at, (job, count) in enumerate(chosen):
-            fits = count
-            if job.delta is not None and count:
-                fits, size = merged_fits(draft, job, count, room)
-                room -= size
-            if fits < count and job.alone:
-                raise StoreError(
-                    Reason.ATOMIC_TOO_LARGE,
-                    f"payload: this atomic request is merged into records of more bytes than the limit of {limit}",
-                    field="payload",
-                )
-            if fits == 0 and count and not taken:
-                fits = 1  # one record by itself, however large
-            if fits or not count:
-                taken.append((job, fits))
-            if fits < count:
-                # The last one may still be in the backlog, because only a part of it was chosen.
-                for other, _ in reversed(chosen[at:]):
-                    if not (self.queue.backlog and self.queue.backlog[0] is other):
-                        self.queue.backlog.appendleft(other)
-                break
-        return taken
+    def _ends_broken(self, job: Job) -> bool:
+        """Answers a job whose stream has had a refusal; False: there was none."""
+        if isinstance(job.request, Publish) and (channel := job.request.channel) is not None and channel.broken:
+            self._end(job, broken_stream(job))
+            return True
+        return False
 
     def _finish_jobs(self, draft: Draft, parts: list[tuple[Job, Slice]], started: float) -> None:
         fsync = any(job.request.durability is not Durability.BUFFERED for job, _ in parts)
@@ -392,8 +405,7 @@ class Writer:
 
     def _end(self, job: Job, error: StoreError) -> None:
         """Refuses the rest of a job. Its committed slices stay, and the answer has their number of records."""
-        if self.queue.backlog and self.queue.backlog[0] is job:
-            self.queue.backlog.popleft()
+        self.queue.remove(job)
         self._answer(
             job,
             StoreError(
@@ -409,10 +421,16 @@ class Writer:
     # -- steps and the sweep ----------------------------------------------------------------------------------------
 
     def _do_step(self, queued: QueuedStep) -> None:
+        self.queue.remove(queued)
         if queued.sweep_first and not self._swept_for(queued):
-            self.queue.backlog.append(queued)
+            self.queue.put_last(queued)
+            self.queue.charge(queued.caller, 1.0)
             return
+        begun = time.perf_counter()
         result = self._run_step(queued.step, sync=queued.sync)
+        # It has had a whole commit, or more if it took longer.
+        micros = (time.perf_counter() - begun) * MICROS
+        self.queue.charge(queued.caller, max(1.0, micros / self._options.commit_work_micros))
         self.queue.settle(queued)
         self._answers.append(lambda: queued.done(result))
 
@@ -634,24 +652,20 @@ class Writer:
             if self.queue.failure is not None
             else StoreError(Reason.STOPPING, "the server is stopping")
         )
-        kept: list[Item] = []
-        while self.queue.backlog:
-            item = self.queue.backlog.popleft()
-            match item:
-                case Job():
-                    self._end(item, error)
-                case QueuedStep():
-                    self.queue.settle(item)
-                    self._answers.append(partial(item.done, error))
-                case Stop():
-                    kept.append(item)
-        self.queue.backlog.extend(kept)
+        while (item := self.queue.next()) is not None:
+            if isinstance(item, Job):
+                self._end(item, error)
+            else:
+                self.queue.remove(item)
+                self.queue.settle(item)
+                self._answers.append(partial(item.done, error))
 
     def _answer(self, job: Job, answer: Outcome | StoreError) -> None:
         request = job.request
         if isinstance(answer, StoreError) and isinstance(request, Publish) and request.channel is not None:
             # Passing or not, records after a refused request must not overtake it (rules P6, P7).
             request.channel.broken = True
+        job.answered = True
         self.queue.settle(job)
         self._answers.append(lambda: job.done(answer))
 

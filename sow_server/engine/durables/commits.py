@@ -16,6 +16,7 @@ from sow_server.engine.journal.reading import ChunkHeads
 from sow_server.engine.values.clock import GuardedClock
 from sow_server.engine.values.errors import StoreError
 from sow_server.engine.values.model import TopicStatistics
+from sow_server.engine.values.turns import SERVER
 
 T = TypeVar("T")
 
@@ -33,7 +34,8 @@ class DurableCommits:
     def change(self, change: Callable[[DurableEditor], T], done: Callable[[T | StoreError], None]) -> None:
         """Changes durables in one commit; `done` hears the result of `change`, or the StoreError that it raised. Raises
         StoreError at once when nothing can be queued."""
-        self._commits.run(ChangeDurables(self._durables, self._topics, change), done)
+        # In the order in which they are asked for, whoever asks: a detachment comes before the next attachment.
+        self._commits.run(ChangeDurables(self._durables, self._topics, change), done, caller=SERVER)
 
     def forget_removed(self) -> None:
         """Forgets the names of durables that were removed long ago."""

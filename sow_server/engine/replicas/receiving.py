@@ -32,7 +32,7 @@ from sow_server.engine.disk.rocks import META, RECORDS, Rocks
 from sow_server.engine.replicas.dropped import DroppedFiles
 from sow_server.engine.replicas.merging import Dead, Merge, Tally, decoded, earlier_numbers
 from sow_server.engine.replicas.model import ReplicaDone, ReplicaOptions, SeedState
-from sow_server.engine.replicas.sources import Sources
+from sow_server.engine.replicas.sources import Sources, caller_of
 from sow_server.engine.replicas.tombstones import Tombstones
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import MICROS
@@ -89,7 +89,8 @@ class PeerChanges:
         """Applies changes of a source, moves its cursor, and remembers their publishers. Raises StoreError
         BATCH_DAMAGED at once. `done` gets CLOCK_SKEW and every other refusal; then nothing is applied."""
         changes_of = [(topic, decoded(topic, chunk)) for topic, chunk in chunks]
-        self._commits.run(ApplyChanges(self, name, after, upto, changes_of, origins, publishers), done)
+        step = ApplyChanges(self, name, after, upto, changes_of, origins, publishers)
+        self._commits.run(step, done, caller=caller_of(name))
 
     def merge(
         self,
@@ -115,11 +116,11 @@ class PeerChanges:
                 self._syncs.await_sync(lambda error: done(error or result))
                 return
             try:
-                self._commits.run(one_round, merged, sync=False)  # another round of dropping
+                self._commits.run(one_round, merged, sync=False, caller=caller_of(name))  # another round of dropping
             except StoreError as error:  # the store is stopping, or has failed
                 done(error)
 
-        self._commits.run(one_round, merged, sync=False)
+        self._commits.run(one_round, merged, sync=False, caller=caller_of(name))
 
     def merge_rows(self, topic: Topic, chunk: bytes, origins: Sequence[str], done: ReplicaDone, *, source: str) -> None:
         """Merges rows by version, for a repair with a peer; they go on to every peer.
@@ -127,7 +128,8 @@ class PeerChanges:
         A row that is missing here, and not above the purge mark, is left out: it may have been deleted (rule R4). If
         this instance has lost it instead, the row stays alive at the peer. Raises StoreError BATCH_DAMAGED at once.
         """
-        self._commits.run(MergeRows(self, topic, decoded(topic.name, chunk), origins, source), done)
+        step = MergeRows(self, topic, decoded(topic.name, chunk), origins, source)
+        self._commits.run(step, done, caller=caller_of(source))
 
     # -- for the steps: the writer's thread -------------------------------------------------------------------------
 

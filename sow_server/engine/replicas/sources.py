@@ -190,11 +190,11 @@ class Sources:
         """Starts anew with a source: its changes continue after `cursor`, and its topics have to be seeded."""
         # The number is given when the step is staged.
         source = Source(identity, 0, topics, filter_text, cursor, missing_is_deleted=missing_is_deleted)
-        self._commits.run(BeginSource(self, source), done)
+        self._commits.run(BeginSource(self, source), done, caller=caller_of(identity.name))
 
     def wait_for(self, name: str, sequence: int, done: ReplicaDone) -> None:
         """Refuses the changes of a source until it has acknowledged a sequence of ours (replicas [4])."""
-        self._commits.run(WaitForSource(self, name, sequence), done)
+        self._commits.run(WaitForSource(self, name, sequence), done, caller=caller_of(name))
 
     def begun(self, name: str) -> None:
         """After the commit in which a source has begun: other topics may be shared from now on."""
@@ -338,6 +338,11 @@ class WaitForSource:
     def committed(self) -> MergeCounts:
         """Has no effects."""
         return MergeCounts()
+
+
+def caller_of(source: str) -> str:
+    """For whom the changes of a source are written (rule N7): whichever task hands them over, they keep their order."""
+    return f"peer {source}"
 
 
 def _shown(value: object) -> str:

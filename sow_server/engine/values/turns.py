@@ -16,9 +16,12 @@ T = TypeVar("T")
 
 IDLE_MAX: Final = 1000
 
-CALLER: Final[ContextVar[str]] = ContextVar("sow_caller", default="")
-"""The caller for whom the current task works: the name of its identity, its host where it proves none, "" for the
-server itself. The guard sets it when it admits a call; whoever hands work to a shared thread or queue reads it."""
+SERVER: Final = ""
+"""The server itself, and work that is done for several callers at once."""
+
+CALLER: Final[ContextVar[str]] = ContextVar("sow_caller", default=SERVER)
+"""The caller for whom the current task works: the name of its identity, its host where it proves none, or SERVER. The
+guard sets it when it admits a call; whoever hands work to a shared thread or queue reads it."""
 
 
 class Turns(Generic[T]):
@@ -56,6 +59,10 @@ class Turns(Generic[T]):
         if len(self._waiting) == 1:
             return next(iter(self._waiting))
         return min(self._waiting, key=self._had.__getitem__)
+
+    def waits(self, caller: str) -> bool:
+        """Whether a caller waits."""
+        return caller in self._waiting
 
     def first(self, caller: str) -> T:
         """The next item of a caller that waits; it goes on waiting."""

@@ -1,0 +1,188 @@
+"""The work of requests, estimated before they are staged: it bounds a commit, and callers are charged for it (N7).
+
+[1]  A commit takes as much work as `WriterOptions.commit_work_micros`, and at least one record of each request in it.
+     Others wait for no more than that, so the estimates matter to a factor of two or so, not more.
+[2]  Work on stored records is known only once their heads are: a delta of some bytes writes the whole record.
+[3]  Memory is bounded by the bytes of stored records: heads are looked up in pieces, and values are read for those
+     records alone that fit.
+"""
+
+from __future__ import annotations
+
+import sys
+from math import inf
+from typing import Final, NamedTuple
+
+from sow_server.engine.commit.draft import Draft
+from sow_server.engine.commit.options import WriterOptions
+from sow_server.engine.commit.requests import Job
+from sow_server.engine.disk.layout import payload_bytes_total, read_header
+from sow_server.engine.values.errors import Reason, StoreError
+from sow_server.engine.values.model import Delete, Publish, TtlMode
+
+REQUEST: Final = 10.0
+"""Microseconds for a request, whatever it has; and so are all figures of work."""
+PLAIN_RECORD: Final = 3.0
+"""For a record that is put column by column."""
+SINGLE_RECORD: Final = 12.0
+"""For a record that is decided one by one."""
+BYTE: Final = 0.002
+"""For a byte that is read, or checked, journaled and stored: 2 ms for 1 MiB."""
+INDEX_BYTE: Final = 0.008
+"""For a byte of a document that is decoded for its entries in indexes, before and after a change."""
+MERGE_BYTE: Final = 0.02
+"""For a byte of a stored record that a delta is merged into: 20 ms for 1 MiB."""
+UNSET_PATH: Final = 0.5
+"""For a path to unset, in each record."""
+HEADS_FIRST: Final = 64
+"""Heads in the first look-up for a request; each later one has four times as many. A head that is not in the cache
+costs the memory of its whole record."""
+
+
+class Part(NamedTuple):
+    """The part of a request that fits into a commit."""
+
+    records: int
+    share: float
+    """Of the commit; callers are charged for it."""
+
+
+class Room:
+    """What is left of one commit: records, work, and bytes of the stored records that it changes."""
+
+    __slots__ = ("_bytes", "_micros", "_options", "left", "records")
+
+    def __init__(self, options: WriterOptions) -> None:
+        self._options = options
+        self.records = options.commit_records_max
+        self._micros = options.commit_work_micros
+        self._bytes = options.commit_merged_bytes_max
+        self.left = True
+        """Whether there is room for another job."""
+
+    def take(self, draft: Draft, job: Job, *, first: bool) -> Part | None:
+        """Takes as much of a job as fits; None: it has to begin the next commit, as it is not the `first`. Raises
+        StoreError ATOMIC_TOO_LARGE, and the errors of a look-up."""
+        left, stored = job.left, 0
+        if touches_stored(job):
+            records, micros, stored = self._stored_part(draft, job, least=first)
+        else:
+            each = job.record_micros or _each(job)
+            records, micros = left, REQUEST + left * each
+            if not job.alone and (left > self.records or micros > self._micros):
+                records = min(left, self.records, max(first, int((self._micros - REQUEST) / each)))
+                micros = REQUEST + records * each
+        if records < left and not (first or (records and self._is_divided(job))):
+            return None
+        self.records -= records
+        self._micros -= micros
+        self._bytes -= stored
+        self.left = self.records > 0 and self._micros > 0 and self._bytes > 0
+        options = self._options
+        if job.alone:
+            return Part(records, max(1.0, micros / options.commit_work_micros))
+        share = micros / options.commit_work_micros
+        if records > 1:
+            share = max(share, records / options.commit_records_max, stored / options.commit_merged_bytes_max)
+        return Part(records, share)
+
+    def _stored_part(self, draft: Draft, job: Job, *, least: int) -> tuple[int, float, int]:
+        if job.whole:
+            return _fitting(draft, job, job.left, inf, sys.maxsize, least=1)
+        # A delete, too, is atomic up to the size of a commit (rule D2): only its bytes bound it.
+        undivided = job.alone or (least and isinstance(job.request, Delete))
+        count = job.left if job.alone else min(job.left, self.records)
+        part = _fitting(draft, job, count, inf if undivided else self._micros, self._bytes, least=least)
+        if job.alone and part[0] < job.left:
+            raise atomic_too_large(self._options)
+        return part
+
+    def _is_divided(self, job: Job) -> bool:
+        """Whether a job fills up a commit that others have begun. One that fits into a commit of its own is not split
+        over two."""
+        if job.whole or isinstance(job.request, Delete):
+            return False
+        options = self._options
+        return (
+            touches_stored(job)
+            or job.left > options.commit_records_max
+            or REQUEST + job.left * _each(job) > options.commit_work_micros
+        )
+
+
+def atomic_too_large(options: WriterOptions) -> StoreError:
+    """The answer to an atomic request that would write too much."""
+    return StoreError(
+        Reason.ATOMIC_TOO_LARGE,
+        "payload: this atomic request is merged into records of more bytes than the limit of "
+        f"{options.commit_merged_bytes_max}",
+        field="payload",
+    )
+
+
+def merge_room(options: WriterOptions, *, alone: bool) -> int:
+    """Bytes of merged records after which a commit takes no more of a request. As deltas of one request may meet the
+    same record, which grows, the estimate alone would not bound them."""
+    most = options.commit_merged_bytes_max
+    return most if alone else min(most, int(options.commit_work_micros / MERGE_BYTE))
+
+
+def touches_stored(job: Job) -> bool:
+    """Whether the work on a request depends on records that are stored, as of [2]."""
+    request, topic = job.request, job.topic
+    if not isinstance(request, Publish):
+        return True
+    assert topic is not None, "the job has been prepared"
+    if job.delta is not None or topic.wants_previous or topic.indexes.all:
+        return True
+    return request.permits is not None and request.permits.reads_payloads
+
+
+def _fitting(
+    draft: Draft, job: Job, count: int, room_micros: float, room_bytes: int, *, least: int
+) -> tuple[int, float, int]:
+    """How many of the next `count` records fit, at least `least`; the work on them, and the bytes of the stored ones
+    that they change. The heads of these have been looked up then."""
+    each, per_byte = _each(job), MERGE_BYTE if job.delta is not None else _per_byte(job)
+    used, used_bytes, fits, step = REQUEST, 0, 0, HEADS_FIRST
+    store_keys = job.store_keys[job.position : job.position + count]
+    while fits < count:
+        piece = store_keys[fits : fits + step]
+        draft.fetch_heads([key for key in piece if key and key not in draft.heads])
+        heads = [draft.heads[key] if key else None for key in piece]
+        size = payload_bytes_total([head for head in heads if head is not None])
+        work = len(piece) * each + size * per_byte
+        if used_bytes + size > room_bytes or used + work > room_micros:
+            for head in heads:
+                size = 0 if head is None else read_header(head).payload_bytes
+                work = each + size * per_byte
+                if fits >= least and (used_bytes + size > room_bytes or used + work > room_micros):
+                    return fits, used, used_bytes
+                used, used_bytes, fits = used + work, used_bytes + size, fits + 1
+        else:
+            used, used_bytes, fits = used + work, used_bytes + size, fits + len(piece)
+        step *= 4
+    return fits, used, used_bytes
+
+
+def _each(job: Job) -> float:
+    """The work on a record, without the stored one."""
+    request = job.request
+    if isinstance(request, Publish):
+        single = request.want_results or request.atomic or request.ttl_mode is TtlMode.KEEP
+        if single or job.delta is not None or request.conditions is not None or request.permits is not None:
+            each = SINGLE_RECORD
+        else:
+            each = PLAIN_RECORD
+        if job.delta is not None:
+            each += UNSET_PATH * len(request.unset_paths)
+        each += _per_byte(job) * job.size / max(1, len(job.keys))
+    else:
+        each = PLAIN_RECORD if isinstance(request, Delete) else SINGLE_RECORD
+    job.record_micros = each
+    return each
+
+
+def _per_byte(job: Job) -> float:
+    assert job.topic is not None, "the job has been prepared"
+    return INDEX_BYTE if job.topic.indexes.all else BYTE
