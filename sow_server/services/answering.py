@@ -3,6 +3,8 @@ process.
 
     [1]  A piece of work is done ahead: while the records of one piece are sent, the next one is read.
     [2]  A piece that is under way is never given up: its thread uses a cursor. The scan is closed after it.
+    [3]  An answer whose client does not read holds some 4 MiB: the message that is being sent, the one that was made
+         ahead, and the records of its piece that did not fit into it, each of a megabyte or of one record (rule N5).
 """
 
 from __future__ import annotations
