@@ -24,8 +24,8 @@ SHORT_RECORDS: Final = 3000
 """A query that reads at most about so many stored records is short. A reader process first has to catch up with the
 database, which takes as long as reading a few thousand records."""
 SHORT_BYTES: Final = 2**20
-"""So many bytes of messages are kept until it is known whether the query is short. With more, it is not: records may have
-a megabyte each."""
+"""A query with so many bytes of messages is not short either: until it is known whether it is, they are kept, and a
+record may have a megabyte."""
 
 
 class LongAnswer(Protocol):
@@ -87,6 +87,7 @@ class Queries:
                         yield message
                 return
         begun.clear()  # a client may take its time, and each piece is up to a megabyte
+        del scan, own, message
         try:
             yield self._header(long.sequence, long.now_micros)
             async with aclosing(long.messages()) as messages:

@@ -476,7 +476,7 @@ def test_an_export_is_read_by_its_process_and_ends_with_it(world: World) -> None
         part = ReadPart(1, b"k", frozenset({1}), 100, lines=True)
         reading = export.read(part)
         message = await script.hear(Kind.READ)
-        assert pickle.loads(message.content) == OpenPart(1, part)
+        assert pickle.loads(message.content) == OpenPart("", 1, part)
         for content, expected in ((encode_part(5, b"five"), (5, b"five")), (encode_part(0, b"footer"), None)):
             following = asyncio.ensure_future(reading.next())
             await script.hear(Kind.NEXT)

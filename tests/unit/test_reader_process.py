@@ -57,10 +57,10 @@ class Server:
             await self.serving
         self.process._follower.close()
 
-    def query(self) -> bytes:
+    def query(self, caller: str = "") -> bytes:
         topic = self.rig.topic("t")
         request = sow_pb2.QueryRequest(topic="t", keys_only=True).SerializeToString()
-        return pickle.dumps(OpenQuery(request, TopicImage.of(topic), topic.statistics.records, UNRESTRICTED))
+        return pickle.dumps(OpenQuery(caller, request, TopicImage.of(topic), topic.statistics.records, UNRESTRICTED))
 
     def say(self, kind: Kind, run: int = 0, content: bytes = b"") -> None:
         send(self._writer, kind, run, content)
@@ -144,7 +144,7 @@ def test_the_cut_of_an_export_is_told_before_its_parts_are_found(
 
     async def play() -> None:
         topic = server.rig.topic("t")
-        asked = OpenExport("", 1, "desk", TopicImage.of(topic), topic.statistics.records, UNRESTRICTED)
+        asked = OpenExport("desk", "", 1, "desk", TopicImage.of(topic), topic.statistics.records, UNRESTRICTED)
         server.say(Kind.EXPORT, 1, pickle.dumps(asked))
         await server.beat()
         await server.hear(Kind.OPENED)
