@@ -223,6 +223,10 @@ class Scan:
         read = 0 if self._rows is None else self._rows.entries
         return self._way._replace(index_entries=self._way.index_entries + read)
 
+    def give_up(self) -> None:
+        """Nobody waits for the answer any more: a step that has not begun does nothing. From any thread."""
+        self._ended = True
+
     def close(self) -> None:
         """Releases the cut and the sorted records."""
         self.cut.close()

@@ -561,6 +561,7 @@ class SowService:
             progress.done = True
             yield progress
         finally:
+            scan.give_up()
             close_after(scan, reading)
 
 

@@ -81,7 +81,7 @@ def four() -> Iterator[Rig]:
 
 
 def test_the_work_of_a_caller_comes_between_that_of_one_with_much(one: Rig) -> None:
-    """[1]: each caller's work in its order."""
+    """fair_readers [1]: each caller's work in its order."""
     held = one.give("much", "m0", seconds=1.0)
     one.started()
     waiting = [one.give("much", f"m{number}", seconds=1.0) for number in range(1, 4)]
@@ -91,7 +91,7 @@ def test_the_work_of_a_caller_comes_between_that_of_one_with_much(one: Rig) -> N
 
 
 def test_a_turn_counts_by_the_time_that_it_took(one: Rig) -> None:
-    """[1]: not by the number of pieces."""
+    """fair_readers [1]: not by the number of pieces."""
     held = one.give("long", "held")
     one.started()
     waiting = [one.give("long", f"long{number}", seconds=3.0) for number in range(2)]
@@ -101,7 +101,7 @@ def test_a_turn_counts_by_the_time_that_it_took(one: Rig) -> None:
 
 
 def test_one_caller_leaves_threads_to_the_others(four: Rig) -> None:
-    """[2]"""
+    """fair_readers [2]"""
     much = [four.give("much", f"m{number}") for number in range(10)]
     four.started(2)
     other = four.give("other", "other")
@@ -113,7 +113,7 @@ def test_one_caller_leaves_threads_to_the_others(four: Rig) -> None:
 
 
 def test_work_that_waits_for_its_callers_threads_begins_once_one_is_free(four: Rig) -> None:
-    """[2]"""
+    """fair_readers [2]"""
     much = [four.give("much", f"m{number}") for number in range(3)]
     four.started(2)
     four.served(much[:1])
@@ -123,7 +123,7 @@ def test_work_that_waits_for_its_callers_threads_begins_once_one_is_free(four: R
 
 
 def test_the_work_of_the_server_comes_first_and_has_all_threads(four: Rig) -> None:
-    """[3]"""
+    """fair_readers [3]"""
     much = [four.give("much", f"m{number}", seconds=1.0) for number in range(3)]
     four.started(2)
     own = [four.give(SERVER, f"s{number}", seconds=1000.0) for number in range(4)]
@@ -136,7 +136,7 @@ def test_the_work_of_the_server_comes_first_and_has_all_threads(four: Rig) -> No
 
 
 def test_work_that_is_cancelled_while_it_waits_is_dropped(one: Rig) -> None:
-    """[4]"""
+    """fair_readers [4]"""
     held = one.give("much", "held")
     one.started()
     waiting = [one.give("much", f"m{number}") for number in range(100)]
@@ -150,7 +150,7 @@ def test_work_that_is_cancelled_while_it_waits_is_dropped(one: Rig) -> None:
 
 
 def test_work_that_is_under_way_is_not_cancelled(one: Rig) -> None:
-    """[4]: it may use a cursor."""
+    """fair_readers [4]: it may use a cursor."""
     future, go_on = one.give("a", "a")
     one.started()
     assert not future.cancel()
@@ -174,7 +174,7 @@ def test_an_error_is_told_and_costs_no_thread(one: Rig) -> None:
 
 
 def test_a_caller_that_has_gone_takes_its_waiting_work_along(one: Rig) -> None:
-    """[4]: a cancelled task cancels what it waits for."""
+    """fair_readers [4]: a cancelled task cancels what it waits for."""
     held = one.give("much", "held")
     one.started()
     ran = threading.Event()

@@ -114,7 +114,7 @@ def test_a_few_small_records_are_answered_on_the_loop(rig: Rig, work: Work) -> N
 
 @pytest.mark.parametrize("where", ["loop", "thread"])
 def test_equal_keys_are_read_and_projected_once(rig: Rig, work: Work, where: str) -> None:
-    """[2]. Story: 256 equal keys with 1,000 paths occupied the loop for 0.65 s a call."""
+    """getting [2]. Story: 256 equal keys with 1,000 paths occupied the loop for 0.65 s a call."""
     put(rig, 100, 100)
     made = begun(rig, ["1", "0", *["1"] * 30, "none", "none"], include=["/n"])
     if where == "loop":
@@ -131,7 +131,7 @@ def test_equal_keys_are_read_and_projected_once(rig: Rig, work: Work, where: str
 
 
 def test_the_loop_projects_no_large_record(rig: Rig, work: Work) -> None:
-    """[1]. Story: a record of 1 MB in a topic of small ones was projected on the loop."""
+    """getting [1]. Story: a record of 1 MB in a topic of small ones was projected on the loop."""
     keys = put(rig, *[10] * 200, getting.HERE_BYTES // getting.DECODED, 10)
     made = begun(rig, ["0", keys[-2], keys[-1]], include=["/n"])
     assert not made.here()
@@ -142,7 +142,7 @@ def test_the_loop_projects_no_large_record(rig: Rig, work: Work) -> None:
 
 
 def test_whole_records_may_have_more_bytes_on_the_loop(rig: Rig) -> None:
-    """[1]: a byte that is copied costs less than one that is decoded."""
+    """getting [1]: a byte that is copied costs less than one that is decoded."""
     (key,) = put(rig, getting.HERE_BYTES // getting.DECODED)
     assert begun(rig, [key]).here()
     assert not begun(rig, [key], include=["/n"]).here()
@@ -169,7 +169,7 @@ def test_many_large_records_are_not_even_read_on_the_loop(rig: Rig, work: Work) 
 
 
 def test_a_piece_ends_in_time_and_the_next_one_goes_on(rig: Rig, work: Work) -> None:
-    """[3]"""
+    """getting [3]"""
     keys = put(rig, *[getting.GROUP_BYTES] * 6)
     ticks = itertools.count()
     made = begun(rig, [*keys, keys[0]], include=["/n"], clock=lambda: next(ticks) * getting.PIECE_SECONDS)
@@ -257,7 +257,7 @@ def endless(rig: Rig) -> Getting:
 
 
 def test_a_caller_that_has_gone_has_no_more_pieces(rig: Rig) -> None:
-    """[3]"""
+    """getting [3]"""
     put(rig, *[getting.GROUP_BYTES] * 20)
 
     async def scenario() -> None:
@@ -280,7 +280,7 @@ def test_a_caller_that_has_gone_has_no_more_pieces(rig: Rig) -> None:
 
 
 def test_of_one_caller_few_long_gets_hold_records(rig: Rig) -> None:
-    """[4]: another caller does not wait for them."""
+    """getting [4]: another caller does not wait for them."""
     put(rig, *[getting.GROUP_BYTES] * 20)
 
     async def scenario() -> None:

@@ -23,7 +23,7 @@ class Rig:
 
 
 def test_a_caller_with_many_waiters_gives_the_others_their_turns() -> None:
-    """[1]"""
+    """turn_lock [1]"""
 
     async def scenario() -> None:
         rig = Rig()
@@ -38,7 +38,7 @@ def test_a_caller_with_many_waiters_gives_the_others_their_turns() -> None:
 
 
 def test_a_waiter_that_is_cancelled_has_no_turn() -> None:
-    """[2]: neither while it waits, nor at the moment of its turn."""
+    """turn_lock [2]: neither while it waits, nor at the moment of its turn."""
 
     async def scenario() -> None:
         rig = Rig()
