@@ -25,6 +25,7 @@ from sow_server.engine.values import lifetimes
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import PermittedRows
 from sow_server.engine.values.turns import CALLER
+from sow_server.filters.restriction import UNRESTRICTED
 from sow_server.query.filtering import permitted
 from sow_server.query.projection import projection
 from sow_server.query.scan import point_keys
@@ -33,12 +34,13 @@ from sow_server.services.reading import StoreReading
 
 GET_BYTES_MAX: Final = 16 * 2**20
 """Payloads and keys of one answer: together with the other fields they stay below the largest gRPC message."""
-HERE_KEYS: Final = 64
+HERE_KEYS: Final = 256
+HERE_KEYS_DECODED: Final = 64
 HERE_PATHS: Final = 16
-HERE_BYTES: Final = 64 * 2**10
-"""Keys, paths of a `select`, and bytes of records that a get on the event loop has at most: some hundred
-microseconds. A change of threads costs about fifty."""
-DECODED: Final = 4
+HERE_BYTES: Final = 256 * 2**10
+"""Keys, keys of records that are decoded, paths of a `select`, and bytes of records that a get on the event loop has at
+most: together less than a millisecond. A key costs 3 µs, and a change of threads fifty."""
+DECODED: Final = 16
 """A byte that is decoded counts as so many that are only copied."""
 READ_KEYS: Final = 32
 READ_BYTES: Final = 256 * 2**10
@@ -68,6 +70,8 @@ class Getting:
         self._request = request
         self._below_micros = below_micros
         self._clock = clock
+        self._paths = len(request.select.include) + len(request.select.exclude)
+        self._decodes = self._paths > 0 or self._restriction != UNRESTRICTED
         self._prepared = False
         self._keys: tuple[bytes, ...] = ()
         self._unread: deque[bytes] = deque()
@@ -111,7 +115,7 @@ class Getting:
         now, values = self._reading.cuts.each(self._topic, self._unread)
         self._response.as_of_micros = now
         room = HERE_BYTES
-        decoded = DECODED if self._projection is not None or self._rows is not None else 1
+        decoded = DECODED if self._decodes else 1
         found: list[tuple[bytes, bytes]] = []
         for value in values:
             key = self._unread.popleft()
@@ -145,9 +149,8 @@ class Getting:
         return self._response.SerializeToString()
 
     def _is_large(self) -> bool:
-        request = self._request
-        keys, paths = len(request.keys), len(request.select.include) + len(request.select.exclude)
-        if keys > HERE_KEYS or paths > HERE_PATHS:
+        keys = len(self._request.keys)
+        if keys > (HERE_KEYS_DECODED if self._decodes else HERE_KEYS) or self._paths > HERE_PATHS:
             return True
         return keys > 1 and keys * self._usual_bytes > HERE_BYTES
 

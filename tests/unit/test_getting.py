@@ -148,11 +148,13 @@ def test_whole_records_may_have_more_bytes_on_the_loop(rig: Rig) -> None:
     assert not begun(rig, [key], include=["/n"]).here()
     assert not begun(rig, [key], restriction=Restriction(hidden=(("n",),))).here()
     assert not begun(rig, [key], restriction=Restriction(rows=parse("/n = 0"))).here()
-    assert not begun(rig, [key] * 8).here(), "copies count"
+    assert not begun(rig, [key] * 16).here(), "copies count"
 
 
 @pytest.mark.parametrize(
-    ("keys", "paths"), [(getting.HERE_KEYS + 1, 1), (1, getting.HERE_PATHS + 1)], ids=["keys", "paths"]
+    ("keys", "paths"),
+    [(getting.HERE_KEYS + 1, 0), (getting.HERE_KEYS_DECODED + 1, 1), (1, getting.HERE_PATHS + 1)],
+    ids=["keys", "decoded keys", "paths"],
 )
 def test_many_keys_or_paths_are_left_to_threads(rig: Rig, work: Work, keys: int, paths: int) -> None:
     put(rig, 10)
@@ -163,7 +165,7 @@ def test_many_keys_or_paths_are_left_to_threads(rig: Rig, work: Work, keys: int,
 
 
 def test_many_large_records_are_not_even_read_on_the_loop(rig: Rig, work: Work) -> None:
-    keys = put(rig, *[20_000] * 4)
+    keys = put(rig, *[20_000] * 20)
     assert not begun(rig, keys).here()
     assert work.read == []
 
