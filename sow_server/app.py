@@ -17,7 +17,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -57,6 +57,7 @@ from sow_server.services.admin_service import AdminService
 from sow_server.services.admission import Admission
 from sow_server.services.capacity import InFlight
 from sow_server.services.exporting import ServedExport
+from sow_server.services.fair_readers import FairReaders
 from sow_server.services.followers import Followers
 from sow_server.services.guard import CallAdmission, handlers, standard_handlers
 from sow_server.services.health_service import HealthService
@@ -130,7 +131,7 @@ async def _start(config: Config, tail: LogTail, running: AsyncExitStack) -> None
     _serve_metrics(config.metrics, metrics, readiness, running)
     stopped = threading.Event()
     clock, store = _open_store(config, metrics, running)
-    readers = ThreadPoolExecutor(config.server.reader_threads, thread_name_prefix="sow-reader")
+    readers = FairReaders(config.server.reader_threads)
     running.callback(readers.shutdown, wait=True)
     running.callback(stopped.set)
     running.callback(metrics.release)

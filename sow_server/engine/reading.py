@@ -9,7 +9,7 @@ Any thread may read. A cut is used by one thread at a time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import compress
 from typing import Final, Protocol
@@ -225,6 +225,19 @@ class Cuts:
             due = i64(now)
             values = [value if value is not None and value[EXPIRE_TIME] > due else None for value in values]
         return now, values
+
+    def each(self, topic: Topic, keys: Iterable[bytes]) -> tuple[int, Iterator[bytes | None]]:
+        """As `get`, for a few keys: the values are read one by one, so a reader can stop after any of them. All are of
+        one instant."""
+        now = self._clock.now_micros()
+        topic.last_use_micros = now
+        acts = topic.acts  # before the values, as above
+        prefix = topic.prefix
+        values = self._rocks.each(RECORDS, [prefix + key for key in keys])
+        if not acts:
+            return now, values
+        due = i64(now)
+        return now, (value if value is not None and value[EXPIRE_TIME] > due else None for value in values)
 
     def records(
         self, topic: Topic, index_paths: Collection[Steps] = (), *, counted: bool = False, unreadable: bool = False

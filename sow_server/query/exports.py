@@ -19,6 +19,7 @@ import bisect
 import math
 import secrets
 import threading
+import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -67,6 +68,7 @@ PIECE_BYTES: Final = 400 * 2**10
 fall out of the processor's cache. Pieces of 2 MiB give half as many records a second."""
 PIECE_RECORDS_FIRST: Final = 1000
 PIECE_RECORDS_MAX: Final = 5000
+PIECE_SECONDS: Final = 0.05  # a piece that takes longer, as its filter is slow, is followed by a smaller one
 LEASE_MICROS: Final = 600 * MICROS
 LEASE_MICROS_MIN: Final = MICROS
 LEASE_MICROS_MAX: Final = 24 * 3600 * MICROS
@@ -388,11 +390,13 @@ class Reading:
                 self._rows = self._part.rows(self._export.cut, self._begin)
             if self._rows.ended:
                 return None
-            limit = min(limit, self._limit)
+            limit, began = min(limit, self._limit), time.perf_counter()
             keys, values, scanned = self._export.find(self._rows, limit, keys_wanted=self._keys_wanted)
-            if values:
-                size = sum(map(len, values)) // len(values)
-                self._limit = max(1, min(PIECE_RECORDS_MAX, PIECE_BYTES // (size + 1)))
+            if (took := time.perf_counter() - began) > PIECE_SECONDS:
+                self._limit = max(1, int(limit * PIECE_SECONDS / took))
+            elif values or self._limit < PIECE_RECORDS_FIRST:
+                size = sum(map(len, values)) // max(1, len(values))
+                self._limit = max(1, min(PIECE_RECORDS_MAX, PIECE_BYTES // (size + 1), 5 * self._limit))
             self.scanned += scanned
             self.returned += len(values)
             if self._export.granted is not None and keys:

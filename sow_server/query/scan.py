@@ -2,8 +2,8 @@
 
     [1]  All records come from one cut. Its one `now` and the filter decide about each record.
     [2]  Without `order_by`, memory holds only the records of one piece of work, whatever the size of the topic.
-    [3]  A piece of work is bounded by the records it reads, not by those it finds. So a query with few matches can be
-         cancelled at any time, and other queries get their turns.
+    [3]  A piece of work is bounded by the records it reads and by the time that its filter takes, not by the records it
+         finds. So a query with few matches can be cancelled at any time, and other queries get their turns.
     [4]  Whatever the plan, a record is returned only if the whole filter is true for it.
     [5]  For a caller that may see only some rows, a page is the last one unless another match follows it (rule A4).
 
@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import heapq
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import compress, groupby, islice
+from itertools import groupby, islice
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from sow_server.engine.catalog.topics import Topic
@@ -30,7 +31,7 @@ from sow_server.query.filtering import RecordFilter
 from sow_server.query.ordering import Order, Row, Sorter
 from sow_server.query.pages import Place, query_hash, read_token, write_token
 from sow_server.query.planner import ABOVE_ALL, EVERYTHING, NOTHING, Access, IndexBound, Plan, Range, plan
-from sow_server.query.sieve import sieve
+from sow_server.query.sieve import Judging, sieve
 from sow_server.query.sort_memory import SortMemory, SortRoom, SortShare
 
 BATCH_RECORDS_MAX: Final = 10_000
@@ -117,9 +118,16 @@ class Explanation(NamedTuple):
 class Scan:
     """Owns the cut of one query and the position in it."""
 
-    def __init__(self, cuts: CutSource, query: Query, sort_memory: SortMemory | None = None) -> None:
-        """`sort_memory`: the memory that ordered queries share. Raises StoreError for options that contradict each
-        other, or a page token of another query."""
+    def __init__(
+        self,
+        cuts: CutSource,
+        query: Query,
+        sort_memory: SortMemory | None = None,
+        *,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """`sort_memory`: the memory that ordered queries share. `clock`: in seconds. Raises StoreError for options that
+        contradict each other, or a page token of another query."""
         _check(query)
         self.query: Final = query
         self._hash = query_hash(query.topic.prefix, "" if query.filter is None else query.filter.text, query.order)
@@ -149,7 +157,8 @@ class Scan:
             counted=_counts_all(query),
             unreadable=query.unreadable,
         )
-        self._sieve = sieve(query.topic, query.filter, self.cut.now_micros)
+        found = sieve(query.topic, query.filter, self.cut.now_micros)
+        self._judging = None if found is None else Judging(found, clock)
 
     def next_batch(self) -> RecordBatch | None:
         """The next records; None: there are no more. With a filter this may read the whole topic, see `step`."""
@@ -185,12 +194,20 @@ class Scan:
         if self._sorted is not None:
             return self._next_sorted(self._sorted)
         if not self._keys:
-            if self._rows.ended:
-                return self._end_of_rows()
-            self._read(self._rows)
+            if not self._unjudged:
+                if self._rows.ended:
+                    return self._end_of_rows()
+                self._read(self._rows)
+            if self._judging is not None:
+                self._judging.judge(self._keys, self._values)
         if self._sorter is not None:
             return self._sort(self._sorter)
         return self._next_found(self._rows)
+
+    @property
+    def _unjudged(self) -> bool:
+        """Whether the filter has not judged all records that were read."""
+        return self._judging is not None and self._judging.waits
 
     @property
     def scanned(self) -> int:
@@ -205,6 +222,10 @@ class Scan:
         """The way that found the records, once there are no more batches."""
         read = 0 if self._rows is None else self._rows.entries
         return self._way._replace(index_entries=self._way.index_entries + read)
+
+    def give_up(self) -> None:
+        """Nobody waits for the answer any more: a step that has not begun does nothing. From any thread."""
+        self._ended = True
 
     def close(self) -> None:
         """Releases the cut and the sorted records."""
@@ -244,18 +265,18 @@ class Scan:
     # -- reading ------------------------------------------------------------------------------------------------------
 
     def _read(self, rows: Rows) -> None:
-        """Reads stored records, and keeps the matches."""
+        """Reads stored records."""
         keys: list[bytes] = []
         values: list[bytes] = []
         limit = self._chunk
-        if self._sieve is None and self._sorter is None and self._limit is not None:
+        if self._judging is None and self._sorter is None and self._limit is not None:
             limit = min(limit, self._skip + self._limit - self._returned)  # all live records match
         self._scanned += rows.read(limit, keys, values)
         self._chunk = min(2 * self._chunk, SCAN_CHUNK)
-        if self._sieve is not None:
-            wanted = self._sieve(keys, values)
-            keys, values = list(compress(keys, wanted)), list(compress(values, wanted))
-        self._keys, self._values = keys, values
+        if self._judging is None:
+            self._keys, self._values = keys, values
+        else:
+            self._judging.take(keys, values)
 
     def _next_found(self, rows: Rows) -> RecordBatch:
         """A batch of the found records, after skipping, and up to the limit."""
@@ -281,7 +302,9 @@ class Scan:
         if self._returned == self._limit:
             more = bool(query.page_size) and (bool(self._keys) or not rows.ended)
             self._token = write_token(self._hash, self._last) if more else ""
-            self._ended = bool(self._keys) or rows.ended or not self._looks_ahead
+            # Until a page knows whether there is another one, it judges on.
+            judged = not (query.page_size and self._unjudged)
+            self._ended = bool(self._keys) or (judged and (rows.ended or not self._looks_ahead))
         return self._batch(keys, values)
 
     def _sort(self, sorter: Sorter) -> RecordBatch:
@@ -294,6 +317,8 @@ class Scan:
         """Continues after a wait: there is room now, or it is this sort's turn to begin anew."""
         if self._room is SortRoom.BEGIN_ANEW:
             self._rows, self._chunk = None, SCAN_CHUNK_FIRST
+            if self._judging is not None:
+                self._judging.take([], [])
             self._matched = self._scanned = 0
             self._room = SortRoom.GRANTED
         elif self._sorter is not None:

@@ -1,10 +1,13 @@
-"""A filter for many stored records at once, with the least work for each. Queries and exports use it."""
+"""A filter for many stored records at once, with the least work for each. Queries and exports use it.
+
+[1]  Judging comes in pieces that are bounded by time, as far as a single record allows.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from itertools import repeat
-from typing import TypeAlias
+from itertools import compress, repeat
+from typing import Final, TypeAlias
 
 from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.disk.layout import HEADER_BYTES, header_columns
@@ -50,6 +53,54 @@ def sieve(topic: Topic, given: RecordFilter | None, now_micros: int) -> Sieve | 
         return lambda keys, values: [answer] * len(keys)
     decoded = decode
     return lambda keys, values: [matches(decoded(value[HEADER_BYTES:]), fixed) for value in values]
+
+
+JUDGED_FIRST: Final = 16
+"""Records that a filter judges without a look at the clock, at first; then more or fewer, as it is quick."""
+JUDGED_MAX: Final = 10_000
+JUDGING_SECONDS: Final = 0.01
+"""The time of a piece: one filter takes a microsecond for a record, another one a millisecond."""
+
+
+class Judging:
+    """Judges the records that were read, a piece at a time [1]. Owns those that wait."""
+
+    def __init__(self, sieve: Sieve, clock: Callable[[], float]) -> None:
+        """`clock`: in seconds."""
+        self._sieve = sieve
+        self._clock = clock
+        self._keys: list[bytes] = []
+        self._values: list[bytes] = []
+        self._at_once = JUDGED_FIRST
+
+    @property
+    def waits(self) -> bool:
+        """Whether there are records to judge."""
+        return bool(self._keys)
+
+    def take(self, keys: list[bytes], values: list[bytes]) -> None:
+        """Takes records, in place of those that waited."""
+        self._keys, self._values = keys, values
+
+    def judge(self, keys: list[bytes], values: list[bytes]) -> None:
+        """Does a piece of work: appends the matches among the next records."""
+        began = self._clock()
+        ends, start, size = began + JUDGING_SECONDS, 0, self._at_once
+        while start < len(self._keys) and began < ends:
+            some_keys, some_values = self._keys[start : start + size], self._values[start : start + size]
+            wanted = self._sieve(some_keys, some_values)
+            keys += compress(some_keys, wanted)
+            values += compress(some_values, wanted)
+            start += size
+            now = self._clock()
+            took = now - began
+            if took < JUDGING_SECONDS / 4:
+                size = min(2 * size, JUDGED_MAX)
+            elif took > JUDGING_SECONDS / 2:
+                size = max(1, int(size * JUDGING_SECONDS / 4 / took))
+            began = now
+        self._at_once = size
+        self._keys, self._values = self._keys[start:], self._values[start:]
 
 
 def _text(key: bytes) -> str:

@@ -76,8 +76,10 @@ class Start(NamedTuple):
 
 
 class OpenQuery(NamedTuple):
-    """A query to open. `request` is a `QueryRequest`; `records` is the number of stored records in the topic."""
+    """A query to open. `request` is a `QueryRequest`; `records` is the number of stored records in the topic; `caller`
+    has the turn."""
 
+    caller: str
     request: bytes
     topic: TopicImage
     records: int
@@ -85,8 +87,9 @@ class OpenQuery(NamedTuple):
 
 
 class OpenExport(NamedTuple):
-    """An export to open, and the number of stored records in its topic."""
+    """An export to open, the number of stored records in its topic, and the caller that has the turn."""
 
+    caller: str
     text: str
     parts: int
     owner: str
@@ -96,8 +99,9 @@ class OpenExport(NamedTuple):
 
 
 class OpenPart(NamedTuple):
-    """A part of an export to read. `export` is the run of the export."""
+    """A part of an export to read. `export` is the run of the export; `caller` has the turn."""
 
+    caller: str
     export: int
     part: ReadPart
 

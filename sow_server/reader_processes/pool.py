@@ -33,6 +33,7 @@ from sow_server.engine.following import Beats, Moment, TopicImage
 from sow_server.engine.values.clock import GuardedClock
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import MICROS
+from sow_server.engine.values.turns import CALLER
 from sow_server.filters.restriction import Restriction
 from sow_server.reader_processes.messages import (
     Connection,
@@ -62,6 +63,8 @@ OPEN_SECONDS: Final = 30.0
 """How long a process may take to open a cut. Nearly always it takes milliseconds, unless the process stands still."""
 AHEAD: Final = 2
 """Pieces that it asks for at a time. With one, the process would stand still while a piece is on its way."""
+AHEAD_BYTES: Final = 2**20 + 2**18
+"""After a piece of more, which has a record of its own size, it asks for one at a time: nobody may read them."""
 STOP_SECONDS: Final = 5.0
 PAUSE_SECONDS: Final = 1.0
 PAUSE_SECONDS_MAX: Final = 60.0
@@ -93,7 +96,8 @@ class Run:
     def __init__(self, process: _Process, number: int) -> None:
         self._process = process
         self._asked = 0
-        """Pieces that have been asked for, and have not come."""
+        """Pieces that have been asked for, and have not been taken."""
+        self._ahead = AHEAD
         self._number = number
         self._arrived: asyncio.Queue[Message | None] = asyncio.Queue()
         self._when_lost: Callable[[], None] = lambda: None
@@ -127,11 +131,12 @@ class Run:
 
     async def next(self) -> bytes | None:
         """The next piece; None: there are no more. Raises as `take`."""
-        while self._asked < AHEAD:
+        while self._asked < self._ahead:
             self.say(Kind.NEXT)
             self._asked += 1
         message = await self.take()
         self._asked -= 1
+        self._ahead = AHEAD if len(message.content) <= AHEAD_BYTES else 1
         return message.content if message.kind is Kind.PIECE else None
 
     def beside(self, kind: Kind, content: Callable[[int], bytes]) -> Run:
@@ -267,7 +272,9 @@ class RemoteExport:
 
     def read(self, asked: ReadPart) -> RemoteReading:
         """Reads a part."""
-        return RemoteReading(self._run.beside(Kind.READ, lambda run: pickle.dumps(OpenPart(run, asked))), self._gone)
+        caller = CALLER.get()
+        run = self._run.beside(Kind.READ, lambda export: pickle.dumps(OpenPart(caller, export, asked)))
+        return RemoteReading(run, self._gone)
 
     def _gone(self) -> None:
         self._lost(self.id)
@@ -363,7 +370,7 @@ class ReaderProcesses:
         """Answers a query (`services.queries.LongQueries`). Raises StoreError."""
         topic, restriction = granted
         image = self._image(topic)
-        asked = OpenQuery(request.SerializeToString(), image, topic.statistics.records, restriction)
+        asked = OpenQuery(CALLER.get(), request.SerializeToString(), image, topic.statistics.records, restriction)
         found = await self._begun(Kind.QUERY, asked, topic, image)
         if found is None:
             return None
@@ -382,7 +389,7 @@ class ReaderProcesses:
     ) -> RemoteExport | None:
         """Opens an export (`services.exporting.LongExports`). Raises StoreError."""
         image = self._image(topic)
-        asked = OpenExport(text, parts, owner, image, topic.statistics.records, restriction)
+        asked = OpenExport(CALLER.get(), text, parts, owner, image, topic.statistics.records, restriction)
         found = await self._begun(Kind.EXPORT, asked, topic, image)
         if found is None:
             return None

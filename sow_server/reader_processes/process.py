@@ -1,7 +1,7 @@
 """A reader process: `python -m sow_server.reader_processes.process DESCRIPTOR`, the descriptor of its socket.
 
 It has one thread. The event loop talks to the server, opens cuts and reads them, a piece of work at a time; the runs
-take turns. A thread of its own for reading would have to hand the interpreter's lock over for every piece.
+take turns, by caller (rule N7). A thread of its own for reading would hand the interpreter's lock over for every piece.
 
 [1]  In one pass of the event loop at most one run works. A message takes some passes to have its effect: if all runs
      worked in each, then with 64 of them a query would not be opened for seconds.
@@ -52,6 +52,7 @@ from sow_server.reader_processes.messages import (
     receive,
     send,
 )
+from sow_server.reader_processes.turn_lock import TurnLock
 from sow_server.services.answering import QueryAnswer, opened, query_of, until_ready
 from sow_server.services.exporting import PartAnswer, export_of
 
@@ -61,6 +62,8 @@ LOOK_SECONDS: Final = 1.0
 """How often it looks whether it should move on while nobody asks."""
 BEHIND_BYTES: Final = 8 * 2**20
 """So much more log, and it moves on without being asked: the next query then has less to catch up with."""
+SERVER: Final = ""
+"""The caller of work that nobody has asked for."""
 MOVE_LOOKS: Final = 60
 """It moves on after so many looks in any case: a state that is kept holds removed files, which take space."""
 TOPICS_KEPT: Final = 256
@@ -93,9 +96,9 @@ class ReaderProcess:
         self._exports: dict[int, tuple[Export, list[str]]] = {}
         """Open exports by their run, with the names of the origins."""
         self._splits = SplitCache()
-        self._turn = asyncio.Lock()
-        """Held by the run that works. Whoever has waited longest is next."""
-        self._moving = asyncio.Lock()
+        self._turn = TurnLock()
+        """Held by the run that works."""
+        self._moving = TurnLock()
         """Held while the database moves on, from the request for a moment until the cut is open."""
         self._moment: asyncio.Future[Moment | None] = asyncio.get_running_loop().create_future()
 
@@ -153,10 +156,12 @@ class ReaderProcess:
             self._writer.close()  # and so it ends: the next process opens the database anew
 
     async def _query(self, run: _Run, asked: OpenQuery) -> None:
-        answer = await opened(asyncio.create_task(self._at_a_moment(lambda moment: self._open(asked, moment))))
+        answer = await opened(
+            asyncio.create_task(self._at_a_moment(asked.caller, lambda moment: self._open(asked, moment)))
+        )
         try:
             names = await self._agreed(run, answer.scan.cut)
-            while (message := await self._work(lambda: answer.step(names))) is not None:
+            while (message := await self._work(asked.caller, lambda: answer.step(names))) is not None:
                 await self._piece(run, message)
                 if (share := answer.scan.waits_for) is not None:
                     await until_ready(share)
@@ -179,10 +184,12 @@ class ReaderProcess:
     # -- exports ------------------------------------------------------------------------------------------------------
 
     async def _export(self, run: _Run, asked: OpenExport) -> None:
-        export = await opened(asyncio.create_task(self._at_a_moment(lambda moment: self._open_export(asked, moment))))
+        export = await opened(
+            asyncio.create_task(self._at_a_moment(asked.caller, lambda moment: self._open_export(asked, moment)))
+        )
         try:
             names = await self._agreed(run, export.cut)
-            while not await self._work(export.prepare):
+            while not await self._work(asked.caller, export.prepare):
                 pass  # in a large topic it takes longer than the server waits for a cut
             self._exports[run.number] = export, names
             records = tuple(part.records for part in export.parts)
@@ -203,24 +210,24 @@ class ReaderProcess:
             raise not_found(str(asked.export), "it has ended")
         export, names = found
         answer = PartAnswer(export, asked.part)
-        while (answered := await self._work(lambda: answer.step(names))) is not None:
+        while (answered := await self._work(asked.caller, lambda: answer.step(names))) is not None:
             await self._piece(run, encode_part(*answered) if answered[0] else b"")
         await self._piece(run, encode_part(0, answer.footer()))
 
-    async def _work(self, work: Callable[[], T]) -> T:
+    async def _work(self, caller: str, work: Callable[[], T]) -> T:
         """Does a piece of work when it is this run's turn [1]."""
-        async with self._turn:
+        async with self._turn.held(caller):
             done = work()
             await asyncio.sleep(0)
         return done
 
     # -- messages -----------------------------------------------------------------------------------------------------
 
-    async def _at_a_moment(self, open_: Callable[[Moment], T]) -> T:
+    async def _at_a_moment(self, caller: str, open_: Callable[[Moment], T]) -> T:
         """Opens something at a moment that begins after the database has moved on for the last time."""
         stale = Stale("it does not move on any more, and ends after its last run")
         for _ in range(0 if self._stale else BEATS_MAX):
-            async with self._moving:
+            async with self._moving.held(caller):
                 self._moment = asyncio.get_running_loop().create_future()
                 send(self._writer, Kind.BEAT)
                 moment = await self._moment
@@ -252,7 +259,7 @@ class ReaderProcess:
             if abs(size - seen) >= BEHIND_BYTES or looks >= MOVE_LOOKS:
                 seen, looks = size, 0
                 try:
-                    async with self._moving:
+                    async with self._moving.held(SERVER):
                         self._follower.move()
                 except RocksError:
                     # If it went on, it would hold the removed files of an old state until somebody asks.

@@ -2,7 +2,10 @@
 process.
 
     [1]  A piece of work is done ahead: while the records of one piece are sent, the next one is read.
-    [2]  A piece that is under way is never given up: its thread uses a cursor. The scan is closed after it.
+    [2]  A piece that is under way is never given up: its thread uses a cursor. The scan is closed after it. A piece
+         that waits for its turn does nothing once its caller has gone.
+    [3]  An answer whose client does not read holds some 4 MiB: the message that is being sent, the one that was made
+         ahead, and the records of its piece that did not fit into it, each of a megabyte or of one record (rule N5).
 """
 
 from __future__ import annotations
@@ -119,6 +122,7 @@ class QueryAnswer:
                 yield message
             yield self.footer()
         finally:
+            self.scan.give_up()
             close_after(self.scan, ahead)
 
 

@@ -23,6 +23,9 @@ from sow_server.services.reading import StoreReading
 SHORT_RECORDS: Final = 3000
 """A query that reads at most about so many stored records is short. A reader process first has to catch up with the
 database, which takes as long as reading a few thousand records."""
+SHORT_BYTES: Final = 2**20
+"""A query with so many bytes of messages is not short either: until it is known whether it is, they are kept, and a
+record may have a megabyte."""
 
 
 class LongAnswer(Protocol):
@@ -67,21 +70,24 @@ class Queries:
         long: LongAnswer | None = None
         async with aclosing(own.messages(self._readers, lambda: self._reading.origins.names)) as messages:
             begun: list[bytes] = []
+            size = 0
             async for message in messages:
-                begun.append(message)
-                if scan.scanned >= SHORT_RECORDS:
+                if message:
+                    begun.append(message)
+                size += len(message)
+                if scan.scanned >= SHORT_RECORDS or size >= SHORT_BYTES:
                     long = await self._long.ask(granted, request)
                     break
             if long is None:
                 yield self._header(scan.cut.sequence, scan.cut.now_micros)
                 while begun:
-                    if message := begun.pop(0):
-                        yield message
+                    yield begun.pop(0)
                 async for message in messages:
                     if message:
                         yield message
                 return
         begun.clear()  # a client may take its time, and each piece is up to a megabyte
+        del scan, own, message
         try:
             yield self._header(long.sequence, long.now_micros)
             async with aclosing(long.messages()) as messages:

@@ -73,6 +73,7 @@ async def selected(
         if found:
             yield Selected(found, matches)
     finally:
+        scan.give_up()
         close_after(scan, reading)
 
 
@@ -105,6 +106,7 @@ async def count(cuts: Cuts, readers: Executor, query: Query) -> int:
             if await asyncio.shield(reading) is None:
                 return scan.footer().matched
     finally:
+        scan.give_up()
         close_after(scan, reading)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from concurrent.futures import Executor
 from contextlib import aclosing
 from dataclasses import replace
@@ -19,19 +19,18 @@ from sow_server.access.needs import Action
 from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.commit.commits import Commits
 from sow_server.engine.commit.requests import payload_key
-from sow_server.engine.disk.layout import PAYLOAD, read_header
 from sow_server.engine.durables import Durable, RewindTo
 from sow_server.engine.formats.payloads import Projection
 from sow_server.engine.values import lifetimes, model
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.lifetimes import LifetimeError
-from sow_server.engine.values.model import Delete, Durability, Lifetime, Outcome, PermittedRows, PublishChannel
-from sow_server.query.filtering import callers_filter, permitted, record_filter, rows_filter
-from sow_server.query.projection import projection
+from sow_server.engine.values.model import Delete, Durability, Lifetime, Outcome, PublishChannel
+from sow_server.query.filtering import callers_filter, record_filter, rows_filter
 from sow_server.query.scan import Query, RecordBatch, Scan, point_keys
 from sow_server.services import convert, subscribe_convert
 from sow_server.services.answering import close_after
 from sow_server.services.followers import Followers
+from sow_server.services.getting import Getting, LongGets
 from sow_server.services.guard import readable
 from sow_server.services.ownership import OwnedDurables
 from sow_server.services.positions import Positions
@@ -62,21 +61,6 @@ HISTORY_ENTRIES_MAX: Final = 10_000
 GET_KEYS_MAX: Final = 10_000
 RENEWED_KEYS_MAX: Final = 1000
 """Keys of a get that touches: as many records are changed in one commit (rule L20)."""
-GET_BYTES_MAX: Final = 16 * 2**20
-"""Payloads and keys of one answer: together with the other fields they stay below the largest gRPC message."""
-GET_PIECE: Final = 32
-"""Keys whose records are in memory at a time."""
-GET_CHUNK: Final = 256
-GET_CHUNK_BYTES: Final = 256 * 2**10
-"""Keys that a get reads on the event loop, and the bytes of as many records of the topic's usual size; a get of more
-runs on a reader thread."""
-
-
-def _among(rows: PermittedRows, keys: Sequence[bytes], values: list[bytes | None]) -> list[bytes | None]:
-    """The stored values that a caller may see, None for the others."""
-    found = [(key, value) for key, value in zip(keys, values, strict=True) if value is not None]
-    allowed = iter(rows.judge([key for key, _ in found], [value[PAYLOAD] for _, value in found]))
-    return [None if value is None or not next(allowed) else value for value in values]
 
 
 def _check_lifetime(topic: Topic, lifetime: Lifetime, now_micros: int) -> None:
@@ -129,6 +113,7 @@ class SowService:
         self._followers = followers
         self._queries = queries
         self._positions = positions
+        self._long_gets = LongGets()
         self._deliveries = deliveries
 
     # -- publishing -------------------------------------------------------------------------------------------------
@@ -226,7 +211,7 @@ class SowService:
 
     # -- reading ----------------------------------------------------------------------------------------------------
 
-    async def Get(self, request: sow_pb2.GetRequest, call: Call) -> sow_pb2.GetResponse:
+    async def Get(self, request: sow_pb2.GetRequest, call: Call) -> sow_pb2.GetResponse | bytes:
         granted = call.topic(request.topic)
         if not request.keys:
             raise convert.invalid("keys", "at least one key is needed")
@@ -239,7 +224,7 @@ class SowService:
         granted = await self._reached(call, granted, request)
         renewal = convert.renewal(request, self._durability)
         if renewal is None:
-            return (await self._read(granted, request, 0))[0]
+            return (await self._read(granted, request, 0))[1]
         if len(request.keys) > RENEWED_KEYS_MAX:
             raise StoreError(
                 Reason.ATOMIC_TOO_LARGE,
@@ -248,14 +233,15 @@ class SowService:
             )
         permit_touch(call, renewal)
         assert renewal.below_micros is not None, "it is a renewal"
-        response, renewal.keys = await self._read(granted, request, renewal.below_micros)
-        _check_lifetime(granted.topic, renewal.lifetime, response.as_of_micros)
+        getting, answer = await self._read(granted, request, renewal.below_micros)
+        renewal.keys = getting.ending
+        _check_lifetime(granted.topic, renewal.lifetime, getting.as_of_micros)
         if not renewal.keys:
-            return response
+            return answer
         outcome = await (await self._changes.admitted(renewal, call.seconds_left()))
         call.notes.update(topic=renewal.topic, records=outcome.applied, sequence=outcome.last_sequence)
         # Refused are records that have gone or were renewed since, and those that the caller may only read.
-        return (await self._read(call.topic(request.topic), request, 0))[0]
+        return (await self._read(call.topic(request.topic), request, 0))[1]
 
     async def _reached(
         self, call: Call, granted: Granted, request: sow_pb2.GetRequest | sow_pb2.QueryRequest
@@ -270,61 +256,12 @@ class SowService:
 
     async def _read(
         self, granted: Granted, request: sow_pb2.GetRequest, below_micros: int
-    ) -> tuple[sow_pb2.GetResponse, list[str]]:
-        """The answer, and the keys of its records that have less left than so much."""
-        figures = granted.topic.statistics
-        usual = figures.record_bytes // (figures.records or 1)
-        if len(request.keys) <= GET_CHUNK and usual * len(request.keys) <= GET_CHUNK_BYTES:
-            # On the loop: a look-up costs microseconds, a change of threads more.
-            return self._get(granted, request, below_micros)
-        return await asyncio.get_running_loop().run_in_executor(
-            self._readers, self._get, granted, request, below_micros
-        )
-
-    def _get(
-        self, granted: Granted, request: sow_pb2.GetRequest, below_micros: int
-    ) -> tuple[sow_pb2.GetResponse, list[str]]:
-        topic, restriction = granted
-        projected = projection(topic, request.select.include, request.select.exclude, restriction.hidden)
-        keys = point_keys(request.keys)
-        rows = permitted(topic, restriction)
-        response = sow_pb2.GetResponse()
-        ending: dict[str, None] = {}
-        size = 0
-        for key, value in self._values(topic, keys, rows, response):
-            if value is None:
-                continue
-            payload = None if projected is None else topic.format.project(value[PAYLOAD], projected)
-            found = convert.record(self._reading.origins.names, topic, key, value, payload)
-            size += len(found.payload) + len(key)
-            if size > GET_BYTES_MAX:
-                raise StoreError(
-                    Reason.REQUEST_TOO_LARGE,
-                    f"keys: the records are more than {GET_BYTES_MAX} bytes; ask for fewer, or query",
-                    field="keys",
-                )
-            response.records.append(found)
-            if below_micros:
-                left = lifetimes.left(read_header(value).expire_time_micros, response.as_of_micros)
-                if left < below_micros:
-                    ending[found.key] = None
-        return response, list(ending)
-
-    def _values(
-        self, topic: Topic, keys: Sequence[bytes], rows: PermittedRows | None, response: sow_pb2.GetResponse
-    ) -> Iterator[tuple[bytes, bytes | None]]:
-        """The stored values of keys, a few at a time: all of 10,000 records could be hundreds of gigabytes, and most of
-        it is refused."""
-        for start in range(0, len(keys), GET_PIECE):
-            piece = keys[start : start + GET_PIECE]
-            unique = list(dict.fromkeys(piece))
-            now, values = self._reading.cuts.get(topic, unique)
-            if rows is not None:
-                values = _among(rows, unique, values)
-            response.as_of_micros = response.as_of_micros or now
-            found = dict(zip(unique, values, strict=True))
-            for key in piece:
-                yield key, found[key]
+    ) -> tuple[Getting, sow_pb2.GetResponse | bytes]:
+        """The get, and its answer: as a message, or on the wire where a thread has made it."""
+        getting = Getting(self._reading, granted, request, below_micros)
+        if getting.here():
+            return getting, getting.response
+        return getting, await self._long_gets.whole(getting, self._readers)
 
     async def Query(self, request: sow_pb2.QueryRequest, call: Call) -> AsyncGenerator[bytes, None]:
         """Messages as bytes on the wire, made where the records are read."""
@@ -624,6 +561,7 @@ class SowService:
             progress.done = True
             yield progress
         finally:
+            scan.give_up()
             close_after(scan, reading)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
-from concurrent.futures import Executor
+from concurrent.futures import Executor, Future
 from typing import Any
 
 from sow_server.engine.values.clock import boot_micros
@@ -20,7 +20,7 @@ async def stream(
     """The frames of a subscription or of a durable's consumer, which is closed at the end. Raises StoreError."""
     loop = asyncio.get_running_loop()
     woken: asyncio.Future[None] | None = None
-    reading: asyncio.Future[Any] | None = None
+    reading: Future[Any] | None = None
 
     def wake() -> None:
         if woken is not None and not woken.done():
@@ -33,8 +33,8 @@ async def stream(
             if isinstance(step, Send):
                 yield step.frame
             elif isinstance(step, Read):
-                reading = loop.run_in_executor(readers, step.run)
-                subscription.took(await asyncio.shield(reading))
+                reading = readers.submit(step.run)
+                subscription.took(await asyncio.shield(asyncio.wrap_future(reading)))
             else:
                 # Nothing else ran on this thread since `step`, so no wake-up is missed.
                 woken = loop.create_future()
@@ -44,16 +44,8 @@ async def stream(
                 finally:
                     timer.cancel()
     finally:
-        if reading is None or reading.done():
+        if reading is None or reading.done() or reading.cancel():
             subscription.close()
         else:
-            # A cursor must not be closed while a reader uses it.
-            reading.add_done_callback(lambda done: _close(subscription, done))
-
-
-def _close(subscription: Subscription | Consumer, reading: asyncio.Future[Any]) -> None:
-    """Closes a subscription whose last read has ended. An error of that read has been told already, or nobody
-    listens."""
-    if not reading.cancelled():
-        reading.exception()
-    subscription.close()
+            # A cursor must not be closed while a reader uses it. An error of the read has been told, or nobody listens.
+            reading.add_done_callback(lambda done: loop.call_soon_threadsafe(subscription.close))

@@ -223,13 +223,13 @@ class GuardedParts:
         responses: list[Message] = []
         described = METHODS[method]
         handler = getattr(self._services[described.containing_service.name], method)
+        kind = GetMessageClass(described.output_type)
         given: object = _stream(request) if described.client_streaming else request
         try:
             call = self.call(identity, method)
             if not described.server_streaming:
-                responses.append(await handler(given, call))
+                responses.append(_kept(await handler(given, call), kind))
                 return responses, None
-            kind = GetMessageClass(described.output_type)
             answered = handler(given, call)
             try:
                 if method == "Subscribe":

@@ -43,7 +43,7 @@ from sow_server.reader_processes.messages import (
     receive,
     send,
 )
-from sow_server.reader_processes.pool import AHEAD, ReaderOptions, ReaderProcesses, RemoteAnswer
+from sow_server.reader_processes.pool import AHEAD, AHEAD_BYTES, ReaderOptions, ReaderProcesses, RemoteAnswer
 from sow_server.services.exporting import ReadPart
 from tests.support.stores import Rig
 
@@ -219,8 +219,17 @@ def test_two_pieces_are_asked_for_ahead_and_no_more(world: World) -> None:
             assert await asked() == 1
             following = asyncio.ensure_future(anext(messages))
             assert await asked() == 1
-            script.say(Kind.PIECE, 1, b"third")
-            assert await following == b"third"
+            large = bytes(AHEAD_BYTES + 1)
+            script.say(Kind.PIECE, 1, large)
+            assert await following == large
+            following = asyncio.ensure_future(anext(messages))
+            assert await asked() == 0, "one large piece is on its way, and no second one"
+            script.say(Kind.PIECE, 1, b"small")
+            assert await following == b"small"
+            following = asyncio.ensure_future(anext(messages))
+            assert await asked() == AHEAD
+            script.say(Kind.PIECE, 1, b"last")
+            assert await following == b"last"
 
     played(world, play)
 
@@ -476,7 +485,7 @@ def test_an_export_is_read_by_its_process_and_ends_with_it(world: World) -> None
         part = ReadPart(1, b"k", frozenset({1}), 100, lines=True)
         reading = export.read(part)
         message = await script.hear(Kind.READ)
-        assert pickle.loads(message.content) == OpenPart(1, part)
+        assert pickle.loads(message.content) == OpenPart("", 1, part)
         for content, expected in ((encode_part(5, b"five"), (5, b"five")), (encode_part(0, b"footer"), None)):
             following = asyncio.ensure_future(reading.next())
             await script.hear(Kind.NEXT)

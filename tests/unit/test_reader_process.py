@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import pickle
 import socket
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -57,10 +58,10 @@ class Server:
             await self.serving
         self.process._follower.close()
 
-    def query(self) -> bytes:
+    def query(self, caller: str = "") -> bytes:
         topic = self.rig.topic("t")
         request = sow_pb2.QueryRequest(topic="t", keys_only=True).SerializeToString()
-        return pickle.dumps(OpenQuery(request, TopicImage.of(topic), topic.statistics.records, UNRESTRICTED))
+        return pickle.dumps(OpenQuery(caller, request, TopicImage.of(topic), topic.statistics.records, UNRESTRICTED))
 
     def say(self, kind: Kind, run: int = 0, content: bytes = b"") -> None:
         send(self._writer, kind, run, content)
@@ -144,7 +145,7 @@ def test_the_cut_of_an_export_is_told_before_its_parts_are_found(
 
     async def play() -> None:
         topic = server.rig.topic("t")
-        asked = OpenExport("", 1, "desk", TopicImage.of(topic), topic.statistics.records, UNRESTRICTED)
+        asked = OpenExport("desk", "", 1, "desk", TopicImage.of(topic), topic.statistics.records, UNRESTRICTED)
         server.say(Kind.EXPORT, 1, pickle.dumps(asked))
         await server.beat()
         await server.hear(Kind.OPENED)
@@ -215,6 +216,32 @@ def test_a_query_is_opened_before_many_busy_runs_have_all_worked_again(
         await server.beat()
         await server.hear(Kind.OPENED)
         assert 0 < worked - before < busy
+
+    played(server, play)
+
+
+def test_a_caller_with_many_runs_gives_the_others_their_turns(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """N7: by caller, not by run."""
+    busy = 30
+    worked: list[QueryAnswer] = []
+
+    def endless(answer: QueryAnswer, origins: Sequence[str]) -> bytes:
+        worked.append(answer)
+        return b""
+
+    monkeypatch.setattr(QueryAnswer, "step", endless)
+
+    async def play() -> None:
+        for run in range(1, busy + 2):
+            server.say(Kind.QUERY, run, server.query("much" if run <= busy else "little"))
+            await server.beat()
+            await server.hear(Kind.OPENED)
+        for run in range(1, busy + 2):
+            server.say(Kind.GO, run, encode_names([]))
+        while len(worked) < 40 * busy:  # noqa: ASYNC110  # the tested code has no event for it
+            await asyncio.sleep(0)
+        times = Counter(id(answer) for answer in worked[5 * busy :])
+        assert max(times.values()) > 5 * min(times.values()), times
 
     played(server, play)
 

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Final, Generic, TypeVar
 
@@ -63,6 +64,13 @@ class Turns(Generic[T]):
     def waits(self, caller: str) -> bool:
         """Whether a caller waits."""
         return caller in self._waiting
+
+    def next_among(self, may: Callable[[str], bool]) -> str | None:
+        """The caller whose turn it is among those that may have one; None: no such caller waits."""
+        if len(self._waiting) == 1:
+            caller = next(iter(self._waiting))
+            return caller if may(caller) else None
+        return min(filter(may, self._waiting), key=self._had.__getitem__, default=None)
 
     def first(self, caller: str) -> T:
         """The next item of a caller that waits; it goes on waiting."""

@@ -6,7 +6,7 @@ import bisect
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
@@ -30,6 +30,8 @@ from sow_server.engine.disk.rocks.options import (
 
 STALL_PATIENCE_SECONDS: Final = 120.0
 STALL_LOOK_SECONDS: Final = 0.01
+_NOT_FOUND: Final = "key not found"
+"""The error of a snapshot that has no such key."""
 
 
 @dataclass(slots=True)
@@ -162,6 +164,22 @@ class Rocks(Handle):
         except Exception as error:
             raise translate(error) from error
         return values
+
+    def each(self, family: str, keys: Sequence[bytes]) -> Iterator[bytes | None]:
+        """The values of a few keys, all of one instant, read one by one: for a reader that stops once it has enough. It
+        holds the GIL, as `get` does."""
+        if len(keys) == 1:
+            yield self.get(family, keys[0])
+            return
+        snapshot = self._family(family).snapshot()
+        for key in keys:
+            try:
+                value: bytes | None = snapshot[key]
+            except Exception as error:
+                if str(error) != _NOT_FOUND:
+                    raise translate(error) from error
+                value = None
+            yield value
 
     # -- the whole --------------------------------------------------------------------------------------------------
 

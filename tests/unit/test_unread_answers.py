@@ -1,0 +1,118 @@
+"""An answer whose client does not read holds a bounded number of bytes (rule N5; answering [3], pool, queries)."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import AsyncGenerator, Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from sow.v1 import sow_pb2
+from sow_server.access.caller import Granted
+from sow_server.engine.values.model import Publish
+from sow_server.filters.restriction import UNRESTRICTED
+from sow_server.query.sort_memory import SortMemory
+from sow_server.services.queries import SHORT_BYTES, SHORT_RECORDS, Queries
+from tests.support.parts import reading_of
+from tests.support.stores import Rig
+
+HELD_MAX = 4 * 2**20
+RECORDS = 60
+
+
+class Long:
+    """A reader process that takes queries, or none; and how much was held when it was asked."""
+
+    def __init__(self, queries: int) -> None:
+        self.left = queries
+        self.asked_at: list[int] = []
+        self.closed = 0
+        self.sequence, self.now_micros = 7, 1
+
+    async def ask(self, granted: Granted, request: sow_pb2.QueryRequest) -> Long | None:
+        self.asked_at.append(held_bytes())
+        self.left -= 1
+        return self if self.left >= 0 else None
+
+    async def messages(self) -> AsyncGenerator[bytes, None]:
+        yield b"long"
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def held_bytes() -> int:
+    """The bytes of all payloads, messages and stored values that are alive: texts and bytes that have many of a letter.
+
+    `gc` does not know of bytes, but of the lists, tuples, frames and generators that refer to them.
+    """
+    gc.collect()
+    found: dict[int, int] = {}
+    for holder in gc.get_objects():
+        for one in gc.get_referents(holder):
+            if type(one) is bytes and len(one) > 50_000 and one.count(b"y") > len(one) // 2:
+                found[id(one)] = len(one)
+    return sum(found.values())
+
+
+@pytest.fixture
+def readers() -> Iterator[Executor]:
+    with ThreadPoolExecutor(2) as made:
+        yield made
+
+
+def filled(path: Path, size: int, records: int = RECORDS) -> Rig:
+    rig = Rig(path)
+    rig.create_topic("t")
+    for number in range(records):
+        rig.run(Publish("t", [b"y" * size], keys=[f"{number:04}"]))
+    return rig
+
+
+@pytest.mark.parametrize("size", [100_000, 1_000_000])
+@pytest.mark.parametrize("processes", [0, 1])
+def test_a_query_that_nobody_reads_holds_a_few_pieces(
+    tmp_path: Path, readers: Executor, size: int, processes: int
+) -> None:
+    """Story: a query kept 3,000 records before it sent the first: three such queries took a gigabyte."""
+    rig, long = filled(tmp_path, size), Long(processes)
+
+    async def scenario() -> None:
+        queries = Queries(reading_of(rig.store), readers, SortMemory(), long)
+        answer = queries.answer(Granted(rig.topic("t"), UNRESTRICTED), sow_pb2.QueryRequest(topic="t"))
+        assert sow_pb2.QueryResponse.FromString(await anext(answer)).header.as_of_micros
+        for _ in range(3):
+            message = await anext(answer)
+            await asyncio.get_running_loop().run_in_executor(readers, int)  # the piece ahead may be under way
+            assert held_bytes() <= HELD_MAX + len(message)
+            if processes:
+                assert message == b"long"
+                assert held_bytes() == 0, "of the answer that was begun here, nothing is left"
+                break
+        await answer.aclose()
+        await asyncio.get_running_loop().run_in_executor(readers, int)
+        assert max(long.asked_at) <= HELD_MAX
+        assert len(long.asked_at) == 1
+        assert long.closed == processes
+
+    asyncio.run(scenario())
+    rig.close()
+
+
+def test_a_query_of_few_bytes_and_records_asks_no_reader_process(tmp_path: Path, readers: Executor) -> None:
+    rig, long = filled(tmp_path, SHORT_BYTES // 10, 5), Long(1)
+    assert SHORT_RECORDS > 5
+
+    async def scenario() -> None:
+        queries = Queries(reading_of(rig.store), readers, SortMemory(), long)
+        found = [
+            one async for one in queries.answer(Granted(rig.topic("t"), UNRESTRICTED), sow_pb2.QueryRequest(topic="t"))
+        ]
+        assert sow_pb2.QueryResponse.FromString(found[-1]).footer.returned == 5
+        assert long.asked_at == []
+
+    asyncio.run(scenario())
+    rig.close()
