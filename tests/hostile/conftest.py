@@ -1,0 +1,7 @@
+"""Hostile callers and peers against a real server: nobody can stop, starve or deceive the others."""
+
+from __future__ import annotations
+
+from tests.support.server import pytest_runtest_makereport
+
+__all__ = ["pytest_runtest_makereport"]

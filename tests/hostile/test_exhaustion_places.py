@@ -1,0 +1,90 @@
+"""One caller takes all the places, the memory to sort in, or the journal that it can get (rules N5, Q2, J19)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Final
+
+import pytest
+from grpc_health.v1 import health_pb2
+
+from sow_client import Client
+from tests.support.access import GUARDED, client_of, grant, identity, write_access
+from tests.support.http2 import RawClient
+from tests.support.server import ServerProcess, health, until
+
+GET: Final = "/sow.v1.SowService/Get"
+FIGURES: Final = "/sow.v1.AdminService/WatchFigures"
+DESCRIBE: Final = "/sow.v1.AdminService/DescribeInstance"
+CHECK: Final = "/grpc.health.v1.Health/Check"
+WATCH: Final = "/grpc.health.v1.Health/Watch"
+SECONDS: Final = 20.0
+CALLS: Final = 100
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[ServerProcess]:
+    write_access(
+        tmp_path,
+        identity("worst", "worst")
+        + grant("worst", "orders", "read observe")
+        + "[roles.worst.limits]\nrpcs = 'unlimited'\n"
+        + identity("desk", "desk")
+        + grant("desk", "orders", "read publish"),
+    )
+    config = GUARDED.replace("[server]\n", f"[server]\nmax_concurrent_rpcs = {CALLS}\n")
+    with ServerProcess(tmp_path, config) as made:
+        with client_of(made, "root") as root:
+            root.create_topic("orders", key=["/id"])
+        yield made
+        assert not made.faults()
+
+
+def assert_serves(server: ServerProcess) -> None:
+    assert health(server.address) == "SERVING"
+    with Client(server.address, token="desk", timeout=SECONDS) as client:
+        assert client.count("orders") == 0
+    with client_of(server, "root") as root:
+        assert root.status().state == "serving"
+
+
+def test_probes_pass_while_watchers_without_a_credential_stand(server: ServerProcess) -> None:
+    """Story: 50 connections with four watches each, without a credential, took all places of health, for ever."""
+    nothing = health_pb2.HealthCheckRequest().SerializeToString()
+    with ExitStack() as opened:
+        for _ in range(50):
+            opened.enter_context(RawClient(server.address)).open(WATCH, nothing, 4)
+        for _ in range(10):
+            assert_serves(server)
+    assert_serves(server)
+
+
+def test_probes_pass_while_checks_without_a_request_stand(server: ServerProcess) -> None:
+    """Story: a check that sends no request kept its place for five seconds, and more came all the time."""
+    with ExitStack() as opened:
+        clients = [opened.enter_context(RawClient(server.address)) for _ in range(10)]
+        for _ in range(3):
+            for client in clients:
+                client.begin(CHECK, 20)
+                assert health(server.address) == "SERVING"
+        assert_serves(server)
+
+
+@pytest.mark.parametrize("path", [GET, FIGURES, DESCRIBE])
+def test_an_identity_without_limits_leaves_places(server: ServerProcess, path: str) -> None:
+    """Story: it took every place of the listener, those of administrators included. Its calls send no request."""
+    with ExitStack() as opened:
+        for _ in range(3):
+            opened.enter_context(RawClient(server.address)).begin(path, 90, token="worst")
+        with client_of(server, "root") as root:
+            held = sum(sum(session.calls.values()) for session in root.sessions() if session.identity == "worst")
+        assert 80 <= held <= 80 * 2
+        assert_serves(server)
+    until(lambda: _sessions_of(server, "worst") == 0, SECONDS, "the places to be free again")
+
+
+def _sessions_of(server: ServerProcess, identity: str) -> int:
+    with client_of(server, "root") as root:
+        return sum(session.identity == identity for session in root.sessions())
