@@ -117,9 +117,9 @@ class Explanation(NamedTuple):
 class Scan:
     """Owns the cut of one query and the position in it."""
 
-    def __init__(self, cuts: CutSource, query: Query, sort_memory: SortMemory | None = None) -> None:
-        """`sort_memory`: the memory that ordered queries share. Raises StoreError for options that contradict each
-        other, or a page token of another query."""
+    def __init__(self, cuts: CutSource, query: Query, sort_memory: SortMemory | None = None, caller: str = "") -> None:
+        """`sort_memory`: the memory that ordered queries share, by `caller`. Raises StoreError for options that
+        contradict each other, or a page token of another query."""
         _check(query)
         self.query: Final = query
         self._hash = query_hash(query.topic.prefix, "" if query.filter is None else query.filter.text, query.order)
@@ -129,7 +129,7 @@ class Scan:
         # A count passes over all records, and then tells how many would have been returned.
         self._limit = None if query.count_only else query.top_n or query.page_size or None
         self._skip = query.skip_n
-        self._sorter = _sorter(query, sort_memory or SortMemory(), after)
+        self._sorter = _sorter(query, sort_memory or SortMemory(), after, caller)
         self._room = SortRoom.GRANTED
         self._sorted: Iterator[Row] | None = None
         self._chunk = SCAN_CHUNK_FIRST
@@ -183,7 +183,9 @@ class Scan:
             if self._way.index_entries:
                 return _NO_RECORDS
         if self._sorted is not None:
-            return self._next_sorted(self._sorted)
+            assert self._sorter is not None, "it has sorted them"
+            with self._sorter.working():
+                return self._next_sorted(self._sorted)
         if not self._keys:
             if self._rows.ended:
                 return self._end_of_rows()
@@ -369,7 +371,7 @@ def _is_restricted(given: RecordFilter | None) -> bool:
     return given is not None and given.granted is not None and given.predicate.constant is None
 
 
-def _sorter(query: Query, memory: SortMemory, after: Place | None) -> Sorter | None:
+def _sorter(query: Query, memory: SortMemory, after: Place | None, caller: str) -> Sorter | None:
     if query.order is None:
         return None
     limit = min(query.skip_n + query.top_n, sys.maxsize) if query.top_n else None
@@ -381,6 +383,7 @@ def _sorter(query: Query, memory: SortMemory, after: Place | None) -> Sorter | N
         payloads=not (query.keys_only or query.explain),
         memory=memory,
         after=None if after is None else (after.sort_keys, after.key),
+        caller=caller,
     )
 
 

@@ -76,8 +76,10 @@ class Start(NamedTuple):
 
 
 class OpenQuery(NamedTuple):
-    """A query to open. `request` is a `QueryRequest`; `records` is the number of stored records in the topic."""
+    """A query to open. `request` is a `QueryRequest`; `records` is the number of stored records in the topic; `caller`
+    has the turn."""
 
+    caller: str
     request: bytes
     topic: TopicImage
     records: int

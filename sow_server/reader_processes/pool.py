@@ -33,6 +33,7 @@ from sow_server.engine.following import Beats, Moment, TopicImage
 from sow_server.engine.values.clock import GuardedClock
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import MICROS
+from sow_server.engine.values.turns import CALLER
 from sow_server.filters.restriction import Restriction
 from sow_server.reader_processes.messages import (
     Connection,
@@ -363,7 +364,7 @@ class ReaderProcesses:
         """Answers a query (`services.queries.LongQueries`). Raises StoreError."""
         topic, restriction = granted
         image = self._image(topic)
-        asked = OpenQuery(request.SerializeToString(), image, topic.statistics.records, restriction)
+        asked = OpenQuery(CALLER.get(), request.SerializeToString(), image, topic.statistics.records, restriction)
         found = await self._begun(Kind.QUERY, asked, topic, image)
         if found is None:
             return None

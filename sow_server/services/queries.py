@@ -15,6 +15,7 @@ from typing import Final, Protocol
 
 from sow.v1 import sow_pb2
 from sow_server.access.caller import Granted
+from sow_server.engine.values.turns import CALLER
 from sow_server.query.scan import Scan
 from sow_server.query.sort_memory import SortMemory
 from sow_server.services.answering import QueryAnswer, opened, query_of
@@ -73,6 +74,12 @@ class Queries:
                     long = await self._long.ask(granted, request)
                     break
             if long is None:
+                if request.order_by:
+                    # A sort holds memory that others wait for: it goes on to its end, whether its client reads or not.
+                    async for message in messages:
+                        if message:
+                            begun.append(message)
+                            break
                 yield self._header(scan.cut.sequence, scan.cut.now_micros)
                 while begun:
                     if message := begun.pop(0):
@@ -92,13 +99,14 @@ class Queries:
 
     async def _opened(self, granted: Granted, request: sow_pb2.QueryRequest) -> Scan:
         if not (request.filter or request.order_by or granted.restriction.rows is not None):
-            return self._scan(granted, request)
+            return self._scan(granted, request, CALLER.get())
         # Parsing, compiling and planning may take milliseconds.
-        return await opened(asyncio.get_running_loop().run_in_executor(self._readers, self._scan, granted, request))
+        run = asyncio.get_running_loop().run_in_executor
+        return await opened(run(self._readers, self._scan, granted, request, CALLER.get()))
 
-    def _scan(self, granted: Granted, request: sow_pb2.QueryRequest) -> Scan:
+    def _scan(self, granted: Granted, request: sow_pb2.QueryRequest, caller: str) -> Scan:
         topic, restriction = granted
-        return Scan(self._reading.cuts, query_of(topic, request, restriction), self._sort_memory)
+        return Scan(self._reading.cuts, query_of(topic, request, restriction), self._sort_memory, caller)
 
     def _header(self, sequence: int, now_micros: int) -> bytes:
         return sow_pb2.QueryResponse(

@@ -10,11 +10,13 @@ from typing import Final
 import pytest
 from grpc_health.v1 import health_pb2
 
+from sow.v1 import sow_pb2
 from sow_client import Client
 from tests.support.access import GUARDED, client_of, grant, identity, write_access
 from tests.support.http2 import RawClient
 from tests.support.server import ServerProcess, health, until
 
+QUERY: Final = "/sow.v1.SowService/Query"
 GET: Final = "/sow.v1.SowService/Get"
 FIGURES: Final = "/sow.v1.AdminService/WatchFigures"
 DESCRIBE: Final = "/sow.v1.AdminService/DescribeInstance"
@@ -83,6 +85,29 @@ def test_an_identity_without_limits_leaves_places(server: ServerProcess, path: s
         assert 80 <= held <= 80 * 2
         assert_serves(server)
     until(lambda: _sessions_of(server, "worst") == 0, SECONDS, "the places to be free again")
+
+
+@pytest.mark.parametrize("reader_processes", [0, 1])
+def test_unread_ordered_queries_do_not_keep_others_from_sorting(tmp_path: Path, reader_processes: int) -> None:
+    """Story: twenty of them held all memory to sort in, and the first five of others came too late, or never."""
+    write_access(
+        tmp_path, identity("worst", "all") + identity("desk", "all") + grant("all", "orders", "read publish create")
+    )
+    few = GUARDED.replace("[server]\n", f"[server]\nreader_processes = {reader_processes}\n")
+    records = 4_000
+    with ServerProcess(tmp_path, few + "[limits]\nsort_bytes_max = '6MiB'\n") as server:
+        with client_of(server, "root") as root:
+            root.create_topic("orders", key=["/id"])
+            root.publish_many("orders", [{"id": f"{n:04d}", "px": n, "pad": "x" * 1_000} for n in range(records)])
+        asked = sow_pb2.QueryRequest(topic="orders", order_by="/px DESC").SerializeToString()
+        with RawClient(server.address) as worst, Client(server.address, token="desk", timeout=SECONDS) as desk:
+            worst.open(QUERY, asked, 20, token="worst")
+            for _ in range(3):
+                best = [record.key for record in desk.query("orders", order_by="/px DESC", top_n=5)]
+                assert best == [f"{n:04d}" for n in range(records - 1, records - 6, -1)]
+            whole = [record.key for record in desk.query("orders", order_by="/px DESC")]
+            assert len(whole) == records, "what others needed was taken back from those who do not read"
+        assert not server.faults()
 
 
 def _sessions_of(server: ServerProcess, identity: str) -> int:
