@@ -11,10 +11,10 @@ import pytest
 from grpc_health.v1 import health_pb2
 
 from sow.v1 import sow_pb2
-from sow_client import Client
+from sow_client import EARLIEST, Client
 from tests.support.access import GUARDED, client_of, grant, identity, write_access
 from tests.support.http2 import RawClient
-from tests.support.server import ServerProcess, health, until
+from tests.support.server import ServerProcess, health, reason_of, until
 
 QUERY: Final = "/sow.v1.SowService/Query"
 GET: Final = "/sow.v1.SowService/Get"
@@ -107,6 +107,77 @@ def test_unread_ordered_queries_do_not_keep_others_from_sorting(tmp_path: Path, 
                 assert best == [f"{n:04d}" for n in range(records - 1, records - 6, -1)]
             whole = [record.key for record in desk.query("orders", order_by="/px DESC")]
             assert len(whole) == records, "what others needed was taken back from those who do not read"
+        assert not server.faults()
+
+
+# --- consume alone ---------------------------------------------------------------------------------------------------
+
+WORST: Final = identity("worst", "worst") + grant("worst", "orders", "consume")
+
+
+def _attached(server: ServerProcess, *, retain_bytes: int | None = None, retain_time: str | None = None) -> list[str]:
+    """The reasons of the gaps that the durable of `worst` is told; it takes one change, and acknowledges nothing."""
+    gaps: list[str] = []
+    with (
+        client_of(server, "worst") as worst,
+        worst.durable(
+            "orders",
+            "d",
+            start=EARLIEST,
+            on_gap=lambda gap: gaps.append(gap.reason),
+            retain_bytes=retain_bytes,
+            retain_time=retain_time,
+        ) as durable,
+    ):
+        next(iter(durable))
+    return gaps
+
+
+def test_a_consumer_that_acknowledges_nothing_does_not_stop_publishers(tmp_path: Path) -> None:
+    """Story: `consume` on a topic with a quota that holds was enough to let its publishers wait for ever."""
+    write_access(tmp_path, WORST + identity("desk", "desk") + grant("desk", "orders", "publish"))
+    with ServerProcess(tmp_path, GUARDED + "[journal]\nhold_max = '1s'\n") as server, client_of(server, "desk") as desk:
+        with client_of(server, "root") as root:
+            root.create_topic("orders", key=["/id"], backlog_quota_entries=10, retain_bytes="1MiB")
+        desk.publish("orders", {"id": "first"})
+        assert _attached(server) == []
+        for number in range(50):  # a publish that is held for longer than its deadline of 30 s is refused
+            desk.publish("orders", {"id": number})
+        with client_of(server, "worst") as worst:
+            worst.rewind("orders", "d", EARLIEST)
+        desk.publish("orders", {"id": "last"})
+        assert _attached(server) == ["evicted"]
+        told = server.events("durable_held_publishers")
+        assert {(event["topic"], event["durable"]) for event in told} == {("orders", "worst/d")}
+        assert not server.faults()
+
+
+def test_a_consumer_that_acknowledges_nothing_does_not_fill_the_disk(tmp_path: Path) -> None:
+    """Story: its durable kept the journal under any `retain_bytes`. One with a longer retention than its topic kept it,
+    too, acknowledged or not."""
+    few = "[roles.worst.limits]\nbacklog_bytes = '64KiB'\n"
+    write_access(tmp_path, WORST + few + identity("desk", "desk") + grant("desk", "orders", "publish"))
+    with (
+        ServerProcess(tmp_path, GUARDED) as server,
+        client_of(server, "desk") as desk,
+        client_of(server, "root") as root,
+    ):
+        root.create_topic("orders", key=["/id"], retain_bytes=1_000, retain_time="1s")
+        desk.publish("orders", {"id": "first"})
+        assert reason_of(lambda: _attached(server, retain_bytes=10_000)) == "PERMISSION_DENIED"
+        assert reason_of(lambda: _attached(server, retain_time="1h")) == "PERMISSION_DENIED"
+        assert _attached(server) == []
+
+        def kept() -> int:
+            figures = root.describe_durable("orders", "worst/d").figures
+            assert figures is not None
+            return figures.unacknowledged_bytes
+
+        for number in range(300):
+            desk.publish("orders", {"id": number, "pad": "x" * 1_000})
+        until(lambda: kept() <= 64 * 2**10, SECONDS, "the backlog to be within its bound")
+        assert kept() > 0
+        assert _attached(server) == ["evicted"]
         assert not server.faults()
 
 

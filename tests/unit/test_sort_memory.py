@@ -75,7 +75,7 @@ def test_one_caller_has_all_of_its_memory_and_leaves_some_to_the_next(memory: So
 
 
 def test_a_large_sort_of_one_caller_that_waits_for_itself_lets_others_pass(memory: SortMemory) -> None:
-    """[2]. Its other results hold what it waits for."""
+    """sort_memory [2]. Its other results hold what it waits for."""
     Result(memory, "worst", 700)
     waits = SortShare(memory, "worst")
     assert waits.try_hold(200)
@@ -84,7 +84,7 @@ def test_a_large_sort_of_one_caller_that_waits_for_itself_lets_others_pass(memor
 
 
 def test_a_large_sort_that_waits_for_others_does_not_starve(memory: SortMemory) -> None:
-    """[2]. While it is the only one of its caller, others take no more than a small one does."""
+    """sort_memory [2]. While it is the only one of its caller, others take no more than a small one does."""
     Result(memory, "other", 300)
     waits = SortShare(memory, "desk")
     assert waits.try_hold(500)
@@ -114,7 +114,7 @@ def test_the_line_goes_by_caller(memory: SortMemory) -> None:
 
 
 def test_a_result_that_nobody_reads_is_taken_back_from_who_holds_most(memory: SortMemory, clock: Clock) -> None:
-    """[4]"""
+    """sort_memory [4]"""
     mine, largest, older = (
         Result(memory, "small", 10),
         Result(memory, "worst", 600),
@@ -133,7 +133,7 @@ def test_a_result_that_nobody_reads_is_taken_back_from_who_holds_most(memory: So
 
 
 def test_a_result_that_is_being_read_stays(memory: SortMemory, clock: Clock) -> None:
-    """[4]. So does one that a thread is at work on."""
+    """sort_memory [4]. So does one that a thread is at work on."""
     read, worked = Result(memory, "worst", 400), Result(memory, "worst", 400)
     worked.is_at_work = True
     waits = SortShare(memory, "other")
@@ -161,7 +161,8 @@ def test_nothing_is_taken_back_while_nobody_waits(memory: SortMemory, clock: Clo
 
 
 def test_a_sort_with_the_turn_that_does_not_go_on_loses_it(memory: SortMemory, clock: Clock) -> None:
-    """[4]. Story: a client that does not read even the header stopped the sort of its query, which kept the turn."""
+    """sort_memory [4]. Story: a client that did not read even the header stopped the sort of its query, which kept the
+    turn."""
     stalled = Result(memory, "worst", 0)
     assert stalled.try_hold(900)
     waits = SortShare(memory, "worst")
