@@ -224,8 +224,8 @@ class SortMemory:
             others_wait = share is not turn and bool(waiting - {share.caller})
             patience = UNREAD_OTHERS_SECONDS if others_wait else UNREAD_SECONDS
             if now - share.moved_seconds >= patience and share.reclaim():
-                self._take(share, 0)
                 self._grown(share)
+                self._take(share, 0)
 
 
 class SortShare:
@@ -259,8 +259,8 @@ class SortShare:
     def shrink(self, size: int) -> None:
         """Gives back the memory beyond `size`; the sort needs no more."""
         with self.memory._lock:
+            self.memory._grown(self)  # first: its caller is charged for what it has held
             self.memory._take(self, min(size, self.held))
-            self.memory._grown(self)
 
     def moved(self) -> None:
         """Its records are being read."""

@@ -47,6 +47,10 @@ class LongAnswer(Protocol):
 class LongQueries(Protocol):
     """Answers queries in reader processes."""
 
+    @property
+    def running(self) -> int:
+        """The number of processes that are ready."""
+
     async def ask(self, granted: Granted, request: sow_pb2.QueryRequest) -> LongAnswer | None:
         """Asks a reader process; returns when the first message is there. None: no reader process can answer it now, or
         the one that was asked is lost. Raises StoreError."""
@@ -61,19 +65,26 @@ class Queries:
         self._sort_memory = sort_memory
         self._long = long
 
-    async def answer(self, granted: Granted, request: sow_pb2.QueryRequest) -> AsyncGenerator[bytes, None]:
-        """The messages of an answer, as bytes. Raises StoreError."""
+    async def answer(
+        self, granted: Granted, request: sow_pb2.QueryRequest, *, asks: bool = True
+    ) -> AsyncGenerator[bytes, None]:
+        """The messages of an answer, as bytes. `asks`: a reader process, where it is long. Raises StoreError."""
         scan = await self._opened(granted, request)
         own = QueryAnswer(scan, restricted=granted.restriction.rows is not None)
         long: LongAnswer | None = None
+        # A sort gives its memory back before a reader process sorts anew: others wait for it here.
+        gives_back = asks and bool(request.order_by) and self._long.running > 0
         async with aclosing(own.messages(self._readers, lambda: self._reading.origins.names)) as messages:
             begun: list[bytes] = []
             async for message in messages:
                 begun.append(message)
                 if scan.scanned >= SHORT_RECORDS:
-                    long = await self._long.ask(granted, request)
+                    if asks and not gives_back:
+                        long = await self._long.ask(granted, request)
                     break
-            if long is None:
+            else:
+                gives_back = False
+            if not gives_back and long is None:
                 if request.order_by:
                     # A sort holds memory that others wait for: it goes on to its end, whether its client reads or not.
                     async for message in messages:
@@ -89,6 +100,13 @@ class Queries:
                         yield message
                 return
         begun.clear()  # a client may take its time, and each piece is up to a megabyte
+        if long is None:
+            long = await self._long.ask(granted, request)
+        if long is None:
+            async with aclosing(self.answer(granted, request, asks=False)) as messages:
+                async for message in messages:
+                    yield message
+            return
         try:
             yield self._header(long.sequence, long.now_micros)
             async with aclosing(long.messages()) as messages:
