@@ -65,7 +65,7 @@ from sow_server.services.inspection_service import Observed
 from sow_server.services.load_service import LoadService
 from sow_server.services.loading import Loading
 from sow_server.services.log_tail import LogTail
-from sow_server.services.ownership import OwnedDurables
+from sow_server.services.ownership import DurableOwners, OwnedDurables
 from sow_server.services.positions import Positions
 from sow_server.services.queries import Queries
 from sow_server.services.reading import StoreReading
@@ -147,7 +147,7 @@ async def _start(config: Config, tail: LogTail, running: AsyncExitStack) -> None
     loading = Loading(store.loads, store.commits, clock, parts.admission, readers)
     services = (*SERVICES, *links.services)
     healthy = HealthService()
-    access = _access(config, store, metrics, readers, links, running)
+    access = _access(config, parts, metrics, readers, links, running)
     processes = _reader_processes(store, clock, config, metrics, running)
     observed = Observed(tail, metrics.latencies)
     own = _services(
@@ -259,6 +259,7 @@ class _Parts:
             hub,
             lambda text, part: TopicFilters(store.cuts, text, (), (), SCAN_RECORDS, lambda topic: part).view,
             instance=config.server.instance,
+            hold_micros=config.journal.hold_max_micros,
         )
         marks = store.replicas.marks
         parts = cls(
@@ -268,7 +269,7 @@ class _Parts:
             consumers,
             ReplicatedDurables(consumers, store.topics, store.durables, store.commits, store.cuts, clock, marks),
             Positions(store.commits, store.replicas.marks, store.instance),
-            Admission(store.topics, store.durables, store.commits, clock),
+            Admission(store.topics, store.durables, store.commits, clock, consumers.backlogs.held),
             IdleTopics(store.topics, store.durables, store.administration, clock),
             Exports(store.topics, store.cuts, options=ExportOptions(config.limits.exports_max)),
             SortMemory(config.limits.sort_bytes_max, config.limits.sorts_waiting_max),
@@ -310,15 +311,16 @@ def _timers(parts: _Parts, readers: Executor, config: Config, go_on: Callable[[]
 
 
 def _access(
-    config: Config, store: Store, metrics: Metrics, readers: Executor, links: InstanceLinks, running: AsyncExitStack
+    config: Config, parts: _Parts, metrics: Metrics, readers: Executor, links: InstanceLinks, running: AsyncExitStack
 ) -> AccessControl:
     try:
-        access = AccessControl(config, store.topics, metrics, readers)
+        access = AccessControl(config, parts.store.topics, metrics, readers)
     except AccessControlError as error:
         raise StartError(str(error)) from error
     running.callback(access.stop)
     if config.access.file is not None:
         links.ask_access(lambda name: access.authorizer.peer(name) is not None)
+        parts.consumers.backlogs.owners = DurableOwners(access.authorizer)
     return access
 
 

@@ -244,14 +244,14 @@ class Gap:
     | reason | why |
     |---|---|
     | "discarded" | max_age, max_bytes or max_entries of the topic discarded it |
-    | "evicted" | the backlog quota evicted it |
+    | "evicted" | the backlog quota evicted it, or the bound of a consumer without `topic-admin` |
     | "conflated" | the backlog quota replaced it by the snapshot that follows |
     | "backlog_ttl" | it was unacknowledged for too long |
     | "delivery_limit" | it was delivered as often as the delivery limit allows, and was set aside |
     | "reset" | the durable was removed, by a request or because it was idle, and begins anew |
     | "unknown" | a reason that only a newer server knows |
 
-    Rules: J5, J9, J8, J15, J10.
+    Rules: J5, J9, J8, J15, J10, J19.
     """
 
     reason: GapReason

@@ -44,6 +44,13 @@ class CallTrace(Protocol):
         """The call has ended with the gRPC status of this name."""
 
 
+class CallPlace(Protocol):
+    """The place of a call among those that the server takes at a time."""
+
+    def leave(self) -> None:
+        """The call has ended."""
+
+
 class Call:
     """One call of an RPC: its caller, and what that caller may do."""
 
@@ -63,6 +70,7 @@ class Call:
         "notes",
         "owner",
         "peer",
+        "place",
         "seconds_left",
         "session",
         "trace",
@@ -102,6 +110,8 @@ class Call:
         """The reason for which the server has ended the call."""
         self.session = ""
         """The id of its session, once it has one."""
+        self.place: CallPlace | None = None
+        """None: it has none yet."""
         self.trace: CallTrace | None = None
         """None: the call is not traced."""
         self._topics = topics

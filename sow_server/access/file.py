@@ -10,7 +10,17 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final, NamedTuple, TypeVar
 
-from sow_server.access.model import ANONYMOUS, AccessFile, Credential, Grant, Identity, Limits, Peer, Role
+from sow_server.access.model import (
+    ANONYMOUS,
+    UNLIMITED,
+    AccessFile,
+    Credential,
+    Grant,
+    Identity,
+    Limits,
+    Peer,
+    Role,
+)
 from sow_server.access.needs import GRANTABLE, SERVER_ACTIONS, Action
 from sow_server.config import ConfigError
 from sow_server.config.file import TableReader, parse_toml
@@ -132,7 +142,25 @@ class _GrantForm:
     hide: tuple[Steps, ...] = _key(_Paths(), ())
 
 
-_MANY: Final = MayBeAbsent(Count(0, 1_000_000))
+_NO_LIMIT: Final = -1
+"""What a form has for "unlimited", where None is a limit that the file does not give."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Limit:
+    """A limit, or "unlimited"."""
+
+    kind: ValueKind[int]
+
+    def read(self, value: object, folder: Path) -> int:
+        return _NO_LIMIT if value == UNLIMITED else self.kind.read(value, folder)
+
+    def show(self, value: int) -> str:
+        return quoted(UNLIMITED) if value == _NO_LIMIT else self.kind.show(value)
+
+
+_MANY: Final = MayBeAbsent(_Limit(Count(0, 1_000_000)))
+_BYTES: Final = MayBeAbsent(_Limit(Size(1, 2**40)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,10 +172,9 @@ class _LimitsForm:
     topics: int | None = _key(_MANY, None)
     durables: int | None = _key(_MANY, None)
     publishers: int | None = _key(_MANY, None)
-    bytes_in_flight: int | None = field(
-        default=None, metadata={"kind": MayBeAbsent(Size(1, 2**40)), "key": "bytes_in_flight"}
-    )
+    bytes_in_flight: int | None = field(default=None, metadata={"kind": _BYTES, "key": "bytes_in_flight"})
     requests_per_second: int | None = _key(_MANY, None)
+    backlog_bytes: int | None = field(default=None, metadata={"kind": _BYTES, "key": "backlog_bytes"})
 
 
 assert {limit.name for limit in fields(_LimitsForm)} == {limit.name for limit in fields(Limits)}, "one form of each"
@@ -278,7 +305,11 @@ class _File:
         found = self._table(f"{table}.limits", value)
         limits = found.reader.section(_LimitsForm, found.name, found.given)
         given = {limit.name: getattr(limits, limit.name) for limit in fields(limits)}
-        return Role(name, tuple(grants), MappingProxyType({key: at for key, at in given.items() if at is not None}))
+        return Role(
+            name,
+            tuple(grants),
+            MappingProxyType({key: None if at == _NO_LIMIT else at for key, at in given.items() if at is not None}),
+        )
 
     def _grant(self, table: _Table) -> Grant:
         form = table.reader.section(_GrantForm, table.name, table.given)

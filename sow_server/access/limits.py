@@ -89,7 +89,8 @@ class Usage:
         if rate is None:
             return
         now = self._elapsed()
-        recent = self._recent = max(0.0, self._recent - (now - self._at) * rate)
+        # A reload may have lowered the rate: nobody waits for longer than a second's worth of the new one.
+        recent = self._recent = max(0.0, min(self._recent, float(rate)) - (now - self._at) * rate)
         self._at = now
         if recent + 1 > rate:
             # With a rate of 0, waiting does not help.

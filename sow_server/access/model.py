@@ -13,6 +13,13 @@ from sow_server.filters.tree import Filter
 
 ANONYMOUS: Final = "anonymous"
 """The identity of callers on a listener that asks for no credential."""
+UNLIMITED: Final = "unlimited"
+"""A limit of a role that says so leaves the bound to the server."""
+DEFAULT_RPCS: Final = 500
+DEFAULT_SUBSCRIPTIONS: Final = 250
+DEFAULT_BYTES_IN_FLIGHT: Final = 128 * 2**20
+DEFAULT_REQUESTS_PER_SECOND: Final = 5_000
+DEFAULT_BACKLOG_BYTES: Final = 4 * 2**30
 DEFAULT_EXPORTS: Final = 16
 DEFAULT_LOADS: Final = 4
 DEFAULT_TOPICS: Final = 1_000
@@ -22,11 +29,12 @@ DEFAULT_PUBLISHERS: Final = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The limits of one identity (rule A7). None: the limits of the server alone apply."""
+    """The limits of one identity (rule A7): a quarter of what the server has by default, or less. None: unlimited, so
+    the bounds of the server alone apply."""
 
-    rpcs: int | None = None
+    rpcs: int | None = DEFAULT_RPCS
     """Calls under way."""
-    subscriptions: int | None = None
+    subscriptions: int | None = DEFAULT_SUBSCRIPTIONS
     exports: int | None = DEFAULT_EXPORTS
     loads: int | None = DEFAULT_LOADS
     topics: int | None = DEFAULT_TOPICS
@@ -35,9 +43,11 @@ class Limits:
     """Durable subscriptions and pins that it owns."""
     publishers: int | None = DEFAULT_PUBLISHERS
     """Publisher ids that it may begin to use within an hour."""
-    bytes_in_flight: int | None = None
+    bytes_in_flight: int | None = DEFAULT_BYTES_IN_FLIGHT
     """Bytes of its requests that are not answered."""
-    requests_per_second: int | None = None
+    requests_per_second: int | None = DEFAULT_REQUESTS_PER_SECOND
+    backlog_bytes: int | None = DEFAULT_BACKLOG_BYTES
+    """Bytes of journals that its durables and pins may leave unacknowledged, together (rule J19)."""
 
     def of(self, name: str) -> int | None:
         """One limit by its name; None: there is none."""
@@ -70,8 +80,9 @@ class Role:
 
     name: str
     grants: tuple[Grant, ...]
-    limits: Mapping[str, int] = field(compare=False)
-    """The ones that the file gives. They say how much, not what: a change of them ends no stream (rule A6)."""
+    limits: Mapping[str, int | None] = field(compare=False)
+    """The ones that the file gives; None: unlimited. They say how much, not what: a change of them ends no stream (rule
+    A6)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +109,11 @@ class Identity:
     @property
     def limits(self) -> Limits:
         """The largest of the limits that its roles give; the default where none gives one."""
-        given: dict[str, int] = {}
+        given: dict[str, int | None] = {}
         for role in self.roles:
             for name, value in role.limits.items():
-                given[name] = max(value, given.get(name, 0))
+                before = given.get(name, 0)
+                given[name] = None if value is None or before is None else max(value, before)
         return Limits(**given)
 
 

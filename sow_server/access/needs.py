@@ -28,6 +28,10 @@ SERVER_ACTIONS: Final = frozenset({Action.OBSERVE, Action.OPERATOR})
 GRANTABLE: Final = tuple(action for action in Action if action is not Action.REPLICATE)
 
 
+WATCHES: Final = "watches"
+"""What calls count as that watch health, and stay (rule N5)."""
+
+
 class Scope(enum.Enum):
     """Where an action is checked."""
 
@@ -49,7 +53,7 @@ class Need(NamedTuple):
     audited: bool = False
     """Whether the audit log has each call, also those that are allowed. Denied calls are always there."""
     counts_as: str = "rpcs"
-    """The name under which its calls under way count (rule A7)."""
+    """The name under which its calls under way count (rules A7, N5)."""
 
 
 class MissingNeed(Exception):
@@ -57,6 +61,7 @@ class MissingNeed(Exception):
 
 
 _OPEN: Final = Need(Scope.OPEN)
+_WATCHES: Final = Need(Scope.OPEN, counts_as=WATCHES)
 _KNOWN: Final = Need(Scope.KNOWN)
 _DESCRIBES: Final = Need(Scope.KNOWN, counts_as="descriptions")
 _READ: Final = Need(Scope.TOPIC, Action.READ)
@@ -140,7 +145,7 @@ NEEDS: Final[dict[str, Need]] = {
     "/sow.v1.ReplicationService/FetchRows": _REPLICATE,
     "/sow.v1.ReplicationService/MergeRows": _REPLICATE,
     "/grpc.health.v1.Health/Check": _OPEN,
-    "/grpc.health.v1.Health/Watch": _OPEN,
+    "/grpc.health.v1.Health/Watch": _WATCHES,
     "/grpc.health.v1.Health/List": _OPEN,
     "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": _KNOWN,
 }

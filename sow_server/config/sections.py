@@ -60,6 +60,7 @@ from sow_server.engine.values.model import (
 from sow_server.engine.values.policies import NOTHING, Declared
 from sow_server.query.exports import ExportOptions
 from sow_server.query.sort_memory import SORT_BYTES_MAX, SORTS_WAITING_MAX
+from sow_server.subscriptions.backlogs import HOLD_MICROS
 from sow_server.subscriptions.hub import HubOptions
 
 KIB: Final = 2**10
@@ -236,6 +237,7 @@ class JournalConfig:
     """[journal]: upkeep of the journal; retention is set per topic."""
 
     prune_interval_micros: int = _duration(60 * MICROS, 10 * _MILLI, _DAY)
+    hold_max_micros: int = _duration(HOLD_MICROS, MICROS, _DAY)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,9 @@ import enum
 import heapq
 import re
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import compress, islice
 from operator import itemgetter
@@ -35,7 +37,7 @@ from sow_server.filters import FilterError, parse, print_path
 from sow_server.filters.restriction import hides
 from sow_server.filters.tree import Field, Metadata, MetadataName, Path
 from sow_server.filters.values import first
-from sow_server.query.sort_memory import SortMemory, SortRoom, SortShare
+from sow_server.query.sort_memory import RETRY_MICROS, SortMemory, SortRoom, SortShare
 
 TERMS_MAX: Final = 16
 LENGTH_MAX: Final = 64 << 10
@@ -327,14 +329,19 @@ class Sorter:
         payloads: bool,
         memory: SortMemory,
         after: tuple[tuple[object, ...], bytes] | None = None,
+        caller: str = "",
     ) -> None:
         """`limit`: how many records to return; None: all. `payloads`: False keeps only the headers. `after`: the sort
-        keys and the record key of a place in the order; records up to there are left out."""
+        keys and the record key of a place in the order; records up to there are left out. `caller`: who waits for the
+        result."""
         self._order = order
         self._limit = limit
         self._after = after
         self._payloads = payloads
-        self.share: Final = SortShare(memory)
+        self.share: Final = SortShare(memory, caller, self._reclaim)
+        self._at_work = threading.Lock()
+        """Held while records are added or read."""
+        self._reclaimed = False
         self._run: list[Row] = []  # not sorted yet
         self._runs: list[list[Row]] = []  # each sorted; earlier runs have earlier keys
         self._records = 0
@@ -346,6 +353,38 @@ class Sorter:
     def add(self, keys: Sequence[bytes], values: Sequence[bytes]) -> SortRoom:
         """Takes records. GRANTED: go on. WAIT: call `again` once the share is ready. BEGIN_ANEW: once it is ready, add
         all records again from the first. Raises StoreError RESULT_TOO_LARGE, OVERLOADED."""
+        with self.working():
+            return self._add(keys, values)
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """While records are added or read, their memory is not taken back. Raises StoreError OVERLOADED if it was."""
+        with self._at_work:
+            if self._reclaimed:
+                raise StoreError(
+                    Reason.OVERLOADED,
+                    "order_by: other queries needed the memory of this result, which nobody read; ask again, and read"
+                    " it as it comes",
+                    field="order_by",
+                    retry_after_micros=RETRY_MICROS,
+                )
+            self.share.moved()
+            yield
+
+    def _reclaim(self) -> bool:
+        """Forgets the records, for another sort that waits; False if it is at work."""
+        if not self._at_work.acquire(blocking=False):
+            return False
+        try:
+            self._reclaimed = True
+            for run in self._runs:
+                run.clear()  # whoever reads the rows holds the lists, too
+            self._forget()
+        finally:
+            self._at_work.release()
+        return True
+
+    def _add(self, keys: Sequence[bytes], values: Sequence[bytes]) -> SortRoom:
         decode = self._order.decode
         documents: Sequence[object] = (
             [None] * len(values) if decode is None else [decode(value[HEADER_BYTES:]) for value in values]

@@ -123,11 +123,12 @@ class Scan:
         cuts: CutSource,
         query: Query,
         sort_memory: SortMemory | None = None,
+        caller: str = "",
         *,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`sort_memory`: the memory that ordered queries share. `clock`: in seconds. Raises StoreError for options that
-        contradict each other, or a page token of another query."""
+        """`sort_memory`: the memory that ordered queries share, by `caller`. `clock`: in seconds. Raises StoreError for
+        options that contradict each other, or a page token of another query."""
         _check(query)
         self.query: Final = query
         self._hash = query_hash(query.topic.prefix, "" if query.filter is None else query.filter.text, query.order)
@@ -137,7 +138,7 @@ class Scan:
         # A count passes over all records, and then tells how many would have been returned.
         self._limit = None if query.count_only else query.top_n or query.page_size or None
         self._skip = query.skip_n
-        self._sorter = _sorter(query, sort_memory or SortMemory(), after)
+        self._sorter = _sorter(query, sort_memory or SortMemory(), after, caller)
         self._room = SortRoom.GRANTED
         self._sorted: Iterator[Row] | None = None
         self._chunk = SCAN_CHUNK_FIRST
@@ -192,7 +193,9 @@ class Scan:
             if self._way.index_entries:
                 return _NO_RECORDS
         if self._sorted is not None:
-            return self._next_sorted(self._sorted)
+            assert self._sorter is not None, "it has sorted them"
+            with self._sorter.working():
+                return self._next_sorted(self._sorted)
         if not self._keys:
             if not self._unjudged:
                 if self._rows.ended:
@@ -394,7 +397,7 @@ def _is_restricted(given: RecordFilter | None) -> bool:
     return given is not None and given.granted is not None and given.predicate.constant is None
 
 
-def _sorter(query: Query, memory: SortMemory, after: Place | None) -> Sorter | None:
+def _sorter(query: Query, memory: SortMemory, after: Place | None, caller: str) -> Sorter | None:
     if query.order is None:
         return None
     limit = min(query.skip_n + query.top_n, sys.maxsize) if query.top_n else None
@@ -406,6 +409,7 @@ def _sorter(query: Query, memory: SortMemory, after: Place | None) -> Sorter | N
         payloads=not (query.keys_only or query.explain),
         memory=memory,
         after=None if after is None else (after.sort_keys, after.key),
+        caller=caller,
     )
 
 

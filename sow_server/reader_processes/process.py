@@ -179,7 +179,7 @@ class ReaderProcess:
         topic.statistics = StoredStatistics(records=asked.records)  # an estimate, by which a query finds its way
         query = query_of(topic, sow_pb2.QueryRequest.FromString(asked.request), asked.restriction)
         cuts = self._follower.at(moment, self._skipped)
-        return QueryAnswer(Scan(cuts, query, self._sorts), restricted=asked.restriction.rows is not None)
+        return QueryAnswer(Scan(cuts, query, self._sorts, asked.caller), restricted=asked.restriction.rows is not None)
 
     # -- exports ------------------------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ pass. If the quota evicts or conflates instead, every request passes, see `subsc
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Final
 
 from sow_server.engine.catalog.topics import Topic, Topics
@@ -33,7 +34,16 @@ RETRY_MICROS: Final = MICROS
 class Admission:
     """Owns the waiting publishes, by topic. On the event loop."""
 
-    def __init__(self, topics: Topics, durables: Durables, commits: Commits, clock: GuardedClock) -> None:
+    def __init__(
+        self,
+        topics: Topics,
+        durables: Durables,
+        commits: Commits,
+        clock: GuardedClock,
+        held: Callable[[Topic], None] = lambda topic: None,
+    ) -> None:
+        """`held`: hears that a publish of a topic is held or refused, again and again as long as it waits."""
+        self._held = held
         self._topics = topics
         self._durables = durables
         self._commits = commits
@@ -60,6 +70,7 @@ class Admission:
                 break  # the writer will refuse the request with this failure
             if topic.settings.backlog_action is BacklogAction.REJECT:
                 self.rejected_total += 1
+                self._held(topic)
                 raise _exceeded(topic)
             self.held_total += not held
             held = True
@@ -116,7 +127,8 @@ class Admission:
     async def _poll(self, topic: Topic) -> None:
         try:
             # It polls: a quota may bound the age, and nothing signals that time has passed.
-            while topic.id in self._waiting and self._exceeds(topic) and not self._over(topic):  # noqa: ASYNC110  # see above
+            while topic.id in self._waiting and self._exceeds(topic) and not self._over(topic):
+                self._held(topic)
                 await asyncio.sleep(POLL_SECONDS)
         finally:
             del self._polls[topic.id]

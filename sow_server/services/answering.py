@@ -32,6 +32,8 @@ T = TypeVar("T")
 
 SORT_PATIENCE_SECONDS: Final = 30.0
 """How long an ordered query waits for memory while nobody gives any back."""
+SORT_LOOK_SECONDS: Final = 0.1
+"""How often it has memory taken back from those who do not read."""
 
 
 def query_of(topic: Topic, request: sow_pb2.QueryRequest, restriction: Restriction) -> Query:
@@ -127,22 +129,24 @@ class QueryAnswer:
 
 
 async def until_ready(share: SortShare) -> None:
-    """Waits until there is room to sort in. Raises StoreError OVERLOADED when nobody has taken or given back any memory
-    for a while: then clients that do not read their results hold it."""
+    """Waits until there is room to sort in, and has memory taken back from those who do not read. Raises StoreError
+    OVERLOADED when nobody has taken or given back any memory for a while."""
     loop = asyncio.get_running_loop()
     ready = asyncio.Event()
+    moves, moved = share.memory.moves, loop.time()
     while not share.when_ready(lambda: _set_soon(loop, ready)):
-        moves = share.memory.moves
-        try:
-            await asyncio.wait_for(ready.wait(), SORT_PATIENCE_SECONDS)
-        except TimeoutError:
-            if share.memory.moves == moves:
-                raise StoreError(
-                    Reason.OVERLOADED,
-                    "order_by: the memory to sort in is held by queries whose clients do not read; try again later",
-                    field="order_by",
-                    retry_after_micros=MICROS,
-                ) from None
+        share.memory.take_back()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(ready.wait(), SORT_LOOK_SECONDS)
+        if share.memory.moves != moves:
+            moves, moved = share.memory.moves, loop.time()
+        elif loop.time() - moved >= SORT_PATIENCE_SECONDS:
+            raise StoreError(
+                Reason.OVERLOADED,
+                "order_by: the memory to sort in is held by queries that do not end; try again later",
+                field="order_by",
+                retry_after_micros=MICROS,
+            )
         ready.clear()
 
 

@@ -1,76 +1,132 @@
 """Bounds of the calls of one listener, of their waits for a request, and of the memory that requests and answers take
 (rules N4, N5). On the event loop.
 
-[1]  Administrative calls and health have places of their own: other calls, however many, leave them free.
-[2]  Calls without a credential are few for each connection, and few in all.
+[1]  Administrative calls and health have places of their own: other calls, however many, leave them free. A watcher of
+     health, who stays, takes no place of one who asks.
+[2]  Nobody holds all of anything: a caller may hold some times what is free, so the more it holds, the less it gets,
+     and the next caller finds something. A caller is as in rule N7.
 [3]  Bytes that arrive are counted before they are parsed.
-[4]  Bytes that a client does not take, or that its calls keep, count against its connection alone.
+[4]  Bytes that a client does not take, or that its calls keep, count against its connection and its caller alone.
 [5]  The wait for a request ends in time. A call that is cancelled meanwhile ends as cancelled.
+[6]  Calls without a credential that have sent no request keep nobody out: beyond a number of them, the oldest wait of
+     the host that has most of them ends.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
-from sow_server.access.needs import Action, Need, Scope
+from sow_server.access.needs import WATCHES, Action, Need, Scope
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import MICROS
+from sow_server.engine.values.turns import CALLER
 
 T = TypeVar("T")
 
-OPEN_CALLS_MAX: Final = 200
-OPEN_CALLS_PER_CONNECTION_MAX: Final = 4
-"""A client checks health with one call at a time."""
+HEALTH_CHECKS_MAX: Final = 100
+HEALTH_WATCHES_MAX: Final = 100
+WATCHES_PER_CONNECTION_MAX: Final = 4
+"""A client watches health with one call."""
 ADMINISTRATIVE_CALLS_MAX: Final = 100
-RESERVED_CALLS: Final = OPEN_CALLS_MAX + ADMINISTRATIVE_CALLS_MAX
+RESERVED_CALLS: Final = HEALTH_CHECKS_MAX + HEALTH_WATCHES_MAX + ADMINISTRATIVE_CALLS_MAX
 """Places of a listener beyond `max_concurrent_rpcs`."""
-_ADMINISTRATIVE: Final = frozenset({Action.OBSERVE, Action.OPERATOR})
+CALLS_SHARE: Final = 4.0
+"""One caller may hold so many times the places that are free: four fifths of them, if it is alone."""
+BYTES_SHARE: Final = 0.5
+"""The same of bytes: a third of them, if it is alone."""
 CONNECTION_SHARE: Final = 4
 """One connection may hold this part of `in_flight_bytes_max`."""
+_ADMINISTRATIVE: Final = frozenset({Action.OBSERVE, Action.OPERATOR})
+
+
+class SharedRoom:
+    """Room that callers share [2]."""
+
+    def __init__(self, size: int, share: float) -> None:
+        """`share`: how many times the free room one caller may hold."""
+        self._size = size
+        self._share = share
+        self._of: dict[str, int] = {}
+        self.held = 0
+        """What all callers hold."""
+
+    def take(self, caller: str, size: int = 1) -> bool:
+        """Takes room until `free`; False if there is none for this caller. If nobody holds any, any size has room."""
+        own = self._of.get(caller, 0)
+        free = self._size - self.held
+        if self.held and (size > free or own >= self._share * free):
+            return False
+        self.add(caller, size)
+        return True
+
+    def add(self, caller: str, size: int) -> None:
+        """Takes room until `free`, also where there is none."""
+        self._of[caller] = self._of.get(caller, 0) + size
+        self.held += size
+
+    def free(self, caller: str, size: int = 1) -> None:
+        """Gives room back."""
+        self.held -= size
+        left = self._of[caller] - size
+        if left:
+            self._of[caller] = left
+        else:
+            del self._of[caller]
+
+
+class Place(NamedTuple):
+    """The place of a call (`access.caller.CallPlace`)."""
+
+    room: SharedRoom
+    caller: str
+    watches_of: Counter[str] | None = None
+    """Of watchers of health: their calls by connection."""
+    connection: str = ""
+
+    def leave(self) -> None:
+        """The call has ended."""
+        self.room.free(self.caller)
+        if self.watches_of is not None:
+            self.watches_of[self.connection] -= 1
+            if not self.watches_of[self.connection]:
+                del self.watches_of[self.connection]
 
 
 class Places:
     """The calls of one listener."""
 
     def __init__(self, calls_max: int) -> None:
-        self._calls_max = calls_max
-        self._administrative_max = calls_max + ADMINISTRATIVE_CALLS_MAX
-        self._calls = 0
-        self._open = 0
-        self._open_of: dict[str, int] = {}
+        self._calls = SharedRoom(calls_max, CALLS_SHARE)
+        self._administrative = SharedRoom(ADMINISTRATIVE_CALLS_MAX, CALLS_SHARE)
+        self._checks = SharedRoom(HEALTH_CHECKS_MAX, CALLS_SHARE)
+        self._watches = SharedRoom(HEALTH_WATCHES_MAX, CALLS_SHARE)
+        self._watches_of: Counter[str] = Counter()
+        """By connection."""
 
-    def enter(self, need: Need, connection: str) -> None:
-        """A call begins; `leave` must follow. Raises StoreError OVERLOADED."""
-        if need.scope is Scope.OPEN:
-            own = self._open_of.get(connection, 0)
-            if own >= OPEN_CALLS_PER_CONNECTION_MAX or self._open >= OPEN_CALLS_MAX:
-                raise _no_place()
-            self._open += 1
-            self._open_of[connection] = own + 1
-            return
-        if self._calls >= (self._administrative_max if need.action in _ADMINISTRATIVE else self._calls_max):
-            raise _no_place()
-        self._calls += 1
-
-    def leave(self, need: Need, connection: str) -> None:
-        """A call has ended."""
-        if need.scope is not Scope.OPEN:
-            self._calls -= 1
-            return
-        self._open -= 1
-        left = self._open_of[connection] - 1
-        if left:
-            self._open_of[connection] = left
+    def enter(self, need: Need, connection: str, caller: str) -> Place:
+        """A call begins; `Place.leave` must follow. Raises StoreError OVERLOADED."""
+        if need.counts_as == WATCHES:
+            if self._watches_of[connection] < WATCHES_PER_CONNECTION_MAX and self._watches.take(caller):
+                self._watches_of[connection] += 1
+                return Place(self._watches, caller, self._watches_of, connection)
+        elif need.scope is Scope.OPEN:
+            if self._checks.take(caller):
+                return Place(self._checks, caller)
         else:
-            del self._open_of[connection]
+            if need.action in _ADMINISTRATIVE and self._administrative.take(caller):
+                return Place(self._administrative, caller)
+            if self._calls.take(caller):
+                return Place(self._calls, caller)
+        raise _no_place()
 
 
 def _no_place() -> StoreError:
     return StoreError(
         Reason.OVERLOADED,
-        "there are as many calls under way as this address may have; try again later",
+        "there are as many calls under way as this address, or this caller, may have; try again later",
         retry_after_micros=MICROS // 10,
     )
 
@@ -79,19 +135,23 @@ class Arrivals:
     """Ends the waits for requests that do not arrive in time. One timer serves all: they may take equally long, so the
     oldest ends first. A timer for each would cost 3 µs a call, more than the rest of the guard."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, waiting_max: int | None = None) -> None:
+        """`waiting_max`: waits at a time; a further one ends another [6]. None: the calls are bounded already."""
         self.seconds: Final = seconds
-        self._waiting: dict[asyncio.Task[object], float] = {}
-        """When the wait of each task ends, the oldest first."""
+        self._waiting_max = waiting_max
+        self._waiting: dict[asyncio.Task[object], tuple[float, str]] = {}
+        """When the wait of each task ends, and its caller; the oldest first."""
         self._late: set[asyncio.Task[object]] = set()
         self._timer: asyncio.TimerHandle | None = None
 
     async def of(self, arriving: Awaitable[T]) -> T:
-        """The result of a wait. Raises TimeoutError once it has taken too long."""
+        """The result of a wait. Raises TimeoutError once it has taken too long, or makes room for another one."""
         task = asyncio.current_task()
         assert task is not None, "a call runs in a task"
         loop = task.get_loop()
-        self._waiting[task] = loop.time() + self.seconds
+        if self._waiting_max is not None and len(self._waiting) >= self._waiting_max:
+            self._end_one()
+        self._waiting[task] = loop.time() + self.seconds, CALLER.get()
         if self._timer is None:
             self._timer = loop.call_later(self.seconds, self._look, loop)
         try:
@@ -104,65 +164,60 @@ class Arrivals:
             self._late.discard(task)
             self._waiting.pop(task, None)
 
+    def _end_one(self) -> None:
+        """Ends the oldest wait of the caller that has most of them."""
+        most, _ = Counter(caller for _, caller in self._waiting.values()).most_common(1)[0]
+        self._end(next(task for task, (_, caller) in self._waiting.items() if caller == most))
+
+    def _end(self, task: asyncio.Task[object]) -> None:
+        del self._waiting[task]
+        self._late.add(task)
+        task.cancel()
+
     def _look(self, loop: asyncio.AbstractEventLoop) -> None:
         self._timer = None
         now = loop.time()
-        for task, end in list(self._waiting.items()):
+        for task, (end, _) in list(self._waiting.items()):
             if end > now:
                 self._timer = loop.call_at(end, self._look, loop)
                 return
-            del self._waiting[task]
-            self._late.add(task)
-            task.cancel()
+            self._end(task)
 
 
 class InFlight:
-    """Bounds the bytes of the requests that are not answered, of all callers together [3]."""
+    """Bounds the bytes of the requests that are not answered [3], and of what calls keep [4]."""
 
     def __init__(self, bytes_max: int) -> None:
-        self._bytes_max = bytes_max
-        self.bytes = 0
-        self.connections: Final = ConnectionBytes(bytes_max // CONNECTION_SHARE)
-
-    def take(self, size: int) -> bool:
-        """Takes bytes until `free`; False if there is no room. The first request always has room."""
-        if self.bytes and self.bytes + size > self._bytes_max:
-            return False
-        self.bytes += size
-        return True
-
-    def free(self, size: int) -> None:
-        """Gives bytes back."""
-        self.bytes -= size
+        self.requests: Final = SharedRoom(bytes_max, BYTES_SHARE)
+        """The first request always has room."""
+        self.kept: Final = KeptBytes(bytes_max)
 
 
-class ConnectionBytes:
-    """Bounds the bytes that the calls of one connection hold: their requests until they end, and single answers until
+class KeptBytes:
+    """Bounds the bytes that calls hold, by connection and by caller: requests until they end, and single answers until
     the client has taken them [4]."""
 
     def __init__(self, bytes_max: int) -> None:
-        self._bytes_max = bytes_max
-        self._held: dict[str, int] = {}
+        self._connection_max = bytes_max // CONNECTION_SHARE
+        self._of_connection: dict[str, int] = {}
+        self._callers = SharedRoom(bytes_max, BYTES_SHARE)
 
-    def held(self, connection: str) -> int:
-        """The bytes that the calls of a connection hold."""
-        return self._held.get(connection, 0)
-
-    def take(self, connection: str, size: int) -> bool:
-        """Takes bytes until `free`; False if there is no room. If the connection holds none, any size has room."""
-        held = self._held.get(connection, 0)
-        if held and held + size > self._bytes_max:
+    def take(self, connection: str, caller: str, size: int) -> bool:
+        """Takes bytes until `free`; False if there is no room. A connection that holds none takes any size."""
+        held = self._of_connection.get(connection, 0)
+        if (held and held + size > self._connection_max) or not self._callers.take(caller, size):
             return False
-        self._held[connection] = held + size
+        self._of_connection[connection] = held + size
         return True
 
-    def free(self, connection: str, size: int) -> None:
+    def free(self, connection: str, caller: str, size: int) -> None:
         """Gives bytes back."""
-        left = self._held[connection] - size
+        self._callers.free(caller, size)
+        left = self._of_connection[connection] - size
         if left:
-            self._held[connection] = left
+            self._of_connection[connection] = left
         else:
-            del self._held[connection]
+            del self._of_connection[connection]
 
 
 def no_room() -> StoreError:

@@ -26,7 +26,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 from sow_server.access.authorizer import Listener, Session
 from sow_server.access.caller import Call, CallTrace
-from sow_server.access.credentials import Asked, Shown
+from sow_server.access.credentials import NO_CLAIM, Asked, Shown
 from sow_server.access.failures import host_of
 from sow_server.access.needs import Need, Scope, need_of
 from sow_server.engine.commit.pace import CallsUnderWay
@@ -46,6 +46,8 @@ REQUEST_SECONDS: Final = 60.0
 """How long the one request of a call may take to arrive."""
 OPEN_REQUEST_SECONDS: Final = 5.0
 """The same for calls without a credential."""
+OPEN_REQUESTS_MAX: Final = 50
+"""Calls without a credential whose request has not come."""
 STANDARD_BYTES_MAX: Final = 4096
 """Bytes of a request of health and reflection."""
 LARGE_BYTES: Final = 64 * 2**10
@@ -117,17 +119,17 @@ class CallAdmission:
         self._publishes = publishes
         self._sleep = sleep
         self._arrivals = Arrivals(REQUEST_SECONDS)
-        self._open_arrivals = Arrivals(OPEN_REQUEST_SECONDS)
+        self._open_arrivals = Arrivals(OPEN_REQUEST_SECONDS, OPEN_REQUESTS_MAX)
 
     def reader(self, kind: type[Message]) -> Reader:
         """Parses requests, if there is room for them: their bytes are counted before."""
-        parse, in_flight, bytes_max = kind.FromString, self._in_flight, self._message_bytes_max
+        parse, requests, bytes_max = kind.FromString, self._in_flight.requests, self._message_bytes_max
 
         def read(data: bytes) -> Received:
             size = len(data)
             if size > bytes_max:
                 return Received(_TOO_LARGE, 0)
-            if not in_flight.take(size):
+            if not requests.take(CALLER.get(), size):
                 return Received(_NO_ROOM, 0)
             try:
                 return Received(parse(data), size)
@@ -139,10 +141,10 @@ class CallAdmission:
     def link_reader(self, kind: type[Message]) -> Reader:
         """Parses requests of peers. They are counted, and there is always room: a peer has its own bounds, and would
         come again."""
-        parse, in_flight = kind.FromString, self._in_flight
+        parse, requests = kind.FromString, self._in_flight.requests
 
         def read(data: bytes) -> Received:
-            in_flight.bytes += len(data)
+            requests.add(CALLER.get(), len(data))
             try:
                 return Received(parse(data), len(data))
             except DecodeError:
@@ -179,12 +181,14 @@ class CallAdmission:
                     if seconds:
                         await self._sleep(seconds)
             raise
+        # `anonymous` proves nothing: it is as many callers as there are hosts.
+        caller = host_of(address) if call.credential == NO_CLAIM.kind else call.owner
         try:
-            self._places.enter(need, call.address)
+            call.place = self._places.enter(need, address, caller)
         except StoreError as error:
             authorizer.finished(call, session, CODES[error.reason].name)
             raise
-        CALLER.set(call.owner or host_of(address))
+        CALLER.set(caller)
         if method in _SINGLE_PUBLISHES:
             self._publishes.begin()
         return call, session
@@ -210,7 +214,7 @@ class CallAdmission:
 
     def held(self, call: Call) -> Held:
         """The memory of an admitted call."""
-        return Held(self._in_flight, call.address)
+        return Held(self._in_flight, call.address, CALLER.get())
 
     def finished(self, method: str, admitted: tuple[Call, Session | None] | None, code: str, seconds: float) -> None:
         """A call has ended."""
@@ -225,25 +229,27 @@ class CallAdmission:
                 self._publishes.end()
             if call.trace is not None:
                 call.trace.ended(code, call.notes)
-            self._places.leave(call.need, call.address)
+            if call.place is not None:
+                call.place.leave()
             self._authorizer.finished(call, session, code)
 
 
 class Held:
     """The memory that one call holds. Small messages are not worth counting for each connection."""
 
-    __slots__ = ("_arrived", "_connection", "_in_flight", "_kept")
+    __slots__ = ("_arrived", "_caller", "_connection", "_in_flight", "_kept")
 
-    def __init__(self, in_flight: InFlight, connection: str) -> None:
+    def __init__(self, in_flight: InFlight, connection: str, caller: str) -> None:
         self._in_flight = in_flight
         self._connection = connection
+        self._caller = caller
         self._arrived = self._kept = 0
 
     def take(self, received: Received) -> object:
         """A request that a reader has counted. Raises StoreError if it is `Unreadable`, or if there is no room."""
         size = self._arrived = received.size
         if size > LARGE_BYTES:
-            if not self._in_flight.connections.take(self._connection, size):
+            if not self._in_flight.kept.take(self._connection, self._caller, size):
                 raise no_room()
             self._kept = size
         readable(received.request)
@@ -251,25 +257,26 @@ class Held:
 
     def answered(self) -> None:
         """The call has an answer. Its request counts for its connection alone, if it is large: it may be kept."""
-        arrived, self._arrived = self._arrived, 0
-        self._in_flight.free(arrived)
+        if self._arrived:
+            arrived, self._arrived = self._arrived, 0
+            self._in_flight.requests.free(self._caller, arrived)
 
     def release(self) -> None:
         """The request is no longer held."""
         self.answered()
         if self._kept:
             kept, self._kept = self._kept, 0
-            self._in_flight.connections.free(self._connection, kept)
+            self._in_flight.kept.free(self._connection, self._caller, kept)
 
     def sending(self, answer: bytes, context: Context) -> None:
         """Holds the only answer of a call until the client has taken it. Raises StoreError."""
         size = len(answer)
         if size <= LARGE_BYTES:
             return
-        connections, connection = self._in_flight.connections, self._connection
-        if not connections.take(connection, size):
+        kept, connection, caller = self._in_flight.kept, self._connection, self._caller
+        if not kept.take(connection, caller, size):
             raise unread()
-        context.add_done_callback(lambda _: connections.free(connection, size))  # type: ignore[arg-type]  # a protocol in the stubs that no function fits
+        context.add_done_callback(lambda _: kept.free(connection, caller, size))  # type: ignore[arg-type]  # a protocol in the stubs that no function fits
 
 
 _NOTHING_SHOWN: Final = Shown()

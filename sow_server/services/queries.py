@@ -15,6 +15,7 @@ from typing import Final, Protocol
 
 from sow.v1 import sow_pb2
 from sow_server.access.caller import Granted
+from sow_server.engine.values.turns import CALLER
 from sow_server.query.scan import Scan
 from sow_server.query.sort_memory import SortMemory
 from sow_server.services.answering import QueryAnswer, opened, query_of
@@ -49,6 +50,10 @@ class LongAnswer(Protocol):
 class LongQueries(Protocol):
     """Answers queries in reader processes."""
 
+    @property
+    def running(self) -> int:
+        """The number of processes that are ready."""
+
     async def ask(self, granted: Granted, request: sow_pb2.QueryRequest) -> LongAnswer | None:
         """Asks a reader process; returns when the first message is there. None: no reader process can answer it now, or
         the one that was asked is lost. Raises StoreError."""
@@ -63,11 +68,15 @@ class Queries:
         self._sort_memory = sort_memory
         self._long = long
 
-    async def answer(self, granted: Granted, request: sow_pb2.QueryRequest) -> AsyncGenerator[bytes, None]:
-        """The messages of an answer, as bytes. Raises StoreError."""
+    async def answer(
+        self, granted: Granted, request: sow_pb2.QueryRequest, *, asks: bool = True
+    ) -> AsyncGenerator[bytes, None]:
+        """The messages of an answer, as bytes. `asks`: a reader process, where it is long. Raises StoreError."""
         scan = await self._opened(granted, request)
         own = QueryAnswer(scan, restricted=granted.restriction.rows is not None)
         long: LongAnswer | None = None
+        # A sort gives its memory back before a reader process sorts anew: others wait for it here.
+        gives_back = asks and bool(request.order_by) and self._long.running > 0
         async with aclosing(own.messages(self._readers, lambda: self._reading.origins.names)) as messages:
             begun: list[bytes] = []
             size = 0
@@ -76,9 +85,18 @@ class Queries:
                     begun.append(message)
                 size += len(message)
                 if scan.scanned >= SHORT_RECORDS or size >= SHORT_BYTES:
-                    long = await self._long.ask(granted, request)
+                    if asks and not gives_back:
+                        long = await self._long.ask(granted, request)
                     break
-            if long is None:
+            else:
+                gives_back = False
+            if not gives_back and long is None:
+                if request.order_by:
+                    # A sort holds memory that others wait for: it goes on to its end, whether its client reads or not.
+                    async for message in messages:
+                        if message:
+                            begun.append(message)
+                            break
                 yield self._header(scan.cut.sequence, scan.cut.now_micros)
                 while begun:
                     yield begun.pop(0)
@@ -88,6 +106,13 @@ class Queries:
                 return
         begun.clear()  # a client may take its time, and each piece is up to a megabyte
         del scan, own, message
+        if long is None:
+            long = await self._long.ask(granted, request)
+        if long is None:
+            async with aclosing(self.answer(granted, request, asks=False)) as messages:
+                async for message in messages:
+                    yield message
+            return
         try:
             yield self._header(long.sequence, long.now_micros)
             async with aclosing(long.messages()) as messages:
@@ -98,13 +123,14 @@ class Queries:
 
     async def _opened(self, granted: Granted, request: sow_pb2.QueryRequest) -> Scan:
         if not (request.filter or request.order_by or granted.restriction.rows is not None):
-            return self._scan(granted, request)
+            return self._scan(granted, request, CALLER.get())
         # Parsing, compiling and planning may take milliseconds.
-        return await opened(asyncio.get_running_loop().run_in_executor(self._readers, self._scan, granted, request))
+        run = asyncio.get_running_loop().run_in_executor
+        return await opened(run(self._readers, self._scan, granted, request, CALLER.get()))
 
-    def _scan(self, granted: Granted, request: sow_pb2.QueryRequest) -> Scan:
+    def _scan(self, granted: Granted, request: sow_pb2.QueryRequest, caller: str) -> Scan:
         topic, restriction = granted
-        return Scan(self._reading.cuts, query_of(topic, request, restriction), self._sort_memory)
+        return Scan(self._reading.cuts, query_of(topic, request, restriction), self._sort_memory, caller)
 
     def _header(self, sequence: int, now_micros: int) -> bytes:
         return sow_pb2.QueryResponse(

@@ -25,6 +25,7 @@ from sow_server.engine.values import lifetimes, model
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.lifetimes import LifetimeError
 from sow_server.engine.values.model import Delete, Durability, Lifetime, Outcome, PublishChannel
+from sow_server.engine.values.policies import NOTHING
 from sow_server.query.filtering import callers_filter, record_filter, rows_filter
 from sow_server.query.scan import Query, RecordBatch, Scan, point_keys
 from sow_server.services import convert, subscribe_convert
@@ -312,7 +313,8 @@ class SowService:
         return self._deliveries.delivering(frame.topic, frame.after, frame.bookmark, len(frame.rows), call.trace)
 
     async def _attach(self, call: Call, asked: Request, attachment: Attachment) -> Consumer:
-        with self._owned.making(call, asked.topic, attachment.name, "durable.name") as name:
+        declared = attachment.declared or NOTHING
+        with self._owned.making(call, asked.topic, attachment.name, "durable.name", declared) as name:
             return await self._attach_as(name, asked, attachment)
 
     async def _attach_as(self, name: str, asked: Request, attachment: Attachment) -> Consumer:

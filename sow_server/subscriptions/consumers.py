@@ -1,4 +1,4 @@
-"""The consumers of durable subscriptions, and the deadlines of durables (rules J2, J6, J8 to J10).
+"""The consumers of durable subscriptions, and the deadlines of durables (rules J2, J6, J8 to J10, J19).
 
     [1]  A durable has at most one consumer. A forced attachment ends the stream of the consumer before.
     [2]  An acknowledgement counts only for the session that was handed the entries, and never goes beyond them.
@@ -39,6 +39,7 @@ from sow_server.engine.values.clock import GuardedClock
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import MICROS, NEVER, BacklogAction
 from sow_server.filters.restriction import UNRESTRICTED, Restriction
+from sow_server.subscriptions.backlogs import HOLD_MICROS, Backlogs
 from sow_server.subscriptions.consumer import Attachment, Consumer, EndedConsumer, SubscriptionSource
 from sow_server.subscriptions.durable_changes import DurableChanges
 from sow_server.subscriptions.durable_entries import Browse, DurableEntries, FirstEntries, FloorScan, ViewOf
@@ -68,8 +69,9 @@ class Consumers:
         view_of: ViewOf,
         *,
         instance: str = "",
+        hold_micros: int = HOLD_MICROS,
     ) -> None:
-        """`instance`: the name of this one."""
+        """`instance`: the name of this one. `hold_micros`: how long a durable may hold publishers (rule J19)."""
         self.holders: Final = Holders(instance)
         """The consumers of replicated durables, here and elsewhere (rule F15)."""
         self.source: Final = source
@@ -80,6 +82,16 @@ class Consumers:
         self._clock = clock
         self.entries: Final = DurableEntries(topics, durables, commits, cuts, clock, view_of)
         self._changes: Final = DurableChanges(durable_commits)
+        self.backlogs: Final = Backlogs(
+            topics,
+            durables,
+            self._changes,
+            clock,
+            lambda topic, now: exceeds(durables, topic, now),
+            self._tell,
+            hold_micros=hold_micros,
+        )
+        self.backlogs.wake = lambda: self.wake()  # noqa: PLW0108  # it is set later
         self._consumers: dict[Key, Consumer] = {}
         self._sessions: dict[Key, Consumer | EndedConsumer] = {}
         """The last session of each durable, ended or not: it may still acknowledge the entries that it was handed."""
@@ -473,6 +485,7 @@ class Consumers:
                 del self._relieved[topic_id]
             elif exceeds(durables, relieved, now):
                 self._changes.submit_quietly(_relieve(relieved), partial(self._tell, relieved))
+        self.backlogs.look()
         while self._heap and self._heap[0][0] <= now:
             when, topic_id, name = heapq.heappop(self._heap)
             if self._due.get((topic_id, name)) != when:

@@ -1,4 +1,4 @@
-"""Tests of callers and peers that do their worst, against real servers."""
+"""Hostile callers and peers against a real server: nobody can stop, starve or deceive the others."""
 
 from __future__ import annotations
 

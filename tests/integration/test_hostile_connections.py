@@ -53,7 +53,7 @@ def test_calls_without_a_request_and_a_credential_take_no_place(server: ServerPr
 
 
 def test_an_administrator_finds_room_beside_callers_that_fill_the_server(server: ServerProcess) -> None:
-    """Story: who held all places could not be ended by anybody."""
+    """Story: who held all places could not be ended by anybody. One caller gets four fifths of them."""
     with ExitStack() as opened, client_of(server, "root") as root:
         for _ in range(2):
             opened.enter_context(RawClient(server.address)).begin(GET, 200, token="desk")
@@ -63,7 +63,7 @@ def test_an_administrator_finds_room_beside_callers_that_fill_the_server(server:
             )
         assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert health(server.address) == "SERVING"
-        assert sum(session.calls.get("Get", 0) for session in root.sessions()) == 300
+        assert sum(session.calls.get("Get", 0) for session in root.sessions()) == 240
         assert root.status().state == "serving"
     until(lambda: _counts(server), SECONDS, "the places to be free again")
 

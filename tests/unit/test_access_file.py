@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sow_server.access.file import load_access
-from sow_server.access.model import DEFAULT_EXPORTS, DEFAULT_LOADS
+from sow_server.access.model import DEFAULT_EXPORTS, DEFAULT_LOADS, Limits
 from sow_server.access.needs import Action
 from sow_server.config import ConfigError
 from sow_server.engine.values.model import MICROS
@@ -291,6 +292,18 @@ def test_the_largest_limit_of_several_roles_holds(tmp_path: Path) -> None:
     limits = access_of(tmp_path, text).identities["desk"].limits
     assert (limits.rpcs, limits.loads, limits.exports) == (7, 1, DEFAULT_EXPORTS)
     assert access_of(tmp_path, DESK + "[roles.r]\n").identities["desk"].limits.loads == DEFAULT_LOADS
+
+
+def test_a_role_without_limits_is_bounded_and_one_may_say_that_it_is_not(tmp_path: Path) -> None:
+    """Story: a role without limits had none, so one identity could hold all that the server has."""
+    plain = access_of(tmp_path, DESK + "[roles.r]\n").identities["desk"].limits
+    assert plain == Limits()
+    assert set(plain.named()) == {limit.name for limit in fields(Limits)}, "each has a default"
+    both = DESK.replace('["r"]', '["r", "s"]') + "[roles.s.limits]\nrpcs = 7\n"
+    limits = access_of(tmp_path, both + "[roles.r.limits]\nrpcs = 'unlimited'\nbacklog_bytes = 'unlimited'\n")
+    desk = limits.identities["desk"].limits
+    assert (desk.rpcs, desk.backlog_bytes, desk.subscriptions) == (None, None, Limits().subscriptions)
+    assert "rpcs" not in desk.named()
 
 
 @pytest.mark.parametrize(

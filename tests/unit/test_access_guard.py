@@ -119,7 +119,7 @@ class Served:
         return found
 
     def check_all_given_back(self) -> None:
-        assert self.in_flight.bytes == 0
+        assert self.in_flight.requests.held == 0
         assert not self.publishes
         assert list(self.guarded.authorizer.sessions()) == []
         for name in self.guarded.authorizer.identities:
@@ -233,9 +233,9 @@ def test_calls_beyond_the_limit_are_refused_and_hold_nothing(tmp_path: Path) -> 
 
 def test_a_request_without_room_is_refused_before_it_is_parsed(tmp_path: Path) -> None:
     served = Served(tmp_path, bytes_max=10)
-    assert served.in_flight.take(5)
+    assert served.in_flight.requests.take("another", 5)
     assert asyncio.run(get(served, answers)) == "OVERLOADED"
-    assert served.in_flight.bytes == 5
+    assert served.in_flight.requests.held == 5
 
 
 # --- streams ---------------------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from tests.support.parts import NoReports
 AT_A_TIME = ("rpcs", "subscriptions", "exports", "loads", "durables")
 
 
-def usage_of(clocks: Clocks, **limits: int) -> Usage:
+def usage_of(clocks: Clocks, **limits: int | None) -> Usage:
     return Usage(Limits(**limits), clocks.elapsed)
 
 
@@ -70,15 +70,24 @@ def test_a_rate_of_nothing_allows_nothing_and_asks_for_no_retry() -> None:
 
 def test_a_rate_that_a_reload_changes_holds_at_once() -> None:
     clocks = Clocks()
-    usage = usage_of(clocks)
+    usage = usage_of(clocks, requests_per_second=None)
     for _ in range(1_000):
         usage.request()
     usage.limits = Limits(requests_per_second=2)
     assert [wait_micros(usage) > 0 for _ in range(3)] == [False, False, True]
     usage.limits = Limits(requests_per_second=4)
     assert [wait_micros(usage) > 0 for _ in range(3)] == [False, False, True]
-    usage.limits = Limits()
+    usage.limits = Limits(requests_per_second=None)
     assert wait_micros(usage) == 0
+
+
+def test_a_rate_that_a_reload_lowers_makes_nobody_wait_for_what_was_allowed_before() -> None:
+    """Story: a thousand calls at a rate of 5,000, which is the default, and a caller waited for 500 s at one of 2."""
+    usage = usage_of(Clocks())
+    for _ in range(1_000):
+        usage.request()
+    usage.limits = Limits(requests_per_second=2)
+    assert 0 < wait_micros(usage) <= MICROS
 
 
 @given(st.integers(1, 50), st.lists(st.floats(0, 2), max_size=60))

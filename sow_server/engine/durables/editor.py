@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 import structlog
@@ -354,9 +354,9 @@ class DurableEditor:
         first = first_inside(self._heads, topic, self._above(topic, found.position), JournalBounds(ttl), self.now)
         return self._drafted.skip(topic, found, first - 1, GapReason.BACKLOG_TTL)
 
-    def relieve(self, topic: Topic) -> list[str]:
-        """Evicts or conflates the entries beyond the topic's backlog quota (rule J9). Returns the names of their
-        durables."""
+    def relieve(self, topic: Topic, names: Collection[str] | None = None) -> list[str]:
+        """Evicts or conflates the entries beyond the topic's backlog quota (rule J9). `names`: evicts those of these
+        durables alone, whatever the quota does (rule J19). Returns the names of the durables that have lost some."""
         settings, figures = topic.settings, self._drafted.figures(topic)
         size, age = settings.backlog_quota_bytes, settings.backlog_quota_age_micros
         number = settings.backlog_quota_entries
@@ -369,7 +369,9 @@ class DurableEditor:
             many = number is not None and figures.appended_entries - durable.entries >= number
             if oldest is None or not (over or late or many):
                 break  # the others are faster
-            if settings.backlog_action is BacklogAction.CONFLATE:
+            if names is not None and durable.name not in names:
+                continue
+            if names is None and settings.backlog_action is BacklogAction.CONFLATE:
                 upto, reason = figures.last_sequence, GapReason.CONFLATED
             else:
                 left = JournalBounds(
@@ -384,6 +386,20 @@ class DurableEditor:
             if self._drafted.skip(topic, durable, upto, reason):
                 relieved.append(durable.name)
         return relieved
+
+    def bound(self, topic: Topic, names: Collection[str], bytes_max: int) -> list[str]:
+        """Evicts what durables keep beyond so many bytes, unless the retention of the topic keeps it anyway (rule J19).
+        Returns the names of the durables that have lost some."""
+        settings, figures = topic.settings, self._drafted.figures(topic)
+        retained = JournalBounds(settings.retain_time_micros, settings.retain_bytes)
+        inside = first_inside(self._heads, topic, figures, retained, self.now)
+        found: list[str] = []
+        for durable in filter(None, [self.get(topic, name) for name in names]):
+            above = self._above(topic, durable.position)
+            first = first_inside(self._heads, topic, above, JournalBounds(None, bytes_max), self.now)
+            if self._drafted.skip(topic, durable, min(first, inside) - 1, GapReason.EVICTED):
+                found.append(durable.name)
+        return found
 
     def freeze(self, topic: Topic) -> None:
         """Before the topic's settings, or policies, change: entries that are gone for its durables stay gone."""

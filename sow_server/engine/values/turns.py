@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 from typing import Final, Generic, TypeVar
 
@@ -44,6 +44,11 @@ class Turns(Generic[T]):
     def callers(self) -> int:
         """How many callers wait."""
         return len(self._waiting)
+
+    @property
+    def waiting(self) -> Iterable[str]:
+        """The callers that wait."""
+        return self._waiting.keys()
 
     def put(self, caller: str, item: T) -> None:
         """An item waits behind the others of its caller."""
@@ -86,6 +91,15 @@ class Turns(Generic[T]):
             del self._waiting[caller]
             self._forget()
         return item
+
+    def remove(self, caller: str, item: T) -> None:
+        """Removes an item that waits, out of its turn."""
+        queue = self._waiting[caller]
+        queue.remove(item)
+        self._size -= 1
+        if not queue:
+            del self._waiting[caller]
+            self._forget()
 
     def charge(self, caller: str, cost: float) -> None:
         """Adds what an item has cost, in a unit of the owner's choice."""
