@@ -167,9 +167,10 @@ class PeerChanges:
                 )
             )
 
-    def check_skew(self, draft: Draft, batches: Iterable[Changes]) -> None:
-        """Raises StoreError CLOCK_SKEW for versions that are too far in the future (rule K7)."""
-        highest = max([max(changes.version, default=0) for changes in batches], default=0)
+    def check_skew(self, draft: Draft, batches: Iterable[Changes], purged: Purged = NOTHING_PURGED) -> None:
+        """Raises StoreError CLOCK_SKEW for versions that are too far in the future (rule K7), also that of a purge
+        mark: all records here are below a mark of some other age."""
+        highest = max([purged.version, *[max(changes.version, default=0) for changes in batches]])
         ahead = highest - draft.now
         if ahead > self._options.max_clock_skew_micros:
             raise StoreError(
@@ -336,9 +337,12 @@ class MergeSeed:
                 Reason.BATCH_DAMAGED,
                 f"a seed of {part.topic} continues at a position that this instance has not reached",
             )
+        owner.check_skew(draft, [] if changes is None else [changes], self._purged)
+        if self._purged.version and bad_names([self._purged.origin]):
+            raise StoreError(
+                Reason.INVALID_ARGUMENT, f"purged_origin: {self._purged.origin[:100]!r} is not the name of an instance"
+            )
         own, bad_origins = owner.stage_origins(draft, self._origins)
-        if changes is not None:
-            owner.check_skew(draft, [changes])
         names = owner.origins.names_in(draft)
         if self._purged.version:
             following = self._drop(draft, topic)
