@@ -158,7 +158,7 @@ def test_a_merge_in_rounds_is_answered_when_the_store_ends_in_between(
     for number in range(5):
         b.put("t", str(number))
     ship(a, b)
-    purged = Purged(b.time.wall_micros + MINUTE, "a")
+    purged = Purged(b.time.wall_micros + SECOND, "a")
     monkeypatch.setattr(receiving, "DROP_MAX", 2)
     queue = b.store.commits.run
     queued: list[object] = []
@@ -309,7 +309,7 @@ def test_sources_and_origins_beyond_the_room_of_the_journal_are_refused(
     """writer [3]: a commit with such a number could not be encoded, which would end all writing."""
     a, b = pair
     ship(a, b)
-    monkeypatch.setattr(origins, "ORIGINS_MAX", 2)
+    monkeypatch.setattr(origins, "ORIGINS_MAX", origins.OWN_MAX + 2)
     answers: list[MergeCounts | StoreError] = []
     part = SeedRange("t", True, True, b"", b"")
     b.store.replicas.changes.merge("a", part, chunk=b"", origins=["c"], purged=Purged(), done=answers.append)
@@ -322,6 +322,35 @@ def test_sources_and_origins_beyond_the_room_of_the_journal_are_refused(
         greet(a, b)
     ship(a, b)
     assert live(b) == live(a)
+
+
+def test_one_source_cannot_take_the_numbers_that_all_share(
+    pair: tuple[Rig, Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """sources [3]: a peer that begins anew all the time, or names ever more instances, left no number to the others."""
+    a, b = pair
+    ship(a, b)
+    monkeypatch.setattr(sources, "TAKEN_MAX", 5)
+    part = SeedRange("t", True, True, b"", b"")
+
+    def bring(*names: str) -> None:
+        answers: list[MergeCounts | StoreError] = []
+        b.store.replicas.changes.merge("a", part, chunk=b"", origins=names, purged=Purged(), done=answers.append)
+        b.answer(answers)
+
+    bring("c1", "c2", "c3", "c4")
+    bring("c1", "c2", "c3", "c4")
+    with pytest.raises(StoreError, match="brought records of 5 instances") as refused:
+        bring("c5", "c6")
+    assert refused.value.reason is Reason.LIMIT_EXCEEDED
+    for _ in range(4):
+        greet(a, b)
+    with pytest.raises(StoreError, match="begun anew 5 times"):
+        greet(a, b)
+    b.close()
+    b.open()
+    with pytest.raises(StoreError, match="begun anew 5 times"):
+        greet(a, b)
 
 
 def test_the_space_of_purged_tombstones_is_given_back(pair: tuple[Rig, Rig], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,8 @@
      fail.
 [2]  A stored state that cannot be used disables its source. Nothing of this source is taken, all other work goes on,
      and the row stays until an operator has it removed. Then the source counts as one that was removed (rule R14).
+[3]  Numbers of sources and of origins are never used again, and all sources share two bytes of them. So each source can
+     take a part only.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ from sow_server.engine.disk.layout import (
     seed_key,
     seeds_prefix,
     source_key,
+    taken_key,
     u32,
+    unpack_u32,
 )
 from sow_server.engine.disk.rocks import META, Rocks
 from sow_server.engine.replicas.model import (
@@ -46,6 +50,9 @@ from sow_server.engine.values.patterns import PatternError
 log = structlog.get_logger(__name__)
 
 ALL_TOPICS: Final = ".*"
+TAKEN_MAX: Final = 4_096
+"""Numbers of sources, or of origins, that one source can take ([3]): how often it begins anew with other data or
+another pattern, and how many instances it brings records of. Removing the peer gives it as many again."""
 FAULT_CHARACTERS: Final = 300
 REMOVED: Final = "removed"
 """In the place of the id and the epoch of a source whose row could not be read."""
@@ -316,6 +323,7 @@ class Sources:
     def _stage_left(self, draft: Draft, name: str, source: Source) -> None:
         prefix = seeds_prefix(name)
         draft.batch.ranges.append((META, prefix, prefix + b"\xff" * 5))
+        draft.batch.deletes[META].append(taken_key(name))
         self.stage_seeds_change(draft)
         self.stage(draft, name, source._replace(wait_for=draft.next_sequence - 1, missing_is_deleted=False))
         draft.on_commit.append(partial(self._forget, name))
@@ -334,6 +342,16 @@ class Sources:
             )
         draft.batch.puts[META][NEXT_SOURCE_KEY] = u32(number + 1)
         return number
+
+    def stage_taken(self, draft: Draft, name: str, *, numbers: int = 0, origins: int = 0) -> None:
+        """A source takes numbers that all sources share ([3]). Raises StoreError LIMIT_EXCEEDED."""
+        key = taken_key(name)
+        row = draft.batch.puts[META].get(key) or self._rocks.get(META, key) or bytes(8)
+        begun, named = unpack_u32(row[:4]) + numbers, unpack_u32(row[4:8]) + origins
+        if max(begun, named) > TAKEN_MAX:
+            what = f"begun anew {TAKEN_MAX} times" if begun > TAKEN_MAX else f"brought records of {TAKEN_MAX} instances"
+            raise StoreError(Reason.LIMIT_EXCEEDED, f"{name} has {what}, the most that one source may")
+        draft.batch.puts[META][key] = u32(begun) + u32(named)
 
     def stage_refused(self, draft: Draft, source: str, topic: Topic) -> None:
         """A row or change of a topic is refused, so that this instance does not have all of the source's."""
@@ -375,8 +393,9 @@ class BeginSource:
 
     def stage(self, draft: Draft) -> None:
         """Puts the source under a new number, and removes the progress of its seeds."""
-        number = self._sources.stage_number(draft)
         name = self._source.identity.name
+        self._sources.stage_taken(draft, name, numbers=1)
+        number = self._sources.stage_number(draft)
         prefix = seeds_prefix(name)
         draft.batch.ranges.append((META, prefix, prefix + b"\xff" * 5))
         self._sources.stage_seeds_change(draft)

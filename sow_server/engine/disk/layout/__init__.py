@@ -89,6 +89,7 @@ from sow_server.engine.disk.layout.meta import (
     settings_from_json,
     settings_to_json,
     source_key,
+    taken_key,
 )
 from sow_server.engine.disk.layout.records import (
     EXPIRE_TIME,
@@ -293,6 +294,7 @@ __all__ = [
     "staged_keys",
     "staged_range",
     "staged_value",
+    "taken_key",
     "u16",
     "u32",
     "unpack_i64",

@@ -20,11 +20,12 @@
 "durable/"     u32 name   JSON, see durables/
 "next_load"    u32
 "load/"        u32   JSON, see loads/
-"peer/"        name  JSON, see replicas/, as are the next four
+"peer/"        name  JSON, see replicas/, as are the next five
 "link/"        name  JSON
 "next_source"  u32
 "source/"      name  JSON
 "seed/"        name "/" u32   how far a topic has been seeded
+"taken/"       name  u32 | u32   the numbers of sources and of origins that a source has taken
 """
 
 from __future__ import annotations
@@ -60,6 +61,7 @@ LINK_KEY: Final = b"link/"
 NEXT_SOURCE_KEY: Final = b"next_source"
 SOURCE_KEY: Final = b"source/"
 SEED_KEY: Final = b"seed/"
+TAKEN_KEY: Final = b"taken/"
 
 _DURABLE_TOPIC: Final = slice(len(DURABLE_KEY), len(DURABLE_KEY) + 4)
 _DURABLE_NAME: Final = slice(len(DURABLE_KEY) + 4, None)
@@ -105,6 +107,11 @@ def link_key(name: str) -> bytes:
 def source_key(name: str) -> bytes:
     """The key of a peer that sends to this instance."""
     return SOURCE_KEY + name.encode()
+
+
+def taken_key(source: str) -> bytes:
+    """The key of what a source has taken of the numbers that all sources share."""
+    return TAKEN_KEY + source.encode()
 
 
 def seeds_prefix(source: str) -> bytes:
