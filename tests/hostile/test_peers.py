@@ -12,6 +12,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,7 +29,7 @@ from sow_server.engine.disk.layout import source_key
 from sow_server.engine.disk.rocks import META, Batch, Rocks
 from tests.support.access import GUARDED, client_of, peer, write_access, write_private
 from tests.support.odd_fields import TOO_LARGE_PATTERN, Odd, odd_fields, with_odd
-from tests.support.server import ServerProcess
+from tests.support.server import ServerProcess, until
 
 SECONDS: Final = 20.0
 CONFIG: Final = GUARDED.replace("[server]", '[server]\ninstance = "nyc"') + '[replication]\naccept = ["ldn", "par"]\n'
@@ -473,3 +474,78 @@ def test_every_field_of_the_contract_has_its_odd_values() -> None:
     assert {path[0] for path in fields} == set(KINDS)
     service = replication_pb2.DESCRIPTOR.services_by_name["ReplicationService"]
     assert set(service.methods_by_name) == {"Replicate", *REQUESTS}
+
+
+# --- a peer that answers ---------------------------------------------------------------------------------------------
+
+
+class Answering(replication_pb2_grpc.ReplicationServiceServicer):
+    """An instance that this server sends to: it answers each link with what it was told to, and ends it."""
+
+    def __init__(self) -> None:
+        self.answers: list[Message] = []
+        self.links = 0
+
+    def Replicate(  # noqa: N802  # the name of the contract
+        self, requests: Iterator[replication_pb2.Sealed], context: object
+    ) -> Iterator[replication_pb2.Sealed]:
+        next(requests)
+        yield from [sealed(answer, number) for number, answer in enumerate(self.answers, 1)]
+        self.links += 1
+
+
+def welcome(count: int) -> replication_pb2.ReplicateResponse:
+    """Of data that the server has not met: each one of another epoch."""
+    instance = replication_pb2.Instance(name="evil", id="0123456789ab", epoch=f"e{count}")
+    answer = replication_pb2.TopicAnswer(topic="shared", state=replication_pb2.TOPIC_STATE_WANTED)
+    return replication_pb2.ReplicateResponse(
+        welcome=replication_pb2.Welcome(instance=instance, topics=[answer], now_micros=time.time_ns() // 1_000)
+    )
+
+
+def answered_oddly(folder: Path, count: int | None) -> None:
+    """Lets a server send to a peer whose answers are odd, restarts it, and looks at what it shows."""
+    write_access(folder, peer("evil", "shared"))
+    config = CONFIG.replace('accept = ["ldn", "par"]', "serve_links = true")
+    evil, pool = Answering(), grpc.server(ThreadPoolExecutor(4))
+    replication_pb2_grpc.add_ReplicationServiceServicer_to_server(evil, pool)
+    address = f"127.0.0.1:{pool.add_insecure_port('127.0.0.1:0')}"
+    pool.start()
+    try:
+        with ServerProcess(folder, config) as server:
+            with client_of(server, "root") as root:
+                for topic in ("shared", "private"):
+                    root.create_topic(topic, key=["/id"], expiration="enabled")
+                root.publish("shared", {"id": "1"})
+                root.publish("private", {"id": "1"})
+                root.add_peer("evil", address)
+                for number, odd in enumerate(
+                    itertools.chain(*chosen(odd_fields(replication_pb2.ReplicateResponse), count))
+                ):
+                    first = welcome(number)
+                    evil.answers = (
+                        [with_odd(first, odd)]
+                        if odd.path[0] == "welcome"
+                        else [first, with_odd(replication_pb2.ReplicateResponse(), odd)]
+                    )
+                    links = evil.links
+                    root.add_peer("evil", address, replace=True)  # it is dialled at once
+                    until(lambda links=links: evil.links > links, SECONDS, f"the answer {odd.name}")
+                    assert_others_go_on(root)
+                    assert_all_is_shown(root)
+            server.restart()
+            with client_of(server, "root") as root:
+                assert_others_go_on(root)
+                assert_all_is_shown(root)
+            assert server.faults() == []
+    finally:
+        pool.stop(None)
+
+
+def test_no_answer_of_a_peer_stops_others(tmp_path: Path) -> None:
+    answered_oddly(tmp_path, 1)
+
+
+@pytest.mark.long
+def test_no_value_of_any_field_of_an_answer_stops_others(tmp_path: Path) -> None:
+    answered_oddly(tmp_path, None)

@@ -125,7 +125,7 @@ def test_sound_messages_pass(kind: str) -> None:
     ],
 )
 def test_the_fields_of_a_part_of_a_seed_agree(seed: dict[str, Any], field: str) -> None:
-    given = {"topic": "t", "first": True, "last": True} | seed
+    given: dict[str, Any] = {"topic": "t", "first": True, "last": True} | seed
     message = replication_pb2.ReplicateRequest(seed=replication_pb2.Seed(**given))
     assert fault_of(message).startswith(f"seed.{field}: ")
 

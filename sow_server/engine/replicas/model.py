@@ -10,7 +10,7 @@ All rows are in `meta`, JSON except those of seeds:
     "seed/" name / topic u32
                       state u8 | key: how far the topic has been merged, see `SeedState`
     "link/" name      a peer that was added by command, or a pause, see `commanded`
-    "taken/" name     u32 | u32: the numbers of sources and of origins that it has taken, see `sources` [3]
+    "taken/" name     u32 | u32: the numbers of sources and of origins that it has taken, see `sources`
     "next_source"     u32: numbers are never used again, so that a source that begins anew has a new one
 """
 
