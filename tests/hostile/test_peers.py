@@ -479,19 +479,22 @@ def test_every_field_of_the_contract_has_its_odd_values() -> None:
 # --- a peer that answers ---------------------------------------------------------------------------------------------
 
 
-class Answering(replication_pb2_grpc.ReplicationServiceServicer):
+class Answering:
     """An instance that this server sends to: it answers each link with what it was told to, and ends it."""
 
     def __init__(self) -> None:
         self.answers: list[Message] = []
         self.links = 0
 
-    def Replicate(  # noqa: N802  # the name of the contract
+    def replicate(
         self, requests: Iterator[replication_pb2.Sealed], context: object
     ) -> Iterator[replication_pb2.Sealed]:
+        """Answers a link, once it is greeted."""
         next(requests)
-        yield from [sealed(answer, number) for number, answer in enumerate(self.answers, 1)]
-        self.links += 1
+        try:
+            yield from [sealed(answer, number) for number, answer in enumerate(self.answers, 1)]
+        finally:  # also where the other end has had enough
+            self.links += 1
 
 
 def welcome(count: int) -> replication_pb2.ReplicateResponse:
@@ -508,7 +511,14 @@ def answered_oddly(folder: Path, count: int | None) -> None:
     write_access(folder, peer("evil", "shared"))
     config = CONFIG.replace('accept = ["ldn", "par"]', "serve_links = true")
     evil, pool = Answering(), grpc.server(ThreadPoolExecutor(4))
-    replication_pb2_grpc.add_ReplicationServiceServicer_to_server(evil, pool)
+    replicate = grpc.stream_stream_rpc_method_handler(
+        evil.replicate,
+        request_deserializer=replication_pb2.Sealed.FromString,
+        response_serializer=replication_pb2.Sealed.SerializeToString,
+    )
+    pool.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler("sow.v1.ReplicationService", {"Replicate": replicate}),)
+    )
     address = f"127.0.0.1:{pool.add_insecure_port('127.0.0.1:0')}"
     pool.start()
     try:
@@ -519,18 +529,14 @@ def answered_oddly(folder: Path, count: int | None) -> None:
                 root.publish("shared", {"id": "1"})
                 root.publish("private", {"id": "1"})
                 root.add_peer("evil", address)
-                for number, odd in enumerate(
-                    itertools.chain(*chosen(odd_fields(replication_pb2.ReplicateResponse), count))
-                ):
+                kind = replication_pb2.ReplicateResponse
+                for number, odd in enumerate(itertools.chain(*chosen(odd_fields(kind), count)), 1):
                     first = welcome(number)
-                    evil.answers = (
-                        [with_odd(first, odd)]
-                        if odd.path[0] == "welcome"
-                        else [first, with_odd(replication_pb2.ReplicateResponse(), odd)]
-                    )
-                    links = evil.links
+                    is_first = odd.path[0] == "welcome"
+                    evil.answers = [with_odd(first, odd)] if is_first else [first, with_odd(kind(), odd)]
+                    evil.links = 0
                     root.add_peer("evil", address, replace=True)  # it is dialled at once
-                    until(lambda links=links: evil.links > links, SECONDS, f"the answer {odd.name}")
+                    until(lambda: evil.links, SECONDS, f"the answer {odd.name}")
                     assert_others_go_on(root)
                     assert_all_is_shown(root)
             server.restart()
