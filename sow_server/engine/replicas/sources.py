@@ -25,12 +25,14 @@ from sow_server.engine.disk.layout import (
     NEXT_SOURCE_KEY,
     SEED_UPTO,
     SOURCE_KEY,
+    Taken,
+    decode_taken,
+    encode_taken,
     seed_key,
     seeds_prefix,
     source_key,
     taken_key,
     u32,
-    unpack_u32,
 )
 from sow_server.engine.disk.rocks import META, Rocks
 from sow_server.engine.replicas.model import (
@@ -346,12 +348,13 @@ class Sources:
     def stage_taken(self, draft: Draft, name: str, *, numbers: int = 0, origins: int = 0) -> None:
         """A source takes numbers that all sources share ([3]). Raises StoreError LIMIT_EXCEEDED."""
         key = taken_key(name)
-        row = draft.batch.puts[META].get(key) or self._rocks.get(META, key) or bytes(8)
-        begun, named = unpack_u32(row[:4]) + numbers, unpack_u32(row[4:8]) + origins
-        if max(begun, named) > TAKEN_MAX:
-            what = f"begun anew {TAKEN_MAX} times" if begun > TAKEN_MAX else f"brought records of {TAKEN_MAX} instances"
+        before = decode_taken(draft.batch.puts[META].get(key) or self._rocks.get(META, key))
+        taken = Taken(before.begun + numbers, before.named + origins)
+        if max(taken) > TAKEN_MAX:
+            begun = taken.begun > TAKEN_MAX
+            what = f"begun anew {TAKEN_MAX} times" if begun else f"brought records of {TAKEN_MAX} instances"
             raise StoreError(Reason.LIMIT_EXCEEDED, f"{name} has {what}, the most that one source may")
-        draft.batch.puts[META][key] = u32(begun) + u32(named)
+        draft.batch.puts[META][key] = encode_taken(taken)
 
     def stage_refused(self, draft: Draft, source: str, topic: Topic) -> None:
         """A row or change of a topic is refused, so that this instance does not have all of the source's."""

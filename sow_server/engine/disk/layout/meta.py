@@ -148,6 +148,25 @@ class Reserved(NamedTuple):
     sequence: int = 0
 
 
+class Taken(NamedTuple):
+    """The numbers that a source has taken of those that all sources share."""
+
+    begun: int = 0
+    """Of sources: how often it has begun."""
+    named: int = 0
+    """Of origins: the instances whose records it has brought."""
+
+
+def encode_taken(taken: Taken) -> bytes:
+    """Two words."""
+    return u32(taken.begun) + u32(taken.named)
+
+
+def decode_taken(row: bytes | None) -> Taken:
+    """What a source has taken, by its row; a row that is damaged counts as none."""
+    return Taken() if row is None or len(row) != 8 else Taken(unpack_u32(row[:4]), unpack_u32(row[4:]))
+
+
 def encode_bounds(reserved: Reserved) -> bytes:
     """The row of the bounds."""
     return i64(reserved.version) + i64(reserved.sequence)
