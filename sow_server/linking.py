@@ -23,6 +23,7 @@ from sow_replication import ports
 from sow_replication.node import Node
 from sow_replication.options import Mode, NodeOptions, PeerOptions
 from sow_replication.service import Replication
+from sow_replication.status import disabled_link
 from sow_server.access.caller import Call
 from sow_server.config import (
     Config,
@@ -38,6 +39,7 @@ from sow_server.config import (
 from sow_server.config.kinds import is_loopback
 from sow_server.engine.commit.commits import Commits
 from sow_server.engine.replicas import CommandedPeer, CommandedPeers
+from sow_server.engine.replicas.sources import Sources
 from sow_server.engine.store import Store
 from sow_server.engine.values.clock import GuardedClock
 from sow_server.engine.values.errors import Reason, StoreError
@@ -121,7 +123,7 @@ def link(
                 "[replication] serve_links: must be true, because peers were added by command "
                 f"({', '.join(one.name for one in commanded.added())}); with it they can be removed"
             )
-        return NoLinks(store.commits, config.server.instance)
+        return NoLinks(store.commits, store.replicas.sources, config.server.instance)
     peer_store = PeerStore(
         store.replicas,
         commits=store.commits,
@@ -371,8 +373,13 @@ class PeerCommands:
         return None
 
     async def remove(self, name: str) -> None:
-        """Removes a peer or a source that was added by command."""
+        """Removes a peer or a source that was added by command. Of a source that is disabled, first what is stored of
+        it; if the configuration names it, or nothing does, that is all."""
         async with self._one_at_a_time:
+            if await _state_removed(self._commanded.sources, name) and name not in {
+                one.name for one in self._commanded.added()
+            }:
+                return
             if name in _configured(self._config):
                 raise StoreError(
                     Reason.SET_IN_CONFIG,
@@ -439,14 +446,24 @@ async def _committed(start: Callable[[Callable[[StoreError | None], None]], None
     await future
 
 
+async def _state_removed(sources: Sources, name: str) -> bool:
+    """Removes the state of a disabled source; False: there is none of this name. Raises StoreError."""
+    if name not in sources.disabled:
+        return False
+    await _committed(partial(sources.remove_disabled, name))
+    log.warning("source_state_removed", peer=name)
+    return True
+
+
 class NoLinks(InstanceLinks):
     """The null object: an instance without peers that accepts no sources."""
 
     services = ()
     message_bytes_max = 0
 
-    def __init__(self, commits: Commits, instance: str) -> None:
+    def __init__(self, commits: Commits, sources: Sources, instance: str) -> None:
         self._commits = commits
+        self._sources = sources
         self._instance = instance
 
     def handlers(self, admission: CallAdmission) -> tuple[grpc.GenericRpcHandler, ...]:
@@ -471,9 +488,11 @@ class NoLinks(InstanceLinks):
         raise StoreError(Reason.REPLICATION_UNAVAILABLE, "this instance has no peers")
 
     def status(self) -> admin_pb2.GetReplicationStatusResponse:
-        """The status without links."""
+        """The status without links: sources of earlier links that are disabled."""
         return admin_pb2.GetReplicationStatusResponse(
-            instance=self._instance, last_sequence=self._commits.synced_sequence
+            instance=self._instance,
+            last_sequence=self._commits.synced_sequence,
+            incoming=[disabled_link(name, row.fault) for name, row in sorted(self._sources.disabled.items())],
         )
 
     def ask_access(self, may_send: Callable[[str], bool]) -> None:
@@ -488,8 +507,9 @@ class NoLinks(InstanceLinks):
         )
 
     async def remove_peer(self, name: str) -> None:
-        """Always PEER_NOT_FOUND."""
-        raise _no_peer(name, field="name")
+        """PEER_NOT_FOUND, unless it is a source that is disabled."""
+        if not await _state_removed(self._sources, name):
+            raise _no_peer(name, field="name")
 
     async def pause_peer(self, name: str) -> None:
         """Always PEER_NOT_FOUND."""

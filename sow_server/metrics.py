@@ -554,7 +554,7 @@ def _consumer_metrics(consumers: Consumers, admission: Admission) -> Iterator[Me
 OUT: Final = "out"
 IN: Final = "in"
 OUT_STATES: Final = ("connecting", "greeting", "seeding", "streaming", "waiting", "refused")
-IN_STATES: Final = ("connected", "seeding", "away")
+IN_STATES: Final = ("connected", "seeding", "away", "disabled")
 """States of links. All are always shown, so that an alert has a series to look at."""
 TOPIC_STATES: Final = ("seeding", "refused")
 

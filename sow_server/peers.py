@@ -6,7 +6,7 @@ errors of the engine become `Refused`. Every other method is the engine's own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final, Protocol, TypeVar
 
 from sow.v1 import types_pb2
@@ -34,9 +34,13 @@ from sow_server.engine.disk.rocks import RocksError
 from sow_server.engine.opening import Instance
 from sow_server.engine.reading import Cuts
 from sow_server.engine.replicas import ReplicaDone, Replicas, SelectRecords, comparing
+from sow_server.engine.replicas.sharing import compiled
 from sow_server.engine.values.clock import GuardedClock
 from sow_server.engine.values.errors import StoreError
 from sow_server.engine.values.model import RecordMatcher
+from sow_server.engine.values.patterns import PatternError
+from sow_server.filters import FilterError
+from sow_server.filters import parse as parse_filter
 from sow_server.query.filtering import record_filter
 from sow_server.subscriptions.replicated import ReplicatedDurables
 
@@ -93,6 +97,27 @@ class PeerStore:
         self.answers: Final = replicas.sources.answers
         self.answer: Final = replicas.sources.answer
         self.check: Final = replicas.sources.check
+
+    @property
+    def disabled(self) -> Mapping[str, str]:
+        """Sources whose stored state cannot be used, with the faults."""
+        return {name: row.fault for name, row in self._replicas.sources.disabled.items()}
+
+    def pattern_fault(self, text: str) -> str:
+        """Why a text is no pattern."""
+        try:
+            compiled(text)
+        except PatternError as error:
+            return f"is not an RE2 expression ({error})"
+        return ""
+
+    def filter_fault(self, text: str) -> str:
+        """Why a text is no filter."""
+        try:
+            parse_filter(text)
+        except FilterError as error:
+            return str(error)
+        return ""
 
     def head(self) -> int:
         """The last sequence that is durable."""

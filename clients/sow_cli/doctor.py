@@ -419,8 +419,15 @@ def judged_links(status: ReplicationStatus) -> Iterator[Finding]:
         else:
             yield Finding("replication", "ok", f"sends to {link.peer}")
     for source in status.incoming:
-        level: Level = "warning" if source.state == "away" or source.last_error else "ok"
         error = _told(source.last_error_reason, source.last_error)
+        if source.state == "disabled":
+            advice = (
+                f"sow replication remove-peer {source.peer}, which removes what is stored of it; then it takes the "
+                "data here before its own are taken"
+            )
+            yield Finding("replication", "fault", f"{source.peer} is disabled{error}", advice)
+            continue
+        level: Level = "warning" if source.state == "away" or source.last_error else "ok"
         advice = "ask it: `sow --server ITS_ADDRESS doctor`" if level == "warning" else ""
         yield Finding("replication", level, f"{source.peer} is {source.state}{error}", advice)
     if not status.outgoing and not status.incoming:

@@ -256,6 +256,9 @@ def in_options(error: InvalidArgument) -> InvalidArgument:
 def remove_peer(session: Session, output: Output, name: str) -> None:
     """Remove the instance NAME, which was added with add-peer, for good: the server keeps nothing for it any more.
 
+    Where the server cannot use what it has stored of NAME (`disabled` in the status), that is removed, also of an
+    instance in the configuration.
+
     Give the other instance the same command with this one's name. If the instance comes back, it takes the data here
     before its own are taken, and records that it alone has may be dropped; so for a while rather pause it.
 

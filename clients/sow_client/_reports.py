@@ -358,7 +358,7 @@ class IncomingLink:
 
     peer: str
     state: str
-    """ "connected", "seeding" or "away"."""
+    """ "connected", "seeding", "away", or "disabled": what is stored of it cannot be used, see `remove_peer`."""
     cursor: int
     """The position up to which the instance has the sender's changes, in the sender's sequences."""
     head_sequence: int

@@ -19,6 +19,8 @@ OPERATORS: Final = frozenset(
         types_pb2.ERROR_REASON_INSTANCE_NAME_CLASH,
         types_pb2.ERROR_REASON_PEER_OTHER_CLUSTER,
         types_pb2.ERROR_REASON_PROTOCOL_MISMATCH,
+        types_pb2.ERROR_REASON_INVALID_ARGUMENT,
+        types_pb2.ERROR_REASON_DATA_DAMAGED,
     }
 )
 """Reasons that only an operator can resolve."""

@@ -12,6 +12,7 @@ import grpc
 from google.protobuf.message import Message
 
 from sow.v1 import replication_pb2, replication_pb2_grpc, types_pb2
+from sow_replication.checks import checked
 from sow_replication.ports import Refused
 from sow_replication.wire import opened, refused_by, sealed
 
@@ -44,7 +45,7 @@ class Calls:
         numbers = itertools.count(1)
         try:
             async for part in call:
-                yield opened(replication_pb2.ListVersionsResponse, part, next(numbers))
+                yield checked(opened(replication_pb2.ListVersionsResponse, part, next(numbers)))
         except grpc.aio.AioRpcError as error:
             raise refused_of(error, self._address) from error
         finally:
@@ -68,7 +69,7 @@ class Calls:
             answer = await method(sealed(request), metadata=self._metadata)
         except grpc.aio.AioRpcError as error:
             raise refused_of(error, self._address) from error
-        return opened(kind, answer)
+        return checked(opened(kind, answer))
 
 
 def refused_of(error: grpc.aio.AioRpcError, address: str) -> Refused:

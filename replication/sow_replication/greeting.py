@@ -49,6 +49,8 @@ class Known:
     """The last sequence of this instance; 0: it has never had a change."""
     cluster: str = ""
     """The cluster of this instance; empty: none."""
+    disabled: str = ""
+    """The fault of the stored state of the sender; empty: it has none."""
 
 
 def decide(hello: replication_pb2.Hello, known: Known) -> Decision:
@@ -97,6 +99,8 @@ def _objection(hello: replication_pb2.Hello, peer: InstanceIdentity, known: Know
         return objection
     if not known.accepted:
         return not_accepted(own, peer.name)
+    if known.disabled:
+        return disabled(own, peer.name, known.disabled)
     if known.live is not None and known.live.id != peer.id:
         return Refused(
             types_pb2.ERROR_REASON_INSTANCE_NAME_CLASH, f"another instance is connected as {peer.name} to {own.name}"
@@ -130,6 +134,15 @@ def pending(own: str, peer: str) -> Refused:
     return Refused(
         reason,
         f"{peer} has been away for too long, or is new or restored: it first takes the changes of {own}, by itself",
+    )
+
+
+def disabled(own: InstanceIdentity, name: str, fault: str) -> Refused:
+    """The stored state of the peer cannot be used. Both ends show the message."""
+    return Refused(
+        types_pb2.ERROR_REASON_DATA_DAMAGED,
+        f"what {own.name} has stored of {name} cannot be used ({fault}): remove it there, by "
+        f"`sow replication remove-peer {name}`",
     )
 
 

@@ -361,6 +361,7 @@ class Node:
                 accepted=incoming is not None and receiver.caller.is_named(name),
                 live=None if live is None else live.identity,
                 row=self.store.source(name),
+                disabled=self.store.disabled.get(name, ""),
                 sends=self.store.peer(name) if self._mutual(name, hello.topics_pattern) else None,
                 head=self.store.head(),
                 cluster=self.store.cluster,
@@ -406,6 +407,11 @@ class Node:
             incoming.live = None
             if receiver.failure is not None:
                 incoming.trouble.happened(receiver.failure, self.store.now_micros())
+        elif receiver.identity is None and receiver.caller.name is not None and receiver.failure is not None:
+            # It has not come as far as its Hello; its credential says which instance it is.
+            proved = self.incoming.get(receiver.caller.name)
+            if proved is not None and proved.live is None and not proved.trouble.message:
+                proved.trouble.happened(receiver.failure, self.store.now_micros())
 
     def _incoming_of(self, receiver: Receiver) -> Incoming | None:
         if receiver.identity is None:

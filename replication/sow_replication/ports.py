@@ -15,7 +15,7 @@ only stores read. Sequences are positions in one instance's journal and mean not
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
@@ -170,6 +170,16 @@ class Sending(Protocol):
         """The peer has been seeded anew with everything: clears `missed`."""
 
 
+class LinkTexts(Protocol):
+    """The languages of the patterns and filters of links. From any thread."""
+
+    def pattern_fault(self, text: str) -> str:
+        """Why a text is no pattern; empty: it is one."""
+
+    def filter_fault(self, text: str) -> str:
+        """Why a text is no filter; empty: it is one."""
+
+
 class Receiving(Protocol):
     """The store for the receiver of a link."""
 
@@ -182,7 +192,12 @@ class Receiving(Protocol):
         """The cluster of this instance; empty: none."""
 
     def source(self, name: str) -> SourceState | None:
-        """The stored state of a sender; None: it has never been welcomed."""
+        """The stored state of a sender; None: it has never been welcomed, or is disabled."""
+
+    @property
+    def disabled(self) -> Mapping[str, str]:
+        """Senders whose stored state cannot be used, by name, each with the fault. Nothing of them is taken until an
+        operator removes that state (rule R14)."""
 
     @property
     def topics_version(self) -> int:
@@ -305,5 +320,5 @@ class Comparing(Protocol):
         """Merges rows of a peer by version. Like local changes, they are sent to every peer."""
 
 
-class Store(Sending, Receiving, SendingDurables, ReceivingDurables, Tombstones, Comparing, Clock, Protocol):
+class Store(LinkTexts, Sending, Receiving, SendingDurables, ReceivingDurables, Tombstones, Comparing, Clock, Protocol):
     """All of these together."""

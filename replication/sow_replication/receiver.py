@@ -15,6 +15,7 @@ A sender whose cursor is usable is welcomed at once. A sender that has to wait g
     [3]  The cursor skips nothing: changes that begin after it end the link.
     [4]  The sender knows the store's last answer about each topic: a changed answer is sent again.
     [5]  After the end of a link nothing of it reaches the store.
+    [6]  A message is checked, field by field, before anything of it is used (`checks`).
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from sow_peering import (
     TopicAnswer,
     TopicKind,
 )
+from sow_replication.checks import check
 from sow_replication.greeting import Begin, Continue, Decision, pending
 from sow_replication.messages import durable_of, identity_of, instance_of, kind_of, mark_of
 from sow_replication.options import NodeOptions
@@ -123,6 +125,11 @@ class Receiver:
     def received(self, request: replication_pb2.ReplicateRequest) -> None:
         """Takes a message of the sender."""
         if self.failure is not None:
+            return
+        try:
+            check(request)
+        except Refused as fault:
+            self.fail(fault)
             return
         self._heard_at = self._store.now_micros()
         kind = request.WhichOneof("message")
@@ -255,7 +262,8 @@ class Receiver:
                     f"changes begin after {changes.after}, and the cursor is at {self._received}",
                 )
             )
-        self._tell_of(changes.probe, changes.head_sequence, changes.now_micros)
+        if not self._tell_of(changes.probe, changes.head_sequence, changes.now_micros):
+            return None
         if changes.upto < self._received or (changes.upto == self._received and not marks):
             self._acknowledge = True
             self.wake()
@@ -357,7 +365,8 @@ class Receiver:
         self.wake()
 
     def _heartbeat(self, heartbeat: replication_pb2.Heartbeat) -> None:
-        self._tell_of(heartbeat.probe, heartbeat.head_sequence, heartbeat.now_micros)
+        if not self._tell_of(heartbeat.probe, heartbeat.head_sequence, heartbeat.now_micros):
+            return
         moved = heartbeat.upto - self._received
         if moved >= self._options.cursor_sequences_max or (
             moved > 0 and self._heard_at - self._moved_at >= self._options.cursor_micros
@@ -381,13 +390,18 @@ class Receiver:
 
         self._store.take_durables(self.identity.name, marks, done)
 
-    def _tell_of(self, probe: int, head: int, now_micros: int) -> None:
+    def _tell_of(self, probe: int, head: int, now_micros: int) -> bool:
+        """False: the probe was never sent, and the link has ended. Tombstones go by the probes that come back."""
+        if probe > self._probe_sent:
+            self._breach(f"probe: {probe} was never sent")
+            return False
         self.head = max(self.head, head)
         self.skew.saw(now_micros - self._heard_at)
         if probe > self.satisfied_probe and self._target is None:
             self._target = (probe, head)
             if self.cursor >= head:
                 self.satisfied_probe, self._target = probe, None
+        return True
 
     # -- sending ----------------------------------------------------------------------------------------------------
 

@@ -45,6 +45,7 @@ from typing import Final, NamedTuple
 
 from sow.v1 import replication_pb2, types_pb2
 from sow_peering import InstanceIdentity, JournalPart, PublisherPart, SeedPart, TopicKind
+from sow_replication.checks import check
 from sow_replication.durable_marks import DurableTeller
 from sow_replication.messages import PROTOCOL, identity_of, instance_of, mark_message, topic_of
 from sow_replication.options import NodeOptions, PeerOptions
@@ -489,8 +490,13 @@ class Sender:
     # -- hearing ----------------------------------------------------------------------------------------------------
 
     def received(self, response: replication_pb2.ReplicateResponse) -> None:
-        """A message of the receiver."""
+        """A message of the receiver, which is checked before anything of it is used."""
         if self.failure is not None:
+            return
+        try:
+            check(response)
+        except Refused as fault:
+            self.fail(fault)
             return
         self._heard_at = self._store.now_micros()
         kind = response.WhichOneof("message")

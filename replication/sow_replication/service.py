@@ -24,6 +24,7 @@ from google.protobuf.message import DecodeError
 from sow.v1 import admin_pb2, replication_pb2, replication_pb2_grpc, types_pb2
 from sow_peering import TopicKind
 from sow_replication.calls import Calls
+from sow_replication.checks import check, check_texts
 from sow_replication.greeting import not_accepted, of_other_cluster
 from sow_replication.node import Gate, Node, Outgoing
 from sow_replication.options import SECOND, PeerOptions
@@ -384,7 +385,7 @@ class Servicer(replication_pb2_grpc.ReplicationServiceServicer):
             room.set()
 
         receiver.wake = wake
-        hearing = asyncio.create_task(_take(request_iterator, receiver, room))
+        hearing = asyncio.create_task(self._take(request_iterator, receiver, room))
         numbers = itertools.count(1)
         try:
             while True:
@@ -405,11 +406,33 @@ class Servicer(replication_pb2_grpc.ReplicationServiceServicer):
         if why.reason != types_pb2.ERROR_REASON_RESEED_PENDING:  # the sender tries again until that has passed
             log.info(
                 "link_ended",
-                peer="" if sender is None else sender.name,
+                peer=(receiver.caller.name or "") if sender is None else sender.name,
                 reason="" if why.reason == types_pb2.ERROR_REASON_UNSPECIFIED else reason_name(why.reason),
                 message=why.message,
             )
         await abort(context, receiver.failure)
+
+    async def _take(
+        self, requests: AsyncIterator[replication_pb2.Sealed], receiver: Receiver, room: asyncio.Event
+    ) -> None:
+        try:
+            numbers = itertools.count(1)
+            async for request in requests:
+                message = opened(replication_pb2.ReplicateRequest, request, next(numbers))
+                if message.HasField("hello"):
+                    await self._run(partial(check_texts, message, self._node.store))
+                receiver.received(message)
+                while receiver.full and receiver.failure is None:
+                    room.clear()
+                    await room.wait()
+            receiver.fail(Refused(types_pb2.ERROR_REASON_UNSPECIFIED, "the sender has ended the link"))
+        except Refused as refused:
+            receiver.fail(refused)
+        except DecodeError:
+            receiver.fail(Refused(types_pb2.ERROR_REASON_BATCH_DAMAGED, "the received bytes are no message"))
+        except Exception as error:  # the link ends, and the sender comes back
+            log.exception("replication_receive_failed")
+            receiver.fail(_internal(error))
 
     async def Checksum(self, request: replication_pb2.Sealed, context: Context) -> replication_pb2.Sealed:
         asked = await self._asked(replication_pb2.ChecksumRequest, request, context)
@@ -451,6 +474,7 @@ class Servicer(replication_pb2_grpc.ReplicationServiceServicer):
                 raise Refused(
                     types_pb2.ERROR_REASON_PERMISSION_DENIED, f"{asked.instance.name} may not compare {topic[:200]}"
                 )
+            check(asked)
         return asked
 
     @contextlib.asynccontextmanager
@@ -479,21 +503,3 @@ def caller_of(context: Context) -> PeerCaller:
 
 async def _in_thread(readers: Executor, work: Callable[[], T]) -> T:
     return await asyncio.get_running_loop().run_in_executor(readers, work)
-
-
-async def _take(requests: AsyncIterator[replication_pb2.Sealed], receiver: Receiver, room: asyncio.Event) -> None:
-    try:
-        numbers = itertools.count(1)
-        async for request in requests:
-            receiver.received(opened(replication_pb2.ReplicateRequest, request, next(numbers)))
-            while receiver.full and receiver.failure is None:
-                room.clear()
-                await room.wait()
-        receiver.fail(Refused(types_pb2.ERROR_REASON_UNSPECIFIED, "the sender has ended the link"))
-    except Refused as damaged:
-        receiver.fail(damaged)
-    except DecodeError:
-        receiver.fail(Refused(types_pb2.ERROR_REASON_BATCH_DAMAGED, "the received bytes are no message"))
-    except Exception as error:  # the link ends, and the sender comes back
-        log.exception("replication_receive_failed")
-        receiver.fail(_internal(error))

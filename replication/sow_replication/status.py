@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from sow.v1 import admin_pb2
+from sow.v1 import admin_pb2, types_pb2
 from sow_replication.node import Incoming, Node, Outgoing
 from sow_replication.options import Mode
 from sow_replication.sender import TopicState
@@ -14,18 +14,35 @@ from sow_replication.sender import TopicState
 
 def status(node: Node) -> admin_pb2.GetReplicationStatusResponse:
     """The current state of the links."""
+    disabled = node.store.disabled
+    incoming = {
+        name: _incoming(node, incoming)
+        for name, incoming in node.incoming.items()
+        if name not in disabled
+        and (
+            incoming.live is not None
+            or node.store.source(name) is not None
+            or incoming.trouble.message
+            or name in node.commanded
+        )
+    }
+    incoming |= {name: disabled_link(name, fault, origin=_origin(node, name)) for name, fault in disabled.items()}
     return admin_pb2.GetReplicationStatusResponse(
         instance=node.store.identity.name,
         last_sequence=node.store.head(),
         outgoing=[_outgoing(node, out) for out in node.outgoing.values()],
-        incoming=[
-            _incoming(node, incoming)
-            for _, incoming in sorted(node.incoming.items())
-            if incoming.live is not None
-            or node.store.source(incoming.name) is not None
-            or incoming.trouble.message
-            or incoming.name in node.commanded
-        ],
+        incoming=[link for _, link in sorted(incoming.items())],
+    )
+
+
+def disabled_link(name: str, fault: str, *, origin: str = "file") -> admin_pb2.IncomingLink:
+    """A source whose stored state cannot be used."""
+    return admin_pb2.IncomingLink(
+        peer=name,
+        state="disabled",
+        last_error=f"its stored state cannot be used: {fault}",
+        last_error_reason=types_pb2.ERROR_REASON_DATA_DAMAGED,
+        origin=origin,
     )
 
 

@@ -27,14 +27,16 @@ from sow_server.engine.reading import Cuts
 from sow_server.engine.replicas.marks import SourceMarks
 from sow_server.engine.values.clock import GuardedClock, boot_micros
 from sow_server.engine.values.errors import Reason, StoreError
+from sow_server.engine.values.model import MICROS
 from sow_server.engine.values.policies import check_durable_settings
 from sow_server.subscriptions.holders import Holder, Holders
 
 log = structlog.get_logger(__name__)
 
 TakenDurables = Callable[[MergeCounts | StoreError], None]
-STAMP_MAX: Final = 2**62
-"""The greatest number of a stamp that is taken from a peer: the next one is greater, and has to fit into 64 bits."""
+STAMP_AHEAD_MICROS: Final = 24 * 3600 * MICROS
+"""How far the number of a stamp of a peer may be ahead of the clock: the longest `max_clock_skew`. The next stamp here
+is greater, so one from the end of time would leave none for this instance."""
 WARNED_MAX: Final = 1000
 """Durables of which a mark that was left out is remembered, so that the log tells of each once."""
 
@@ -201,7 +203,8 @@ class ReplicatedDurables:
         self._consumers.used_elsewhere(self._holders.left(peer))
 
     def _is_sound(self, peer: str, topic: Topic, mark: DurableMark) -> bool:
-        if max(mark.born.number, mark.buried.number, *[stamp.number for stamp in mark.rewinds]) > STAMP_MAX:
+        latest = self._clock.now_micros() + STAMP_AHEAD_MICROS
+        if max(mark.born.number, mark.buried.number, *[stamp.number for stamp in mark.rewinds]) > latest:
             self._warn(peer, topic, mark.name, "a time of it is too far ahead")
             return False
         if rewinds_of(mark.rewinds) != mark.rewinds:

@@ -7,7 +7,7 @@ changes are synced later, as BUFFERED publishes are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from sow_peering import InstanceIdentity, MergeCounts, PeerState, TopicKind
 from sow_replication.ports import Done, Refused
@@ -58,6 +58,16 @@ class LocalStore:
     @property
     def authoritative(self) -> bool:
         return self._authoritative
+
+    @property
+    def disabled(self) -> Mapping[str, str]:
+        return {}
+
+    def pattern_fault(self, text: str) -> str:
+        return ""
+
+    def filter_fault(self, text: str) -> str:
+        return ""
 
     def now_micros(self) -> int:
         return self._now()

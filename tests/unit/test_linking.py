@@ -7,7 +7,8 @@ import subprocess
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from types import SimpleNamespace
+from typing import Any, Final, cast
 
 import grpc
 import pytest
@@ -21,6 +22,7 @@ from sow_replication.service import Replication
 from sow_server.config import Config, PeerConfig
 from sow_server.engine.replicas import CommandedPeer, CommandedPeers
 from sow_server.engine.replicas.commanded import Done
+from sow_server.engine.replicas.sources import Sources
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.linking import Dialling, Linked, PeerCommands, log_event, peer_options, store_error
 
@@ -197,6 +199,7 @@ class NotedPeers(CommandedPeers):
     def __init__(self, *peers: CommandedPeer, paused: str = "") -> None:
         self.peers_added = list(peers)
         self.name_paused = paused
+        self.sources = cast(Sources, SimpleNamespace(disabled={}))  # type: ignore[misc]  # its own here
         self.refusal: StoreError | None = None
         self.committing: Callable[[], object] = lambda: None
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from dataclasses import replace
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -25,6 +27,8 @@ from sow_server.engine.disk.layout import (
     Column,
     decode_changes,
     encode_changes,
+    peer_key,
+    source_key,
     unpack_i64,
 )
 from sow_server.engine.disk.mark import load, save
@@ -42,6 +46,7 @@ from sow_server.engine.values.model import (
     Publish,
     TopicSettings,
 )
+from sow_server.linking import NoLinks
 from tests.support.parts import peer_store_of
 from tests.support.replicas import (
     everything,
@@ -158,7 +163,7 @@ def test_a_merge_in_rounds_is_answered_when_the_store_ends_in_between(
     for number in range(5):
         b.put("t", str(number))
     ship(a, b)
-    purged = Purged(b.time.wall_micros + MINUTE, "a")
+    purged = Purged(b.time.wall_micros + SECOND, "a")
     monkeypatch.setattr(receiving, "DROP_MAX", 2)
     queue = b.store.commits.run
     queued: list[object] = []
@@ -309,7 +314,7 @@ def test_sources_and_origins_beyond_the_room_of_the_journal_are_refused(
     """writer [3]: a commit with such a number could not be encoded, which would end all writing."""
     a, b = pair
     ship(a, b)
-    monkeypatch.setattr(origins, "ORIGINS_MAX", 2)
+    monkeypatch.setattr(origins, "ORIGINS_MAX", origins.OWN_MAX + 2)
     answers: list[MergeCounts | StoreError] = []
     part = SeedRange("t", True, True, b"", b"")
     b.store.replicas.changes.merge("a", part, chunk=b"", origins=["c"], purged=Purged(), done=answers.append)
@@ -322,6 +327,79 @@ def test_sources_and_origins_beyond_the_room_of_the_journal_are_refused(
         greet(a, b)
     ship(a, b)
     assert live(b) == live(a)
+
+
+@pytest.mark.parametrize(
+    "row", [b"", b"{", b"\xff", b'{"identity": ["b", "", "e"], "acknowledged": 1, "missed": false}']
+)
+def test_a_position_of_a_peer_that_cannot_be_read_counts_as_none(pair: tuple[Rig, Rig], row: bytes) -> None:
+    """R15: the start failed. The peer is seeded anew, as one that may have missed tombstones."""
+    a, b = pair
+    ship(a, b)
+    batch = Batch()
+    batch.puts[META][peer_key("b")] = row
+    a.store._rocks.write(batch)
+    a.close()
+    a.open()
+    assert a.store.replicas.peers.peer("b") == PeerState(missed=True)
+    a.put("t", "k")
+    ship(a, b)
+    assert live(b) == live(a)
+
+
+def test_without_links_the_state_of_a_disabled_source_can_be_removed(tmp_path: Path) -> None:
+    """R14, R15: an instance that no longer serves links."""
+    rig = Rig(tmp_path)
+    batch = Batch()
+    batch.puts[META][source_key("ldn")] = b"{"
+    rig.store._rocks.write(batch)
+    rig.close()
+    rig.open()
+    links = NoLinks(rig.store.commits, rig.store.replicas.sources, "nyc-1")
+    (link,) = links.status().incoming
+    assert (link.peer, link.state) == ("ldn", "disabled")
+
+    async def remove() -> None:
+        removing = asyncio.create_task(links.remove_peer("ldn"))
+        await asyncio.sleep(0)
+        rig.store.writer.step()
+        await removing
+
+    asyncio.run(remove())
+    assert not links.status().incoming
+    rig.close()
+    rig.open()
+    assert not rig.store.replicas.sources.disabled
+    assert rig.store.replicas.sources.by_name["ldn"].topics == ".*", "deletes leave tombstones for it"
+
+
+def test_one_source_cannot_take_the_numbers_that_all_share(
+    pair: tuple[Rig, Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """sources [3]: a peer that begins anew all the time, or names ever more instances, left no number to the others."""
+    a, b = pair
+    ship(a, b)
+    monkeypatch.setattr(sources, "TAKEN_MAX", 5)
+    part = SeedRange("t", True, True, b"", b"")
+
+    def bring(*names: str) -> None:
+        answers: list[MergeCounts | StoreError] = []
+        b.store.replicas.changes.merge("a", part, chunk=b"", origins=names, purged=Purged(), done=answers.append)
+        b.answer(answers)
+
+    bring("c1", "c2", "c3", "c4")
+    bring("c1", "c2", "c3", "c4")
+    with pytest.raises(StoreError, match="brought records of 5 instances") as refused:
+        bring("c5", "c6")
+    assert refused.value.reason is Reason.LIMIT_EXCEEDED
+    for _ in range(4):
+        greet(a, b)
+    with pytest.raises(StoreError, match="begun anew 5 times"):
+        greet(a, b)
+    b.close()
+    b.open()
+    with pytest.raises(StoreError, match="begun anew 5 times"):
+        greet(a, b)
 
 
 def test_the_space_of_purged_tombstones_is_given_back(pair: tuple[Rig, Rig], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -200,7 +200,7 @@ def test_replicated_without_a_peer_for_the_topic_writes_nothing(rig: Rig, topic:
 
 
 def test_an_instance_without_peers_has_an_empty_status_and_no_peer_to_compare_with(rig: Rig) -> None:
-    replicas = NoLinks(rig.store.commits, "nyc-1")
+    replicas = NoLinks(rig.store.commits, rig.store.replicas.sources, "nyc-1")
     rig.put("orders", "a")
     status = replicas.status()
     assert (status.instance, status.last_sequence) == ("nyc-1", rig.store.writer.last_sequence)

@@ -2708,7 +2708,9 @@ class IncomingLink(_message.Message):
     peer: _builtins.str
     """The sender's name."""
     state: _builtins.str
-    """"connected", "seeding" or "away"."""
+    """"connected", "seeding", "away", or "disabled": what is stored of it cannot be used, so nothing of it is taken until
+    RemovePeer removes that (rule R14).
+    """
     cursor: _builtins.int
     """The position of this instance, in the sender's sequences."""
     head_sequence: _builtins.int
@@ -2846,7 +2848,7 @@ Global___AddPeerResponse: _TypeAlias = AddPeerResponse  # noqa: Y015
 
 @_typing.final
 class RemovePeerRequest(_message.Message):
-    """A request to remove a peer or a source that was added by command."""
+    """A request to remove a peer or a source that was added by command, or what is stored of a source that is disabled."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

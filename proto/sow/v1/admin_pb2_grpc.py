@@ -414,7 +414,8 @@ class AdminServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def RemovePeer(self, request, context):
-        """Removes an instance that was added by AddPeer: nothing is kept for it any more (rule R14).
+        """Removes an instance that was added by AddPeer: nothing is kept for it any more (rule R14). Of a source that is
+        disabled, also of one in the configuration, it removes what is stored.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -100,7 +100,9 @@ class AdminServiceStub:
     AddPeer: _grpc.UnaryUnaryMultiCallable[_admin_pb2.AddPeerRequest, _admin_pb2.AddPeerResponse]
     """Adds an instance that this one sends to, or that may send here, without a restart (rule R14)."""
     RemovePeer: _grpc.UnaryUnaryMultiCallable[_admin_pb2.RemovePeerRequest, _admin_pb2.RemovePeerResponse]
-    """Removes an instance that was added by AddPeer: nothing is kept for it any more (rule R14)."""
+    """Removes an instance that was added by AddPeer: nothing is kept for it any more (rule R14). Of a source that is
+    disabled, also of one in the configuration, it removes what is stored.
+    """
     PausePeer: _grpc.UnaryUnaryMultiCallable[_admin_pb2.PausePeerRequest, _admin_pb2.PausePeerResponse]
     """Stops sending to a peer until it is resumed. What it lacks is kept for it (rules R9, R14)."""
     ResumePeer: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ResumePeerRequest, _admin_pb2.ResumePeerResponse]
@@ -180,7 +182,9 @@ class AdminServiceAsyncStub(AdminServiceStub):
     AddPeer: _aio.UnaryUnaryMultiCallable[_admin_pb2.AddPeerRequest, _admin_pb2.AddPeerResponse]  # type: ignore[assignment]
     """Adds an instance that this one sends to, or that may send here, without a restart (rule R14)."""
     RemovePeer: _aio.UnaryUnaryMultiCallable[_admin_pb2.RemovePeerRequest, _admin_pb2.RemovePeerResponse]  # type: ignore[assignment]
-    """Removes an instance that was added by AddPeer: nothing is kept for it any more (rule R14)."""
+    """Removes an instance that was added by AddPeer: nothing is kept for it any more (rule R14). Of a source that is
+    disabled, also of one in the configuration, it removes what is stored.
+    """
     PausePeer: _aio.UnaryUnaryMultiCallable[_admin_pb2.PausePeerRequest, _admin_pb2.PausePeerResponse]  # type: ignore[assignment]
     """Stops sending to a peer until it is resumed. What it lacks is kept for it (rules R9, R14)."""
     ResumePeer: _aio.UnaryUnaryMultiCallable[_admin_pb2.ResumePeerRequest, _admin_pb2.ResumePeerResponse]  # type: ignore[assignment]
@@ -437,7 +441,9 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.RemovePeerRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.RemovePeerResponse, _abc.Awaitable[_admin_pb2.RemovePeerResponse]]:
-        """Removes an instance that was added by AddPeer: nothing is kept for it any more (rule R14)."""
+        """Removes an instance that was added by AddPeer: nothing is kept for it any more (rule R14). Of a source that is
+        disabled, also of one in the configuration, it removes what is stored.
+        """
 
     @_abc_1.abstractmethod
     def PausePeer(

@@ -18,6 +18,8 @@ from sow_server.engine.values.errors import Reason, StoreError
 
 ORIGINS_MAX: Final = 2**16
 """Names of instances that wrote records: a record has two bytes for the number of one."""
+OWN_MAX: Final = 1_024
+"""Of these, the ones that are left for this instance: it needs one more after each restore."""
 
 
 class NewOrigins:
@@ -43,6 +45,11 @@ class Origins:
         """The names by their numbers, as a commit leaves them."""
         return draft.part(NewOrigins).names or self.names
 
+    def unknown_in(self, draft: Draft, names: Sequence[str]) -> int:
+        """How many of the names of another instance `stage` would add."""
+        known = [name for number, name in enumerate(self.names_in(draft)) if number != self.own]
+        return len(set(names).difference(known))
+
     def stage(self, draft: Draft, names: Sequence[str]) -> list[int]:
         """The numbers of the instances that another one names; new names are stored with the commit. This instance's
         own name means its writes with earlier data ([2]), and has a separate number."""
@@ -52,8 +59,10 @@ class Origins:
         if new:
             row = self._rocks.get(META, INSTANCE_KEY)
             assert row is not None, "opening has written it"
-            if len(known) + len(new) > ORIGINS_MAX:
-                raise StoreError(Reason.INTERNAL, f"there is room for {ORIGINS_MAX} origins, and {new[0]} is one more")
+            if len(known) + len(new) > ORIGINS_MAX - OWN_MAX:
+                raise StoreError(
+                    Reason.INTERNAL, f"there is room for {ORIGINS_MAX - OWN_MAX} origins, and {new[0]} is one more"
+                )
             numbers |= {name: len(known) + index for index, name in enumerate(new)}
             after = draft.part(NewOrigins).names = (*known, *new)
             draft.batch.puts[META][INSTANCE_KEY] = json.dumps({**json.loads(row), "origins": after}).encode()

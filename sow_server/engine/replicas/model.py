@@ -1,5 +1,8 @@
 """Options of replication, the stored state of a source, and rows of peers and sources.
 
+Another instance chooses a part of what is in such a row, and disks fail. So a row is checked as it is read: one that
+cannot be used is a ValueError, and its reader goes on without it.
+
 All rows are in `meta`, JSON except those of seeds:
 
     "peer/" name      its identity and acknowledged position, whether it has missed tombstones
@@ -7,6 +10,7 @@ All rows are in `meta`, JSON except those of seeds:
     "seed/" name / topic u32
                       state u8 | key: how far the topic has been merged, see `SeedState`
     "link/" name      a peer that was added by command, or a pause, see `commanded`
+    "taken/" name     u32 | u32: the numbers of sources and of origins that it has taken, see `sources`
     "next_source"     u32: numbers are never used again, so that a source that begins anew has a new one
 """
 
@@ -16,9 +20,12 @@ import enum
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
+
+import msgspec
 
 from sow_peering import InstanceIdentity, MergeCounts, PeerState
+from sow_peering.bounds import FILTER_BYTES_MAX, NUMBER_MAX, PATTERN_BYTES_MAX, identity_fault, number_fault
 from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.values.errors import StoreError
 from sow_server.engine.values.model import MICROS, RecordMatcher
@@ -85,11 +92,23 @@ def encode_peer(peer: PeerState) -> bytes:
     return json.dumps(peer._asdict()).encode()
 
 
+class _PeerRow(msgspec.Struct):
+    identity: tuple[str, str, str] | None
+    acknowledged: int
+    missed: bool
+
+
+_peer_rows: Final = msgspec.json.Decoder(_PeerRow)
+
+
 def decode_peer(row: bytes) -> PeerState:
-    """The peer of a row."""
-    fields = json.loads(row)
-    identity = InstanceIdentity(*fields["identity"]) if fields["identity"] else None
-    return PeerState(identity, fields["acknowledged"], fields["missed"])
+    """The peer of a row. Raises ValueError."""
+    found = _peer_rows.decode(row)
+    identity = InstanceIdentity(*found.identity) if found.identity else None
+    fault = identity_fault(identity) if identity else ""
+    if fault := fault or number_fault(found.acknowledged):
+        raise ValueError(fault)
+    return PeerState(identity, found.acknowledged, found.missed)
 
 
 def encode_source(source: Source) -> bytes:
@@ -99,9 +118,37 @@ def encode_source(source: Source) -> bytes:
     return json.dumps(fields).encode()
 
 
+SOURCES_MAX: Final = 2**16 - 1
+"""The journal has two bytes for the number of a source."""
+
+
+class _SourceRow(msgspec.Struct):
+    identity: tuple[str, str, str]
+    number: int
+    topics: str
+    filter: str
+    cursor: int
+    wait_for: int = 0
+    guarded: bool = False
+
+
+_source_rows: Final = msgspec.json.Decoder(_SourceRow)
+
+
 def decode_source(row: bytes) -> Source:
-    """The source of a row."""
-    fields = json.loads(row)
-    fields["identity"] = InstanceIdentity(*fields["identity"])
-    fields["missing_is_deleted"] = fields.pop("guarded", False)
-    return Source(**fields)
+    """The source of a row. Raises ValueError. Whether its pattern can be compiled is not looked at."""
+    found = _source_rows.decode(row)
+    identity = InstanceIdentity(*found.identity)
+    if fault := identity_fault(identity):
+        raise ValueError(fault)
+    for field, number, low, high in (
+        ("number", found.number, 1, SOURCES_MAX),
+        ("cursor", found.cursor, 0, NUMBER_MAX),
+        ("wait_for", found.wait_for, 0, NUMBER_MAX),
+    ):
+        if fault := number_fault(number, low, high):
+            raise ValueError(f"{field} {fault}")
+    for field, text, most in (("topics", found.topics, PATTERN_BYTES_MAX), ("filter", found.filter, FILTER_BYTES_MAX)):
+        if len(text.encode()) > most:
+            raise ValueError(f"{field} is longer than {most} bytes")
+    return Source(identity, found.number, found.topics, found.filter, found.cursor, found.wait_for, found.guarded)

@@ -6,6 +6,8 @@ import threading
 from collections.abc import Iterable
 from functools import partial
 
+import structlog
+
 from sow_peering import InstanceIdentity, PeerState
 from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.commit.commits import Commits
@@ -17,6 +19,8 @@ from sow_server.engine.journal.retention import JournalBounds, Retention
 from sow_server.engine.replicas.model import ReplicaOptions, decode_peer, encode_peer
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.patterns import matcher
+
+log = structlog.get_logger(__name__)
 
 
 class Peers:
@@ -32,7 +36,7 @@ class Peers:
         rows = rocks.cursor(META)
         try:
             for key, row in rows.rows(PEER_KEY, PEER_KEY + b"\xff"):
-                self.by_name[key[len(PEER_KEY) :].decode()] = decode_peer(row)
+                self._read(key[len(PEER_KEY) :].decode(errors="backslashreplace"), row)
         finally:
             rows.close()
         self._marking = threading.Lock()
@@ -41,6 +45,15 @@ class Peers:
         self._unsaved: set[str] = set()
         """Peers whose rows are older than their states."""
         self._retention = Retention()
+
+    def _read(self, name: str, row: bytes) -> None:
+        try:
+            self.by_name[name] = decode_peer(row)
+        except ValueError as error:
+            # Nothing is known of what it has: it is seeded anew, and tombstones may have gone that it has not seen.
+            # Its next acknowledgement replaces the row.
+            self.by_name[name] = PeerState(missed=True)
+            log.error("peer_state_unreadable", peer=name, cause=str(error)[:300])
 
     def declare(self, name: str, topics: str) -> None:
         """An instance is sent topics of this pattern from now on."""

@@ -133,14 +133,17 @@ class PeerChanges:
 
     # -- for the steps: the writer's thread -------------------------------------------------------------------------
 
-    def stage_origins(self, draft: Draft, names: Sequence[str]) -> tuple[list[int], list[int]]:
+    def stage_origins(self, draft: Draft, source: str, names: Sequence[str]) -> tuple[list[int], list[int]]:
         """The numbers here of a peer's origins, and the peer's numbers of origins without a valid name of an instance,
-        which are not stored."""
+        which are not stored. Raises StoreError."""
         bad = bad_names(names)
-        if not bad:
-            return self.origins.stage(draft, names), bad
         wrong = set(bad)
-        good = self.origins.stage(draft, [name for number, name in enumerate(names) if number not in wrong])
+        sound = [name for number, name in enumerate(names) if number not in wrong] if bad else names
+        if unknown := self.origins.unknown_in(draft, sound):
+            self.sources.stage_taken(draft, source, origins=unknown)
+        good = self.origins.stage(draft, sound)
+        if not bad:
+            return good, bad
         numbers = iter(good)
         return [0 if number in wrong else next(numbers) for number in range(len(names))], bad
 
@@ -167,9 +170,10 @@ class PeerChanges:
                 )
             )
 
-    def check_skew(self, draft: Draft, batches: Iterable[Changes]) -> None:
-        """Raises StoreError CLOCK_SKEW for versions that are too far in the future (rule K7)."""
-        highest = max([max(changes.version, default=0) for changes in batches], default=0)
+    def check_skew(self, draft: Draft, batches: Iterable[Changes], purged: Purged = NOTHING_PURGED) -> None:
+        """Raises StoreError CLOCK_SKEW for versions that are too far in the future (rule K7), also that of a purge
+        mark: all records here are below a mark of some other age."""
+        highest = max([purged.version, *[max(changes.version, default=0) for changes in batches]])
         ahead = highest - draft.now
         if ahead > self._options.max_clock_skew_micros:
             raise StoreError(
@@ -253,7 +257,7 @@ class ApplyChanges:
                 self._learn(draft, source.number)
             return
         owner.check_skew(draft, [changes for _, changes in self._changes_of])
-        own, bad_origins = owner.stage_origins(draft, self._origins)
+        own, bad_origins = owner.stage_origins(draft, name, self._origins)
         draft.journal.source = source.number
         taken = True
         for topic_name, changes in self._changes_of:
@@ -336,9 +340,12 @@ class MergeSeed:
                 Reason.BATCH_DAMAGED,
                 f"a seed of {part.topic} continues at a position that this instance has not reached",
             )
-        own, bad_origins = owner.stage_origins(draft, self._origins)
-        if changes is not None:
-            owner.check_skew(draft, [changes])
+        owner.check_skew(draft, [] if changes is None else [changes], self._purged)
+        if self._purged.version and bad_names([self._purged.origin]):
+            raise StoreError(
+                Reason.INVALID_ARGUMENT, f"purged_origin: {self._purged.origin[:100]!r} is not the name of an instance"
+            )
+        own, bad_origins = owner.stage_origins(draft, name, self._origins)
         names = owner.origins.names_in(draft)
         if self._purged.version:
             following = self._drop(draft, topic)
@@ -374,7 +381,7 @@ class MergeSeed:
     def _raise_purge_mark(self, draft: Draft, topic: Topic) -> None:
         purged = self._purged
         if purged > self._owner.tombstones.purged(topic):
-            (origin,) = self._owner.origins.stage(draft, [purged.origin])
+            ((origin,), _) = self._owner.stage_origins(draft, self._name, [purged.origin])
             figures = draft.figures(topic)
             draft.statistics[topic.id] = figures._replace(purged_version=purged.version, purged_origin=origin)
 
@@ -443,7 +450,7 @@ class MergeRows:
             raise StoreError(Reason.TOPIC_NOT_FOUND, f"topic: {topic.name} was deleted meanwhile", field="topic")
         self._tally = Tally()
         owner.check_skew(draft, [changes])
-        own, bad_origins = owner.stage_origins(draft, self._origins)
+        own, bad_origins = owner.stage_origins(draft, self._source, self._origins)
         found = owner.find_faults(draft, self._source, topic, changes, bad_origins)
         guard = owner.tombstones.purged(topic)
         names = owner.origins.names_in(draft)

@@ -10,8 +10,8 @@ from sow_peering import TopicKind
 from sow_server.engine.catalog.topics import Topic, Topics
 from sow_server.engine.values.patterns import matcher
 
-_matcher: Final = functools.lru_cache(maxsize=200)(matcher)
-"""Asked for each publish that wants to be REPLICATED."""
+compiled: Final = functools.lru_cache(maxsize=200)(matcher)
+"""Asked for each publish that wants to be REPLICATED, and before and after a source begins. Raises PatternError."""
 
 
 class SharedTopics:
@@ -22,8 +22,9 @@ class SharedTopics:
         self._covers: list[Callable[[str], bool]] = []
 
     def cover(self, patterns: Iterable[str]) -> None:
-        """Sets the patterns of all links, in either direction."""
-        self._covers = [matcher(pattern) for pattern in sorted(set(patterns))]
+        """Sets the patterns of all links, in either direction. Each has been compiled before: that of a source when it
+        was read from its row, and before it is stored."""
+        self._covers = [compiled(pattern) for pattern in sorted(set(patterns))]
 
     def covers(self, name: str) -> bool:
         """Whether peers send a topic of this name, or are sent it."""
@@ -32,11 +33,11 @@ class SharedTopics:
     def shares(self, pattern: str, name: str) -> bool:
         """Whether a link with this pattern carries a topic of this name, which may not exist yet."""
         topic = self._topics.by_name.get(name)
-        return (topic is None or topic.settings.journal) and not name.startswith("_") and _matcher(pattern)(name)
+        return (topic is None or topic.settings.journal) and not name.startswith("_") and compiled(pattern)(name)
 
     def matching(self, pattern: str) -> list[TopicKind]:
         """The topics whose whole name matches, by name; the store's own are never among them."""
-        matches = matcher(pattern)
+        matches = compiled(pattern)
         by_name = self._topics.by_name
         return [kind_of(by_name[name]) for name in sorted(by_name) if not by_name[name].reserved and matches(name)]
 

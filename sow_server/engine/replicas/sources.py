@@ -1,11 +1,21 @@
-"""Sources: the applied position of each, its accepted topics, and the progress of their seeds."""
+"""Sources: the applied position of each, its accepted topics, and the progress of their seeds.
+
+[1]  The state of a source is checked before it is stored: with what is in force after a commit the writer must not
+     fail.
+[2]  A stored state that cannot be used disables its source. Nothing of this source is taken, all other work goes on,
+     and the row stays until an operator has it removed. Then the source counts as one that was removed (rule R14).
+[3]  Numbers of sources and of origins are never used again, and all sources share two bytes of them. So each source can
+     take a part only.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
+
+import structlog
 
 from sow_peering import InstanceIdentity, MergeCounts, TopicAnswer, TopicKind
 from sow_server.engine.catalog.topics import Topic, Topics
@@ -15,13 +25,18 @@ from sow_server.engine.disk.layout import (
     NEXT_SOURCE_KEY,
     SEED_UPTO,
     SOURCE_KEY,
+    Taken,
+    decode_taken,
+    encode_taken,
     seed_key,
     seeds_prefix,
     source_key,
+    taken_key,
     u32,
 )
 from sow_server.engine.disk.rocks import META, Rocks
 from sow_server.engine.replicas.model import (
+    SOURCES_MAX,
     ReplicaDone,
     SeedState,
     Source,
@@ -29,12 +44,36 @@ from sow_server.engine.replicas.model import (
     encode_complete,
     encode_source,
 )
-from sow_server.engine.replicas.sharing import SharedTopics, kind_of
+from sow_server.engine.replicas.sharing import SharedTopics, compiled, kind_of
 from sow_server.engine.values.errors import Reason, StoreError
+from sow_server.engine.values.keys import INSTANCE_NAME
+from sow_server.engine.values.patterns import PatternError
+
+log = structlog.get_logger(__name__)
 
 ALL_TOPICS: Final = ".*"
-SOURCES_MAX: Final = 2**16 - 1
-"""The journal has two bytes for the number of a source."""
+TAKEN_MAX: Final = 4_096
+"""Numbers of sources, or of origins, that one source can take ([3]): how often it begins anew with other data or
+another pattern, and how many instances it brings records of. Removing the peer gives it as many again."""
+FAULT_CHARACTERS: Final = 300
+REMOVED: Final = "removed"
+"""In the place of the id and the epoch of a source whose row could not be read."""
+
+
+class DisabledSource(NamedTuple):
+    """A row that cannot be used."""
+
+    key: bytes
+    fault: str
+
+
+def read_source(name: str, row: bytes) -> Source:
+    """The source of a row. Raises ValueError."""
+    source = decode_source(row)
+    if source.identity.name != name:
+        raise ValueError(f"it names {source.identity.name[:100]!r}")
+    compiled(source.topics)
+    return source
 
 
 class Sources:
@@ -55,10 +94,12 @@ class Sources:
         self._topics = topics
         self._shared = shared
         self.by_name: dict[str, Source] = {}
+        self.disabled: dict[str, DisabledSource] = {}
+        """By name. Replaced, never changed."""
         rows = rocks.cursor(META)
         try:
             for key, row in rows.rows(SOURCE_KEY, SOURCE_KEY + b"\xff"):
-                self.by_name[key[len(SOURCE_KEY) :].decode()] = decode_source(row)
+                self._read(key, row)
         finally:
             rows.close()
         self._kinds: dict[str, dict[str, TopicKind]] = {}
@@ -74,6 +115,14 @@ class Sources:
         """Rises whenever a topic is seeded, or is to be, or a source announces others. Under the cut lock."""
         self.cover()
 
+    def _read(self, key: bytes, row: bytes) -> None:
+        name = key[len(SOURCE_KEY) :].decode(errors="backslashreplace")
+        try:
+            self.by_name[name] = read_source(name, row)
+        except ValueError as error:  # PatternError among others ([2])
+            self.disabled[name] = DisabledSource(key, str(error)[:FAULT_CHARACTERS])
+            log.error("source_disabled", peer=name, cause=str(error)[:FAULT_CHARACTERS])
+
     @property
     def version(self) -> int:
         """Rises whenever the topics, or the answers about them, may have changed. Cheap to read: there may be thousands
@@ -82,12 +131,14 @@ class Sources:
 
     def cover(self) -> None:
         """Sets the patterns of all links."""
-        self._shared.cover([*self._sent(), *(source.topics for source in self.by_name.values())])
+        known = [source.topics for source in self.by_name.values()]
+        # Which topics a disabled source has sent is not known.
+        self._shared.cover([*self._sent(), *known, *([ALL_TOPICS] if self.disabled else [])])
 
     # -- their topics -----------------------------------------------------------------------------------------------
 
     def get(self, name: str) -> Source | None:
-        """The stored state of a source; None: it has never begun."""
+        """The stored state of a source; None: it has never begun, or is disabled."""
         return self.by_name.get(name)
 
     def answers(self, name: str, kinds: Sequence[TopicKind]) -> list[TopicAnswer]:
@@ -122,7 +173,7 @@ class Sources:
         if answer.reason:
             return answer
         row = self._rocks.get(META, seed_key(name, self._topics.by_name[kind.name].id))
-        if row is None:
+        if not row:
             return TopicAnswer(kind.name, wanted=True)
         wanted = row[0] != SeedState.COMPLETE
         return TopicAnswer(kind.name, wanted, row[SEED_UPTO] if wanted else b"")
@@ -187,7 +238,13 @@ class Sources:
         missing_is_deleted: bool,
         done: ReplicaDone,
     ) -> None:
-        """Starts anew with a source: its changes continue after `cursor`, and its topics have to be seeded."""
+        """Starts anew with a source: its changes continue after `cursor`, and its topics have to be seeded. Raises
+        StoreError INVALID_ARGUMENT ([1])."""
+        try:
+            compiled(topics)
+        except PatternError as error:
+            cause = str(error)[:FAULT_CHARACTERS]
+            raise StoreError(Reason.INVALID_ARGUMENT, f"topics_pattern: is not an RE2 expression ({cause})") from None
         # The number is given when the step is staged.
         source = Source(identity, 0, topics, filter_text, cursor, missing_is_deleted=missing_is_deleted)
         self._commits.run(BeginSource(self, source), done, caller=caller_of(identity.name))
@@ -195,6 +252,22 @@ class Sources:
     def wait_for(self, name: str, sequence: int, done: ReplicaDone) -> None:
         """Refuses the changes of a source until it has acknowledged a sequence of ours (replicas [4])."""
         self._commits.run(WaitForSource(self, name, sequence), done, caller=caller_of(name))
+
+    def remove_disabled(self, name: str, done: Callable[[StoreError | None], None]) -> None:
+        """Removes the state of a source that is disabled ([2])."""
+        self._commits.run(_RemoveDisabled(self, name), done)
+
+    def stage_enabled(self, draft: Draft, name: str) -> None:
+        """A disabled source counts as removed. Under a name that no instance can have, its row just goes."""
+        draft.batch.deletes[META].append(self.disabled[name].key)
+        draft.on_commit.append(partial(self._enabled, name))
+        if INSTANCE_NAME.match(name):
+            identity = InstanceIdentity(name, REMOVED, REMOVED)
+            unknown = Source(identity, self.stage_number(draft), ALL_TOPICS, "", 0)
+            self._stage_left(draft, name, unknown)
+
+    def _enabled(self, name: str) -> None:
+        self.disabled = {other: row for other, row in self.disabled.items() if other != name}
 
     def begun(self, name: str) -> None:
         """After the commit in which a source has begun: other topics may be shared from now on."""
@@ -247,11 +320,14 @@ class Sources:
         if source is None:
             return
         topics = source.topics if sent in (None, source.topics) else ALL_TOPICS
+        self._stage_left(draft, name, source._replace(topics=topics))
+
+    def _stage_left(self, draft: Draft, name: str, source: Source) -> None:
         prefix = seeds_prefix(name)
         draft.batch.ranges.append((META, prefix, prefix + b"\xff" * 5))
+        draft.batch.deletes[META].append(taken_key(name))
         self.stage_seeds_change(draft)
-        left = source._replace(topics=topics, wait_for=draft.next_sequence - 1, missing_is_deleted=False)
-        self.stage(draft, name, left)
+        self.stage(draft, name, source._replace(wait_for=draft.next_sequence - 1, missing_is_deleted=False))
         draft.on_commit.append(partial(self._forget, name))
 
     def _forget(self, name: str) -> None:
@@ -268,6 +344,17 @@ class Sources:
             )
         draft.batch.puts[META][NEXT_SOURCE_KEY] = u32(number + 1)
         return number
+
+    def stage_taken(self, draft: Draft, name: str, *, numbers: int = 0, origins: int = 0) -> None:
+        """A source takes numbers that all sources share ([3]). Raises StoreError LIMIT_EXCEEDED."""
+        key = taken_key(name)
+        before = decode_taken(draft.batch.puts[META].get(key) or self._rocks.get(META, key))
+        taken = Taken(before.begun + numbers, before.named + origins)
+        if max(taken) > TAKEN_MAX:
+            begun = taken.begun > TAKEN_MAX
+            what = f"begun anew {TAKEN_MAX} times" if begun else f"brought records of {TAKEN_MAX} instances"
+            raise StoreError(Reason.LIMIT_EXCEEDED, f"{name} has {what}, the most that one source may")
+        draft.batch.puts[META][key] = encode_taken(taken)
 
     def stage_refused(self, draft: Draft, source: str, topic: Topic) -> None:
         """A row or change of a topic is refused, so that this instance does not have all of the source's."""
@@ -309,8 +396,9 @@ class BeginSource:
 
     def stage(self, draft: Draft) -> None:
         """Puts the source under a new number, and removes the progress of its seeds."""
-        number = self._sources.stage_number(draft)
         name = self._source.identity.name
+        self._sources.stage_taken(draft, name, numbers=1)
+        number = self._sources.stage_number(draft)
         prefix = seeds_prefix(name)
         draft.batch.ranges.append((META, prefix, prefix + b"\xff" * 5))
         self._sources.stage_seeds_change(draft)
@@ -343,6 +431,23 @@ class WaitForSource:
 def caller_of(source: str) -> str:
     """For whom the changes of a source are written (rule N7): whichever task hands them over, they keep their order."""
     return f"peer {source}"
+
+
+class _RemoveDisabled:
+    """The step that removes the state of a disabled source."""
+
+    def __init__(self, sources: Sources, name: str) -> None:
+        self._sources = sources
+        self._name = name
+
+    def stage(self, draft: Draft) -> None:
+        """Removes the row."""
+        if self._name in self._sources.disabled:  # else another call has done it
+            self._sources.stage_enabled(draft, self._name)
+
+    def committed(self) -> None:
+        """Other topics may be shared from now on."""
+        self._sources.begun(self._name)
 
 
 def _shown(value: object) -> str:

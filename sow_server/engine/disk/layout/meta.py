@@ -20,11 +20,12 @@
 "durable/"     u32 name   JSON, see durables/
 "next_load"    u32
 "load/"        u32   JSON, see loads/
-"peer/"        name  JSON, see replicas/, as are the next four
+"peer/"        name  JSON, see replicas/, as are the next five
 "link/"        name  JSON
 "next_source"  u32
 "source/"      name  JSON
 "seed/"        name "/" u32   how far a topic has been seeded
+"taken/"       name  u32 | u32   the numbers of sources and of origins that a source has taken
 """
 
 from __future__ import annotations
@@ -60,6 +61,7 @@ LINK_KEY: Final = b"link/"
 NEXT_SOURCE_KEY: Final = b"next_source"
 SOURCE_KEY: Final = b"source/"
 SEED_KEY: Final = b"seed/"
+TAKEN_KEY: Final = b"taken/"
 
 _DURABLE_TOPIC: Final = slice(len(DURABLE_KEY), len(DURABLE_KEY) + 4)
 _DURABLE_NAME: Final = slice(len(DURABLE_KEY) + 4, None)
@@ -107,6 +109,11 @@ def source_key(name: str) -> bytes:
     return SOURCE_KEY + name.encode()
 
 
+def taken_key(source: str) -> bytes:
+    """The key of what a source has taken of the numbers that all sources share."""
+    return TAKEN_KEY + source.encode()
+
+
 def seeds_prefix(source: str) -> bytes:
     """The beginning of the keys of all seeds from a source."""
     return SEED_KEY + source.encode() + b"/"
@@ -139,6 +146,25 @@ class Reserved(NamedTuple):
 
     version: int = 0
     sequence: int = 0
+
+
+class Taken(NamedTuple):
+    """The numbers that a source has taken of those that all sources share."""
+
+    begun: int = 0
+    """Of sources: how often it has begun."""
+    named: int = 0
+    """Of origins: the instances whose records it has brought."""
+
+
+def encode_taken(taken: Taken) -> bytes:
+    """Two words."""
+    return u32(taken.begun) + u32(taken.named)
+
+
+def decode_taken(row: bytes | None) -> Taken:
+    """What a source has taken, by its row; a row that is damaged counts as none."""
+    return Taken() if row is None or len(row) != 8 else Taken(unpack_u32(row[:4]), unpack_u32(row[4:]))
 
 
 def encode_bounds(reserved: Reserved) -> bytes:

@@ -2873,7 +2873,8 @@ export type IncomingLink = Message<"sow.v1.IncomingLink"> & {
   peer: string;
 
   /**
-   * "connected", "seeding" or "away".
+   * "connected", "seeding", "away", or "disabled": what is stored of it cannot be used, so nothing of it is taken until
+   * RemovePeer removes that (rule R14).
    *
    * @generated from field: string state = 2;
    */
@@ -3079,7 +3080,7 @@ export const AddPeerResponseSchema: GenMessage<AddPeerResponse> = /*@__PURE__*/
   messageDesc(file_sow_v1_admin, 70);
 
 /**
- * A request to remove a peer or a source that was added by command.
+ * A request to remove a peer or a source that was added by command, or what is stored of a source that is disabled.
  *
  * @generated from message sow.v1.RemovePeerRequest
  */
@@ -4155,7 +4156,8 @@ export const AdminService: GenService<{
     output: typeof AddPeerResponseSchema;
   },
   /**
-   * Removes an instance that was added by AddPeer: nothing is kept for it any more (rule R14).
+   * Removes an instance that was added by AddPeer: nothing is kept for it any more (rule R14). Of a source that is
+   * disabled, also of one in the configuration, it removes what is stored.
    *
    * @generated from rpc sow.v1.AdminService.RemovePeer
    */
