@@ -16,7 +16,7 @@ from typing import Any, Final, TypeAlias
 import pytest
 
 from sow_replication.options import NodeOptions, PeerOptions
-from sow_server.engine.commit.publishers import Publisher
+from sow_server.engine.commit.publishers import Publisher, Told
 from tests.property.test_replication_commands import change, link
 from tests.property.test_replication_simulation import edges
 from tests.support.examples import examples
@@ -221,8 +221,9 @@ def test_sequences_of_another_program_in_the_same_epoch_are_found(
     never failed."""
     learn = Publisher.learn
 
-    def mistaken(self: Publisher, epoch: int, token: int, *told: Any) -> Publisher:
-        return learn(self, epoch, self.token if epoch == self.epoch and token > self.token else token, *told)
+    def mistaken(self: Publisher, told: Told, *more: Any, **options: Any) -> Publisher:
+        same = told.epoch == self.epoch and told.token > self.token
+        return learn(self, told._replace(token=self.token) if same else told, *more, **options)
 
     monkeypatch.setattr(Publisher, "learn", mistaken)
     for number in range(FOUND_WITHIN):
