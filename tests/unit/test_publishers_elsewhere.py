@@ -10,6 +10,7 @@ import pytest
 
 from sow_peering import MergeCounts, PublisherMark
 from sow_server.engine.catalog.topics import Topic
+from sow_server.engine.commit.publishers import AHEAD_MAX
 from sow_server.engine.commit.requests import RequestLimits
 from sow_server.engine.disk.mark import Bounds
 from sow_server.engine.disk.rocks import RECORDS, Batch
@@ -452,6 +453,21 @@ def test_publishers_of_several_topics_are_told_along_a_line(line: tuple[Rig, Rig
     assert outcome(c.run(batch(1, "1"))) == (0, 1, [])
     assert outcome(c.run(batch(2, "2", topic="u"))) == (0, 1, [])
     assert outcome(c.run(batch(3, "3", "4"))) == (1, 1, [])
+
+
+def test_a_publisher_that_writes_topics_in_turns_is_known_along_a_line(line: tuple[Rig, Rig, Rig]) -> None:
+    """F11. Kept topic by topic, its sequences would have too many gaps."""
+    a, b, c = line
+    ship(a, b)
+    ship(b, c)
+    requests = [batch(number, f"{number}", topic="tu"[number % 2]) for number in range(1, 4 * AHEAD_MAX)]
+    for request in requests:
+        a.run(request)
+    ship(a, b)
+    ship(b, c)
+    for rig in (b, c):
+        assert [outcome(rig.run(request)) for request in requests] == [(0, 1, [])] * len(requests)
+    assert c.store.cuts.publisher_position("p") == (1, len(requests))
 
 
 def test_a_link_that_lacks_one_of_a_publishers_topics_is_not_told_what_was_learned(line: tuple[Rig, Rig, Rig]) -> None:

@@ -402,13 +402,16 @@ class Publisher(NamedTuple):
         topics = _with_topics(tuple([one for one in before.topics if not one or sends(one)]), told.topics)
         others = () if told.passed_on else self._written()
         contiguous, ahead = with_range(before.contiguous, before.ahead, first, last)
-        oldest = max(before.last, last) - OUTCOMES_KEPT
+        refused = before.refused
+        if refused or told.refused:
+            oldest = max(before.last, last) - OUTCOMES_KEPT
+            refused = tuple(sorted({one for one in (*refused, *told.refused) if one > oldest}))
         learned = before._replace(
             topics=topics,
             others=tuple([one for one in others if one and one not in topics and sends(one) is not False]),
             contiguous=contiguous,
             ahead=ahead,
-            refused=tuple(sorted({one for one in (*before.refused, *told.refused) if one > oldest})),
+            refused=refused,
         )
         if learned in self.told:
             return self
