@@ -581,6 +581,7 @@ def test_a_publisher_that_has_published_nothing_is_told_to_nobody(pair: tuple[Ri
         {"topics": ()},
         {"first": 0},
         {"first": 6},
+        {"last": 2**63 - 1},
         {"token": -1},
         {"epoch": -1},
         {"publisher_id": ""},

@@ -71,6 +71,8 @@ def test_topics_of_an_epoch_are_bounded() -> None:
     (told,) = publisher.told
     assert UNKNOWN_TOPIC in told.topics
     assert len(told.topics) == TOPICS_MAX + 1
+    many = mark(*range(1, 100), *range(1, 100))._replace(passed_on=True)
+    assert publisher.learn(many, 100, 101, NOW).told[-1].topics == told.topics
 
 
 def test_refusals_from_elsewhere_are_bounded() -> None:

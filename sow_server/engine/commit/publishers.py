@@ -389,9 +389,10 @@ class Publisher(NamedTuple):
 
         `sends`: whether a topic, by its id, is one of the peer's; None: it has been deleted.
         """
+        told = told._replace(topics=_with_topics((), told.topics))
         if told.rank < self.rank or not told.token or self._has(told, first, last):
             return self
-        before = told._replace(topics=() if not told.passed_on else told.topics, refused=())
+        before = told._replace(topics=(), refused=())
         kept: list[Told] = []
         for one in self.told:
             if one.is_continued_by(told):

@@ -42,6 +42,8 @@ log = structlog.get_logger(__name__)
 
 PUBLISHER_ID_CHARACTERS_MAX: Final = 1000
 """Of a publisher as it is stored, with its owner."""
+SEQUENCE_MAX: Final = 2**62 + 2**20
+"""Of a publisher: the first of a request is at most 2^62."""
 DROP_MAX: Final = 1000
 """Records that one commit looks at for dropping."""
 
@@ -304,7 +306,7 @@ class ApplyChanges:
 
 def _is_sound(mark: PublisherMark) -> bool:
     named = 0 < len(mark.publisher_id) <= PUBLISHER_ID_CHARACTERS_MAX
-    return named and mark.epoch >= 0 and mark.token > 0 and 0 < mark.first <= mark.last
+    return named and mark.epoch >= 0 and mark.token > 0 and 0 < mark.first <= mark.last <= SEQUENCE_MAX
 
 
 class MergeSeed:
