@@ -214,6 +214,10 @@ token_file = "{tmp_path / "token"}"
                 asked = sow_pb2.GetPublisherRequest(publisher_id=p.publisher_id)
                 return bool(elsewhere._sow.GetPublisher(asked).highest_sequence == p.sequence)
 
+            # First perhaps by rows, and then by changes.
+            for topic in ("private", "shared"):
+                until(known, SECONDS, "the publisher to be known at par")
+                p.assert_applied(topic)
             until(known, SECONDS, "the publisher to be known at par")
             lies = [
                 mark(one.publisher_id, one.opened, epoch=epoch)
