@@ -280,8 +280,7 @@ class Cuts:
         row = self._rocks.get(META, publisher_key(publisher_id))
         if row is None:
             return 0, 0
-        publisher = decode_publisher(row)
-        return publisher.epoch, publisher.known
+        return decode_publisher(row).position()
 
     # -- the journal ------------------------------------------------------------------------------------------------
 

@@ -15,8 +15,9 @@ from typing import Any, Final, TypeAlias
 
 import pytest
 
+from sow_peering import InstanceIdentity, PublisherMark
 from sow_replication.options import NodeOptions, PeerOptions
-from sow_server.engine.commit.publishers import Publisher
+from sow_server.engine.commit.publishers import Publisher, Told
 from tests.property.test_replication_commands import change, link
 from tests.property.test_replication_simulation import edges
 from tests.support.examples import examples
@@ -24,6 +25,7 @@ from tests.support.movers import Lost, Mover, divide, set_apart
 from tests.support.replica_rocks import stores_in
 from tests.support.replica_rows import SECOND, Backup, Make
 from tests.support.replica_world import Instance, World
+from tests.support.resumers import store_of
 
 SEEDS = 272
 SECONDS: Final = 10
@@ -208,6 +210,69 @@ def test_a_record_that_counts_as_applied_is_there(tmp_path: Path, seed: int, fau
     assert total["known"] > 0
 
 
+# -- a peer that lies ----------------------------------------------------------------------------------------------
+
+LIAR: Final = InstanceIdentity("liar", "0123456789ab", "0123456789ab")
+"""It may send the topic T."""
+
+
+def lie(world: World, draw: random.Random, movers: list[Mover]) -> None:
+    """The liar tells an instance of what the publishers have not sent, or not to T. The others pass that on."""
+    at = draw.choice(list(world.instances.values()))
+    known = [(mover.publisher_id, mover.position) for mover in movers if mover.position is not None]
+    if not at.up or not known:
+        return
+    replicas = store_of(at)._rig.store.replicas
+
+    def done(_: object) -> None:
+        pass
+
+    if LIAR.name not in replicas.sources.by_name:
+        replicas.sources.begin(LIAR, topics="T", filter_text="", cursor=0, missing_is_deleted=False, done=done)
+        at.store.step()
+    replicas.sources.answers(LIAR.name, replicas.shared.kinds(["T"]))
+    lies = []
+    for publisher_id, position in known:
+        first = max(1, position.first_sequence + draw.randint(-5, 5))
+        step = draw.choice([0, 0, 0, 1, 2**32, 2**62])
+        lies.append(
+            PublisherMark(
+                publisher_id,
+                position.epoch + step,
+                position.token if draw.random() < 0.8 else draw.randint(1, 2**62),
+                draw.choice([1, first]),
+                first + draw.randint(0, 50),
+                ("T",),
+                (first,) if draw.random() < 0.2 else (),
+                whole=draw.random() < 0.3,
+            )
+        )
+    replicas.changes.apply(LIAR.name, after=0, upto=0, chunks=[], origins=[], publishers=lies, done=done)
+    world.soon(at)
+
+
+def test_a_peer_that_lies_about_one_topic_loses_and_fences_nothing_of_another(tmp_path: Path, seed: int) -> None:
+    """F11, F12, along lines and in meshes."""
+    total: Counter[str] = Counter()
+    for number in range(examples(16)):
+        draw = random.Random(seed + number)
+        with stores_in(tmp_path / str(number)) as make:
+            world, movers = build((seed + number) % 2**32, make)
+            for mover in movers:
+                mover.topics = ("U",)
+                mover.start()
+            until = world.now + SECONDS * SECOND
+            while world.now < until:
+                world.run(draw.randint(1, 200_000))
+                lie(world, draw, movers)
+                kills(world, draw)
+            settle(world, movers, kills, drops=False)
+            total += sum([mover.counts for mover in movers], Counter())
+    print(total)
+    assert total["known"] > 0
+    assert total["PUBLISHER_FENCED"] == 0
+
+
 # -- mistakes that the simulation has to find -----------------------------------------------------------------------
 
 FOUND_WITHIN: Final = 20
@@ -221,8 +286,9 @@ def test_sequences_of_another_program_in_the_same_epoch_are_found(
     never failed."""
     learn = Publisher.learn
 
-    def mistaken(self: Publisher, epoch: int, token: int, *told: Any) -> Publisher:
-        return learn(self, epoch, self.token if epoch == self.epoch and token > self.token else token, *told)
+    def mistaken(self: Publisher, told: Told, *more: Any, **options: Any) -> Publisher:
+        same = told.epoch == self.epoch and told.token > self.token
+        return learn(self, told._replace(token=self.token) if same else told, *more, **options)
 
     monkeypatch.setattr(Publisher, "learn", mistaken)
     for number in range(FOUND_WITHIN):

@@ -75,10 +75,10 @@ class Mover:
     """It makes no new requests."""
 
     def __post_init__(self) -> None:
-        self._publisher_id = self.name
+        self.publisher_id = self.name
         self._programs = 0
         self._requests = 0
-        self._position: PublisherPosition | None = None
+        self.position: PublisherPosition | None = None
         self._unanswered: list[Publish] = []
         self._connection: _Connection | None = None
         self._drawn: tuple[str, Instance, int] | None = None
@@ -99,8 +99,8 @@ class Mover:
     def become(self, publisher_id: str, at: Instance, until: int) -> None:
         """Ends, and begins as another program with this id, at an instance where it stays for a time."""
         self.leave(at)
-        self._publisher_id = publisher_id
-        self._position, self._unanswered, self.settled = None, [], []
+        self.publisher_id = publisher_id
+        self.position, self._unanswered, self.settled = None, [], []
         self._kept_until = until
 
     def be_drawn(self, topic: str, at: Instance, until: int) -> None:
@@ -126,18 +126,18 @@ class Mover:
             if not self.at.up:
                 return
             self._connection = _Connection(self.at, self.at.life)
-            if self._position is None:
+            if self.position is None:
                 self._open(self._connection)
-        elif self._position is not None:
-            self._send(self._connection, self._position)
+        elif self.position is not None:
+            self._send(self._connection, self.position)
 
     def _open(self, connection: _Connection) -> None:
         def opened(answer: OpenedPublisher | StoreError) -> None:
             if self._connection is connection and isinstance(answer, OpenedPublisher):
-                self._position = PublisherPosition(self._publisher_id, answer.epoch, 1, token=answer.token)
+                self.position = PublisherPosition(self.publisher_id, answer.epoch, 1, token=answer.token)
 
         token = self.draw.randint(1, 2**60)
-        store_of(connection.at)._rig.store.commits.open_publisher(self._publisher_id, 0, opened, token=token)
+        store_of(connection.at)._rig.store.commits.open_publisher(self.publisher_id, 0, opened, token=token)
         self.world.soon(connection.at)
 
     def _send(self, connection: _Connection, position: PublisherPosition) -> None:
@@ -157,7 +157,7 @@ class Mover:
         topic = self.draw.choice(self.topics)
         if self._is_drawn and self._drawn is not None and self.draw.random() < 0.7:
             topic = self._drawn[0]
-        self._position = position._replace(first_sequence=position.first_sequence + len(keys))
+        self.position = position._replace(first_sequence=position.first_sequence + len(keys))
         return Publish(topic, payloads, keys, publisher=position, durability=Durability.FSYNC)
 
     # -- answers ----------------------------------------------------------------------------------------------------

@@ -154,7 +154,8 @@ def test_an_opened_publisher_has_the_next_epoch_unless_its_unit_is_finished() ->
         assert same == known._replace(last_use_micros=NOW + 1)
     begun, opened = known.open(8, "p", NOW)
     assert opened == OpenedPublisher(2)
-    assert begun == Publisher(epoch=2, last_use_micros=NOW, unit=7, unit_records=5, given=True)
+    earlier = (publishers.UNKNOWN_TOPIC,)
+    assert begun == Publisher(epoch=2, last_use_micros=NOW, unit=7, unit_records=5, given=True, earlier=earlier)
 
 
 def test_there_is_no_epoch_above_the_last() -> None:

@@ -4,23 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import pytest
 
 from sow_peering import MergeCounts, PublisherMark
 from sow_server.engine.catalog.topics import Topic
-from sow_server.engine.commit.publishers import (
-    AHEAD_MAX,
-    OUTCOMES_KEPT,
-    TOPICS_MAX,
-    UNKNOWN_TOPIC,
-    Publisher,
-    decode,
-    encode,
-    with_range,
-)
+from sow_server.engine.commit.publishers import AHEAD_MAX
 from sow_server.engine.commit.requests import RequestLimits
 from sow_server.engine.disk.mark import Bounds
 from sow_server.engine.disk.rocks import RECORDS, Batch
@@ -43,7 +33,6 @@ from tests.support.stores import BINARY, DAY, FakeTime, Rig
 
 __all__ = ["pair"]  # a fixture
 
-NOW = 1_700_000_000_000_000
 TOKEN = 7
 IF_ABSENT = Condition(ConditionKind.IF_ABSENT)
 
@@ -406,56 +395,6 @@ def test_only_durable_publishers_are_told(pair: tuple[Rig, Rig], monkeypatch: py
     assert refused.value.reason is Reason.STORE_FAILED
 
 
-# -- the arithmetic -------------------------------------------------------------------------------------------------
-
-
-def test_ranges_are_the_set_of_what_came(seed: int) -> None:
-    for number in range(200):
-        random = Random(seed + number)
-        known: set[int] = set()
-        contiguous: int = 0
-        ahead: tuple[tuple[int, int], ...] = ()
-        for _ in range(12):
-            first = random.randint(1, 30)
-            last = first + random.randint(0, 4)
-            known |= set(range(first, last + 1))
-            contiguous, ahead = with_range(contiguous, ahead, first, last)
-            shown = set(range(1, contiguous + 1)).union(*[range(low, high + 1) for low, high in ahead])
-            assert shown == known, (seed, number)
-            assert contiguous + 1 not in known
-            assert list(ahead) == sorted(ahead)
-
-
-def test_ranges_behind_gaps_are_bounded_and_the_lowest_are_kept() -> None:
-    contiguous: int = 0
-    ahead: tuple[tuple[int, int], ...] = ()
-    for number in range(AHEAD_MAX + 5):
-        contiguous, ahead = with_range(contiguous, ahead, 2 * number + 2, 2 * number + 2)
-    assert (contiguous, len(ahead), ahead[0]) == (0, AHEAD_MAX, (2, 2))
-
-
-def test_topics_of_an_epoch_are_bounded() -> None:
-    publisher = Publisher(epoch=1, token=TOKEN)
-    for topic_id in range(1, TOPICS_MAX + 3):
-        publisher = publisher.learn(1, TOKEN, topic_id, topic_id, (), [topic_id], NOW)
-    assert UNKNOWN_TOPIC in publisher.topics
-    assert len(publisher.topics) == TOPICS_MAX + 1
-
-
-def test_refusals_from_elsewhere_are_bounded() -> None:
-    known = Publisher(epoch=1, token=TOKEN).learn(1, TOKEN, 1, 3000, range(1, 3001), [1], NOW)
-    assert len(known.refusals) == OUTCOMES_KEPT
-    assert decode(encode(known)) == known
-
-
-def test_what_is_known_already_changes_nothing() -> None:
-    known = Publisher(epoch=2, token=TOKEN).learn(2, TOKEN, 1, 5, (), [1], NOW)
-    assert known.learn(2, TOKEN, 2, 4, (), [9], NOW + 1) is known
-    assert known.learn(1, 99, 1, 9, (), [1], NOW) is known
-    assert known.learn(2, TOKEN - 1, 1, 9, (), [1], NOW) is known
-    assert known.learn(9, 0, 1, 9, (), [1], NOW) is known
-
-
 # -- what an instance has learned, told to a third one -------------------------------------------------------------
 
 
@@ -514,6 +453,21 @@ def test_publishers_of_several_topics_are_told_along_a_line(line: tuple[Rig, Rig
     assert outcome(c.run(batch(1, "1"))) == (0, 1, [])
     assert outcome(c.run(batch(2, "2", topic="u"))) == (0, 1, [])
     assert outcome(c.run(batch(3, "3", "4"))) == (1, 1, [])
+
+
+def test_a_publisher_that_writes_topics_in_turns_is_known_along_a_line(line: tuple[Rig, Rig, Rig]) -> None:
+    """F11. Kept topic by topic, its sequences would have too many gaps."""
+    a, b, c = line
+    ship(a, b)
+    ship(b, c)
+    requests = [batch(number, f"{number}", topic="tu"[number % 2]) for number in range(1, 4 * AHEAD_MAX)]
+    for request in requests:
+        a.run(request)
+    ship(a, b)
+    ship(b, c)
+    for rig in (b, c):
+        assert [outcome(rig.run(request)) for request in requests] == [(0, 1, [])] * len(requests)
+    assert c.store.cuts.publisher_position("p") == (1, len(requests))
 
 
 def test_a_link_that_lacks_one_of_a_publishers_topics_is_not_told_what_was_learned(line: tuple[Rig, Rig, Rig]) -> None:
@@ -627,6 +581,7 @@ def test_a_publisher_that_has_published_nothing_is_told_to_nobody(pair: tuple[Ri
         {"topics": ()},
         {"first": 0},
         {"first": 6},
+        {"last": 2**63 - 1},
         {"token": -1},
         {"epoch": -1},
         {"publisher_id": ""},

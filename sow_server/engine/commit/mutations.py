@@ -91,8 +91,8 @@ def stage_aborted(draft: Draft, job: Job, aborted: AtomicAborted, publishers: Pu
     ]
     if isinstance(request, Publish) and request.publisher is not None:
         name, first = request.publisher.publisher_id, request.publisher.first_sequence
-        publisher = publishers.find(name).admit(request.publisher, len(refusals))
-        new = max(0, publisher.known - first + 1)
+        publisher = publishers.find(name).admit(request.publisher, len(refusals), topic.id)
+        new = max(0, publisher.decided_upto(first, publisher.elsewhere(topic.id)) - first + 1)
         kept = [refusal._replace(index=first + refusal.index) for refusal in refusals if refusal.index >= new]
         draft.publishers[name] = publisher.advance(
             first + len(refusals) - 1,
@@ -189,7 +189,7 @@ def _stage_delete(
     part = Slice(count)
     if (position := request.publisher) is not None:
         found = draft.publishers.get(position.publisher_id) or publishers.find(position.publisher_id)
-        found.check_acting(position)
+        found.check_acting(position, topic.id)
     draft.fetch_bodies(store_keys(job, count))
     plain = _plain_matches(draft, job, request, topic, count) if count >= PLAIN_RECORDS_MIN else None
     if plain is None:

@@ -1,18 +1,23 @@
 """The memory of publishers, so that a retry is never applied twice (rule P6).
 
 A publisher's row holds its epoch, its highest sequence, the refusals among its last 1,000 sequences, the versions and
-stamps of its last records, its last finished unit of work, and the sequences that are known here or from other
-instances. The row is written in the same batch as the records that it covers. Pure, except for the bounded cache.
+stamps of its last records, its last finished unit of work, and apart from all that what peers have told of it. The row
+is written in the same batch as the records that it covers. Pure, except for the bounded cache.
 
     [1]  A unit is finished in the batch that holds the last records of its last request, or not at all.
     [2]  A unit is finished only when no record of its last request was refused, however long ago.
     [3]  Once a unit is finished, no record of it or of an earlier unit is applied, even in a new epoch.
     [4]  The answer to a duplicate is the answer of its first attempt, or that this is forgotten: never a guess.
     [5]  A sequence counts as known if its record is here, was refused, or has been replaced by a newer one; or if the
-         publisher has begun behind it here, as it does only with what is settled. From other instances only the
-         sequences count up to the first gap (rule F11).
+         publisher has begun behind it here, as it does only with what is settled.
     [6]  Of two publishers with one id the one with the greater (epoch, token) wins, and the other one is fenced.
          Their sequences are never compared (rule F12).
+    [7]  What a peer tells is kept by peer, and counts only for records of the topics that it was told of (rule F11).
+         What it passes on for others is also kept by these topics: they say how far those others are trusted, so a mark
+         reaches no further at the end of a chain than at its begin.
+    [8]  An epoch that a peer tells of is never the one of the row. It fences, and is passed over by the next one, only
+         while all topics that the publisher has written here are topics of that peer, and only up to `EPOCH_STEP_MAX`
+         above the row's. So peers cannot stop a publisher of other topics, and cannot use up an id.
 """
 
 from __future__ import annotations
@@ -33,12 +38,19 @@ OUTCOMES_KEPT: Final = 1000
 RUNS_KEPT: Final = 32
 """Runs of applied records that are kept: two for each request that a client has under way (16)."""
 EPOCH_MAX: Final = 2**63 - 1
+EPOCH_STEP_MAX: Final = 2**32
+"""An epoch that a peer tells of counts up to so far above the one here. Only clients here raise the one here, so many
+tellings reach no further than one."""
 AHEAD_MAX: Final = 16
 """Ranges of sequences that are remembered behind a gap."""
 TOPICS_MAX: Final = 32
 """Topics that are remembered of an epoch."""
 UNKNOWN_TOPIC: Final = 0
 """Among the topics of an epoch: there were more."""
+TOLD_MAX: Final = 32
+"""What is remembered of that which peers have told: so many parts, see `Told`."""
+TOLD_OF_PEER_MAX: Final = 8
+"""Of one peer; and as many of what it has passed on."""
 _CACHED_MAX: Final = 10_000
 
 
@@ -89,6 +101,71 @@ def _packed(before: bytes, runs: Sequence[AnsweredRun]) -> bytes:
     return (before + b"".join([run.packed() for run in runs[-RUNS_KEPT:]]))[-RUNS_KEPT * _RUN.size :]
 
 
+class Told(NamedTuple):
+    """What a peer has told of an epoch of a publisher ([7])."""
+
+    source: str
+    """The name of the peer."""
+    epoch: int
+    token: int
+    topics: tuple[int, ...]
+    """Ids of the topics of the records."""
+    passed_on: bool = False
+    """By what the peer says they may have been decided at a third instance: it is of these topics and no others."""
+    others: tuple[int, ...] = ()
+    """Ids of other topics that the publisher had written here when the peer last told this, as far as these are topics
+    of the peer, too ([8]). None of what is passed on: of whom they would be topics is not known."""
+    contiguous: int = 0
+    """All sequences from 1 to here are known."""
+    ahead: tuple[tuple[int, int], ...] = ()
+    """Ranges that are known, and begin behind a gap, in rising order."""
+    refused: tuple[int, ...] = ()
+    """The sequences among them that were not applied, of the last ones."""
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Decides between publishers with one id ([6])."""
+        return self.epoch, self.token
+
+    @property
+    def ranges(self) -> list[tuple[int, int]]:
+        """All that are known, in rising order."""
+        return _ranges(self.contiguous, self.ahead)
+
+    @property
+    def last(self) -> int:
+        """The highest sequence that is known."""
+        return self.ahead[-1][1] if self.ahead else self.contiguous
+
+    def is_continued_by(self, later: Told) -> bool:
+        """Whether they are parts of one thing."""
+        same = self.rank == later.rank and self.is_like(later)
+        return same and (not self.passed_on or set(self.topics) == set(later.topics))
+
+    def is_ended_by(self, later: Told) -> bool:
+        """Whether the peer has told of a later epoch of its topics."""
+        return self.rank < later.rank and self.is_like(later) and set(self.topics) <= set(later.topics)
+
+    def is_like(self, other: Told) -> bool:
+        """Whether both are the peer's own, or both are passed on by it."""
+        return (self.source, self.passed_on) == (other.source, other.passed_on)
+
+    def without_records(self) -> Told:
+        """After a loss."""
+        return self._replace(contiguous=0, ahead=(), refused=())
+
+
+class Elsewhere(NamedTuple):
+    """What peers have told of the records of one topic, in the epoch of a request."""
+
+    ranges: list[tuple[int, int]]
+    refused: frozenset[int]
+    last: int
+
+
+NOTHING_TOLD: Final = Elsewhere([], frozenset(), 0)
+
+
 class Publisher(NamedTuple):
     """One publisher, as stored; a refusal's index is its publisher sequence here."""
 
@@ -113,18 +190,46 @@ class Publisher(NamedTuple):
     given: bool = False
     """This instance has given the epoch: a position without a token is one of it."""
     contiguous: int = 0
-    """All sequences from 1 to here are known ([5])."""
+    """All sequences from 1 to here were decided here. For peers; here `highest_sequence` counts ([5])."""
     ahead: tuple[tuple[int, int], ...] = ()
-    """Ranges that are known, and begin behind a gap, in rising order."""
-    elsewhere: int = 0
-    """The highest sequence that was learned from another instance."""
+    """Ranges that were decided here, and begin behind a gap, in rising order."""
     topics: tuple[int, ...] = ()
-    """Ids of the topics of the epoch's records."""
+    """Ids of the topics of the epoch's records that were decided here."""
+    earlier: tuple[int, ...] = ()
+    """Of earlier epochs."""
+    told: tuple[Told, ...] = ()
+    """By peers, of this epoch or later ones; the newest last."""
 
     @property
-    def known(self) -> int:
-        """A sequence up to here is a duplicate."""
-        return max(self.highest_sequence, self.contiguous)
+    def rank(self) -> tuple[int, int]:
+        """Decides between publishers with one id ([6])."""
+        return self.epoch, self.token
+
+    @property
+    def ranges(self) -> list[tuple[int, int]]:
+        """All sequences that were decided here, in rising order."""
+        return _ranges(self.contiguous, self.ahead)
+
+    def position(self) -> tuple[int, int]:
+        """The present epoch, and its highest sequence: with what counts of peers, up to the first gap."""
+        heeded = [told for told in self.told if self._heeds(told)]
+        rank = max([self.rank, *[told.rank for told in heeded]])
+        known = [one for told in heeded if told.rank == rank for one in told.ranges]
+        return rank[0], _upto(self.highest_sequence if rank == self.rank else 0, known)
+
+    def elsewhere(self, topic_id: int) -> Elsewhere:
+        """What counts of peers for records of a topic, in this epoch ([7])."""
+        found = [told for told in self.told if told.rank == self.rank and topic_id in told.topics]
+        if not found:
+            return NOTHING_TOLD
+        ranges = [one for told in found for one in told.ranges]
+        refused = frozenset([one for told in found for one in told.refused])
+        return Elsewhere(ranges, refused, max([told.last for told in found]))
+
+    def decided_upto(self, first: int, elsewhere: Elsewhere) -> int:
+        """Records from `first` up to this sequence, if it is not below, were decided before."""
+        known = self.highest_sequence
+        return _upto(max(known, first - 1), elsewhere.ranges) if elsewhere.ranges else known
 
     def open(self, unit: int, publisher_id: str, now_micros: int, token: int = 0) -> tuple[Publisher, OpenedPublisher]:
         """The publisher in a new epoch, in which `unit` (0: none) is to be published; unchanged if the unit is
@@ -135,25 +240,27 @@ class Publisher(NamedTuple):
         if 0 < unit <= self.unit:
             records = self.unit_records if unit == self.unit else 0
             return self._replace(last_use_micros=now_micros), OpenedPublisher(self.epoch, True, records)
-        if self.epoch >= EPOCH_MAX:
+        last = max([self.epoch, *[told.epoch for told in self.told if self._heeds(told)]])
+        if last >= EPOCH_MAX:
             raise StoreError(
                 Reason.INVALID_ARGUMENT,
                 f"publisher_id: {publisher_id!r} has used the last epoch there is; choose another id",
                 field="publisher_id",
             )
-        begun = self._in_epoch(self.epoch + 1, token)
+        begun = self._in_epoch(last + 1, token)
         return begun._replace(last_use_micros=now_micros, given=True), OpenedPublisher(begun.epoch, token=token)
 
-    def admit(self, position: PublisherPosition, count: int) -> Publisher:
-        """The publisher as a request of `count` records at `position` finds it.
+    def admit(self, position: PublisherPosition, count: int, topic_id: int = UNKNOWN_TOPIC) -> Publisher:
+        """The publisher as a request of `count` records for a topic, at `position`, finds it.
 
         Raises StoreError PUBLISHER_FENCED, and UNIT_DONE for records of a finished unit. A request that was decided
         before passes: it is answered as a duplicate, so a client that has missed the answer to the request that
         finished the unit learns the outcome.
         """
         theirs, ours = (position.epoch, self._token_of(position)), (self.epoch, self.token)
-        if theirs < ours:
-            by = f"epoch {self.epoch}" if position.epoch < self.epoch else "the same epoch from another instance"
+        winner = ours if not self.told else max([ours, *self._ranks_told(topic_id)])
+        if theirs < winner:
+            by = f"epoch {winner[0]}" if position.epoch < winner[0] else "the same epoch from another instance"
             raise StoreError(
                 Reason.PUBLISHER_FENCED,
                 f"publisher: epoch {position.epoch} of {position.publisher_id!r} is fenced by {by}",
@@ -172,19 +279,48 @@ class Publisher(NamedTuple):
         """The token of a position; of a client without tokens, the one of the epoch that it was given here."""
         return position.token or (self.token if self.given and position.epoch == self.epoch else 0)
 
-    def check_acting(self, position: PublisherPosition) -> None:
-        """Called before another operation than publishing in the name of a publisher. Raises StoreError
+    def _ranks_told(self, topic_id: int) -> list[tuple[int, int]]:
+        """The epochs of peers that fence records of a topic ([8])."""
+        found = [told for told in self.told if topic_id in told.topics or topic_id in told.others]
+        return [told.rank for told in found if self._heeds(told)]
+
+    def _heeds(self, told: Told) -> bool:
+        """Whether an epoch counts that a peer has told of ([8])."""
+        theirs = (*told.topics, *told.others)
+        written = (*self.topics, *self.earlier)
+        return told.epoch - self.epoch <= EPOCH_STEP_MAX and all(one and one in theirs for one in written)
+
+    def check_acting(self, position: PublisherPosition, topic_id: int) -> None:
+        """Called before another operation than publishing, on a topic, in the name of a publisher. Raises StoreError
         PUBLISHER_FENCED, and UNIT_DONE once the unit is finished."""
         # No sequence of it was decided: it has none.
-        self.admit(position._replace(first_sequence=self.highest_sequence + 1), 1)
+        self.admit(position._replace(first_sequence=self.highest_sequence + 1), 1, topic_id)
 
     def without_records(self) -> Publisher:
         """The publisher after a loss: of its epoch it is not known which records are here."""
-        return Publisher(epoch=self.epoch, last_use_micros=self.last_use_micros, token=self.token, given=self.given)
+        return Publisher(
+            epoch=self.epoch,
+            last_use_micros=self.last_use_micros,
+            token=self.token,
+            given=self.given,
+            earlier=self._written(),
+            told=tuple([told.without_records() for told in self.told]),
+        )
 
     def _in_epoch(self, epoch: int, token: int) -> Publisher:
         """Sequences begin anew; finished units stay finished ([3])."""
-        return Publisher(epoch=epoch, unit=self.unit, unit_records=self.unit_records, token=token)
+        return Publisher(
+            epoch=epoch,
+            unit=self.unit,
+            unit_records=self.unit_records,
+            token=token,
+            earlier=self._written(),
+            told=tuple([told for told in self.told if told.rank >= (epoch, token)]),
+        )
+
+    def _written(self) -> tuple[int, ...]:
+        """The topics that it has written here, in any epoch."""
+        return _with_topics(self.earlier, self.topics)
 
     def _decided(self, position: PublisherPosition, count: int) -> bool:
         """Whether all of a request was decided before, in this epoch."""
@@ -217,7 +353,8 @@ class Publisher(NamedTuple):
             oldest = to_sequence - OUTCOMES_KEPT
             kept = tuple(refusal for refusal in (*kept, *refusals) if refusal.index > oldest)
         records = applied + (self.open_records if unit == self.open_unit else 0)
-        contiguous, ahead = with_range(self.contiguous, self.ahead, from_sequence or self.known + 1, to_sequence)
+        first = from_sequence or self.highest_sequence + 1
+        contiguous, ahead = with_range(self.contiguous, self.ahead, first, to_sequence)
         return Publisher(
             self.epoch,
             max(self.highest_sequence, to_sequence),
@@ -233,47 +370,70 @@ class Publisher(NamedTuple):
             self.given,
             contiguous,
             ahead,
-            self.elsewhere,
             _with_topic(self.topics, topic_id),
+            self.earlier,
+            self.told,
         )
 
     def learn(
         self,
-        epoch: int,
-        token: int,
+        told: Told,
         first: int,
         last: int,
-        refused: Sequence[int],
-        topic_ids: Sequence[int],
         used_micros: int,
+        *,
+        sends: Callable[[int], bool | None] = lambda topic_id: True,
     ) -> Publisher:
-        """The publisher after another instance has told that sequences from `first` to `last` were decided, of which
-        those in `refused` were not applied. All others are here. The same object if that is nothing new."""
-        if (epoch, token) < (self.epoch, self.token) or not token:
+        """The publisher after a peer has told that sequences from `first` to `last` were decided, of which those in
+        `told.refused` were not applied. All others are here. The same object if that is nothing new.
+
+        `sends`: whether a topic, by its id, is one of the peer's; None: it has been deleted.
+        """
+        told = told._replace(topics=_with_topics((), told.topics))
+        if told.rank < self.rank or not told.token or self._has(told, first, last):
             return self
-        at = self if (epoch, token) == (self.epoch, self.token) else self._in_epoch(epoch, token)
-        contiguous, ahead = with_range(at.contiguous, at.ahead, first, last)
-        if at is self and (contiguous, ahead) == (at.contiguous, at.ahead):
-            return self
-        topics = at.topics
-        for topic_id in topic_ids:
-            topics = _with_topic(topics, topic_id)
-        mine = {refusal.index for refusal in at.refusals}
-        learned = [Refusal(one, Reason.OUTCOME_UNKNOWN, _REFUSED_ELSEWHERE) for one in refused if one not in mine]
-        oldest = max(at.known, last) - OUTCOMES_KEPT
-        return at._replace(
-            last_use_micros=max(at.last_use_micros, used_micros),
-            refusals=tuple(sorted(one for one in (*at.refusals, *learned) if one.index > oldest)),
+        before = told._replace(topics=(), refused=())
+        kept: list[Told] = []
+        for one in self.told:
+            if one.is_continued_by(told):
+                before = one
+            elif not one.is_ended_by(told):
+                kept.append(one)
+        # Those that are the peer's no longer go: they would count with what it tells now.
+        topics = _with_topics(tuple([one for one in before.topics if not one or sends(one)]), told.topics)
+        others = () if told.passed_on else self._written()
+        contiguous, ahead = with_range(before.contiguous, before.ahead, first, last)
+        refused = before.refused
+        if refused or told.refused:
+            oldest = max(before.last, last) - OUTCOMES_KEPT
+            refused = tuple(sorted({one for one in (*refused, *told.refused) if one > oldest}))
+        learned = before._replace(
+            topics=topics,
+            others=tuple([one for one in others if one and one not in topics and sends(one) is not False]),
             contiguous=contiguous,
             ahead=ahead,
-            elsewhere=max(at.elsewhere, last),
-            topics=topics,
+            refused=refused,
         )
+        if learned in self.told:
+            return self
+        like = [one for one in kept if one.is_like(told)]
+        if len(like) >= TOLD_OF_PEER_MAX:
+            kept.remove(like[0])
+        return self._replace(last_use_micros=max(self.last_use_micros, used_micros), told=(*kept, learned)[-TOLD_MAX:])
+
+    def _has(self, new: Told, first: int, last: int) -> bool:
+        """Whether what a peer tells is known here, or from peers, of all its topics."""
+        topics = set(new.topics)
+        same = [told for told in self.told if told.rank == new.rank and topics <= set(told.topics)]
+        ranges = [one for told in same for one in told.ranges]
+        if new.rank == self.rank:
+            ranges += self.ranges
+        return _upto(first - 1, ranges) >= last
 
     def check_finish(self, position: PublisherPosition) -> None:
         """Called before a request that ends its unit is applied. Raises StoreError OUTCOME_UNKNOWN if one of its
         records was refused in an earlier attempt that is too long ago for its answer to show it ([2])."""
-        if position.first_sequence <= self.refused_sequence <= self.known - OUTCOMES_KEPT:
+        if position.first_sequence <= self.refused_sequence <= self.highest_sequence - OUTCOMES_KEPT:
             raise StoreError(
                 Reason.OUTCOME_UNKNOWN,
                 f"publisher: sequence {self.refused_sequence} was refused, and it is no longer known why; unit"
@@ -281,16 +441,20 @@ class Publisher(NamedTuple):
                 field="publisher.unit_done",
             )
 
-    def refusal_of(self, sequence: int, *, conditional: bool, atomic: bool = False) -> Refusal | None:
-        """How a sequence that was seen before was refused; None when it was applied."""
+    def refusal_of(
+        self, sequence: int, *, conditional: bool, atomic: bool = False, elsewhere: Elsewhere = NOTHING_TOLD
+    ) -> Refusal | None:
+        """How a sequence that was seen before was refused; None when it was applied. `elsewhere`: of its topic."""
         for refusal in self.refusals:
             if refusal.index == sequence:
                 return refusal
-        if (conditional or atomic) and sequence <= self.known - OUTCOMES_KEPT:
+        if sequence in elsewhere.refused and not self._applied_here(sequence):
+            return Refusal(sequence, Reason.OUTCOME_UNKNOWN, "publisher: the record was refused at another instance")
+        if (conditional or atomic) and sequence <= max(self.highest_sequence, elsewhere.last) - OUTCOMES_KEPT:
             return Refusal(
                 sequence, Reason.OUTCOME_UNKNOWN, f"publisher: the outcome of sequence {sequence} is no longer known"
             )
-        if conditional and sequence <= self.elsewhere and not self._applied_here(sequence):
+        if conditional and sequence <= elsewhere.last and not self._applied_here(sequence):
             # The condition held there, or did not; the record here may be one that it would not have held for.
             return Refusal(
                 sequence,
@@ -307,14 +471,11 @@ class Publisher(NamedTuple):
         return [AnsweredRun(*fields) for fields in _RUN.iter_unpack(self.runs)][::-1]
 
 
-_REFUSED_ELSEWHERE: Final = "publisher: the record was refused at another instance"
-
-
 def with_range(
     contiguous: int, ahead: tuple[tuple[int, int], ...], first: int, last: int
 ) -> tuple[int, tuple[tuple[int, int], ...]]:
     """Known sequences, from 1 to `contiguous` and the ranges `ahead`, with one more range. Where there would be too
-    many ranges, the last ones are forgotten."""
+    many ranges, the lowest ones behind the first gap are forgotten: a retry is of the last ones."""
     if last <= contiguous or first > last:
         return contiguous, ahead
     if first <= contiguous + 1:
@@ -332,7 +493,26 @@ def with_range(
             kept[-1] = kept[-1][0], max(kept[-1][1], high)
         else:
             kept.append((low, high))
-    return contiguous, tuple(kept[:AHEAD_MAX])
+    return contiguous, tuple(kept[-AHEAD_MAX:])
+
+
+def _ranges(contiguous: int, ahead: tuple[tuple[int, int], ...]) -> list[tuple[int, int]]:
+    return [(1, contiguous), *ahead] if contiguous else [*ahead]
+
+
+def _upto(known: int, ranges: Sequence[tuple[int, int]]) -> int:
+    """The sequence up to which ranges, in any order, continue what is known up to `known`."""
+    for low, high in sorted(ranges):
+        if low > known + 1:
+            break
+        known = max(known, high)
+    return known
+
+
+def _with_topics(topics: tuple[int, ...], more: Sequence[int]) -> tuple[int, ...]:
+    for topic_id in more:
+        topics = _with_topic(topics, topic_id)
+    return topics
 
 
 def _with_topic(topics: tuple[int, ...], topic_id: int) -> tuple[int, ...]:
@@ -359,7 +539,10 @@ class _Row(msgspec.Struct, array_like=True):
     contiguous: int = 0
     ahead: tuple[tuple[int, int], ...] = ()
     elsewhere: int = 0
+    """Not 0 in a row of an earlier release whose sequences are in part what peers had told."""
     topics: tuple[int, ...] = ()
+    earlier: tuple[int, ...] = ()
+    told: tuple[Told, ...] = ()
 
 
 def encode(publisher: Publisher) -> bytes:
@@ -368,7 +551,10 @@ def encode(publisher: Publisher) -> bytes:
         (refusal.index, int(refusal.reason), refusal.message[:300], refusal.current_version)
         for refusal in publisher.refusals
     ]
-    return msgspec.msgpack.encode((*publisher[:3], refusals, *publisher[4:]))
+    return msgspec.msgpack.encode((*publisher[:3], refusals, *publisher[4:_TOPICS], 0, *publisher[_TOPICS:]))
+
+
+_TOPICS: Final = Publisher._fields.index("topics")
 
 
 _decoder: Final[msgspec.msgpack.Decoder[_Row]] = msgspec.msgpack.Decoder(_Row)
@@ -377,6 +563,10 @@ _decoder: Final[msgspec.msgpack.Decoder[_Row]] = msgspec.msgpack.Decoder(_Row)
 def decode(row: bytes) -> Publisher:
     """The publisher of a stored row."""
     found = _decoder.decode(row)
+    if found.elsewhere:
+        # Which of its sequences peers had told, and which peers, cannot be seen in the row: these are forgotten.
+        found.contiguous, found.ahead = 0, ()
+        found.refusals = [one for one in found.refusals if one[0] <= found.highest_sequence]
     return Publisher(
         found.epoch,
         found.highest_sequence,
@@ -392,8 +582,9 @@ def decode(row: bytes) -> Publisher:
         found.given,
         found.contiguous,
         found.ahead,
-        found.elsewhere,
         found.topics,
+        found.earlier,
+        found.told,
     )
 
 

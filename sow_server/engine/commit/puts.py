@@ -18,7 +18,7 @@ from typing import Final
 
 from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.commit.draft import Draft, Puts
-from sow_server.engine.commit.publishers import SEVERAL, AnsweredRun, Publisher, PublisherCache
+from sow_server.engine.commit.publishers import NOTHING_TOLD, SEVERAL, AnsweredRun, Publisher, PublisherCache
 from sow_server.engine.commit.requests import AtomicAborted, Job, Result, Slice
 from sow_server.engine.disk.layout import (
     EXPIRE_TIME,
@@ -61,11 +61,11 @@ def stage_publish(
     ends_unit = False
     if position is not None:
         publisher = draft.publishers.get(position.publisher_id) or publishers.find(position.publisher_id)
-        publisher = publisher.admit(position, len(job.keys))
+        publisher = publisher.admit(position, len(job.keys), topic.id)
         ends_unit = position.unit_done and position.unit > publisher.unit
         if ends_unit and start == 0:
             publisher.check_finish(position)
-        start = _skip_duplicates(job, request, position, publisher, part, start, stop)
+        start = _skip_duplicates(job, request, topic, position, publisher, part, start, stop)
         part.first_sequence = position.first_sequence
     stop = _put_all(draft, job, request, topic, start, stop, part)
     part.count = stop - job.position
@@ -97,6 +97,7 @@ def stage_publish(
 def _skip_duplicates(
     job: Job,
     request: Publish,
+    topic: Topic,
     position: PublisherPosition,
     publisher: Publisher,
     part: Slice,
@@ -105,12 +106,16 @@ def _skip_duplicates(
 ) -> int:
     """Answers the records that were decided before with their original outcome; returns the position of the first new
     one."""
-    first_new = min(stop, max(start, publisher.known + 1 - position.first_sequence))
+    elsewhere = publisher.elsewhere(topic.id) if publisher.told else NOTHING_TOLD
+    decided = publisher.decided_upto(position.first_sequence + start, elsewhere)
+    first_new = min(stop, max(start, decided + 1 - position.first_sequence))
     runs = publisher.known_runs() if start < first_new else []
     for index in range(start, first_new):
         # The same request as before: an atomic one may have been refused for another reason than its records', too.
         conditional = request.conditions is not None and request.conditions[index] is not None
-        refusal = publisher.refusal_of(position.first_sequence + index, conditional=conditional, atomic=request.atomic)
+        refusal = publisher.refusal_of(
+            position.first_sequence + index, conditional=conditional, atomic=request.atomic, elsewhere=elsewhere
+        )
         key = job.keys[index]
         if refusal is not None:
             refusal = refusal._replace(index=index)

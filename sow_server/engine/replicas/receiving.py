@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -13,7 +14,7 @@ from sow_server.engine.catalog.topics import Topic, Topics
 from sow_server.engine.commit.commits import Commits
 from sow_server.engine.commit.draft import Draft
 from sow_server.engine.commit.origins import Origins
-from sow_server.engine.commit.publishers import OUTCOMES_KEPT
+from sow_server.engine.commit.publishers import OUTCOMES_KEPT, UNKNOWN_TOPIC, Told
 from sow_server.engine.commit.requests import RequestLimits
 from sow_server.engine.commit.soundness import Fault, RowLimits, SoundnessReports, bad_names, faults
 from sow_server.engine.commit.steps import Round, Staged
@@ -31,7 +32,7 @@ from sow_server.engine.disk.layout import (
 from sow_server.engine.disk.rocks import META, RECORDS, Rocks
 from sow_server.engine.replicas.dropped import DroppedFiles
 from sow_server.engine.replicas.merging import Dead, Merge, Tally, decoded, earlier_numbers
-from sow_server.engine.replicas.model import ReplicaDone, ReplicaOptions, SeedState
+from sow_server.engine.replicas.model import ReplicaDone, ReplicaOptions, SeedState, Source
 from sow_server.engine.replicas.sources import Sources, caller_of
 from sow_server.engine.replicas.tombstones import Tombstones
 from sow_server.engine.values.errors import Reason, StoreError
@@ -41,6 +42,8 @@ log = structlog.get_logger(__name__)
 
 PUBLISHER_ID_CHARACTERS_MAX: Final = 1000
 """Of a publisher as it is stored, with its owner."""
+SEQUENCE_MAX: Final = 2**62 + 2**20
+"""Of a publisher: the first of a request is at most 2^62."""
 DROP_MAX: Final = 1000
 """Records that one commit looks at for dropping."""
 
@@ -156,19 +159,28 @@ class PeerChanges:
             draft.on_commit.append(lambda: self._unsound.refuse(source, topic, changes, found, draft.now))
         return found
 
-    def learn(self, draft: Draft, mark: PublisherMark, topics: Sequence[Topic], source: int) -> None:
-        """Stages that sequences of a publisher are known, and notes it for other peers."""
+    def learn(self, draft: Draft, mark: PublisherMark, topics: Sequence[Topic], source: Source) -> None:
+        """Stages what a source has told of a publisher, and notes it for other peers."""
         used_micros = min(mark.used_micros, draft.now) if mark.used_micros else draft.now
         name, ids, refused = mark.publisher_id, tuple([topic.id for topic in topics]), mark.refused[-OUTCOMES_KEPT:]
+        told = Told(source.identity.name, mark.epoch, mark.token, ids, mark.whole, refused=refused)
         known = draft.publishers.get(name) or self._commits.publishers.find(name)
-        learned = known.learn(mark.epoch, mark.token, mark.first, mark.last, refused, ids, used_micros)
+        sends = partial(self._sends, source.identity.name)
+        learned = known.learn(told, mark.first, mark.last, used_micros, sends=sends)
         if learned is not known:
             draft.publishers[name] = learned
+            # One set of topics: an instance that is told keeps the sequences of each set apart (publishers [7]).
+            ids = learned.told[-1].topics if UNKNOWN_TOPIC not in learned.told[-1].topics else ids
             draft.notes.append(
                 PublisherNote(
-                    name, mark.epoch, mark.token, mark.first, mark.last, ids, refused, source, mark.used_micros
+                    name, mark.epoch, mark.token, mark.first, mark.last, ids, refused, source.number, mark.used_micros
                 )
             )
+
+    def _sends(self, source: str, topic_id: int) -> bool | None:
+        """Whether a topic is one of a source's; None: it has been deleted."""
+        topic = self.topics.by_id.get(topic_id)
+        return None if topic is None else self.sources.takeable(source, topic.name) is not None
 
     def check_skew(self, draft: Draft, batches: Iterable[Changes], purged: Purged = NOTHING_PURGED) -> None:
         """Raises StoreError CLOCK_SKEW for versions that are too far in the future (rule K7), also that of a purge
@@ -254,7 +266,7 @@ class ApplyChanges:
         self._tally = tally = Tally()
         if self._upto <= source.cursor:
             if not self._changes_of:
-                self._learn(draft, source.number)
+                self._learn(draft, source)
             return
         owner.check_skew(draft, [changes for _, changes in self._changes_of])
         own, bad_origins = owner.stage_origins(draft, name, self._origins)
@@ -275,21 +287,21 @@ class ApplyChanges:
             draft.end_request()
         if taken:
             # A change that was left out may be of any of the publishers: then none of them is remembered.
-            self._learn(draft, source.number)
+            self._learn(draft, source)
         sources.stage_cursor(draft, name, source, self._upto)
 
-    def _learn(self, draft: Draft, number: int) -> None:
+    def _learn(self, draft: Draft, source: Source) -> None:
         """Remembers the publishers whose records are here now (rule F11)."""
         owner, sources = self._owner, self._owner.sources
         for mark in self._publishers:
             topics = [sources.takeable(self._name, topic) for topic in mark.topics]
             found = [topic for topic in topics if topic is not None]
-            # Without topics it would count for all of them, whatever this source may send.
+            # It counts for its topics alone (publishers [7]): all of them are this source's, and there is one.
             if not found or len(found) < len(topics) or not _is_sound(mark):
                 continue
             if mark.whole and not all(sources.has_all(self._name, topic) for topic in found):
                 continue
-            owner.learn(draft, mark, found, number)
+            owner.learn(draft, mark, found, source)
 
     def committed(self) -> MergeCounts:
         """The outcomes of the changes."""
@@ -298,7 +310,7 @@ class ApplyChanges:
 
 def _is_sound(mark: PublisherMark) -> bool:
     named = 0 < len(mark.publisher_id) <= PUBLISHER_ID_CHARACTERS_MAX
-    return named and mark.epoch >= 0 and mark.token > 0 and 0 < mark.first <= mark.last
+    return named and mark.epoch >= 0 and mark.token > 0 and 0 < mark.first <= mark.last <= SEQUENCE_MAX
 
 
 class MergeSeed:

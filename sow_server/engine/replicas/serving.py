@@ -10,7 +10,7 @@ from sow_peering import InstanceIdentity, JournalPart, Packed, PublisherMark, Pu
 from sow_server.engine.catalog.topics import Topic, Topics
 from sow_server.engine.commit.commits import Commits
 from sow_server.engine.commit.origins import Origins
-from sow_server.engine.commit.publishers import Publisher
+from sow_server.engine.commit.publishers import Publisher, Told
 from sow_server.engine.commit.publishers import decode as decode_publisher
 from sow_server.engine.commit.steps import Nothing
 from sow_server.engine.disk.layout import (
@@ -162,11 +162,9 @@ class PeerReader:
         try:
             for key, row in cursor.rows(start, PUBLISHER_KEY + b"\xff", limit=PUBLISHERS_MAX):
                 last_id, read = key[len(PUBLISHER_KEY) :].decode(), read + 1
-                known = decode_publisher(row)
-                if all(topic_id in ids for topic_id in known.topics):
-                    found = _marks_of(last_id, known, tuple([ids[topic_id] for topic_id in known.topics]))
-                    marks += found
-                    size += sum([mark.size for mark in found])
+                found = _marks_of(last_id, decode_publisher(row), ids)
+                marks += found
+                size += sum([mark.size for mark in found])
                 if size >= PUBLISHERS_BYTES_MAX:
                     break
         finally:
@@ -252,24 +250,25 @@ def _mark(note: PublisherNote, topics: Sequence[str]) -> PublisherMark:
     )
 
 
-def _marks_of(publisher_id: str, known: Publisher, topics: tuple[str, ...]) -> list[PublisherMark]:
-    """The sequences that are known of a publisher. None without a token, and none of an epoch without records: a peer
-    is not told of publishers to other topics."""
-    if not known.token or not topics:
-        return []
-    refused = [refusal.index for refusal in known.refusals]
+def _marks_of(publisher_id: str, known: Publisher, names: Mapping[int, str]) -> list[PublisherMark]:
+    """The sequences that are known of a publisher, here and from peers, of records that are all for topics with these
+    names. None without a token, and none of an epoch without records: a peer is not told of publishers to other
+    topics."""
+    refused = tuple([refusal.index for refusal in known.refusals])
+    own = Told("", known.epoch, known.token, known.topics, False, (), known.contiguous, known.ahead, refused)
     return [
         PublisherMark(
             publisher_id,
-            known.epoch,
-            known.token,
+            told.epoch,
+            told.token,
             low,
             high,
-            topics,
-            tuple([one for one in refused if low <= one <= high]),
+            tuple([names[topic_id] for topic_id in told.topics]),
+            tuple([one for one in told.refused if low <= one <= high]),
             known.last_use_micros,
             whole=True,
         )
-        for low, high in ((1, known.contiguous), *known.ahead)
-        if low <= high
+        for told in (own, *known.told)
+        if told.token and told.topics and all(topic_id in names for topic_id in told.topics)
+        for low, high in told.ranges
     ]
