@@ -64,7 +64,7 @@ DENIED: Final = {
 """Calls that an identity without any grant makes."""
 
 
-@pytest.mark.parametrize("rounds", [60, pytest.param(6_000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("rounds", [60, pytest.param(3_000, marks=pytest.mark.long)])
 def test_who_may_nothing_pushes_no_line_out_of_the_log(tmp_path: Path, rounds: int) -> None:
     """Story: an identity without any grant wrote 1,100 denials of 485 bytes a second into the file that had the lines
     of administrators, until these were gone."""
@@ -92,12 +92,14 @@ def test_who_may_nothing_pushes_no_line_out_of_the_log(tmp_path: Path, rounds: i
         ]
         assert any("SowDelete" in line["method"] for line in audited(tmp_path, Part.CALLS))
         assert "nobody" not in audit_file(tmp_path, Part.CALLS).read_text()
-        refused = [line for line in audited(tmp_path, Part.REFUSALS) if line["identity"] == "nobody"]
-        told = sum(line["event"] == "denied" for line in refused)
-        assert told == DENIALS_TOLD_MAX if rounds < 1_000 else told >= DENIALS_TOLD_MAX
-        assert told + sum(line.get("denials_not_told", 0) for line in refused) == denied
-        assert audited(tmp_path, Part.REFUSALS)[-1]["identity"] in ("nobody", "desk")
-        assert any(line["identity"] == "desk" for line in audited(tmp_path, Part.REFUSALS)), "others are told as before"
+        refused = audited(tmp_path, Part.REFUSALS)
+        assert any(line["identity"] == "desk" for line in refused), "others are told as before"
+        told = sum(line["event"] == "denied" and line["identity"] == "nobody" for line in refused)
+        counted = sum(line["denials_not_told"] for line in refused if line["event"] == "denials")
+        if rounds < 1_000:  # within a minute
+            assert (told, counted) == (DENIALS_TOLD_MAX, denied - DENIALS_TOLD_MAX)
+        else:
+            assert counted > told
 
 
 def test_no_name_of_a_caller_makes_a_long_line(tmp_path: Path) -> None:
