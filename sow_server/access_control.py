@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import signal
 import time
 from collections.abc import Callable
@@ -18,13 +17,14 @@ import structlog
 
 from sow_server.access.audit import AuditLog, AuditObserver, NoAudit
 from sow_server.access.authorizer import AccessObserver, Authorizer, Listener
-from sow_server.access.credentials import Anonymous, Certificates, Prover, Tokens
+from sow_server.access.credentials import Anonymous, BehindCertificates, Certificates, Prover, Tokens
 from sow_server.access.file import load_access
 from sow_server.access.model import ANONYMOUS, AccessFile
 from sow_server.certificates import CertificateFault
 from sow_server.config import Config, ConfigError, ListenerAuth, ListenerConfig
 from sow_server.engine.catalog.topics import Topics
 from sow_server.engine.values.errors import Reason, StoreError
+from sow_server.issuers import Issuers
 from sow_server.revocations import Revocations
 
 log = structlog.get_logger(__name__)
@@ -102,9 +102,12 @@ class AccessControl:
         self._readers = readers
         self._refreshed: list[Callable[[], None]] = []
         """Read key files anew that have changed."""
-        self._looking: asyncio.Task[None] | None = None
+        self._unusable: list[str] = []
+        """The causes for which key files cannot be used, as they were told last."""
+        self._tasks: list[asyncio.Task[None]] = []
         self._reloading: asyncio.Task[None] | None = None
         self._one_reload = asyncio.Lock()
+        self._one_refresh = asyncio.Lock()
         """Two at a time could end with the older file."""
         access = config.access
         file = read_access(config)
@@ -137,25 +140,31 @@ class AccessControl:
         return Listener(self.authorizer, self._prover(config))
 
     def _prover(self, config: ListenerConfig) -> Prover:
-        match config.auth:
-            case ListenerAuth.NONE:
-                return Anonymous()
-            case ListenerAuth.TOKEN:
-                return Tokens()
-            case ListenerAuth.CERTIFICATE:
-                if config.revoked is None or config.client_ca is None:
-                    return Certificates()
-                return Certificates(self._revocations(config.revoked, config.client_ca).is_revoked)
-            case ListenerAuth.JWT:
-                prover, refresh = jwt_prover(self._config)
-                self._refreshed.append(refresh)
-                return prover
+        certificates = None if config.client_ca is None else self._certificates(config.client_ca, config.revoked)
+        if config.auth is ListenerAuth.NONE:
+            return Anonymous()
+        if config.auth is ListenerAuth.CERTIFICATE:
+            assert certificates is not None, "the relations of the configuration demand it"
+            return certificates
+        prover: Prover = Tokens()
+        if config.auth is ListenerAuth.JWT:
+            prover, refresh = jwt_prover(self._config)
+            self._refreshed.append(refresh)
+        return prover if certificates is None else BehindCertificates(prover, certificates)
 
-    def _revocations(self, revoked: Path, client_ca: Path) -> Revocations:
+    def _certificates(self, client_ca: Path, revoked: Path | None) -> Certificates:
         try:
-            return Revocations(revoked, client_ca)
-        except CertificateFault as fault:
-            raise AccessControlError(f"{fault.key}: {fault}") from fault
+            issuers = Issuers(client_ca)
+            revocations = None if revoked is None else Revocations(revoked, client_ca)
+        except CertificateFault as error:
+            raise AccessControlError(f"{error.key}: {error}") from error
+
+        def fault(pem: bytes, chain: bytes) -> str:
+            if not issuers.trust(pem, chain):
+                return "is of an authority that has gone"
+            return "is revoked" if revocations is not None and revocations.is_revoked(pem) else ""
+
+        return Certificates(fault)
 
     async def reload(self) -> tuple[int, int]:
         """Reads the access file again ([1]); returns the number of identities, and of the calls that were ended. Raises
@@ -173,43 +182,62 @@ class AccessControl:
                     Reason.INVALID_ARGUMENT, f"the access file has a fault, and nothing was changed: {error}"
                 ) from error
             ended = self.authorizer.replace(file)
+            await self._refresh()
+            ended += self.authorizer.look()
         log.info("access_reloaded", identities=len(file.identities), peers=len(file.peers), ended_calls=ended)
         return len(file.identities), ended
 
     def reload_soon(self) -> None:
         """Reads the access file again (SIGHUP); without one, only the log tells of it."""
-        self._reloading = asyncio.get_running_loop().create_task(self._reload_quietly())
+        self._reloading = asyncio.get_running_loop().create_task(self._reload_by_signal())
 
-    async def _reload_quietly(self) -> None:
-        with contextlib.suppress(StoreError):  # the log has it, or there is no access file
-            await self.reload()
+    async def _reload_by_signal(self) -> None:
+        tell = self.authorizer.tell_signal
+        tell("begin", "SIGHUP", {"decision": "allowed"})
+        try:
+            identities, ended = await self.reload()
+        except StoreError as error:  # the log has it, or there is no access file
+            tell("end", "SIGHUP", {"code": error.reason.name})
+        else:
+            tell("end", "SIGHUP", {"code": "OK", "identities": identities, "ended_calls": ended})
 
     def start(self) -> None:
         """From now on, handles SIGHUP, ends calls whose credential expires, and reads changed key files."""
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self.reload_soon)
-        self._looking = asyncio.create_task(self._look())
+        self._tasks = [asyncio.create_task(self._look()), asyncio.create_task(self._read_keys())]
 
     def stop(self) -> None:
         """Stops, and closes the audit log."""
-        if self._looking is not None:
-            self._looking.cancel()
+        for task in self._tasks:
+            task.cancel()
         self.authorizer.close()
 
     async def _look(self) -> None:
-        causes: list[str] = []
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             self.authorizer.look()
             self.authorizer.forget_idle()
-            before, causes = causes, []
+
+    async def _read_keys(self) -> None:
+        # Apart from the looks: a file system that does not answer must not keep expired credentials in use.
+        while self._refreshed:
+            await asyncio.sleep(LOOK_SECONDS)
+            await self._refresh()
+            self.authorizer.look()
+
+    async def _refresh(self) -> None:
+        """Reads key files anew that have changed."""
+        causes: list[str] = []
+        async with self._one_refresh:
             for refresh in self._refreshed:
                 try:
                     await asyncio.get_running_loop().run_in_executor(self._readers, refresh)
                 except Exception as error:  # noqa: BLE001  # a key file that is being written, or broken: the old keys stay
                     causes.append(str(error))
-            if causes != before:  # not once a second
-                for cause in causes:
-                    log.error("keys_unusable", cause=cause)
+        if causes != self._unusable:  # not once a second
+            self._unusable = causes
+            for cause in causes:
+                log.error("keys_unusable", cause=cause)
 
 
 def _now_micros() -> int:

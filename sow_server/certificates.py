@@ -28,6 +28,9 @@ SOON: Final = timedelta(days=30)
 REMIND: Final = timedelta(days=1)
 """The warning is repeated after this time."""
 
+CHECK_SECONDS: Final = 1.0
+"""The least time between two looks of a `Watch`. Every call asks, so most are answered from memory."""
+
 Stamp: TypeAlias = tuple[tuple[int, int, int] | None, ...]
 
 
@@ -138,6 +141,29 @@ class EndpointCertificates:
         for expiry in self.current.expiries:
             if warning := expiry.warning(now):
                 log.warning("certificate_expires", listener=self._listener, key=expiry.key, warning=warning)
+
+
+class Watch:
+    """Looks at files at most once in CHECK_SECONDS, for callers that ask all the time. Belongs to one thread."""
+
+    def __init__(self, files: tuple[Path, ...], monotonic: Callable[[], float]) -> None:
+        self._files = files
+        self._monotonic = monotonic
+        self._looked = monotonic()
+        self._stamp = stamp(files)
+
+    def is_due(self) -> bool:
+        """Whether it is time to look; once in CHECK_SECONDS."""
+        now = self._monotonic()
+        if now - self._looked < CHECK_SECONDS:
+            return False
+        self._looked = now
+        return True
+
+    def has_changed(self) -> bool:
+        """Whether the files have been replaced or rewritten since the last look ([3])."""
+        before, self._stamp = self._stamp, stamp(self._files)
+        return self._stamp != before
 
 
 def read_set(files: CertificateFiles, now: datetime) -> CertificateSet:

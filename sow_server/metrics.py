@@ -22,6 +22,7 @@ from prometheus_client.registry import Collector
 
 from sow.v1 import admin_pb2, types_pb2
 from sow_server import __version__
+from sow_server.access.audit import Outcome
 from sow_server.certificates import Expiry
 from sow_server.distributions import Distribution
 from sow_server.engine.catalog.topics import Topic, Topics
@@ -231,9 +232,9 @@ class Metrics(Collector):
         denied = (method, action)
         self._access_denied[denied] = self._access_denied.get(denied, 0) + 1
 
-    def audited(self, event: str, *, written: bool) -> None:
+    def audited(self, event: str, outcome: Outcome) -> None:
         """A line about an event was written to the audit log, or could not be."""
-        line = (event, "written" if written else "failed")
+        line = (event, outcome.value)
         self._audited[line] = self._audited.get(line, 0) + 1
 
     # -- from the links ---------------------------------------------------------------------------------------------
@@ -325,7 +326,7 @@ class Metrics(Collector):
         yield denied
         audited = CounterMetricFamily(
             "sow_audit_lines",
-            "Lines of the audit log by event; failed ones could not be written.",
+            "Lines of the audit log by event; failed ones could not be written, reserved ones are written later.",
             labels=["event", "outcome"],
         )
         for labels, count in sorted(dict(self._audited).items()):

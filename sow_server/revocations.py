@@ -24,12 +24,10 @@ import structlog
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 
-from sow_server.certificates import Authorities, CertificateFault, read_authorities, read_file, stamp
+from sow_server.certificates import Authorities, CertificateFault, Watch, read_authorities, read_file
 
 log = structlog.get_logger(__name__)
 
-CHECK_SECONDS: Final = 1.0
-"""The least time between two looks at the files. Every call asks, so most are answered from memory."""
 CACHED_MAX: Final = 10_000
 """Certificates whose answer is kept."""
 _LIST: Final = re.compile(rb"-----BEGIN X509 CRL-----.+?-----END X509 CRL-----", re.DOTALL)
@@ -68,9 +66,7 @@ class Revocations:
         """Reads the lists of `file`, signed by authorities of `client_ca`. Raises CertificateFault."""
         self._files = (file, client_ca)
         self._now = now
-        self._monotonic = monotonic
-        self._looked = monotonic()
-        self._stamp = stamp(self._files)
+        self._watch = Watch(self._files, monotonic)
         self._cached: dict[bytes, bool] = {}
         self._use(read_revocations(file, client_ca, now()))
 
@@ -92,13 +88,8 @@ class Revocations:
             return True
 
     def _refresh(self) -> None:
-        if self._monotonic() - self._looked < CHECK_SECONDS:
+        if not self._watch.is_due() or not self._watch.has_changed():
             return
-        self._looked = self._monotonic()
-        found = stamp(self._files)
-        if found == self._stamp:
-            return
-        self._stamp = found
         try:
             self._use(read_revocations(*self._files, self._now()))
         except CertificateFault as fault:

@@ -12,7 +12,7 @@ import dataclasses
 import re
 import socket as sockets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -86,12 +86,14 @@ class Console:
         *,
         announce: Callable[[str], None] = lambda address: None,
         clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         """`announce` gets the one-time address, and another one each time that one was used."""
         self.options = options
         self.place = place
         self.sessions = Sessions(options.servers, options.connect, clock)
         self._announce = announce
+        self._sleep = sleep
         self._exports = 0
         self._cookie = "__Host-sow-console" if place.secure else f"sow-console-{options.port}"
         self._templates = jinja2.Environment(
@@ -141,14 +143,12 @@ class Console:
             return self._login_page(request, "")
         form = await _form(request)
         address = request.client.host if request.client else ""
-        if self.sessions.must_wait(address):
-            return self._login_page(request, "Too many failed attempts. Try again in a minute.", 429)
         token = form.get("token", "").strip()
-        self.sessions.attempts(address)  # before the servers answer, as many may come at the same time
-        identities, problems = await self._identities(token)
-        if identities:
-            self.sessions.has_succeeded(address)
-        else:
+        async with self.sessions.asking:
+            identities, problems = await self._identities(token)
+        if not identities:
+            with self.sessions.failing(address) as seconds:
+                await self._sleep(seconds)
             return self._login_page(request, "; ".join(problems) or "No server asks for a token.", 403)
         session = await self.sessions.begin(identities, token)
         return await self._begin(request, session, _local(form.get("next", "")))

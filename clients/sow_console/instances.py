@@ -103,6 +103,8 @@ class Watched:
             instance = await self._client.describe_instance()
         except (Unavailable, DeadlineExceeded) as error:
             return replace(self._known, lost=True, error=f"not reachable: {error.message}")
+        except PermissionDenied as error:  # the token was taken out of use: what it has shown is gone, too
+            return Known(lost=True, error=error.message)
         except SowError as error:
             return replace(self._known, lost=True, error=error.message)
         try:

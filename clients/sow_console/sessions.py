@@ -4,8 +4,9 @@
 [2]  A token is given to the clients of its session, which call the servers named at the start and no others.
 [3]  A session ends when its user logs out, IDLE_SECONDS after its last use, and AGE_SECONDS after it began. Its sockets
      and its calls end with it.
-[4]  There are at most SESSIONS_MAX sessions: the one unused for longest makes room.
-[5]  After ATTEMPTS_MAX log-ins from an address within ATTEMPTS_SECONDS that failed or are under way, it must wait.
+[4]  There are at most SESSIONS_MAX sessions. Whoever has most of them makes room, with the one unused for longest.
+[5]  Only a log-in that fails waits: its answer comes WAIT_SECONDS late, once its address has failed ATTEMPTS_MAX times
+     within ATTEMPTS_SECONDS. A good token is never locked out, as all people behind a proxy have one address.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from __future__ import annotations
 import asyncio
 import hmac
 import secrets
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Final, TypeAlias
 
@@ -28,6 +30,12 @@ AGE_SECONDS: Final = 12 * 3_600.0
 SESSIONS_MAX: Final = 256
 ATTEMPTS_MAX: Final = 5
 ATTEMPTS_SECONDS: Final = 60.0
+WAIT_SECONDS: Final = 1.0
+HELD_MAX: Final = 100
+"""Failed log-ins that wait at the same time; others are answered at once."""
+ASKED_MAX: Final = 128
+"""Log-ins that the servers are asked about at the same time; others wait for their turn. A server keeps up to 100
+failed ones of an address waiting, so some more get through to it meanwhile."""
 ADDRESSES_MAX: Final = 1_000
 """Addresses whose failed attempts are remembered."""
 
@@ -55,6 +63,11 @@ class Session:
         self._figures: dict[str, Watch[Figures]] = {}
         self._logs: dict[str, Watch[LogLine]] = {}
         self._settings: dict[str, list[ConfigSetting]] = {}
+
+    @property
+    def person(self) -> tuple[tuple[str, str], ...]:
+        """Whose session it is: the person's names at the servers."""
+        return tuple(sorted(self.identities.items()))
 
     @property
     def has_token(self) -> bool:
@@ -132,12 +145,15 @@ class Sessions:
         self._sessions: dict[str, Session] = {}
         self._code: str | None = None
         self._failed: dict[str, deque[float]] = {}
+        self._held = 0
+        self.asking = asyncio.Semaphore(ASKED_MAX)
 
     async def begin(self, identities: Mapping[str, str], token: str | None) -> Session:
         """A new session."""
         await self.sweep()
         while len(self._sessions) >= SESSIONS_MAX:
-            await self.end(min(self._sessions.values(), key=lambda one: one.used))
+            held = Counter(one.person for one in self._sessions.values())
+            await self.end(min(self._sessions.values(), key=lambda one: (-held[one.person], one.used)))
         session = Session(identities, token, self._connect, self._clock())
         self._sessions[session.id] = session
         return session
@@ -184,25 +200,26 @@ class Sessions:
 
     # ---- failed attempts ----
 
-    def must_wait(self, address: str) -> bool:
-        """Whether there were too many failed attempts from this address."""
-        failed = self._failed.get(address)
-        if failed is None:
-            return False
-        while failed and failed[0] <= self._clock() - ATTEMPTS_SECONDS:
+    @contextmanager
+    def failing(self, address: str) -> Iterator[float]:
+        """Counts a failed log-in. The seconds that its answer waits, 0: none; it counts as waiting until the end of the
+        block."""
+        now = self._clock()
+        failed = self._failed.pop(address, None) or deque(maxlen=ATTEMPTS_MAX + 1)
+        if len(self._failed) >= ADDRESSES_MAX:
+            del self._failed[next(iter(self._failed))]
+        self._failed[address] = failed
+        failed.append(now)
+        while failed[0] <= now - ATTEMPTS_SECONDS:
             failed.popleft()
-        return len(failed) >= ATTEMPTS_MAX
-
-    def attempts(self, address: str) -> None:
-        """Counts an attempt as failed, until it succeeds."""
-        if address not in self._failed and len(self._failed) >= ADDRESSES_MAX:
-            self._failed.pop(next(iter(self._failed)))
-        self._failed.setdefault(address, deque(maxlen=ATTEMPTS_MAX)).append(self._clock())
-
-    def has_succeeded(self, address: str) -> None:
-        """Takes an attempt back."""
-        if failed := self._failed.get(address):
-            failed.pop()
+        if len(failed) <= ATTEMPTS_MAX or self._held >= HELD_MAX:
+            yield 0.0
+            return
+        self._held += 1
+        try:
+            yield WAIT_SECONDS
+        finally:
+            self._held -= 1
 
     def _is_over(self, session: Session) -> bool:
         now = self._clock()

@@ -6,6 +6,7 @@ needs          one table: the need of each RPC
 permissions    decides: identity, action and topic in, decision out
 credentials    finds the identity of a call: certificate, token, JWT
 failures       bounds the cost of failed attempts
+tally          tells a flood as a number
 authorizer     admits each call, or refuses it; owns the sessions
 caller         the topics that a handler may reach, with the rows and fields that are granted
 audit          writes the audit log

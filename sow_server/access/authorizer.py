@@ -12,10 +12,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Protocol
 
-from sow_server.access.audit import Audit, Value
+from sow_server.access.audit import Audit, Part, Value
 from sow_server.access.caller import Call
 from sow_server.access.credentials import (
-    NO_CLAIM,
     REMEMBERED,
     Claim,
     Directory,
@@ -24,14 +23,19 @@ from sow_server.access.credentials import (
     check_expiry,
     unknown,
 )
-from sow_server.access.failures import Failures, Untold
+from sow_server.access.failures import Failures
 from sow_server.access.limits import Usage
-from sow_server.access.model import AccessFile, Identity, Peer
+from sow_server.access.model import AccessFile, Credential, Identity, Peer
 from sow_server.access.needs import Action, Need, Scope
 from sow_server.access.permissions import Decision, Permissions
+from sow_server.access.tally import Tally
 from sow_server.engine.catalog.topics import Topics
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import MICROS
+
+DENIALS_TOLD_MAX: Final = 100
+"""Denials of one identity in a minute that are told one by one; the others are counted."""
+_ADMINISTRATION: Final = frozenset({Action.OPERATOR, Action.TOPIC_ADMIN})
 
 
 class AccessObserver(Protocol):
@@ -55,8 +59,8 @@ class Session:
     address: str
     since_micros: int
     expire_micros: int | None
-    is_withdrawn: Callable[[], bool]
-    """Whether the credential was withdrawn: a certificate that is revoked."""
+    withdrawn: Callable[[], str]
+    """As of its claim."""
     calls: dict[Call, None] = field(default_factory=dict)
 
 
@@ -86,6 +90,7 @@ class Authorizer:
         make one call after the other."""
         self._numbers = itertools.count(1)
         self.failures: Final = Failures(elapsed)
+        self._denials: Final = Tally(elapsed, DENIALS_TOLD_MAX)
         self._usage: dict[str, Usage] = {}
         self._permissions: dict[str, Permissions] = {}
         self._callers: dict[Claim, _Caller] = {}
@@ -106,11 +111,12 @@ class Authorizer:
         seconds_left: Callable[[], float | None],
     ) -> tuple[Call, Session | None]:
         """Admits a call. Raises StoreError."""
-        if need.scope is Scope.OPEN or not self.enforces:
-            call = Call(method, need, self._topics, None, self, address=address, seconds_left=seconds_left)
-            return call, None if need.scope is Scope.OPEN else self._enter(call, NO_CLAIM, None)
+        if need.scope is Scope.OPEN:
+            return Call(method, need, self._topics, None, self, address=address, seconds_left=seconds_left), None
         try:
             claim = prover.prove(shown)
+            if not self.enforces:
+                return self._anybody(method, need, claim, address, seconds_left)
             caller = self._peer_of(claim, need) or self._caller_of(claim)
             holder = caller.holder
             expire_micros = check_expiry(claim, holder.credential, self._now_micros())
@@ -139,11 +145,31 @@ class Authorizer:
         try:
             if need.scope is Scope.SERVER or need.action is Action.REPLICATE:
                 self._check_server_need(call, holder)
-            if need.audited or self._audit_reads:
+            if self._is_told(call):
                 self._tell_begin(call)
         except BaseException:
             call.leave()
             raise
+        return call, self._enter(call, claim, expire_micros)
+
+    def _anybody(
+        self, method: str, need: Need, claim: Claim, address: str, seconds_left: Callable[[], float | None]
+    ) -> tuple[Call, Session]:
+        """The call of a caller that may do everything, as long as its certificate is good, if it has one. Raises
+        StoreError."""
+        expire_micros = check_expiry(claim, Credential(), self._now_micros())
+        call = Call(
+            method,
+            need,
+            self._topics,
+            None,
+            self,
+            credential=claim.kind,
+            fingerprint=claim.fingerprint,
+            address=address,
+            seconds_left=seconds_left,
+            expire_micros=expire_micros,
+        )
         return call, self._enter(call, claim, expire_micros)
 
     def _peer_of(self, claim: Claim, need: Need) -> _Caller | None:
@@ -199,10 +225,11 @@ class Authorizer:
                 call.address,
                 self._now_micros(),
                 expire_micros,
-                claim.is_withdrawn,
+                claim.withdrawn,
             )
         else:
-            session.expire_micros = expire_micros  # a reload may have changed it
+            # A reload may have changed them.
+            session.expire_micros, session.withdrawn = expire_micros, claim.withdrawn
         session.calls[call] = None
         call.session = session.id
         return session
@@ -215,15 +242,25 @@ class Authorizer:
         if not self.enforces:
             return
         call.leave()
-        if call.need.audited or self._audit_reads:
-            self._audit.write("end", {**_described(call), "code": code, **call.notes})
+        if self._is_told(call):
+            self._tell(call, "end", {"code": code, **call.notes})
 
     # -- audit ---------------------------------------------------------------------------------------------------------
 
+    def _is_told(self, call: Call) -> bool:
+        """Whether the log has the begin and the end of a call. Where no grant allows the action on anything, it has the
+        denial alone, so that it has room for those who may do something."""
+        return self._audit_reads or (call.need.audited and call.may_ever)
+
+    def _tell(self, call: Call, event: str, fields: Mapping[str, Value]) -> bool:
+        need = call.need
+        part = Part.ADMINISTRATION if need.audited and need.action in _ADMINISTRATION and call.may_ever else Part.CALLS
+        return self._audit.write(part, event, {**_described(call), **fields}, reserved=need.withdraws)
+
     def _tell_begin(self, call: Call) -> None:
         """Raises StoreError AUDIT_UNAVAILABLE for a call that must be audited, and cannot be."""
-        told = self._audit.write("begin", {**_described(call), "decision": "allowed"})
-        if not told and call.need.audited:
+        told = self._tell(call, "begin", {"decision": "allowed"})
+        if not told and call.need.audited and not call.need.withdraws:
             raise StoreError(
                 Reason.AUDIT_UNAVAILABLE,
                 "the audit log cannot be written, so this call is refused",
@@ -233,11 +270,15 @@ class Authorizer:
     def denied(self, call: Call, action: Action, topic: str, decision: Decision) -> None:
         """An action was refused (`caller.Reports`)."""
         self._observer.access_denied(call.method.rpartition("/")[2], action.value)
+        if not self._denials.told(call.owner):
+            return
         fields = _described(call)
         if topic:
-            fields["topic"] = topic[:200]
+            fields["topic"] = topic
         self._audit.write(
-            "denied", {**fields, "action": action.value, "decision": "denied", "decided_by": decision.place}
+            Part.REFUSALS,
+            "denied",
+            {**fields, "action": action.value, "decision": "denied", "decided_by": decision.place},
         )
 
     def _failed(self, method: str, address: str, error: StoreError) -> None:
@@ -245,13 +286,22 @@ class Authorizer:
         self._observer.authentication_failed()
         if self.failures.failed(address):
             self._audit.write(
+                Part.REFUSALS,
                 "authentication_failed",
                 {"method": method, "address": address, "decision": "unauthenticated", "why": error.message},
             )
 
-    def _tell_untold(self, counts: list[Untold]) -> None:
-        for host, attempts in counts:
-            self._audit.write("authentications_failed", {"address": host, "attempts_not_told": attempts})
+    def _tell_untold(self, *, at_the_end: bool = False) -> None:
+        for host, attempts in self.failures.due(at_the_end=at_the_end):
+            self._audit.write(Part.REFUSALS, "authentications_failed", {"address": host, "attempts_not_told": attempts})
+        for identity, denials in self._denials.due(at_the_end=at_the_end):
+            self._audit.write(Part.REFUSALS, "denials", {"identity": identity, "denials_not_told": denials})
+
+    def tell_signal(self, event: str, signal: str, fields: Mapping[str, Value]) -> None:
+        """Tells the begin or the end of a reload that a signal has asked for. Nobody is refused anything if the log
+        cannot be written: it may take access away."""
+        described = {"identity": "", "credential": "signal", "fingerprint": "", "address": "", "method": signal}
+        self._audit.write(Part.ADMINISTRATION, event, {**described, **fields}, reserved=True)
 
     # -- reload and sessions -------------------------------------------------------------------------------------------
 
@@ -282,19 +332,22 @@ class Authorizer:
                 ended += end_calls(session, changed)
         return ended
 
-    def look(self) -> None:
-        """Ends the calls of credentials that have expired or are revoked, and tells the counts of failed attempts that
-        are due. To be called every second or so."""
-        self._tell_untold(self.failures.due())
-        now = self._now_micros()
+    def look(self) -> int:
+        """Ends the calls of credentials that have expired or are withdrawn, and tells the counts of failed attempts and
+        denials that are due. Returns the number of calls that were ended. To be called every second or so."""
+        self._tell_untold()
+        self._audit.catch_up()
+        now, ended = self._now_micros(), 0
         for session in list(self._sessions.values()):
             if session.expire_micros is not None and session.expire_micros <= now:
                 why = "has expired"
-            elif session.is_withdrawn():
-                why = "is revoked"
             else:
+                why = session.withdrawn()
+            if not why:
                 continue
-            end_calls(session, StoreError(Reason.ACCESS_CHANGED, f"the {session.credential} of this caller {why}"))
+            error = StoreError(Reason.ACCESS_CHANGED, f"the {session.credential} of this caller {why}")
+            ended += end_calls(session, error)
+        return ended
 
     def forget_idle(self) -> None:
         """Forgets sessions without calls. To be called every second or so."""
@@ -316,8 +369,8 @@ class Authorizer:
         return self._file.peers.get(name)
 
     def close(self) -> None:
-        """Tells the last counts of failed attempts, and closes the audit log."""
-        self._tell_untold(self.failures.due(at_the_end=True))
+        """Tells the last counts of failed attempts and denials, and closes the audit log."""
+        self._tell_untold(at_the_end=True)
         self._audit.close()
 
 

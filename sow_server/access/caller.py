@@ -180,6 +180,15 @@ class Call:
             self._reports.denied(self, action, "", decision)
             raise StoreError(Reason.PERMISSION_DENIED, f"{self.owner} lacks the permission {action.value}")
 
+    @property
+    def may_ever(self) -> bool:
+        """Whether a grant allows the action that the method needs, on whatever topic; a peer may replicate, and an
+        operator reaches what others own."""
+        permissions, action = self._permissions, self.need.action
+        if permissions is None or self.peer is not None or action is None:
+            return True
+        return permissions.holds(action) or permissions.holds(Action.OPERATOR)
+
     def may(self, action: Action, topic: str = "") -> bool:
         """Whether an action is allowed; it is not audited."""
         return self._permissions is None or self._permissions.decide(action, topic).allowed

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
-from typing import Final, NamedTuple, Protocol, TypeVar
+from typing import Final, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
@@ -25,6 +25,7 @@ from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import MICROS
 
 Holder = TypeVar("Holder", Identity, Peer)
+Key = TypeVar("Key")
 
 FINGERPRINT_DIGITS: Final = 16
 NAMES_SHOWN_MAX: Final = 8
@@ -54,10 +55,12 @@ class Shown(NamedTuple):
     """The bearer token; "": none."""
     certificate: bytes = b""
     """The caller's certificate, as PEM; empty: none."""
+    chain: bytes = b""
+    """It and the certificates that were sent with it."""
 
 
-def _never() -> bool:
-    return False
+def _never() -> str:
+    return ""
 
 
 class Claim(NamedTuple):
@@ -69,8 +72,9 @@ class Claim(NamedTuple):
     """Of a certificate: its names with their types. Of a token: its SHA-256. Of a JWT: its claim."""
     fingerprint: str
     expire_micros: int | None = None
-    is_withdrawn: Callable[[], bool] = _never
-    """Whether the credential was withdrawn since it was checked."""
+    withdrawn: Callable[[], str] = _never
+    """Says why the credential is no longer good since it was checked, such as "is revoked"; "": it is good. It knows
+    the anchor of trust that the credential was checked by: a key, an authority (rule A6)."""
 
 
 NO_CLAIM: Final = Claim("none", (), "")
@@ -82,6 +86,7 @@ class Asked(enum.Enum):
     NOTHING = enum.auto()
     TOKEN = enum.auto()
     CERTIFICATE = enum.auto()
+    BOTH = enum.auto()
 
 
 class Prover(Protocol):
@@ -116,25 +121,49 @@ def unknown(claim: Claim) -> StoreError:
     return unauthenticated(f"{shown} belongs to no identity that this server knows")
 
 
+Fault: TypeAlias = Callable[[bytes, bytes], str]
+"""Says why a certificate with its chain is no longer good, such as "is revoked"; "": it is good."""
+
+
 class Certificates:
     """Client certificates; the TLS handshake has checked their chain and dates."""
 
     asks = Asked.CERTIFICATE
 
-    def __init__(self, is_revoked: Callable[[bytes], bool] = lambda pem: False) -> None:
-        self._is_revoked = is_revoked
-        self._known: OrderedDict[bytes, Claim] = OrderedDict()
+    def __init__(self, fault: Fault = lambda pem, chain: "") -> None:
+        self._fault = fault
+        self._known: OrderedDict[tuple[bytes, bytes], Claim] = OrderedDict()
 
     def prove(self, shown: Shown) -> Claim:
-        if not shown.certificate:
+        _, pem, chain = shown
+        if not pem:
             raise unauthenticated("the connection has no client certificate")
-        if self._is_revoked(shown.certificate):
-            raise unauthenticated("the client certificate is revoked")
-        found = self._known.get(shown.certificate)
+        if fault := self._fault(pem, chain):
+            raise unauthenticated(f"the client certificate {fault}")
+        found = self._known.get((pem, chain))
         if found is None:
-            withdrawn = partial(self._is_revoked, shown.certificate)
-            found = _certificate_claim(shown.certificate)._replace(is_withdrawn=withdrawn)
-            _remember(self._known, shown.certificate, found)
+            found = _certificate_claim(pem)._replace(withdrawn=partial(self._fault, pem, chain))
+            _remember(self._known, (pem, chain), found)
+        return found
+
+
+class BehindCertificates:
+    """Another credential, on a connection whose client certificate must be good, too."""
+
+    asks = Asked.BOTH
+
+    def __init__(self, prover: Prover, certificates: Certificates) -> None:
+        self._prover = prover
+        self._certificates = certificates
+        self._known: OrderedDict[tuple[Claim, Claim], Claim] = OrderedDict()
+
+    def prove(self, shown: Shown) -> Claim:
+        pair = self._certificates.prove(shown), self._prover.prove(shown)
+        found = self._known.get(pair)
+        if found is None:
+            connection, claim = pair
+            found = claim._replace(withdrawn=lambda: connection.withdrawn() or claim.withdrawn())
+            _remember(self._known, pair, found)
         return found
 
 
@@ -199,7 +228,7 @@ class Anonymous:
         return NO_CLAIM
 
 
-def _remember(known: OrderedDict[bytes, Claim], key: bytes, claim: Claim) -> None:
+def _remember(known: OrderedDict[Key, Claim], key: Key, claim: Claim) -> None:
     known[key] = claim
     if len(known) > REMEMBERED:
         known.popitem(last=False)

@@ -2,17 +2,24 @@
 
 [1]  The algorithms are those of the configuration. `none` and symmetric algorithms cannot be configured.
 [2]  A token without `exp`, `aud`, `iss` or the claim that names the caller is refused.
+[3]  A claim remembers the key that its token was signed with, and is withdrawn once the file has another key of that
+     name, or none.
+[4]  A file that can be read replaces the keys before, also if it has none: the issuer trusts no key any more.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 from collections import OrderedDict
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import jwt
+import structlog
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from sow_server.access.credentials import (
     FINGERPRINT_DIGITS,
@@ -24,6 +31,8 @@ from sow_server.access.credentials import (
     unauthenticated,
 )
 from sow_server.config import JwtConfig
+
+log = structlog.get_logger(__name__)
 
 MICROS: Final = 1_000_000
 EXPIRE_SECONDS_MAX: Final = (2**63 - 1) // MICROS
@@ -65,6 +74,8 @@ class _Keys(NamedTuple):
     """The keys of a file, and the tokens that were checked with them."""
 
     by_id: Mapping[str, jwt.PyJWK]
+    prints: Mapping[str, bytes]
+    """The SHA-256 of each public key."""
     known: OrderedDict[bytes, Claim]
 
 
@@ -77,9 +88,11 @@ class Jwts:
         """Raises KeysUnusable."""
         self._config = config
         self._stamp: tuple[int, int, int] | None = None
-        self._keys = _Keys({}, OrderedDict())
+        self._keys = _Keys({}, {}, OrderedDict())
         """Replaced as a whole: `refresh` runs on another thread than `prove`."""
         self.refresh()
+        if not self._keys.by_id:
+            raise KeysUnusable(f"{config.jwks} holds no public key")
 
     def refresh(self) -> None:
         """Reads the keys again if the file has changed. Raises KeysUnusable; the keys before stay."""
@@ -89,14 +102,14 @@ class Jwts:
             stamp = (state.st_mtime_ns, state.st_ino, state.st_size)
             if stamp == self._stamp:
                 return
-            found = jwt.PyJWKSet.from_json(path.read_text(encoding="utf-8")).keys
+            found = _keys_in(path.read_text(encoding="utf-8"))
             keys = {key.key_id or "": key for key in found if key.key_type in _ALGORITHMS}
+            prints = {name: _print(key) for name, key in keys.items()}
         except (OSError, *_FAULTS) as error:
             raise KeysUnusable(f"{path} holds no JSON web keys ({error})") from error
-        if not keys:
-            raise KeysUnusable(f"{path} holds no public key")
-        self._keys = _Keys(keys, OrderedDict())
+        self._keys = _Keys(keys, prints, OrderedDict())
         self._stamp = stamp
+        log.info("keys_read", file=str(path), keys=len(keys))
 
     def prove(self, shown: Shown) -> Claim:
         """The claim of a token. Raises StoreError UNAUTHENTICATED."""
@@ -107,7 +120,8 @@ class Jwts:
         if len(data) > TOKEN_BYTES_MAX:
             raise unauthenticated("the bearer token is too long")
         digest = hashlib.sha256(data)
-        keys, known = self._keys
+        keys = self._keys
+        known = keys.known
         found = known.get(digest.digest())
         if found is None:
             found = known[digest.digest()] = self._checked(keys, token, digest.hexdigest()[:FINGERPRINT_DIGITS])
@@ -115,10 +129,11 @@ class Jwts:
                 known.popitem(last=False)
         return found
 
-    def _checked(self, keys: Mapping[str, jwt.PyJWK], token: str, fingerprint: str) -> Claim:
+    def _checked(self, keys: _Keys, token: str, fingerprint: str) -> Claim:
         config = self._config
         try:
-            key = keys.get(jwt.get_unverified_header(token).get("kid", ""))
+            key_id = jwt.get_unverified_header(token).get("kid", "")
+            key = keys.by_id.get(key_id)
             if key is None:
                 raise unauthenticated("the JWT names a key that is not in the key file")
             fitting = _ALGORITHMS[str(key.key_type)]
@@ -137,7 +152,24 @@ class Jwts:
         name = claims[config.claim]
         if not isinstance(name, str) or not name:
             raise unauthenticated(f"the JWT's claim {config.claim} is no text")
-        return Claim("jwt", (name,), fingerprint, expire_seconds * MICROS)
+        withdrawn = partial(self._withdrawn, key_id, keys.prints[key_id])
+        return Claim("jwt", (name,), fingerprint, expire_seconds * MICROS, withdrawn)
+
+    def _withdrawn(self, key_id: str, key_print: bytes) -> str:
+        """Whether the key of a claim has gone ([3])."""
+        return "" if self._keys.prints.get(key_id) == key_print else "was signed with a key that has gone"
+
+
+def _keys_in(text: str) -> list[jwt.PyJWK]:
+    data = json.loads(text)
+    if isinstance(data, dict) and data.get("keys") == []:
+        return []
+    return jwt.PyJWKSet.from_dict(data).keys
+
+
+def _print(key: jwt.PyJWK) -> bytes:
+    public = key.key.public_key() if hasattr(key.key, "public_key") else key.key
+    return hashlib.sha256(public.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)).digest()
 
 
 def _why(error: Exception) -> str:

@@ -54,6 +54,8 @@ class Need(NamedTuple):
     """Whether the audit log has each call, also those that are allowed. Denied calls are always there."""
     counts_as: str = "rpcs"
     """The name under which its calls under way count (rules A7, N5)."""
+    withdraws: bool = False
+    """Whether it takes access away. It is never refused because the audit log cannot be written (rule A8)."""
 
 
 class MissingNeed(Exception):
@@ -71,6 +73,7 @@ _LOAD: Final = Need(Scope.TOPIC, Action.LOAD, audited=True)
 _TOPIC_ADMIN: Final = Need(Scope.TOPIC, Action.TOPIC_ADMIN, audited=True)
 _OBSERVE: Final = Need(Scope.SERVER, Action.OBSERVE)
 _OPERATOR: Final = Need(Scope.SERVER, Action.OPERATOR, audited=True)
+_WITHDRAWS: Final = Need(Scope.SERVER, Action.OPERATOR, audited=True, withdraws=True)
 _REPLICATE: Final = Need(Scope.SERVER, Action.REPLICATE, audited=True)
 
 NEEDS: Final[dict[str, Need]] = {
@@ -98,7 +101,7 @@ NEEDS: Final[dict[str, Need]] = {
     "/sow.v1.AdminService/DescribeInstance": _DESCRIBES,
     "/sow.v1.AdminService/GetExpiryHorizon": _READ,
     "/sow.v1.AdminService/ListSubscriptions": _OBSERVE,
-    "/sow.v1.AdminService/EndSubscription": _OPERATOR,
+    "/sow.v1.AdminService/EndSubscription": _WITHDRAWS,
     "/sow.v1.AdminService/WatchFigures": _OBSERVE,
     "/sow.v1.AdminService/GetConfig": _OPERATOR,
     "/sow.v1.AdminService/WatchLog": _OPERATOR,
@@ -116,8 +119,8 @@ NEEDS: Final[dict[str, Need]] = {
     "/sow.v1.AdminService/VerifyReplication": _OPERATOR,
     "/sow.v1.AdminService/RepairReplication": _OPERATOR,
     "/sow.v1.AdminService/AddPeer": _OPERATOR,
-    "/sow.v1.AdminService/RemovePeer": _OPERATOR,
-    "/sow.v1.AdminService/PausePeer": _OPERATOR,
+    "/sow.v1.AdminService/RemovePeer": _WITHDRAWS,
+    "/sow.v1.AdminService/PausePeer": _WITHDRAWS,
     "/sow.v1.AdminService/ResumePeer": _OPERATOR,
     "/sow.v1.AdminService/Backup": _OPERATOR,
     "/sow.v1.LoadService/OpenLoad": _LOAD,
@@ -136,9 +139,9 @@ NEEDS: Final[dict[str, Need]] = {
     "/sow.v1.SnapshotService/PinJournal": _CONSUME,
     "/sow.v1.AccessService/WhoAmI": _KNOWN,
     "/sow.v1.AccessService/CheckAccess": _OPERATOR,
-    "/sow.v1.AccessService/ReloadAccess": _OPERATOR,
+    "/sow.v1.AccessService/ReloadAccess": _WITHDRAWS,
     "/sow.v1.AccessService/ListSessions": _OBSERVE,
-    "/sow.v1.AccessService/EndSession": _OPERATOR,
+    "/sow.v1.AccessService/EndSession": _WITHDRAWS,
     "/sow.v1.ReplicationService/Replicate": _REPLICATE,
     "/sow.v1.ReplicationService/Checksum": _REPLICATE,
     "/sow.v1.ReplicationService/ListVersions": _REPLICATE,

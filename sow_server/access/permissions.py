@@ -56,6 +56,10 @@ class Permissions:
             found = self._decisions[key] = self._decide(action, topic)
         return found
 
+    def holds(self, action: Action) -> bool:
+        """Whether any grant allows the action, on whatever topic."""
+        return any(action in grant.allow for grant in self._grants)
+
     def sees(self, topic: str) -> bool:
         """Whether anything at all is allowed on a topic: otherwise it does not exist for this identity."""
         return any(self.decide(action, topic) for action in Action if action not in SERVER_ACTIONS)

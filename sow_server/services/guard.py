@@ -110,7 +110,7 @@ class CallAdmission:
         self._authorizer = listener.authorizer
         self._prover = listener.prover
         # The kind that the listener asks for, and no other: reading one costs as much as the rest of the check.
-        self._shown = _SHOWN[listener.prover.asks if listener.authorizer.enforces else Asked.NOTHING]
+        self._shown = _SHOWN[listener.prover.asks]
         self._rpcs = rpcs
         self._traces = traces
         self._in_flight = in_flight
@@ -296,14 +296,20 @@ def _token_shown(context: Context) -> Shown:
 
 
 def _certificate_shown(context: Context) -> Shown:
-    certificates = context.auth_context().get("x509_pem_cert", ())
-    return Shown("", next(iter(certificates), b""))
+    shown = context.auth_context()
+    certificate, chain = (next(iter(shown.get(name, ())), b"") for name in ("x509_pem_cert", "x509_pem_cert_chain"))
+    return Shown("", certificate, chain)
+
+
+def _both_shown(context: Context) -> Shown:
+    return _certificate_shown(context)._replace(token=_token_shown(context).token)
 
 
 _SHOWN: Final[dict[Asked, Callable[[Context], Shown]]] = {
     Asked.NOTHING: lambda context: _NOTHING_SHOWN,
     Asked.TOKEN: _token_shown,
     Asked.CERTIFICATE: _certificate_shown,
+    Asked.BOTH: _both_shown,
 }
 
 

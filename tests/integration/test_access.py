@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from sow_client import Client, InvalidArgument, NotFound, PermissionDenied, ResourceExhausted, SowError
-from tests.support.access import GUARDED, client_of, grant, identity, peer, write_access
+from sow_server.access.audit import Part
+from tests.support.access import GUARDED, audit_file, audited, client_of, grant, identity, peer, write_access
 from tests.support.server import ServerProcess, health, reason_of, until
 
 ROWS = 'rows = "/region = \'eu\'"\nhide = ["/client/iban"]'
@@ -279,16 +280,16 @@ def test_the_audit_log_has_denials_and_administration_and_no_content(server: Ser
         desk.count("secret", "/x = 'CANARY'")
     desk.sow_delete("orders", filter="/price = 12345")
     refused(server, "CANARY-TOKEN")
-    lines = (server.config.parent / "audit.jsonl").read_text().splitlines()
-    events = [json.loads(line) for line in lines]
+    events = audited(server.config.parent)
     denied = [event for event in events if event["event"] == "denied" and event.get("topic") == "secret"]
     assert denied[-1]["identity"] == "desk"
     assert any(event["method"].endswith("SowDelete") and event["event"] == "end" for event in events)
     assert any(event["event"] == "authentication_failed" for event in events)
-    text = "\n".join(lines)
+    text = str(events)
     assert "CANARY" not in text
     assert "12345" not in text
-    assert oct((server.config.parent / "audit.jsonl").stat().st_mode & 0o777) == "0o600"
+    for part in Part:
+        assert oct(audit_file(server.config.parent, part).stat().st_mode & 0o777) == "0o600"
 
 
 def test_check_access_names_the_line_that_decides(root: Client) -> None:

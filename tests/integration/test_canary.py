@@ -22,7 +22,8 @@ from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message_factory import GetMessageClass
 
 from sow.v1 import access_pb2, admin_pb2, load_pb2, replication_pb2, snapshot_pb2, sow_pb2
-from tests.support.access import GUARDED, client_of, grant, identity, write_access
+from sow_server.access.audit import Part
+from tests.support.access import GUARDED, audit_file, client_of, grant, identity, write_access
 from tests.support.metrics_endpoint import page
 from tests.support.server import ServerProcess, free_port
 from tests.unit.test_noninterference import HIDE, REQUESTS, RIGHTS, ROWS
@@ -212,7 +213,11 @@ def test_no_log_metric_or_audit_line_has_a_hidden_value(server: ServerProcess) -
     status, metrics = page(("127.0.0.1", int(listen[1])), "/metrics")
     assert status == 200
     names = f"elsewhere-{CANARY}".encode()  # operators see the names of topics
-    for told in (metrics, (folder / "audit.jsonl").read_bytes(), (folder / "server.log").read_bytes()):
+    for told in (
+        metrics,
+        *(audit_file(folder, part).read_bytes() for part in Part),
+        (folder / "server.log").read_bytes(),
+    ):
         assert len(told) > 100
         for line in told.replace(names, b"elsewhere").splitlines():
             assert not tells(line, depth=0), line

@@ -83,7 +83,7 @@ def test_one_server(tmp_path: Path) -> None:
             stranger.get("orders", "1")
         assert refused.value.reason == "UNAUTHENTICATED"
         assert ops.backup("monday").name == "monday"
-        assert '"event": "denied"' in (tmp_path / "sow" / "log" / "audit.jsonl").read_text()
+        assert '"event": "denied"' in (tmp_path / "sow" / "log" / "audit-refused.jsonl").read_text()
 
 
 def test_a_pair(tmp_path: Path) -> None:

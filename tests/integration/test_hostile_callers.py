@@ -12,8 +12,9 @@ import pytest
 
 from sow.v1 import snapshot_pb2, snapshot_pb2_grpc
 from sow_client import AsyncClient, Client, Gap, NotFound, PermissionDenied, ResourceExhausted, SowError
+from sow_server.access.audit import Part
 from sow_server.subscriptions.replay import READ_CHANGES
-from tests.support.access import GUARDED, client_of, grant, identity, write_access
+from tests.support.access import GUARDED, audit_file, client_of, grant, identity, write_access
 from tests.support.server import ServerProcess, until
 
 DESK = (("authorization", "Bearer desk"),)
@@ -222,6 +223,6 @@ def test_names_with_control_characters_forge_no_line(server: ServerProcess) -> N
                 desk.count(name)
             with pytest.raises(SowError):
                 desk.delete_durable("orders", name)
-    lines = (server.config.parent / "audit.jsonl").read_bytes().splitlines()
+    lines = [line for part in Part for line in audit_file(server.config.parent, part).read_bytes().splitlines()]
     assert all(json.loads(line)["event"] != "forged" for line in lines)
     assert all(byte >= 0x20 for line in lines for byte in line)

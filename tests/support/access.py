@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from sow_client import Client
+from sow_server.access.audit import Part, path_of
 from tests.support.server import ServerProcess
 
 GUARDED: Final = """[server]
@@ -55,6 +57,20 @@ def write_private(path: Path, text: str) -> None:
     """Writes a file that only its user may read."""
     path.touch(0o600)
     path.write_text(text, encoding="utf-8")
+
+
+def audit_file(folder: Path, part: Part = Part.ADMINISTRATION) -> Path:
+    """The file of a part of the audit log of a server that is `GUARDED`."""
+    return path_of(folder / "audit.jsonl", part)
+
+
+def audited(folder: Path, part: Part | None = None) -> list[dict[str, Any]]:
+    """The whole lines of a part of its audit log, or of all parts."""
+    found: list[dict[str, Any]] = []
+    for one in Part if part is None else (part,):
+        lines = audit_file(folder, one).read_text(encoding="utf-8").split("\n")[:-1]
+        found += [json.loads(line) for line in lines]
+    return found
 
 
 def client_of(server: ServerProcess, name: str) -> Client:

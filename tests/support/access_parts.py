@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, cast
 
-from sow_server.access.audit import Value
+from sow_server.access.audit import Outcome, Part, Value
 from sow_server.access.authorizer import Authorizer, Session
 from sow_server.access.caller import Call
 from sow_server.access.credentials import Prover, Shown, Tokens
@@ -54,13 +54,19 @@ class AuditInMemory:
 
     def __init__(self) -> None:
         self.lines: list[dict[str, Value]] = []
+        self.parts: list[Part] = []
+        """Of each line."""
         self.fails = False
         self.closed = False
 
-    def write(self, event: str, fields: Mapping[str, Value]) -> bool:
-        if not self.fails:
+    def write(self, part: Part, event: str, fields: Mapping[str, Value], *, reserved: bool = False) -> bool:
+        kept = not self.fails or reserved
+        if kept:
             self.lines.append({"event": event, **fields})
-        return not self.fails
+            self.parts.append(part)
+        return kept
+
+    def catch_up(self) -> None: ...
 
     def close(self) -> None:
         self.closed = True
@@ -76,7 +82,7 @@ class Counted:
     def __init__(self) -> None:
         self.failed = 0
         self.denied: list[tuple[str, str]] = []
-        self.audits: list[tuple[str, bool]] = []
+        self.audits: list[tuple[str, Outcome]] = []
 
     def authentication_failed(self) -> None:
         self.failed += 1
@@ -84,8 +90,8 @@ class Counted:
     def access_denied(self, method: str, action: str) -> None:
         self.denied.append((method, action))
 
-    def audited(self, event: str, *, written: bool) -> None:
-        self.audits.append((event, written))
+    def audited(self, event: str, outcome: Outcome) -> None:
+        self.audits.append((event, outcome))
 
 
 class LastingTask:

@@ -45,6 +45,13 @@ class Authority:
         made = self._builder(self._name, self._key, begin, end).add_extension(x509.BasicConstraints(True, None), True)
         self.file.write_bytes(made.sign(self._key, SHA256()).public_bytes(Encoding.PEM))
 
+    def signs(self, other: Authority, *, may_issue: bool = True) -> Authority:
+        """Makes another authority one of this one: its certificate is signed here."""
+        made = self._builder(other._name, other._key, -DAY, 90 * DAY)
+        made = made.add_extension(x509.BasicConstraints(may_issue, None), True)
+        other.file.write_bytes(made.sign(self._key, SHA256()).public_bytes(Encoding.PEM))
+        return other
+
     def issue(self, name: str, *, begin: timedelta = -DAY, end: timedelta = 90 * DAY, file: str = "") -> Issued:
         """A new certificate for CN=`name`, in files of that name or of `file`."""
         key = ec.generate_private_key(ec.SECP256R1())

@@ -81,14 +81,20 @@ class FakeConsole:
         self.clients: list[FakeClient] = []
         self.calls: list[tuple[str, str]] = []
         self.announced: list[str] = []
+        self.slept: list[float] = []
+        """The waits of answers to log-ins."""
 
         def made(server: str, token: str | None) -> AsyncClient:
             self.clients.append(FakeClient(server, token, self))
             return cast(AsyncClient, self.clients[-1])
 
+        async def sleep(seconds: float) -> None:
+            if seconds:
+                self.slept.append(seconds)
+
         options = Options((SERVER,), made, host=host, url=url)
         place = place_of(host, options.port, secure=False, url=url)
-        self.console = Console(options, place, announce=self.announced.append, clock=self.clock)
+        self.console = Console(options, place, announce=self.announced.append, clock=self.clock, sleep=sleep)
         self.app = app_of(self.console)
 
 

@@ -20,7 +20,7 @@ from google.protobuf.message_factory import GetMessageClass
 from google.rpc import status_pb2
 
 from sow.v1 import admin_pb2, load_pb2, snapshot_pb2, sow_pb2
-from sow_server.access.audit import AuditLog, Value
+from sow_server.access.audit import AuditLog, Part, Value
 from sow_server.access.authorizer import Authorizer
 from sow_server.access.caller import Call
 from sow_server.access.credentials import Shown, Tokens
@@ -308,9 +308,11 @@ class _KeptAudit(AuditLog):
         self.lines: list[dict[str, Value]] = []
         self.lines_total = self.failures_total = 0
 
-    def write(self, event: str, fields: Any) -> bool:
+    def write(self, part: Part, event: str, fields: Any, *, reserved: bool = False) -> bool:
         self.lines.append({"event": event, **fields})
         return True
+
+    def catch_up(self) -> None: ...
 
     def close(self) -> None: ...
 

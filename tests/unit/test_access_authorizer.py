@@ -8,8 +8,9 @@ from typing import cast
 
 import pytest
 
-from sow_server.access.authorizer import Listener, end_calls
-from sow_server.access.credentials import Anonymous, Tokens
+from sow_server.access.audit import Part
+from sow_server.access.authorizer import DENIALS_TOLD_MAX, Listener, end_calls
+from sow_server.access.credentials import Anonymous, Claim, Shown, Tokens
 from sow_server.access.failures import PER_MINUTE, TOLD_MAX, WAIT_SECONDS
 from sow_server.access.limits import DESCRIPTIONS_MORE
 from sow_server.access.needs import NEEDS, Action
@@ -18,7 +19,7 @@ from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.services.capacity import InFlight
 from sow_server.services.guard import CallAdmission, Context
 from tests.support.access import grant, identity, peer
-from tests.support.access_parts import HERE, Guarded, access_of
+from tests.support.access_parts import HERE, Guarded, LastingTask, access_of
 
 LIMITS = "[roles.desk.limits]\nrpcs = 2\nrequests_per_second = 100\n"
 DESK = identity("desk", "desk") + grant("desk", "orders", "read publish delete load")
@@ -236,6 +237,31 @@ def test_streams_end_when_their_credential_expires(tmp_path: Path) -> None:
     assert others.ended is None
 
 
+@pytest.mark.parametrize("method", ["Subscribe", "Replicate"])
+def test_streams_end_when_their_credential_is_withdrawn(guarded: Guarded, method: str) -> None:
+    """A6, also those of peers; other credentials on the same connection stay."""
+    name = "ldn" if method == "Replicate" else "desk"
+    gone: list[str] = []
+
+    class Withdrawable(Tokens):
+        def prove(self, shown: Shown) -> Claim:
+            claim = super().prove(shown)
+            return claim._replace(withdrawn=lambda: "was signed with a key that has gone" if gone else "")
+
+    call, _ = guarded.admit(method, name, prover=Withdrawable())
+    call.runs(cast("asyncio.Task[object]", LastingTask()))
+    other, _ = guarded.lasting("Subscribe", "other")
+    assert guarded.authorizer.look() == 0
+    gone.append("gone")
+    assert guarded.authorizer.look() == 1
+    assert call.ended is not None
+    assert (call.ended.reason, call.ended.message) == (
+        Reason.ACCESS_CHANGED,
+        "the token of this caller was signed with a key that has gone",
+    )
+    assert other.ended is None
+
+
 # --- reloads ---------------------------------------------------------------------------------------------------------
 
 NARROWER = grant("desk", "orders", "read publish delete load", "hide = ['/client/iban']")
@@ -375,7 +401,25 @@ def test_reads_are_told_only_if_asked_for(tmp_path: Path) -> None:
 AUDITED = {path.rpartition("/")[2]: need.action for path, need in NEEDS.items() if need.audited}
 
 
-@pytest.mark.parametrize("method", AUDITED)
+WITHDRAWING = {path.rpartition("/")[2] for path, need in NEEDS.items() if need.withdraws}
+
+
+@pytest.mark.parametrize("method", sorted(WITHDRAWING))
+def test_access_can_always_be_taken_away(tmp_path: Path, method: str) -> None:
+    """Story: with a full disk of the audit log, a stolen token could not be taken out of use."""
+    guarded = Guarded(access_of(tmp_path, FILE))
+    guarded.audit.fails = True
+    guarded.authorizer.finished(*guarded.admit(method, "admin"), "OK")
+    assert [line["event"] for line in guarded.audit.lines] == ["begin", "end"], "its room is reserved"
+    guarded.audit.write = lambda *told, **named: False  # type: ignore[method-assign]  # not even that
+    guarded.authorizer.finished(*guarded.admit(method, "admin"), "OK")
+
+
+def test_what_takes_access_away() -> None:
+    assert {"ReloadAccess", "EndSession", "EndSubscription", "RemovePeer", "PausePeer"} == WITHDRAWING
+
+
+@pytest.mark.parametrize("method", sorted(AUDITED.keys() - WITHDRAWING))
 def test_what_must_be_audited_is_refused_while_the_log_cannot_be_written(tmp_path: Path, method: str) -> None:
     guarded = Guarded(access_of(tmp_path, FILE), audit_reads=True)
     guarded.audit.fails = True
@@ -400,6 +444,66 @@ def test_what_must_be_audited() -> None:
         "Replicate",
     } <= AUDITED.keys()
     assert not {"Get", "Query", "Subscribe", "Publish", "WhoAmI", "Check"} & AUDITED.keys()
+
+
+def test_denials_of_one_identity_are_told_up_to_a_number_and_then_counted(tmp_path: Path) -> None:
+    """Story: an identity without any grant wrote 1,100 denials a second, which pushed all else out of the log."""
+    guarded = Guarded(access_of(tmp_path, FILE))
+    for _ in range(DENIALS_TOLD_MAX + 7):
+        call, session = guarded.admit("Query", "desk", "ipv4:10.0.0.1:5001")
+        with pytest.raises(StoreError):
+            call.topic("secret")
+        guarded.authorizer.finished(call, session, "NOT_FOUND")
+    assert len(guarded.audit.of("denied")) == DENIALS_TOLD_MAX
+    assert refusal(guarded, "ListSessions", "other").reason is Reason.PERMISSION_DENIED
+    assert guarded.audit.of("denied")[-1]["identity"] == "other", "others are told all the same"
+    guarded.clocks.seconds += 60
+    guarded.authorizer.look()
+    assert guarded.audit.of("denials") == [{"event": "denials", "identity": "desk", "denials_not_told": 7}]
+    assert len(guarded.counted.denied) == DENIALS_TOLD_MAX + 8, "the metric has each"
+
+
+@pytest.mark.parametrize("method", ["SowDelete", "CreateTopic", "AlterTopic", "OpenLoad", "DeleteDurable", "Compact"])
+def test_who_may_nothing_writes_no_line_but_its_denials(tmp_path: Path, method: str) -> None:
+    """Otherwise begin and end of such calls would be a flood of their own."""
+    guarded = Guarded(access_of(tmp_path, ADMIN + identity("nobody")))
+    for _ in range(DENIALS_TOLD_MAX + 1):
+        try:
+            call, session = guarded.admit(method, "nobody")
+        except StoreError:
+            continue
+        with pytest.raises(StoreError):
+            call.topic("orders")
+        guarded.authorizer.finished(call, session, "NOT_FOUND")
+    assert [line["event"] for line in guarded.audit.lines] == ["denied"] * DENIALS_TOLD_MAX
+    assert set(guarded.audit.parts) == {Part.REFUSALS}
+
+
+def test_lines_of_administrators_have_a_part_of_their_own(tmp_path: Path) -> None:
+    """access/audit [5]: nobody else can make that part grow."""
+    text = FILE + identity("curator", "curator") + grant("curator", "orders", "topic-admin consume")
+    guarded = Guarded(access_of(tmp_path, text), audit_reads=True)
+
+    def parts(method: str, token: str) -> set[Part]:
+        guarded.audit.parts.clear()
+        guarded.authorizer.finished(*guarded.admit(method, token), "OK")
+        return set(guarded.audit.parts)
+
+    assert parts("ReloadAccess", "admin") == parts("AlterTopic", "curator") == {Part.ADMINISTRATION}
+    for method, token in (
+        ("SowDelete", "desk"),
+        ("OpenLoad", "desk"),
+        ("DeleteDurable", "curator"),
+        ("Replicate", "ldn"),
+        ("Get", "desk"),
+        ("GetStatus", "admin"),
+        ("AlterTopic", "desk"),
+    ):
+        assert parts(method, token) == {Part.CALLS}, method
+    guarded.audit.parts.clear()
+    refusal(guarded, "Get", "CANARY")
+    refusal(guarded, "Compact", "desk")
+    assert set(guarded.audit.parts) == {Part.REFUSALS}
 
 
 def test_a_denial_is_told_with_its_topic_and_line(guarded: Guarded) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -206,14 +207,14 @@ def test_a_key_file_that_breaks_is_logged_once(
 
     async def main() -> None:
         looked = asyncio.Event()
-        looks: list[None] = []
+        loop, (refresh,), looks = asyncio.get_running_loop(), control._refreshed, itertools.count(1)
 
         def look() -> None:
-            looks.append(None)
-            if len(looks) == 5:
-                looked.set()
+            if next(looks) == 5:
+                loop.call_soon_threadsafe(looked.set)
+            refresh()
 
-        monkeypatch.setattr(control.authorizer, "look", look)
+        control._refreshed[:] = [look]
         control.start()
         await looked.wait()
         control.stop()

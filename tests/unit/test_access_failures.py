@@ -8,20 +8,17 @@ import pytest
 
 from sow_server.access import failures
 from sow_server.access.failures import (
-    COUNTS_TOLD_MAX,
     HELD_BYTES_MAX,
     HELD_MAX,
     HELD_OF_HOST_MAX,
     HOSTS_MAX,
-    OTHERS,
     PER_MINUTE,
-    TOLD_IN_ALL_MAX,
     TOLD_MAX,
     WAIT_SECONDS,
     Failures,
-    Untold,
     host_of,
 )
+from sow_server.access.tally import Untold
 
 HERE = "ipv4:10.0.0.1:5000"
 THERE = "ipv4:10.0.0.2:5000"
@@ -55,55 +52,27 @@ def waits(failed: Failures, address: str, size: int = 0) -> float:
 # --- reports ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_first_ten_of_a_minute_are_told_and_then_their_number(failed: Failures, clock: Clock) -> None:
+def test_attempts_are_told_by_address_and_then_their_number(failed: Failures, clock: Clock) -> None:
     told = [failed.failed(f"ipv4:10.0.0.1:{port}") for port in range(25)]
     assert told == [True] * TOLD_MAX + [False] * 15
-    clock.now += 59
-    assert failed.due() == []
-    clock.now += 1
-    assert failed.due() == [Untold("ipv4:10.0.0.1", 15)]
-    assert failed.due() == [], "each count is told once"
-    assert failed.failed(HERE), "the next minute begins"
-
-
-def test_counts_that_are_not_due_are_told_at_the_end(failed: Failures) -> None:
-    for _ in range(TOLD_MAX + 2):
-        failed.failed(HERE)
-    assert failed.due(at_the_end=True) == [Untold("ipv4:10.0.0.1", 2)]
-
-
-def test_addresses_do_not_share_what_is_told(failed: Failures) -> None:
-    for _ in range(TOLD_MAX + 1):
-        failed.failed(HERE)
-    assert failed.failed(THERE)
-
-
-def test_many_addresses_together_do_not_flood_the_log(failed: Failures, clock: Clock) -> None:
-    """Story: each of the addresses of a network had ten lines of its own, which pushed all else out of the log."""
-    told = sum(failed.failed(f"ipv4:10.{n // 250}.{n % 250}.1:1") for n in range(2 * TOLD_IN_ALL_MAX))
-    assert told == TOLD_IN_ALL_MAX
     clock.now += 60
-    counts = failed.due()
-    assert len(counts) == COUNTS_TOLD_MAX + 1
-    assert counts[-1].host == OTHERS
-    assert sum(count.attempts for count in counts) == TOLD_IN_ALL_MAX
-    assert failed.failed(HERE), "a minute later there is room again"
+    assert failed.due() == [Untold("ipv4:10.0.0.1", 15)]
 
 
-def test_memory_is_bounded_and_no_attempt_is_lost_from_the_counts(
+def test_only_so_many_addresses_are_remembered_and_those_that_fail_last(
     failed: Failures, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert HOSTS_MAX <= 100_000
     monkeypatch.setattr(failures, "HOSTS_MAX", 20)
-    attempts = told = 0
     for n in range(200):
-        for _ in range(TOLD_MAX + 2):
-            told += failed.failed(f"ipv4:10.0.{n}.1:1")
-            attempts += 1
-        clock.now += 0.001
-    counts = failed.due(at_the_end=True)
-    assert len(counts) <= 21
-    assert told + sum(count.attempts for count in counts) == attempts
+        failed.failed(f"ipv4:10.0.{n}.1:1")
+        for _ in range(PER_MINUTE // 100):
+            failed.failed(HERE)
+        assert len(failed._hosts) <= 20
+    assert waits(failed, HERE) == WAIT_SECONDS
+    clock.now += 61
+    failed.due()
+    assert failed._hosts == {}, "they have not failed lately"
 
 
 # --- what waits ------------------------------------------------------------------------------------------------------

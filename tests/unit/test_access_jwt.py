@@ -323,7 +323,6 @@ BROKEN = {
     "no JSON": "{",
     "no object": "[]",
     "a number": "1",
-    "no keys": '{"keys": []}',
     "keys that are no list": '{"keys": 1}',
     "a key that is no object": '{"keys": [1]}',
     "a key of no known kind": '{"keys": [{"kty": "x"}]}',
@@ -348,6 +347,35 @@ def test_keys_that_cannot_be_read_leave_the_old_ones(jwts: Jwts, keys: Path, fau
     jwts.refresh()
     refused(jwts, text)
     assert jwts.prove(Shown(token(key=OTHER_KEY, kid="two"))).names == ("desk",)
+
+
+@pytest.mark.parametrize("left", [[], [{"kty": "oct", "k": "c2VjcmV0", "kid": "one"}]], ids=["none", "a secret"])
+def test_an_issuer_that_has_taken_back_all_of_its_keys_trusts_none(jwts: Jwts, keys: Path, left: list[Json]) -> None:
+    """Story: a file without keys counted as broken, so the last key could not be taken back."""
+    text = token()
+    claim = jwts.prove(Shown(text))
+    write_keys(keys, *left)
+    jwts.refresh()
+    assert claim.withdrawn() == "was signed with a key that has gone"
+    refused(jwts, text)
+    with pytest.raises(KeysUnusable, match="holds no public key"):
+        Jwts(config(keys))
+
+
+def test_a_claim_is_withdrawn_with_its_key_and_with_no_other(jwts: Jwts, keys: Path) -> None:
+    """Story: who had connected with a key that was taken back kept its streams until the token expired."""
+    first, second = jwts.prove(Shown(token())), jwts.prove(Shown(token(key=OTHER_KEY, kid="two")))
+    for left, gone in (
+        ([jwk(OTHER_KEY, "two"), jwk(RSA_KEY, "three"), jwk(KEY, "one")], []),  # moved, and a key more
+        ([jwk(OTHER_KEY, "two")], [first]),
+        ([jwk(KEY, "one"), jwk(OTHER_KEY, "two")], []),  # it is back
+        ([jwk(OTHER_KEY, "one"), jwk(OTHER_KEY, "two")], [first]),  # another key of its name
+        ([jwk(KEY, "one"), jwk(OTHER_KEY, "renamed")], [second]),
+        ([jwk(KEY, "one", alg="ES256", use="sig"), jwk(OTHER_KEY, "two")], []),  # the same, described better
+    ):
+        write_keys(keys, *left)
+        jwts.refresh()
+        assert [claim for claim in (first, second) if claim.withdrawn()] == gone
 
 
 def test_a_missing_or_binary_key_file_leaves_the_old_keys(jwts: Jwts, keys: Path) -> None:

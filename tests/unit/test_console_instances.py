@@ -10,9 +10,9 @@ from typing import cast
 
 import pytest
 
-from sow_client import AsyncClient, Instance, SowError, Status, Topic, Unavailable
+from sow_client import AsyncClient, Instance, PermissionDenied, SowError, Status, Topic, Unavailable
 from sow_console import instances
-from sow_console.instances import ALARM_SECONDS, LOST_SECONDS, Watched
+from sow_console.instances import ALARM_SECONDS, LOST_SECONDS, Known, Watched
 from sow_console.pages import overview
 from sow_console.pages.page import View
 from sow_console.sessions import Session
@@ -115,6 +115,21 @@ def test_an_instance_that_was_lost_is_not_waited_for_and_not_asked_at_once() -> 
         await one.close()
 
     go(work)
+
+
+def test_who_has_lost_its_token_is_shown_nothing_of_before() -> None:
+    """Story: whose token was taken out of use saw the figures of before until its session ended."""
+
+    async def work() -> None:
+        client, clock = Asked(), Clock()
+        one = watched(client, clock)
+        assert (await one.look()).status == status()
+        client.error = PermissionDenied("it belongs to no identity", reason="UNAUTHENTICATED")
+        lost = await one.look()
+        assert lost == Known(lost=True, error="it belongs to no identity")
+        await one.close()
+
+    asyncio.run(work())
 
 
 def test_an_instance_that_says_nothing_is_lost_after_some_seconds(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry
 
 from sow.v1 import admin_pb2, types_pb2
 from sow_server import metrics as metrics_module
+from sow_server.access.audit import Outcome
 from sow_server.certificates import Expiry
 from sow_server.distributions import Distribution
 from sow_server.engine.catalog.topics import Topic
@@ -487,7 +488,7 @@ def test_every_metric_is_documented_and_every_documented_one_exists(watched: Wat
     pin(watched, "p", 0)
     watched.metrics.rpc_finished("Get", "OK", 0.1)
     watched.metrics.access_denied("Get", "read")
-    watched.metrics.audited("begin", written=True)
+    watched.metrics.audited("begin", Outcome.WRITTEN)
     watched.metrics.links_are(LINKS)
     watched.metrics.watch_certificates(lambda: [("127.0.0.1:7450", EXPIRY)])
     watched.store.unsound.skip(watched.store.topics.by_name["a"], [b"\xff"], 0)

@@ -9,9 +9,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from sow_server import revocations
-from sow_server.certificates import CertificateFault
+from sow_server.certificates import CHECK_SECONDS, CertificateFault
 from sow_server.config import load, warnings
-from sow_server.revocations import CHECK_SECONDS, Revocations
+from sow_server.revocations import Revocations
 from tests.support.certificates import DAY, Authority, replace
 from tests.support.configs import Write, refusal, write
 
