@@ -6,12 +6,15 @@ from collections.abc import Sequence
 from typing import Final
 
 from sow_server.engine.catalog.topics import Topic
-from sow_server.engine.formats.payloads import Projection, Steps
+from sow_server.engine.formats.paths import Steps
+from sow_server.engine.formats.payloads import Projection
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.keys import parse_path
 from sow_server.engine.values.model import MessageType
 
 PATHS_MAX: Final = 1000
+CHARACTERS_MAX: Final = 64 << 10
+"""Of all paths together. Each step takes some 200 bytes once the paths are compiled."""
 
 
 def projection(
@@ -33,6 +36,12 @@ def projection(
         )
     if len(include) + len(exclude) > PATHS_MAX:
         raise StoreError(Reason.INVALID_ARGUMENT, f"select: more than {PATHS_MAX} paths", field="select")
+    if (characters := sum(map(len, include)) + sum(map(len, exclude))) > CHARACTERS_MAX:
+        raise StoreError(
+            Reason.INVALID_ARGUMENT,
+            f"select: {characters} characters are more than the limit of {CHARACTERS_MAX}",
+            field="select",
+        )
     try:
         return Projection(
             tuple(parse_path(path) for path in include), tuple(parse_path(path) for path in exclude), hidden

@@ -24,7 +24,6 @@ from sow_server.subscriptions.request import Wants
 EFFORT_MAX: Final = 10_000_000
 """Nanoseconds that the event loop may take for one filter and one change, in the worst case."""
 DECODING: Final = Cost(per_byte=30)
-SELECTING: Final = Cost(per_byte=30)
 COMPARING: Final = Cost(per_byte=120)
 """The difference of two documents, which both are decoded for it."""
 
@@ -78,7 +77,9 @@ def cost_of_rows(wants: Wants) -> Cost:
     cost = Cost()
     if wants.delta:
         cost = cost.plus(COMPARING)
-    return cost.plus(SELECTING) if wants.projection is not None else cost
+    if wants.projection is None:
+        return cost
+    return cost.plus(Cost(per_byte=wants.projection.byte_nanos, per_element=wants.projection.element_nanos))
 
 
 class Unjudged:

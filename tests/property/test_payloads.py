@@ -10,8 +10,8 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sow_server.engine.formats.deltas import unset_tree
-from sow_server.engine.formats.payloads import BadRecord, Projection, Steps
+from sow_server.engine.formats.paths import Steps, path_tree
+from sow_server.engine.formats.payloads import BadRecord, Projection
 from sow_server.engine.formats.topic_formats import format_of, key_paths
 from sow_server.engine.values.errors import Reason
 from sow_server.engine.values.keys import parse_path
@@ -271,13 +271,13 @@ def test_a_merge_is_the_naive_one(
     base, delta = documents
     expected = naive_merge(naive_unset(base, paths), delta, null_means_null=False)
     payload = json.dumps(base, indent=indent).encode()
-    as_json = format_of(TopicSettings()).merge(payload, json.dumps(delta, indent=indent).encode(), unset_tree(paths))
+    as_json = format_of(TopicSettings()).merge(payload, json.dumps(delta, indent=indent).encode(), path_tree(paths))
     assert isinstance(as_json, bytes)
     assert content(json.loads(as_json)) == content(expected)
     assert list(json.loads(as_json)) == list(expected), "the order of the fields is kept"
     if not paths and content(expected) == content(base):
         assert as_json == payload, "no change, the same bytes"
-    packed = MESSAGEPACK.merge(msgspec.msgpack.encode(base), msgspec.msgpack.encode(delta), unset_tree(paths))
+    packed = MESSAGEPACK.merge(msgspec.msgpack.encode(base), msgspec.msgpack.encode(delta), path_tree(paths))
     assert isinstance(packed, bytes)
     assert content(msgspec.msgpack.decode(packed)) == content(expected)
 
@@ -349,7 +349,7 @@ def test_a_merge_and_a_difference_of_fix_are_the_naive_ones(
         return ("||" if doubled else "|").join([f"{tag}={value}" for tag, value in fields]).encode() + b"|" * ended
 
     paths = [(str(tag),) for tag in unset]
-    merged = fix.merge(payload(base), payload(delta), unset_tree(paths))
+    merged = fix.merge(payload(base), payload(delta), path_tree(paths))
     assert isinstance(merged, bytes)
     kept = {name: value for name, value in fix.decode(payload(base)).items() if int(name) not in unset}
     assert fix.decode(merged) == {**kept, **fix.decode(payload(delta))}

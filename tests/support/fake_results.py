@@ -53,13 +53,13 @@ class Merge:
     def into(self, base: bytes, delta: bytes) -> bytes:
         """The merged document."""
         # Only here, as tests that start the command in processes would import half of the server each time.
-        from sow_server.engine.formats.deltas import unset_tree
+        from sow_server.engine.formats.paths import path_tree
         from sow_server.engine.formats.topic_formats import format_of
         from sow_server.engine.values.keys import parse_path
         from sow_server.engine.values.model import TopicSettings as EngineSettings
 
         result = format_of(EngineSettings()).merge(
-            base, delta, unset_tree([parse_path(one) for one in self.unset or ()])
+            base, delta, path_tree([parse_path(one) for one in self.unset or ()])
         )
         assert isinstance(result, bytes), result
         return result

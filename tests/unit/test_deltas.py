@@ -7,7 +7,8 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from sow_server.engine.formats.deltas import LEVELS_MAX, Difference, unset_tree
+from sow_server.engine.formats.deltas import LEVELS_MAX, Difference
+from sow_server.engine.formats.paths import PathTree, path_tree
 from sow_server.engine.formats.payloads import BadRecord, Format
 from sow_server.engine.formats.topic_formats import format_of
 from sow_server.engine.values.errors import Reason
@@ -22,7 +23,7 @@ NVFIX: Format = format_of(TopicSettings(message_type=MessageType.NVFIX, separato
 
 
 def merged(format_: Format, base: bytes, delta: bytes, *unset: str) -> bytes:
-    result = format_.merge(base, delta, unset_tree([parse_path(path) for path in unset]))
+    result = format_.merge(base, delta, path_tree([parse_path(path) for path in unset]))
     assert isinstance(result, bytes), result
     return result
 
@@ -120,7 +121,7 @@ def nested(levels: int, leaf: str) -> bytes:
 def test_objects_are_merged_down_to_a_bound() -> None:
     deepest = merged(JSON, nested(LEVELS_MAX, '{"x":1}'), nested(LEVELS_MAX - 1, '{"b":2}'))
     assert deepest == nested(LEVELS_MAX - 1, '{"a":{"x":1},"b":2}')
-    refused = JSON.merge(nested(LEVELS_MAX, '{"x":1}'), nested(LEVELS_MAX, '{"y":2}'), {})
+    refused = JSON.merge(nested(LEVELS_MAX, '{"x":1}'), nested(LEVELS_MAX, '{"y":2}'), PathTree())
     assert isinstance(refused, BadRecord)
     assert refused.reason is Reason.PAYLOAD_MALFORMED
     assert "merged down to 32 levels, and this one goes deeper" in refused.message
@@ -131,7 +132,7 @@ def test_objects_are_merged_down_to_a_bound() -> None:
 def test_a_document_that_cannot_be_read_to_its_depth_is_no_base() -> None:
     """Stored when the stack was a little less deep: its delta is refused, and the writer goes on."""
     base = pack({"a": 1})[:-1] + b"\x91" * 5000 + b"\x01"
-    refused = MSGPACK.merge(base, pack({"b": 1}), {})
+    refused = MSGPACK.merge(base, pack({"b": 1}), PathTree())
     assert isinstance(refused, BadRecord)
     assert refused.reason is Reason.PAYLOAD_MALFORMED
     assert refused.message.startswith("payload: cannot be merged")

@@ -14,6 +14,7 @@ import pytest
 
 from sow_server.access.caller import Granted
 from sow_server.engine.disk.layout import HEADER_BYTES
+from sow_server.engine.formats.payloads import Projection
 from sow_server.engine.values.errors import Reason
 from sow_server.engine.values.model import Delete, Expiration, MessageType, Publish, RecordMatcher, TopicSettings
 from sow_server.filters import parse
@@ -22,8 +23,9 @@ from sow_server.filters.parser import FUNCTIONS_MAX
 from sow_server.filters.restriction import UNRESTRICTED
 from sow_server.services import selection
 from sow_server.subscriptions import dispatch, groups, replay
-from sow_server.subscriptions.judging import EFFORT_MAX, effort_of
+from sow_server.subscriptions.judging import EFFORT_MAX, cost_of_rows, effort_of
 from sow_server.subscriptions.matching import VersionMatcher
+from sow_server.subscriptions.request import Wants
 from tests.support.stores import SECOND, Rig
 from tests.support.subscribers import EARLIEST, Follower, Subscribers
 
@@ -354,3 +356,13 @@ def test_arrays_are_looked_for_where_there_may_be_some(rig: Rig) -> None:
         assert effort_of(rig.topic(kind.name), b"[1,2,3]", None).elements == elements
     header = b"[," * 20
     assert effort_of(rig.topic("orders"), b"{}", header + b"{}").elements == 2, "no bytes of the header"
+
+
+def test_hidden_fields_in_arrays_are_work_for_reader_threads(rig: Rig) -> None:
+    """Story: whatever a subscriber's projection had to do, it counted as 30 ns a byte, and ran on the event loop."""
+    topic = rig.topic("orders")
+    effort = effort_of(topic, b'{"legs":[%s]}' % b",".join([b'{"px":1}'] * 10_000), None)
+    selecting = Wants(projection=Projection(include=(("legs", "px"),)))
+    hiding = Wants(projection=Projection(hidden=(("legs", "iban"),)))
+    assert effort.of(cost_of_rows(selecting)) <= EFFORT_MAX < effort.of(cost_of_rows(hiding))
+    assert cost_of_rows(Wants()).of(1000, 1000) == 0

@@ -26,6 +26,7 @@ from sow_server.query import ordering, pages, scan, sort_memory
 from sow_server.query.filtering import record_filter
 from sow_server.query.ordering import order
 from sow_server.query.planner import Access
+from sow_server.query.projection import CHARACTERS_MAX, PATHS_MAX, projection
 from sow_server.query.scan import Explanation, Footer, Query, RecordBatch, Scan
 from sow_server.query.sort_memory import SortMemory, SortShare
 from tests.support.stores import SECOND, Rig
@@ -592,6 +593,20 @@ def test_options_that_contradict_each_other_are_both_named(
     error = refused(rig, **options)  # type: ignore[arg-type]  # by name
     assert (error.reason, error.field) == (Reason.INVALID_ARGUMENT, named[0])
     assert all(name in error.message for name in named), error.message
+
+
+def test_a_select_has_at_most_so_many_paths_and_characters(rig: Rig) -> None:
+    """A path of a million steps would take hundreds of bytes a step once it is compiled."""
+    topic = rig.topic("quotes")
+    largest = [f"/{number:05}{'x' * 59}" for number in range(PATHS_MAX)]
+    for paths in (largest, ["/a" * (CHARACTERS_MAX // 2)]):
+        assert projection(topic, paths, []) is not None
+        assert projection(topic, [], paths) is not None
+    for paths in ([*largest, "/y"], ["/a" * (CHARACTERS_MAX // 2) + "b"]):
+        for include, exclude in ((paths, []), (list[str](), paths)):
+            with pytest.raises(StoreError, match="select: ") as caught:
+                projection(topic, include, exclude)
+            assert (caught.value.reason, caught.value.field) == (Reason.INVALID_ARGUMENT, "select")
 
 
 def test_options_out_of_their_range_are_refused(rig: Rig) -> None:

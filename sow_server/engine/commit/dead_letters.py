@@ -40,6 +40,7 @@ FIELD: Final = "dead_letter"
 EXPIRED: Final = "expired"
 SET_ASIDE: Final = "delivery_limit"
 _FIELD: Final = FIELD.encode()
+_OTHER_FIELDS: Final = Projection(exclude=((FIELD,),))
 LETTERS_BYTES_MAX: Final = HOPS_MAX * (KEY_BYTES_MAX + 512)
 """The bytes that a list of letters adds to a payload; a key of many control characters may take more when it is
 escaped."""
@@ -256,7 +257,7 @@ def _add_to_nvfix(settings: TopicSettings, payload: bytes, letter: Letter) -> tu
         form = format_of(settings)
         field = form.decode(payload).get(FIELD)
         before = _letters(field.encode() if isinstance(field, str) else None, _json_letters.decode)
-        payload = form.project(payload, Projection(exclude=((FIELD,),)))
+        payload = form.project(payload, _OTHER_FIELDS)
     letters = msgspec.to_builtins([letter, *before])
     # ASCII alone, so that only the separator itself is left to escape; it can occur only in texts.
     text = json.dumps(letters, separators=(",", ":")).replace(separator.decode("latin-1"), f"\\u{separator[0]:04x}")

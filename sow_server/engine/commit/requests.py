@@ -12,7 +12,8 @@ from typing import Final, NamedTuple
 
 from sow_server.engine.catalog.topics import UNDELIVERED_ID, Topic, check_name
 from sow_server.engine.commit.publishers import AnsweredRun
-from sow_server.engine.formats.deltas import LEVELS_MAX, UnsetTree, unset_tree
+from sow_server.engine.formats.deltas import LEVELS_MAX
+from sow_server.engine.formats.paths import PathTree, path_tree
 from sow_server.engine.formats.payloads import BadRecord, KeyColumn
 from sow_server.engine.formats.topic_formats import check_flat
 from sow_server.engine.values.errors import Reason, StoreError
@@ -82,7 +83,7 @@ class Slice:
 class Delta(NamedTuple):
     """How the payloads of a delta publish are merged (rule P2)."""
 
-    unset: UnsetTree
+    unset: PathTree
     payload_bytes_max: int
 
 
@@ -312,7 +313,7 @@ def _delta(request: Publish, topic: Topic, limits: RequestLimits) -> Delta | Non
                     Reason.UNSET_KEY_FIELD, f"{path} would remove the key field {path_text(key_path)}; a key stays"
                 )
         unset.append(steps)
-    return Delta(unset_tree(unset), limits.payload_bytes_max)
+    return Delta(path_tree(unset), limits.payload_bytes_max)
 
 
 def _publish_keys(request: Publish, topic: Topic) -> KeyColumn:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sow_server.engine.formats.deltas import Difference, UnsetTree
-from sow_server.engine.formats.payloads import BadRecord, Decode, DeriveKeys, Projection, Steps
+from sow_server.engine.formats.deltas import Difference
+from sow_server.engine.formats.paths import PathTree, Steps
+from sow_server.engine.formats.payloads import BadRecord, Decode, DeriveKeys, Projection
 
 
 class BinaryFormat:
@@ -26,7 +27,7 @@ class BinaryFormat:
     def decoder(self, names: Sequence[str]) -> Decode:
         return self.decode
 
-    def merge(self, base: bytes, delta: bytes, unset: UnsetTree) -> bytes | BadRecord:
+    def merge(self, base: bytes, delta: bytes, unset: PathTree) -> bytes | BadRecord:
         raise AssertionError("a binary payload has no fields: a delta publish is refused")
 
     def difference(self, old: bytes, new: bytes, key_paths: Sequence[Steps]) -> Difference:

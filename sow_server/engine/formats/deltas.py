@@ -1,6 +1,6 @@
 """Deltas: documents merged, and compared, field by field (rules P2, S3). Pure.
 
-A path to a field is a tuple of names; an `UnsetTree` holds many of them, name by name.
+A path to a field is a tuple of names; an `PathTree` holds many of them, name by name.
 
     [1]  Fields that a delta does not change keep their published bytes and their order; a merge that changes nothing
          gives the base itself.
@@ -10,21 +10,18 @@ A path to a field is a tuple of names; an `UnsetTree` holds many of them, name b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Final, NamedTuple, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
 
 import msgspec
 
+from sow_server.engine.formats.levels import Fields, Levels, Value, published
+from sow_server.engine.formats.paths import PathTree, Steps
 from sow_server.engine.values.keys import path_text
 
 LEVELS_MAX: Final = 32
-"""Objects are merged and compared field by field down to this depth. A level is read once for every level above it:
-without a bound a small, deep delta to a large, deep document would keep the writer busy for seconds."""
-
-Fields: TypeAlias = dict[str, msgspec.Raw]
-Steps: TypeAlias = tuple[str, ...]
-UnsetTree: TypeAlias = "Mapping[str, UnsetTree | None]"
-"""The fields to unset at one level: None for the field itself, a tree for fields below it."""
+"""Objects are merged and compared field by field down to this depth. So equal bytes are compared at most so often: a
+value is compared as a whole before it is opened."""
 
 
 class DeltaError(ValueError):
@@ -42,94 +39,71 @@ class Difference(NamedTuple):
     """False: the payload has the key fields alone."""
 
 
-def unset_tree(paths: Sequence[Steps]) -> UnsetTree:
-    """Many paths in one tree; fields below an unset field are unset with it."""
-    below: dict[str, list[Steps]] = {}
-    for path in paths:
-        below.setdefault(path[0], []).append(path[1:])
-    return {name: None if () in rests else unset_tree(rests) for name, rests in below.items()}
-
-
 class Documents:
     """Merges and compares documents of one encoding that nests objects; values stay bytes."""
 
     def __init__(
         self,
-        fields: Callable[[bytes], Fields],
+        levels: Levels,
         whole: Callable[[bytes], object],
-        encode: Callable[[object], bytes],
         encode_sorted: Callable[[object], bytes],
         *,
         null: bytes,
-        opening: bytes,
     ) -> None:
-        """`opening`: the bytes that an object can begin with."""
-        self._fields = fields
+        self._levels = levels
         self._whole = whole
-        self._encode = encode
         self._encode_sorted = encode_sorted
         self._null = null
-        self._opening = frozenset(opening)
+        self._raw_null = msgspec.Raw(null)
 
     # -- merging ----------------------------------------------------------------------------------------------------
 
-    def merge(self, base: bytes, delta: bytes, unset: UnsetTree) -> bytes:
+    def merge(self, base: bytes, delta: bytes, unset: PathTree) -> bytes:
         """`base` without the unset fields, with `delta` merged into it: objects field by field, everything else
         replaced; null leaves a field as it is. Raises DeltaError for a delta that is too deep."""
-        fields = self._fields(base)
-        changed = self._unset(fields, unset)
-        changed = self._merge(fields, self._fields(delta), LEVELS_MAX) or changed
-        return self._encode(fields) if changed else base
+        fields = self._levels.top(base)
+        changed = bool(unset) and self._unset(fields, unset, 0)
+        changed = self._merge(fields, self._levels.top(delta), 0) or changed
+        return self._levels.encode(fields) if changed else base
 
-    def _unset(self, fields: Fields, unset: UnsetTree) -> bool:
+    def _unset(self, fields: Fields, unset: PathTree, depth: int) -> bool:
         changed = False
-        for name in unset.keys() & fields.keys():
+        for name in fields.keys() & unset.keys():
             below = unset[name]
             if below is None:
                 del fields[name]
                 changed = True
-            elif (inner := self._object(bytes(fields[name]))) is not None and self._unset(inner, below):
-                fields[name] = msgspec.Raw(self._encode(inner))
+                continue
+            inner = self._levels.fields(fields[name], depth + 1)
+            if inner is not None and self._unset(inner, below, depth + 1):
+                fields[name] = inner
                 changed = True
         return changed
 
-    def _merge(self, fields: Fields, delta: Fields, levels: int) -> bool:
+    def _merge(self, fields: Fields, delta: Fields, depth: int) -> bool:
         """Changes `fields`; whether that made a difference."""
-        if not levels:
+        if depth >= LEVELS_MAX:
             raise DeltaError(f"objects of a delta are merged down to {LEVELS_MAX} levels, and this one goes deeper")
-        changed = False
-        for name, raw in delta.items():
-            value = bytes(raw)
-            if value == self._null:
-                continue
+        levels, changed = self._levels, False
+        for name, given in delta.items():
             old = fields.get(name)
-            inner = self._object(value)
+            inner = levels.fields(given, depth + 1) if levels.is_object(given) else None
             if inner is None:
-                if old is None or bytes(old) != value:
-                    fields[name] = raw
+                if given not in (self._raw_null, old):
+                    fields[name] = given
                     changed = True
                 continue
-            before = None if old is None else self._object(bytes(old))
+            before = levels.fields(old, depth + 1)
             if before is None:
-                if self._null in value:  # perhaps; a missing field stays missing
+                if self._null in published(given):  # perhaps; a missing field stays missing
                     before = {}
-                    self._merge(before, inner, levels - 1)
-                    raw = msgspec.Raw(self._encode(before))  # noqa: PLW2901  # the merged value is put
-                fields[name] = raw
+                    self._merge(before, inner, depth + 1)
+                fields[name] = given if before is None else before
                 changed = True
-            elif self._merge(before, inner, levels - 1):
-                fields[name] = msgspec.Raw(self._encode(before))
+            elif self._merge(before, inner, depth + 1):
+                fields[name] = before
                 changed = True
         return changed
-
-    def _object(self, value: bytes) -> Fields | None:
-        """The fields of an object; None for every other value."""
-        if value[0] not in self._opening:
-            return None
-        try:
-            return self._fields(value)
-        except msgspec.MsgspecError:  # a MessagePack map with other keys than texts: a value as a whole
-            return None
 
     # -- comparing --------------------------------------------------------------------------------------------------
 
@@ -140,75 +114,80 @@ class Documents:
         kept = self._compare(before, after, (), gone)
         changed = bool(kept or gone)
         for path in key_paths:
-            self._include(kept, after, path)
-        payload = self._encode({name: kept[name] for name in after if name in kept})
+            self._include(kept, after, path, 0)
+        payload = self._levels.encode({name: kept[name] for name in after if name in kept})
         return Difference(payload, tuple([path_text(path) for path in gone]), changed)
 
     def _top(self, document: bytes) -> Fields:
         try:
-            return self._fields(document)
+            return self._levels.top(document)
         except (msgspec.MsgspecError, RecursionError):
             return {}  # valid by its syntax, undecodable in fact: a document without fields, as everywhere
 
     def _compare(self, old: Fields, new: Fields, at: Steps, gone: list[Steps]) -> Fields:
         """The fields of `new` that differ from those of `old`; adds the paths of removed fields."""
+        levels, depth = self._levels, len(at) + 1
         kept: Fields = {}
-        for name, raw in new.items():
+        for name, value in new.items():
             before = old.get(name)
             if before is None:
-                kept[name] = raw
+                kept[name] = value
                 continue
-            old_value, value = bytes(before), bytes(raw)
-            if old_value == value:
+            if before == value:  # at each level above a change anew, but that costs a hundredth of opening one
                 continue
-            old_inner, inner = self._object(old_value), self._object(value)
+            old_inner = levels.fields(before, depth) if levels.is_object(before) else None
+            inner = levels.fields(value, depth) if levels.is_object(value) else None
             if old_inner is None or inner is None:
-                if old_inner is not inner or not self._alike(old_value, value):
-                    kept[name] = raw
-            elif len(at) + 1 < LEVELS_MAX:
+                if old_inner is not inner or not self._alike(before, value):
+                    kept[name] = value
+            elif depth < LEVELS_MAX:
                 below = self._compare(old_inner, inner, (*at, name), gone)
                 if below:
-                    kept[name] = msgspec.Raw(self._encode(below))
-            elif not self._alike(old_value, value):
+                    kept[name] = below
+            elif not self._alike(before, value):
                 gone.append((*at, name))  # [2]: replaced whole
-                kept[name] = raw
+                kept[name] = value
         gone += [(*at, name) for name in old if name not in new]
         return kept
 
-    def _alike(self, one: bytes, other: bytes) -> bool:
+    def _alike(self, one: Value, other: Value) -> bool:
         """Whether two values differ only in spaces, escapes, and the order of the fields in objects."""
         try:
-            return self._encode_sorted(self._whole(one)) == self._encode_sorted(self._whole(other))
+            return self._encode_sorted(self._whole(published(one))) == self._encode_sorted(
+                self._whole(published(other))
+            )
         except (msgspec.MsgspecError, RecursionError, ValueError, TypeError, OverflowError):
             return False  # a value that cannot be decoded, such as 1e400, is compared by its bytes, and those differ
 
-    def _include(self, kept: Fields, document: Fields, path: Steps) -> None:
-        """Adds the field of `document` at `path` to the fields that are kept."""
-        raw = document.get(path[0])
-        if raw is None:
+    def _include(self, kept: Fields, document: Fields, path: Steps, depth: int) -> None:
+        """Adds the field of `document` at `path` to the fields that are kept; both are levels at a depth. Levels on the
+        way stay open, so those of a key of many fields are opened once."""
+        name = path[depth]
+        value = document.get(name)
+        if value is None:
             return
-        if len(path) == 1:
-            kept.setdefault(path[0], raw)
+        if depth + 1 == len(path):
+            kept.setdefault(name, value)
             return
-        inner = self._object(bytes(raw))
+        inner = self._levels.fields(value, depth + 1)
         if inner is not None:
-            below = self._object(bytes(kept[path[0]])) if path[0] in kept else None
+            document[name] = inner
+            below = self._levels.fields(kept[name], depth + 1) if name in kept else None
             below = below or {}
-            self._include(below, inner, path[1:])
+            self._include(below, inner, path, depth + 1)
             if below:
-                kept[path[0]] = msgspec.Raw(self._encode(below))
+                kept[name] = below
 
 
 # --- fix and nvfix ---------------------------------------------------------------------------------------------------
 
 
-def merge_fields(base: bytes, delta: bytes, unset: UnsetTree, separator: bytes) -> bytes:
+def merge_fields(base: bytes, delta: bytes, unset: PathTree, separator: bytes) -> bytes:
     """`base` without the fields that are unset, each field of `delta` in the place of the base's first field of that
     name, or at the end. If `delta` repeats a name, the first counts; other fields of `base` stay unchanged."""
     parts = base.split(separator)
     if unset:
-        names = {name.encode() for name in unset}
-        parts = [part for part in parts if not part or part.split(b"=", 1)[0] not in names]
+        parts = [part for part in parts if not part or part.split(b"=", 1)[0] not in unset.names]
     given = _first_fields(delta, separator)
     for index, part in enumerate(parts):
         if part and (replacement := given.pop(part.split(b"=", 1)[0], None)) is not None:

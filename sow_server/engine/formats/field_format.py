@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sow_server.engine.formats.deltas import Difference, UnsetTree, difference_fields, merge_fields
-from sow_server.engine.formats.payloads import BadRecord, Decode, DeriveKeys, Projection, Steps, key_of, malformed
+from sow_server.engine.formats.deltas import Difference, difference_fields, merge_fields
+from sow_server.engine.formats.paths import PathTree, Steps
+from sow_server.engine.formats.payloads import BadRecord, Decode, DeriveKeys, Projection, key_of, malformed
 from sow_server.engine.values.errors import Reason
 
 
@@ -54,10 +55,9 @@ class FieldFormat:
         return lambda payloads: [derive_one(payload) for payload in payloads]
 
     def project(self, payload: bytes, projection: Projection) -> bytes:
-        included = {path[0].encode() for path in projection.include}
-        excluded = {path[0].encode() for path in projection.exclude}
+        included, excluded = projection.include_tree.names, projection.exclude_tree.names
         # A longer path leads into no field of this format: in a filter, too, it is null and hides nothing.
-        hidden = {path[0].encode() for path in projection.hidden if len(path) == 1}
+        hidden = projection.hidden_tree.ends
 
         def keeps(part: bytes) -> bool:
             name = part.split(b"=", 1)[0]
@@ -89,7 +89,7 @@ class FieldFormat:
 
         return decode
 
-    def merge(self, base: bytes, delta: bytes, unset: UnsetTree) -> bytes | BadRecord:
+    def merge(self, base: bytes, delta: bytes, unset: PathTree) -> bytes | BadRecord:
         return merge_fields(base, delta, unset, self._separator)
 
     def difference(self, old: bytes, new: bytes, key_paths: Sequence[Steps]) -> Difference:

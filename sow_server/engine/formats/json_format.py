@@ -9,38 +9,72 @@ from __future__ import annotations
 import json
 import operator
 import re
+from array import array
 from collections.abc import Callable, Sequence
 from typing import Final
 
 import msgspec
 
-from sow_server.engine.formats.deltas import Difference, Documents, UnsetTree
+from sow_server.engine.formats.deltas import Difference, Documents
+from sow_server.engine.formats.levels import Encoding, Index, Levels, raw_part
 from sow_server.engine.formats.nested import (
+    DECODED_NAMES_MAX,
     NESTING_MAX,
-    Inner,
-    Level,
     check_json_nesting,
     fields_type,
     fit_for_msgspec,
-    hide_level,
     merge_documents,
     not_decoded,
-    project_level,
+    project,
     with_fallback,
 )
+from sow_server.engine.formats.paths import PathTree, Steps
 from sow_server.engine.formats.payloads import (
     BadRecord,
     Decode,
     DeriveKeys,
     KeyColumn,
     Projection,
-    Steps,
     key_of,
     malformed,
 )
 from sow_server.engine.values.keys import KeyFieldError, canonical_text, escape
 
 _AT_BYTE: Final = re.compile(r"\(byte ([0-9]+)\)")
+_TEXT: Final = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
+_FLAT: Final = rb'[^"\[\]{}]*+(?:%b[^"\[\]{}]*+)*+' % _TEXT
+"""No bracket outside of texts."""
+_BRACKET: Final = re.compile(rb"(?:%b[\[{]%b[\]}])*+%b(?:([\[{])|([\]}])|\Z)" % (_FLAT, _FLAT, _FLAT), re.DOTALL)
+"""Up to the next bracket of an object or array that has others inside; group 1: an opening one, group 2: a closing one.
+It matches everywhere, so that no search begins in the middle of a text."""
+
+
+def _index(text: bytes) -> Index:
+    index = Index(text, array("I"), array("I"), array("I"))
+    _, starts, ends, following = index
+    opened: list[int] = []
+    for bracket in _BRACKET.finditer(text):
+        if bracket.lastindex == 1:
+            opened.append(len(starts))
+            starts.append(bracket.end() - 1)
+            ends.append(0)
+            following.append(0)
+        elif opened:
+            number = opened.pop()
+            ends[number] = bracket.end()
+            following[number] = len(starts)
+    return index
+
+
+ENCODING: Final = Encoding(
+    decoder=lambda kind: msgspec.json.Decoder(kind).decode,
+    encode=msgspec.json.Encoder(enc_hook=raw_part).encode,
+    objects=b"{",
+    arrays=b"[",
+    index=_index,
+    place_holder=lambda number: b"[[%d]]" % number,
+    held=lambda text: int(text[2:-2]) if text.startswith(b"[[") else None,
+)
 
 
 class JsonFormat:
@@ -48,16 +82,13 @@ class JsonFormat:
 
     def __init__(self) -> None:
         self._object = msgspec.json.Decoder(msgspec.defstruct("Document", []))
-        self._level: msgspec.json.Decoder[Level] = msgspec.json.Decoder(Level)
-        self._inner: msgspec.json.Decoder[Inner] = msgspec.json.Decoder(Inner)
+        self._levels = Levels(ENCODING)
         self._whole: msgspec.json.Decoder[dict[str, object]] = msgspec.json.Decoder(dict[str, object])
         self._documents = Documents(
-            self._level.decode,
+            self._levels,
             msgspec.json.Decoder(object).decode,
-            msgspec.json.encode,
             msgspec.json.Encoder(order="sorted").encode,
             null=b"null",
-            opening=b"{",
         )
 
     def check(self, payload: bytes) -> BadRecord | None:
@@ -112,12 +143,7 @@ class JsonFormat:
 
     def project(self, payload: bytes, projection: Projection) -> bytes:
         try:
-            level = self._level.decode(payload)
-            if projection.hidden:
-                level = hide_level(level, projection.hidden, self._inner.decode, msgspec.json.encode)
-            if projection.include or projection.exclude:
-                level = project_level(level, projection, self._level.decode, msgspec.json.encode)
-            return msgspec.json.encode(level)
+            return project(self._levels, payload, projection)
         except (msgspec.MsgspecError, RecursionError):
             return b"{}"  # valid by its syntax, undecodable in fact: a document without fields
 
@@ -128,11 +154,11 @@ class JsonFormat:
             return _decode_large(payload)
 
     def decoder(self, names: Sequence[str]) -> Decode:
-        if not fit_for_msgspec(names):
+        if len(names) > DECODED_NAMES_MAX or not fit_for_msgspec(names):
             return self.decode
         return with_fallback(msgspec.json.Decoder(fields_type(names)).decode, self.decode)
 
-    def merge(self, base: bytes, delta: bytes, unset: UnsetTree) -> bytes | BadRecord:
+    def merge(self, base: bytes, delta: bytes, unset: PathTree) -> bytes | BadRecord:
         return merge_documents(self._documents, base, delta, unset)
 
     def difference(self, old: bytes, new: bytes, key_paths: Sequence[Steps]) -> Difference:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import Final, TypedDict, cast
 
 import msgspec
 
-from sow_server.engine.formats.deltas import DeltaError, Documents, UnsetTree
-from sow_server.engine.formats.payloads import BadRecord, Decode, Projection, Steps, malformed
-
-Level = dict[str, msgspec.Raw]
-"""One level of a document, whose values are not decoded."""
+from sow_server.engine.formats.deltas import DeltaError, Documents
+from sow_server.engine.formats.levels import Fields, Levels, Value
+from sow_server.engine.formats.paths import PathTree
+from sow_server.engine.formats.payloads import BadRecord, Decode, Projection, malformed
 
 NESTING_MAX: Final = 256
 """Levels of a document. The decoder also counts Python's own stack, which differs from thread to thread: a document
@@ -55,6 +54,11 @@ def fit_for_msgspec(names: Sequence[str]) -> bool:
     return all(name.isascii() and name for name in names)
 
 
+DECODED_NAMES_MAX: Final = 64
+"""msgspec compares each name of a document with each of the fields that it is to decode. For more fields than that,
+documents are decoded whole."""
+
+
 def fields_type(names: Sequence[str]) -> type[dict[str, object]]:
     """A type of documents of which msgspec makes objects only for `names`; it skips the rest twice as fast."""
     made = TypedDict("Fields", dict.fromkeys(names, object), total=False)  # type: ignore[misc]  # at run time
@@ -83,82 +87,69 @@ def not_decoded(error: Exception, payload: bytes, wanted: str) -> BadRecord:
     return malformed(text if "(byte " in text else f"{text} (byte {len(payload)})")
 
 
-def project_level(
-    level: Level,
-    projection: Projection,
-    decode: Callable[[bytes], Level],
-    encode: Callable[[object], bytes],
-) -> Level:
-    """Projects one level of a document; values keep their published bytes."""
-    kept: Level = {}
-    for name, raw in level.items():
-        if projection.include:
-            below = [path[1:] for path in projection.include if path[0] == name]
-            if not below:
+def project(levels: Levels, payload: bytes, projection: Projection) -> bytes:
+    """The projected fields of a document. Raises MsgspecError and RecursionError."""
+    fields = levels.top(payload)
+    if projection.hidden:
+        _hide(levels, fields, projection.hidden_tree, 0)
+    if projection.include:
+        fields = _included(levels, fields, projection.include_tree, 0)
+    elif projection.exclude:
+        _exclude(levels, fields, projection.exclude_tree, 0)
+    return levels.encode(fields)
+
+
+def _included(levels: Levels, fields: Fields, tree: PathTree, depth: int) -> Fields:
+    """The fields of a level that are in a tree, in their order."""
+    kept: Fields = {}
+    for name, value in fields.items():
+        if name in tree:
+            below = tree[name]
+            if below is None:
+                kept[name] = value
                 continue
-            child = Projection(include=tuple(path for path in below if path))
-            whole = () in below
-        else:
-            below = [path[1:] for path in projection.exclude if path[0] == name]
-            if () in below:
-                continue
-            child = Projection(exclude=tuple(below))
-            whole = not below
-        if whole:
-            kept[name] = raw
-            continue
-        try:
-            inner = decode(bytes(raw))
-        except msgspec.MsgspecError:  # not an object: nothing below it to include, nothing to exclude
-            if projection.exclude:
-                kept[name] = raw
-            continue
-        projected = project_level(inner, child, decode, encode)
-        if projected or projection.exclude:
-            kept[name] = msgspec.Raw(encode(projected))
+            inner = levels.fields(value, depth + 1)
+            if inner is not None and (included := _included(levels, inner, below, depth + 1)):
+                kept[name] = included
     return kept
 
 
-Inner = Level | list[msgspec.Raw] | str | int | float | bool | None
-"""One level of any value."""
+def _exclude(levels: Levels, fields: Fields, tree: PathTree, depth: int) -> None:
+    """Removes the fields in a tree from a level."""
+    for name in tree.keys() & fields.keys():  # at the cost of the smaller one
+        below = tree[name]
+        if below is None:
+            del fields[name]
+            continue
+        inner = levels.fields(fields[name], depth + 1)
+        if inner is not None:
+            _exclude(levels, inner, below, depth + 1)
+            fields[name] = inner
 
 
-def hide_level(
-    level: Level,
-    hidden: Sequence[Steps],
-    decode: Callable[[bytes], Inner],
-    encode: Callable[[object], bytes],
-) -> Level:
-    """One level of a document without its hidden fields; other values keep their published bytes."""
-    kept: Level = {}
-    for name, raw in level.items():
-        below = [path[1:] for path in hidden if path[0] == name]
-        if not below:
-            kept[name] = raw
-        elif () not in below:
-            shown = _without(raw, below, decode, encode)
+def _hide(levels: Levels, value: Value, tree: PathTree, depth: int) -> Value | None:
+    """A value without the fields in a tree, in all elements of arrays. Changes opened levels in place. None where it
+    cannot be told whether the value has such fields."""
+    opened = levels.opened(value, depth)
+    if type(opened) is dict:
+        for name in tree.keys() & opened.keys():
+            below = tree[name]
+            shown = None if below is None else _hide(levels, opened[name], below, depth + 1)
+            if shown is None:
+                del opened[name]
+            else:
+                opened[name] = shown
+    elif type(opened) is list:
+        elements: list[Value] = []
+        for element in opened:
+            shown = _hide(levels, element, tree, depth + 1)
             if shown is not None:
-                kept[name] = shown
-    return kept
+                elements.append(shown)
+        return elements
+    return opened
 
 
-def _without(
-    raw: msgspec.Raw, hidden: Sequence[Steps], decode: Callable[[bytes], Inner], encode: Callable[[object], bytes]
-) -> msgspec.Raw | None:
-    """A value without its hidden fields; None where it cannot be told whether it has any."""
-    try:
-        inner = decode(bytes(raw))
-    except msgspec.MsgspecError:
-        return None
-    if isinstance(inner, dict):
-        return msgspec.Raw(encode(hide_level(inner, hidden, decode, encode)))
-    if isinstance(inner, list):
-        elements = [_without(element, hidden, decode, encode) for element in inner]
-        return msgspec.Raw(encode([element for element in elements if element is not None]))
-    return raw
-
-
-def merge_documents(documents: Documents, base: bytes, delta: bytes, unset: UnsetTree) -> bytes | BadRecord:
+def merge_documents(documents: Documents, base: bytes, delta: bytes, unset: PathTree) -> bytes | BadRecord:
     try:
         return documents.merge(base, delta, unset)
     except DeltaError as error:

@@ -9,7 +9,8 @@ from sow_server.engine.formats.binary_format import BinaryFormat
 from sow_server.engine.formats.field_format import FieldFormat
 from sow_server.engine.formats.json_format import JsonFormat
 from sow_server.engine.formats.msgpack_format import MsgpackFormat
-from sow_server.engine.formats.payloads import Format, Steps
+from sow_server.engine.formats.paths import Steps
+from sow_server.engine.formats.payloads import Format
 from sow_server.engine.values.keys import parse_path, path_text
 from sow_server.engine.values.model import MessageType, TopicSettings
 
