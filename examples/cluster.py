@@ -7,6 +7,8 @@ if one did not, 2 if it could not run, 130 after Ctrl-C.
 from __future__ import annotations
 
 import argparse
+import os
+import secrets
 import signal
 import sys
 import threading
@@ -51,7 +53,7 @@ instance = "{name}"
 
 [replication]
 accept = ["{source}"]       # it sends here
-token = "an-agreed-secret"
+token_file = "links.token"
 
 [[replication.peers]]    # this one sends there{remark}
 name = "{peer}"
@@ -419,6 +421,7 @@ def _identity(record: Record) -> tuple[object, ...]:
 
 
 def _write_configs(folder: Path, ports: Mapping[str, int], wire: Wire) -> None:
+    _write_private(folder / "links.token", secrets.token_urlsafe(32) + "\n")
     sources = {peer: name for name, peer in RING.items()}
     for name, peer in RING.items():
         over_wire = name == "a"
@@ -434,6 +437,12 @@ def _write_configs(folder: Path, ports: Mapping[str, int], wire: Wire) -> None:
             key=", ".join(f'"/{field}"' for field in DEPARTURE_FIELDS),
         )
         (folder / f"{name}.toml").write_text(text, encoding="utf-8")
+
+
+def _write_private(path: Path, text: str) -> None:
+    path.unlink(missing_ok=True)
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+        file.write(text)
 
 
 def _tell(narration: Narration, folder: Path, *, records: int) -> None:

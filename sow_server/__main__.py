@@ -86,7 +86,7 @@ def _run(given: argparse.Namespace) -> int:
     from sow_server.engine.values.errors import OpenError
     from sow_server.services.log_tail import LogTail
 
-    tail = LogTail(config.secrets_of(settings))
+    tail = LogTail([secret.value for secret in config.secrets_of(settings)])
     logs.configure(settings.log, tail=tail)
     try:
         return app.run(settings, tail)

@@ -52,10 +52,19 @@ def described(config: Config) -> list[Setting]:
     ]
 
 
-def secrets_of(config: Config) -> list[str]:
+class Secret(NamedTuple):
+    """A secret that stands in the configuration file itself."""
+
+    table: str
+    key: str
+    value: str
+
+
+def secrets_of(config: Config) -> list[Secret]:
     """The values that `described` does not show."""
-    password = urlsplit(config.tracing.endpoint or "").password
-    return [text for text in (config.replication.token, password) if text]
+    password = urlsplit(config.tracing.endpoint or "").password or ""
+    found = (Secret("replication", "token", config.replication.token), Secret("tracing", "endpoint", password))
+    return [secret for secret in found if secret.value]
 
 
 def _tables(config: Config, table: str, sections: tuple[object, ...]) -> Iterator[Setting]:

@@ -23,6 +23,7 @@ from types import MappingProxyType
 from typing import Final, TypeVar, cast
 
 from sow_server.certificates import CertificateFault, CertificateFiles, read_authorities, read_pair, read_set
+from sow_server.config.described import secrets_of
 from sow_server.config.kinds import Address, FilePath, UnlessWord, ValueKind, micros, noun, quoted, split_address
 from sow_server.config.private import check_private_file
 from sow_server.config.relations import check_relations
@@ -101,11 +102,23 @@ def load(path: Path | None, overrides: Overrides | None = None) -> Config:
     else:
         reader = TableReader(str(path), path.absolute().parent)
         tables = parse_toml(path)
-    config = _override(reader.config(tables), overrides)
+    config = reader.config(tables)
+    if path is not None:
+        _check_inline_secrets(reader, config, path)
+    config = _override(config, overrides)
     check_relations(reader.error, config)
     given = {} if path is None else dict.fromkeys(_places(tables), "file")
     given |= dict.fromkeys(overrides.places(), "command line")
     return dataclasses.replace(config, given=MappingProxyType(given))
+
+
+def _check_inline_secrets(reader: TableReader, config: Config, path: Path) -> None:
+    """Raises ConfigError if a file holds a secret itself, and other users may access it (rule X5)."""
+    for table, key, _ in secrets_of(config):
+        try:
+            check_private_file(path)
+        except ValueError as error:
+            raise reader.error(table, key, str(error)) from None
 
 
 def _places(tables: Mapping[str, object], above: str = "", number: int = 0) -> Iterator[Place]:

@@ -69,7 +69,7 @@ def test_every_claim_of_the_cluster_holds(tmp_path: Path) -> None:
     assert told.count("none differs") == 3
     assert str(tmp_path) not in told, "no paths of this machine"
     assert sorted(path.name for path in tmp_path.iterdir()) == [
-        *("a-data", "a.toml", "b-data", "b.toml", "c-data", "c.toml")
+        *("a-data", "a.toml", "b-data", "b.toml", "c-data", "c.toml", "links.token")
     ]
     assert listening(tmp_path) == []
 

@@ -22,6 +22,7 @@ def write(tmp_path: Path) -> Write:
     def written(text: str) -> Path:
         path = tmp_path / "sow.toml"
         path.write_text(text, encoding="utf-8")
+        path.chmod(0o600)  # it may have a token (rule X5)
         return path
 
     return written

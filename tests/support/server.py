@@ -102,6 +102,7 @@ class ServerProcess:
     def configure(self, config: str) -> None:
         """Writes another configuration, for the next start."""
         self.config.write_text(config)
+        self.config.chmod(0o600)  # it may have a token (rule X5)
         self._has_listeners = "[[server.listeners]]" in config
 
     def start(self, *arguments: str) -> None:

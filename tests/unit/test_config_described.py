@@ -7,6 +7,7 @@ from pathlib import Path
 from sow_server.config import Overrides, described, knobs, load, render
 from sow_server.config.described import SECRETS
 from sow_server.config.kinds import MayBeAbsent, Text
+from tests.support.access import write_private
 
 TEXT = """
 [server]
@@ -31,7 +32,7 @@ endpoint = "http://me:s3cr3t@127.0.0.1:4317"
 
 def test_every_setting_has_its_value_and_origin(tmp_path: Path) -> None:
     file = tmp_path / "sow.toml"
-    file.write_text(TEXT)
+    write_private(file, TEXT)
     found = described(load(file, Overrides(listen="127.0.0.1:7460")))
     by_key = {(one.table, one.number, one.key): one for one in found}
 
@@ -50,7 +51,7 @@ def test_every_setting_has_its_value_and_origin(tmp_path: Path) -> None:
 
 def test_secrets_are_hidden(tmp_path: Path) -> None:
     file = tmp_path / "sow.toml"
-    file.write_text(TEXT)
+    write_private(file, TEXT)
     found = described(load(file))
     assert "s3cr3t" not in repr(found)
     hidden = [(one.table, one.key, one.origin) for one in found if one.hidden]
@@ -72,10 +73,10 @@ def test_without_a_file_all_are_defaults() -> None:
 def test_every_table_is_in_the_configuration_as_a_file(tmp_path: Path) -> None:
     """Story: --print-config left out [tracing], so a configuration that was made from it had no traces."""
     file = tmp_path / "sow.toml"
-    file.write_text(TEXT + '[topics.orders]\nkey = ["/id"]\n')
+    write_private(file, TEXT + '[topics.orders]\nkey = ["/id"]\n')
     found = load(file)
     rendered = render(found)
-    file.write_text(rendered)
+    write_private(file, rendered)
     assert load(file) == found
     tables = {line.strip("[]") for line in rendered.splitlines() if line.startswith("[")}
     absent = {"server.tls", "server.listeners", "access.jwt", "topics.NAME"}

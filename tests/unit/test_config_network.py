@@ -158,7 +158,7 @@ def test_the_protection_of_the_metrics_is_read(write: Write, pems: Path, tmp_pat
         ('token_file = "none"', "[metrics] token_file: none cannot be read (No such file or directory)"),
         ('token_file = "{pems}"', "cannot be read (Is a directory)"),
         ('token_file = "words"', "[metrics] token_file: words does not hold one line of 1 to 1000 visible ASCII"),
-        ('token_file = "sow.toml"', "[metrics] token_file: sow.toml holds a secret, and other users may access it"),
+        ('token_file = "shown"', "[metrics] token_file: shown holds a secret, and other users may access it"),
         ('token_file = ""', "[metrics] token_file: expected the path of a file"),
         ('token = "s3cret!"', "[metrics] token: unknown key, did you mean token_file?"),
     ],
@@ -169,6 +169,7 @@ def test_a_protection_that_protects_nothing_is_refused(
     """Whether or not there is a `listen`."""
     message = message.replace("{pems}", str(pems))
     secret(tmp_path / "words", "no token")
+    secret(tmp_path / "shown", "s3cret!", 0o644)
     for listen in ("", 'listen = "127.0.0.1:9464"\n'):
         assert message in refusal(write(f"[metrics]\n{listen}{text.replace('{pems}', str(pems))}"))
 
@@ -293,6 +294,23 @@ def test_a_secret_that_others_may_access_is_refused_with_the_command_that_mends_
     load(path)
     (tmp_path / "target").chmod(0o440)
     assert f"{knob}: my secret holds a secret, and other users may access it (mode 0440)" in refusal(path)
+
+
+@pytest.mark.parametrize(
+    ("knob", "text"),
+    [
+        ("[replication] token", PEER + '[replication]\ntoken = "s3cret"'),
+        ("[tracing] endpoint", '[tracing]\nendpoint = "https://sow:s3cret@collector.example:4317"'),
+    ],
+)
+def test_a_configuration_with_a_secret_in_it_is_private_itself(write: Write, knob: str, text: str) -> None:
+    """X5. Story: a token stood in a file of mode 0644, and the server started."""
+    path = write(text)
+    load(path)
+    path.chmod(0o644)
+    assert f"{knob}: sow.toml holds a secret, and other users may access it (mode 0644)" in refusal(path)
+    path.write_text(text.replace("s3cret", "").replace(":@", "@"))
+    load(path)
 
 
 def test_a_token_may_stand_in_a_file_of_its_own(write: Write, tmp_path: Path) -> None:

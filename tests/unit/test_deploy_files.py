@@ -69,6 +69,25 @@ def test_the_parts_of_the_manifest_find_each_other() -> None:
         assert {mount["name"] for mount in container["volumeMounts"]} <= volumes
 
 
+def test_pods_are_reached_and_reach_others_only_where_it_is_needed() -> None:
+    """Metrics tell the names of topics, durables and identities, so they are for Prometheus alone."""
+    policy = _manifest("NetworkPolicy")["spec"]
+    assert sorted(policy["policyTypes"]) == ["Egress", "Ingress"]
+    assert [rule["ports"] for rule in policy["ingress"] if "from" not in rule] == [[{"port": "grpc"}]]
+    assert all(rule["to"] and rule["ports"] for rule in policy["egress"])
+    assert {port["port"] for rule in policy["egress"] for port in rule["ports"]} == {7451, 53}
+    for text in _manifest("ConfigMap")["data"].values():
+        assert tomllib.loads(text)["metrics"]["token_file"]
+
+
+def test_the_workflow_names_actions_by_their_commits() -> None:
+    """A tag can be moved to other code."""
+    text = (ROOT / ".github" / "workflows" / "tests.yml").read_text()
+    used = re.findall(r"uses: (\S+)", text)
+    assert used
+    assert [one for one in used if not re.fullmatch(r"actions/[a-z-]+@[0-9a-f]{40}", one)] == []
+
+
 def test_no_container_runs_as_root_or_writes_to_its_image() -> None:
     assert POD["securityContext"]["runAsNonRoot"] is True
     assert POD["automountServiceAccountToken"] is False
@@ -95,6 +114,7 @@ def test_the_configuration_of_each_pod_loads(tmp_path: Path) -> None:
             f"/secret/{pod}.key": issued.key.read_bytes(),
             "/secret/ca.crt": authority.file.read_bytes(),
             "/secret/auth.toml": _with_a_token((DEPLOY / "kubernetes" / "auth.toml").read_text()).encode(),
+            "/secret/metrics.token": b"token\n",
         }
         for path in copied:
             file = run / Path(path.replace("$(POD_NAME)", pod)).name
@@ -144,7 +164,7 @@ def test_the_image_takes_what_the_checkout_has_and_only_locked_packages() -> Non
             assert all("--require-hashes" in part or "--no-index" in part for part in line.split("pip install")[1:])
         assert words[0] != "ADD"
         if words[0] == "FROM":
-            assert re.fullmatch(r"[a-z]+:\d\S+", words[1]), "an image with its version"
+            assert re.fullmatch(r"[a-z]+:\d\S+@sha256:[0-9a-f]{64}", words[1]), "an image with version and digest"
 
 
 @pytest.mark.skipif(shutil.which("hadolint") is None, reason="hadolint is not installed")

@@ -22,6 +22,7 @@ EXAMPLES = [text for text in BLOCKS if text not in ACCESS_FILES]
 def test_an_example_loads_and_replicates(text: str, tmp_path: Path) -> None:
     path = tmp_path / "sow.toml"
     path.write_text(text, encoding="utf-8")
+    write_private(tmp_path / "links.token", "token\n")
     assert load(path).replicates
 
 
@@ -45,7 +46,7 @@ def test_every_sender_of_the_examples_is_accepted_with_the_same_token() -> None:
             replication = other["replication"]
             accepted = {entry["name"] for entry in replication.get("peers", [])} | set(replication.get("accept", []))
             assert name in accepted
-            assert replication["token"] == tables["replication"]["token"]
+            assert replication["token_file"] == tables["replication"]["token_file"]
             assert peer["address"] == other["server"]["listen"]
 
 

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection
 from contextvars import ContextVar
 from typing import Final, Generic, TypeVar
 
@@ -35,14 +36,11 @@ class Turns(Generic[T]):
         self._floor = 0.0
         """What the callers chosen so far had had when they were chosen, at most."""
         self._size = 0
+        self.callers = 0
+        """How many callers wait."""
 
     def __len__(self) -> int:
         return self._size
-
-    @property
-    def callers(self) -> int:
-        """How many callers wait."""
-        return len(self._waiting)
 
     def put(self, caller: str, item: T) -> None:
         """An item waits behind the others of its caller."""
@@ -60,6 +58,18 @@ class Turns(Generic[T]):
             return next(iter(self._waiting))
         return min(self._waiting, key=self._had.__getitem__)
 
+    def next_item(self) -> T | None:
+        """The next item of the caller whose turn it is; it goes on waiting. None: nobody waits."""
+        waiting = self._waiting
+        if len(waiting) == 1:
+            for queue in waiting.values():
+                return queue[0]
+        return waiting[min(waiting, key=self._had.__getitem__)][0] if waiting else None
+
+    def next_besides(self, aside: Collection[str]) -> str | None:
+        """As `next_caller`, among the others of those `aside`; None: no other waits."""
+        return min((caller for caller in self._waiting if caller not in aside), key=self._had.__getitem__, default=None)
+
     def waits(self, caller: str) -> bool:
         """Whether a caller waits."""
         return caller in self._waiting
@@ -76,18 +86,22 @@ class Turns(Generic[T]):
         self._floor = max(self._floor, self._had[caller])
         if not queue:
             del self._waiting[caller]
+            self.callers -= 1
             self._forget()
         return item
 
     def charge(self, caller: str, cost: float) -> None:
         """Adds what an item has cost, in a unit of the owner's choice."""
         self._had[caller] = max(self._had.get(caller, 0.0), self._floor) + cost
+        if (queue := self._waiting.pop(caller, None)) is not None:
+            self._waiting[caller] = queue  # the last one: of equals, whoever had a turn longest ago comes first
         self._forget()
 
     def _join(self, caller: str) -> deque[T]:
         queue = self._waiting.get(caller)
         if queue is None:
             queue = self._waiting[caller] = deque()
+            self.callers += 1
             self._had[caller] = max(self._had.get(caller, 0.0), self._floor)  # [2]
         return queue
 
