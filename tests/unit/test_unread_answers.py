@@ -21,6 +21,7 @@ from tests.support.stores import Rig
 
 HELD_MAX = 4 * 2**20
 RECORDS = 60
+SECONDS = 20.0
 
 
 class Long:
@@ -28,6 +29,8 @@ class Long:
 
     def __init__(self, queries: int) -> None:
         self.left = queries
+        self.running = 1
+        self.sorts = SortMemory()
         self.asked_at: list[int] = []
         self.closed = 0
         self.sequence, self.now_micros = 7, 1
@@ -35,6 +38,9 @@ class Long:
 
     async def ask(self, granted: Granted, request: sow_pb2.QueryRequest) -> Long | None:
         self.asked_at.append(held_bytes())
+        async with asyncio.timeout(SECONDS):  # a piece that is under way ends first
+            while self.sorts.held_bytes:  # noqa: ASYNC110  # a thread gives it back
+                await asyncio.sleep(0)
         self.left -= 1
         return self if self.left >= 0 else None
 
@@ -114,6 +120,29 @@ def test_a_query_of_few_bytes_and_records_asks_no_reader_process(tmp_path: Path,
         ]
         assert sow_pb2.QueryResponse.FromString(found[-1]).footer.returned == 5
         assert long.asked_at == []
+
+    asyncio.run(scenario())
+    rig.close()
+
+
+@pytest.mark.parametrize("processes", [0, 1])
+def test_a_sort_gives_its_memory_back_before_a_reader_process_sorts(
+    tmp_path: Path, readers: Executor, processes: int
+) -> None:
+    """Story: it kept the memory, and the turn, while its query waited for memory in the reader process; all others
+    waited for it. Where no reader process takes the query after all, it begins anew here."""
+    rig, long, records = filled(tmp_path, 10, 0), Long(processes), SHORT_RECORDS + 1_500
+    rig.run(Publish("t", [b"y"] * records, keys=[f"{number:04}" for number in range(records)]))
+
+    async def scenario() -> None:
+        queries = Queries(reading_of(rig.store), readers, long.sorts, long)
+        request = sow_pb2.QueryRequest(topic="t", order_by="@key DESC")
+        found = [one async for one in queries.answer(Granted(rig.topic("t"), UNRESTRICTED), request)]
+        assert len(long.asked_at) == 1
+        assert long.closed == processes
+        if not processes:
+            footer = sow_pb2.QueryResponse.FromString(found[-1]).footer
+            assert footer.matched == footer.returned == records
 
     asyncio.run(scenario())
     rig.close()
