@@ -18,6 +18,7 @@ from sow_server.access.caller import Granted
 from sow_server.query.scan import Scan
 from sow_server.query.sort_memory import SortMemory
 from sow_server.services.answering import QueryAnswer, opened, query_of
+from sow_server.services.getting import HERE_KEYS, HERE_PATHS
 from sow_server.services.reading import StoreReading
 
 SHORT_RECORDS: Final = 3000
@@ -97,7 +98,9 @@ class Queries:
             long.close()
 
     async def _opened(self, granted: Granted, request: sow_pb2.QueryRequest) -> Scan:
-        if not (request.filter or request.order_by or granted.restriction.rows is not None):
+        paths = len(request.select.include) + len(request.select.exclude)
+        parses = request.filter or request.order_by or granted.restriction.rows is not None
+        if not parses and len(request.keys) <= HERE_KEYS and paths <= HERE_PATHS:
             return self._scan(granted, request)
         # Parsing, compiling and planning may take milliseconds.
         return await opened(asyncio.get_running_loop().run_in_executor(self._readers, self._scan, granted, request))
