@@ -9,8 +9,8 @@ from concurrent.futures import CancelledError, Future
 
 import pytest
 
-from sow_server.engine.values.turns import CALLER
-from sow_server.services.fair_readers import SERVER, FairReaders
+from sow_server.engine.values.turns import CALLER, SERVER
+from sow_server.services.fair_readers import FairReaders
 
 WATCHDOG_SECONDS = 20.0
 
