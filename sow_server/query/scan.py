@@ -28,6 +28,7 @@ from sow_server.engine.reading import Cut, CutSource
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.filters import print_path
 from sow_server.query.filtering import RecordFilter
+from sow_server.query.hits import HITS_BYTES_MAX, packed
 from sow_server.query.ordering import Order, Row, Sorter
 from sow_server.query.pages import Place, query_hash, read_token, write_token
 from sow_server.query.planner import ABOVE_ALL, EVERYTHING, NOTHING, Access, IndexBound, Plan, Range, plan
@@ -253,7 +254,7 @@ class Scan:
                 self._way = Explanation(Access.INDEX, print_path(bound.steps), len(bound.intervals), entries)
                 if keys is None:
                     return merged(self.cut, bound, self._begin)
-                return Points(self.cut, self._behind(sorted(set(keys))))
+                return Points(self.cut, self._behind(packed(sorted(set(keys)))))
         probes = {Access.POINTS: len(points), Access.KEY_RANGES: len(ranges)}
         self._way = Explanation(access, "", probes.get(access, 0), entries)
         if ranges:
@@ -548,7 +549,7 @@ class _Entries:
         self._intervals = iter(intervals)
         self._at: bytes | None = None
         self._stop = b""
-        self.read = 0
+        self.read = self.bytes = 0
         self._next_interval()
 
     @property
@@ -567,6 +568,7 @@ class _Entries:
             self._at = self._fill(self._at, self._stop, limit, keys)
             limit -= len(keys) - had
             self.read += len(keys) - had
+            self.bytes += sum(map(len, islice(keys, had, None)))
             if self._at is None:
                 self._next_interval()
 
@@ -613,14 +615,15 @@ class Race:
         is read as it stands, in key order. None: use no index."""
         most = max(STREAMED_FROM, min(HITS_MAX, self._stored // HITS_SHARE))
         keys: list[list[bytes]] = [[] for _ in self._indexes]
-        keys_in_ranges: list[bytes] = []
         for upto in [*[step for step in RACE_STEPS if step < most], most]:
             if self._ranges is not None:
-                self._ranges.fill(upto - len(keys_in_ranges), keys_in_ranges)
+                while not self._ranges.ended and self._ranges.read < upto:
+                    self._ranges.fill(min(FIND_CHUNK, upto - self._ranges.read), [])
                 if self._ranges.ended:
                     return None
             for bound, index, found in zip(self._bounds, self._indexes, keys, strict=True):
-                index.fill(upto - len(found), found)
+                while not index.ended and len(found) < upto and index.bytes < HITS_BYTES_MAX:
+                    index.fill(min(FIND_CHUNK, upto - len(found)), found)
                 if index.ended:
                     return bound, found
             if for_few and upto >= STREAMED_FROM:

@@ -31,6 +31,7 @@ from sow_server.engine.disk.layout import StoredStatistics
 from sow_server.engine.disk.rocks import Failed, RocksError, RocksOptions, Stale
 from sow_server.engine.following import Follower, Moment, TopicImage
 from sow_server.engine.reading import Cut
+from sow_server.engine.values.turns import SERVER
 from sow_server.query.export_splits import SplitCache
 from sow_server.query.exports import Export, not_found
 from sow_server.query.scan import Scan
@@ -62,8 +63,6 @@ LOOK_SECONDS: Final = 1.0
 """How often it looks whether it should move on while nobody asks."""
 BEHIND_BYTES: Final = 8 * 2**20
 """So much more log, and it moves on without being asked: the next query then has less to catch up with."""
-SERVER: Final = ""
-"""The caller of work that nobody has asked for."""
 MOVE_LOOKS: Final = 60
 """It moves on after so many looks in any case: a state that is kept holds removed files, which take space."""
 TOPICS_KEPT: Final = 256

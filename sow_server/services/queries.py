@@ -19,6 +19,7 @@ from sow_server.engine.values.turns import CALLER
 from sow_server.query.scan import Scan
 from sow_server.query.sort_memory import SortMemory
 from sow_server.services.answering import QueryAnswer, opened, query_of
+from sow_server.services.getting import HERE_KEYS, HERE_PATHS
 from sow_server.services.reading import StoreReading
 
 SHORT_RECORDS: Final = 3000
@@ -122,7 +123,9 @@ class Queries:
             long.close()
 
     async def _opened(self, granted: Granted, request: sow_pb2.QueryRequest) -> Scan:
-        if not (request.filter or request.order_by or granted.restriction.rows is not None):
+        paths = len(request.select.include) + len(request.select.exclude)
+        parses = request.filter or request.order_by or granted.restriction.rows is not None
+        if not parses and len(request.keys) <= HERE_KEYS and paths <= HERE_PATHS:
             return self._scan(granted, request, CALLER.get())
         # Parsing, compiling and planning may take milliseconds.
         run = asyncio.get_running_loop().run_in_executor

@@ -18,7 +18,7 @@ from sow_server.engine.reading import Cuts
 from sow_server.engine.values.model import RecordMatcher
 from sow_server.query.filtering import record_filter
 from sow_server.query.scan import Query, RecordBatch, Scan
-from sow_server.services.answering import close_after
+from sow_server.services.answering import close_after, opened
 
 CHECK_ROWS: Final = 500
 """Rows that one step of a check decodes: some milliseconds."""
@@ -56,7 +56,7 @@ async def selected(
     topic, restriction = granted
     given = await loop.run_in_executor(readers, lambda: record_filter(topic, text, 0, restriction=restriction))
     query = Query(topic, filter=given, keys_only=True, batch_size=CHANGE_RECORDS, unreadable=unreadable)
-    scan = Scan(cuts, query)
+    scan = await opened(loop.run_in_executor(readers, Scan, cuts, query))
     reading: asyncio.Future[RecordBatch | None] | None = None
     try:
         matches = _unless_unchanged(given.at(scan.cut.now_micros).matches, scan.cut.sequence)
@@ -98,7 +98,7 @@ async def count_selected(
 async def count(cuts: Cuts, readers: Executor, query: Query) -> int:
     """How many records match a query that only counts. Raises StoreError."""
     loop = asyncio.get_running_loop()
-    scan = Scan(cuts, query)
+    scan = await opened(loop.run_in_executor(readers, Scan, cuts, query))  # planning 10,000 keys takes milliseconds
     reading: asyncio.Future[RecordBatch | None] | None = None
     try:
         while True:

@@ -123,9 +123,9 @@ def test_a_topic_that_is_deleted_while_a_read_waits_is_not_read_as_it_was(tmp_pa
             for number in range(3):
                 rig.put("t" if again else "other", str(number))
             if again:
-                found = await get
-                assert isinstance(found, sow_pb2.GetResponse), "so few records come as a message"
-                assert [record.key for record in found.records] == ["2"]
+                answer = await get
+                assert isinstance(answer, sow_pb2.GetResponse), "it needs no thread"
+                assert [record.key for record in answer.records] == ["2"]
                 await counted
                 return
             for read in (get, counted):
