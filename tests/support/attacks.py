@@ -45,6 +45,8 @@ REFUSED_PAUSE: Final = 0.01
 """Between a refusal and the next try. Refusals without a pause would measure the guard."""
 TELL_SECONDS: Final = 0.5
 CHUNK_BYTES: Final = 8 * 2**20
+MERGED_LEVELS: Final = 32
+"""Levels of a delta that a server merges, at most."""
 NAMES: Final = string.digits + string.ascii_letters
 
 
@@ -262,11 +264,13 @@ class Deltas:
     """Of the record. 0: it is small."""
     depth: int = 1
     unset: int = 0
+    """Paths, each below a field that is there."""
     callers: int = 2
 
     def prepare(self, root: Client, topic: str) -> None:
         root.create_topic(topic, key=["/id"], retain_time="0s", retain_bytes=0)
-        publish_all(root, topic, (wide(number, 10) for number in range(300)))
+        objects: dict[str, object] = {f"f{number}": {} for number in range(self.unset)}
+        publish_all(root, topic, ({"id": f"k{number}"} | objects for number in range(300)))
         if self.names:
             inside: dict[str, object] = {**named(self.names)} if self.depth == 1 else nested(self.depth, self.names)
             root.publish(topic, {"id": "k0"} | inside)
@@ -275,11 +279,11 @@ class Deltas:
         deltas = []
         for number in range(self.count):
             inside: dict[str, object] = {"x": number}
-            for _ in range(self.depth - 3 if self.names else 0):
+            for _ in range(min(self.depth, MERGED_LEVELS) - 2):
                 inside = {"a": inside}
             deltas.append(text({"id": f"k{0 if self.names else number % 300}"} | inside))
         request = _publish(attacker.topic, deltas, delta=True)
-        request.unset_paths.extend(paths(self.unset)[:] if self.unset else ())
+        request.unset_paths.extend(f"{path}/x" for path in paths(self.unset))
         await attacker.repeat(f"{SERVICE}/Publish", request, self.callers)
 
 
