@@ -105,3 +105,4 @@ def test_the_others_wait_no_longer_than_promised(tmp_path: Path, attack: Attack)
     assert seen.attacked["get"].p99 <= GET_TARGET.bound * max(seen.idle["get"].p99, NOISE_MS), seen
     assert seen.longest <= LONGEST_TARGET.bound, seen
     assert seen.memory <= MEMORY_TARGET.bound, seen
+    assert seen.journal <= attack.journal, seen

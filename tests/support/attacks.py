@@ -370,8 +370,12 @@ class Attack:
     """More of its grant."""
     followed: str = ""
     """Where the attacker follows what the others publish: the settings of the topic, as TOML."""
+    limits: str = ""
+    """Limits of its role, as TOML, where a default is too far. Servers of older checkouts do not know them."""
     payload: int = 0
     """Bytes that each publish of the others has in addition."""
+    journal: float = float("inf")
+    """MiB that the journal of the topic may have in the end."""
     small_memory: int = 512
     """MiB that the small attack may take."""
 
@@ -470,6 +474,8 @@ ATTACKS: Final = (
         small=UnacknowledgedDurable(),
         allow="read consume",
         followed='retain_time = "1m"\nretain_bytes = "1MiB"\n',
+        limits='backlog_bytes = "4MiB"\n',
+        journal=8,
         payload=100_000,
     ),
     Attack(
@@ -500,11 +506,13 @@ def topic_tables(attacks: Iterable[Attack]) -> str:
     return "".join(tables)
 
 
-def write_rights(folder: Path, attacks: Iterable[Attack]) -> None:
+def write_rights(folder: Path, attacks: Iterable[Attack], *, limits: bool = True) -> None:
     """The access file: the attackers, the others, and root."""
     rights = identity(OTHERS, OTHERS) + grant(OTHERS, ".*", "read publish")
     for one in attacks:
         rights += identity(one.name, one.name) + grant(one.name, re.escape(one.topic), one.allow, one.more)
+        if one.limits and limits:
+            rights += f"[roles.{one.name}.limits]\n{one.limits}"
     write_access(folder, rights)
 
 
