@@ -42,7 +42,9 @@ CHANNEL: Final = (
 )
 CALL_SECONDS: Final = 600.0
 REFUSED_PAUSE: Final = 0.01
-"""Between a refusal and the next try. Refusals without a pause would measure the guard."""
+"""Seconds between a refusal and the next try. Refusals without a pause would measure the guard."""
+REFUSED_STREAM_PAUSE: Final = 1.0
+"""The same for a stream. Many are opened at a time, so this is as many tries a second as there are streams."""
 TELL_SECONDS: Final = 0.5
 CHUNK_BYTES: Final = 8 * 2**20
 MERGED_LEVELS: Final = 32
@@ -106,9 +108,9 @@ class Attacker:
                 if await stream.read() is not grpc.aio.EOF:
                     self.streams += 1
                     await stream.code()  # waits for its end, and reads nothing
-                await asyncio.sleep(REFUSED_PAUSE)
+                await asyncio.sleep(REFUSED_STREAM_PAUSE)
             except grpc.aio.AioRpcError as error:
-                await self._count(error)
+                await self._count(error, REFUSED_STREAM_PAUSE)
 
     async def read(self, method: str, request: Message) -> None:
         """Reads a stream as fast as it comes, for ever. One that ends is opened again."""
@@ -122,9 +124,9 @@ class Attacker:
                 except grpc.aio.AioRpcError as error:
                     await self._count(error)
 
-    async def _count(self, error: grpc.aio.AioRpcError) -> None:
+    async def _count(self, error: grpc.aio.AioRpcError, pause: float = REFUSED_PAUSE) -> None:
         self.refused[f"{error.code().name} {(error.details() or '')[:120]}"] += 1
-        await asyncio.sleep(REFUSED_PAUSE)
+        await asyncio.sleep(pause)
 
 
 async def _all(tasks: Iterable[Coroutine[Any, Any, None]]) -> None:

@@ -30,7 +30,7 @@ ORDERS: Final = "orders"
 ORDERS_RECORDS: Final = 1_000
 RANKED: Final = "ranked"
 """Large enough for a reader process."""
-RANKED_RECORDS: Final = 10_000
+RANKED_RECORDS: Final = 5_000
 METADATA: Final = (("authorization", f"Bearer {OTHERS}"),)
 CHANNEL: Final = (("grpc.use_local_subchannel_pool", 1),)
 CALL_SECONDS: Final = 30.0
@@ -129,7 +129,8 @@ class Others:
     def give_up(self) -> None:
         """Calls without an answer have waited until now. Those that have only begun say nothing."""
         now = time.monotonic()
-        for kind, begun in list(self._under_way.values()):
+        for task, (kind, begun) in list(self._under_way.items()):
+            task.cancel()
             if now - begun > LATE_SECONDS:
                 self.samples.append(Sample(kind, begun, now - begun, "no answer"))
 
@@ -194,6 +195,7 @@ async def _main(address: str, topic: str, payload: str) -> None:
         pacing = asyncio.create_task(others.paced())
         await asyncio.to_thread(sys.stdin.readline)
         pacing.cancel()
+        await asyncio.gather(pacing, return_exceptions=True)
         others.give_up()
         print(json.dumps([asdict(sample) for sample in others.samples]), flush=True)
 
