@@ -428,14 +428,14 @@ ATTACKS: Final = (
         "flat-deltas",
         "2,000 deltas in a request, of a flat record of 1 MB",
         whole=Deltas(2_000, NESTED_NAMES),
-        small=Deltas(50, NESTED_NAMES),
+        small=Deltas(20, NESTED_NAMES),
         allow="publish",
     ),
     Attack(
         "unset-paths",
         "10,000 deltas in a request, with 1,000 paths to remove",
         whole=Deltas(10_000, 0, unset=1_000),
-        small=Deltas(1_000, 0, unset=1_000),
+        small=Deltas(300, 0, unset=1_000),
         allow="publish",
     ),
     Attack(
@@ -455,7 +455,7 @@ ATTACKS: Final = (
         "large-gets",
         "gets of 10,000 keys, 1,000 paths, four at a time",
         whole=Gets(callers=4, keys=10_000, paths=1_000, records=10_000),
-        small=Gets(callers=4, keys=1_000, paths=1_000, records=1_000),
+        small=Gets(callers=4, keys=500, paths=1_000, records=500),
     ),
     Attack(
         "unread-orders",
