@@ -374,10 +374,14 @@ class Attack:
     """Where the attacker follows what the others publish: the settings of the topic, as TOML."""
     limits: str = ""
     """Limits of its role, as TOML, where a default is too far. Servers of older checkouts do not know them."""
+    bounds: str = ""
+    """The same for the table [journal] of the configuration."""
     payload: int = 0
     """Bytes that each publish of the others has in addition."""
     journal: float = float("inf")
     """MiB that the journal of the topic may have in the end."""
+    longest: float = 250.0
+    """Milliseconds that a call of the others may wait."""
     small_memory: int = 512
     """MiB that the small attack may take."""
 
@@ -486,7 +490,9 @@ ATTACKS: Final = (
         whole=UnacknowledgedDurable(),
         small=UnacknowledgedDurable(),
         allow="read consume",
-        followed="backlog_quota_entries = 3\n",
+        followed="backlog_quota_entries = 10\n",
+        bounds='hold_max = "1s"\n',
+        longest=2_500.0,  # once; from then on the durable lets go
     ),
 )
 
@@ -498,14 +504,14 @@ def attack_of(name: str) -> Attack:
 
 # -- the server of attacks --------------------------------------------------------------------------------------------
 
-JOURNAL: Final = '[journal]\nprune_interval = "200ms"\n'
 
-
-def topic_tables(attacks: Iterable[Attack]) -> str:
-    """The topics that the others publish to, for the server's configuration. `prepare` makes the rest."""
-    tables = [f'[topics.{ORDERS}]\nkey = ["/id"]\n']
-    tables += [f'[topics."{one.topic}"]\nkey = ["/id"]\n{one.followed}' for one in attacks if one.followed]
-    return "".join(tables)
+def tables(attacks: Sequence[Attack], *, bounds: bool = True) -> str:
+    """Tables of the server's configuration: the journal, and the topics that the others publish to. `prepare` makes the
+    rest."""
+    found = ['[journal]\nprune_interval = "200ms"\n', *(one.bounds for one in attacks if bounds)]
+    found += [f'[topics.{ORDERS}]\nkey = ["/id"]\n']
+    found += [f'[topics."{one.topic}"]\nkey = ["/id"]\n{one.followed}' for one in attacks if one.followed]
+    return "".join(found)
 
 
 def write_rights(folder: Path, attacks: Iterable[Attack], *, limits: bool = True) -> None:
