@@ -12,6 +12,7 @@ import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
@@ -22,7 +23,8 @@ from rich.console import Console
 from benchmarks.registry import BENCHMARKS, Benchmark, UnknownBenchmark, chosen
 from benchmarks.report import Report, Result, failed, print_report, to_json, to_markdown
 from benchmarks.rows import Row
-from benchmarks.setting import Machine, Setting, measure_machine
+from benchmarks.setting import Setting, measure_machine
+from tests.support.attacks import ATTACKS
 
 
 class TakesTooLong(Exception):
@@ -46,10 +48,9 @@ def time_limit(seconds: int) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def run_benchmark(
-    benchmark: Benchmark, quick: bool, directory: Path, machine: Machine, console: Console, records: int | None = None
-) -> Result:
-    """Runs one in a temporary directory. An exception is its result, and the next one runs."""
+def run_benchmark(benchmark: Benchmark, given: Setting, console: Console) -> Result:
+    """Runs one in a temporary directory, below that of the setting. An exception is its result, and the next one
+    runs."""
     rows: list[Row] = []
     failure = ""
     begin = time.monotonic()
@@ -59,10 +60,10 @@ def run_benchmark(
             f"[dim]{time.monotonic() - begin:6.1f} s  {benchmark.name}: {text}[/]", highlight=False, soft_wrap=True
         )
 
-    home = Path(tempfile.mkdtemp(prefix=f"sow-bench-{benchmark.name}-", dir=directory))
+    home = Path(tempfile.mkdtemp(prefix=f"sow-bench-{benchmark.name}-", dir=given.directory))
     try:
         with time_limit(benchmark.seconds_max):
-            for row in benchmark.run(Setting(quick, home, machine, say, records)):
+            for row in benchmark.run(replace(given, directory=home, say=say)):
                 rows.append(row)
                 say(f"{row.case}: {row.judged or row.ours}")
     except Exception as error:  # noqa: BLE001  # a benchmark may fail in any way; the others are still wanted
@@ -99,6 +100,20 @@ def filesystem_of(directory: Path) -> str:
     type=click.IntRange(min=10_000),
     help="Records of restart, memory, growth and spark-scale.  [default: 10 or 30 million]",
 )
+@click.option(
+    "--attack",
+    "attacks",
+    multiple=True,
+    type=click.Choice([attack.name for attack in ATTACKS]),
+    help="Only this attack of hostile; may be repeated.",
+)
+@click.option(
+    "--server-root",
+    "server_roots",
+    multiple=True,
+    type=click.Path(path_type=Path, file_okay=False, exists=True, resolve_path=True),
+    help="A checkout with a .venv whose server hostile starts, instead of this one; several take turns.",
+)
 def main(
     names: tuple[str, ...],
     quick: bool,
@@ -106,6 +121,8 @@ def main(
     markdown_file: Path | None,
     directory: Path,
     records: int | None,
+    attacks: tuple[str, ...],
+    server_roots: tuple[Path, ...],
 ) -> None:
     """Measures the server against peers in the same run. Without a NAME it runs all benchmarks, which takes a while."""
     try:
@@ -127,7 +144,8 @@ def main(
     # The documents of a round live long; the garbage collector would traverse them repeatedly, in everybody's time.
     gc.freeze()
     gc.set_threshold(100_000, 50, 50)
-    results = tuple(run_benchmark(benchmark, quick, directory, machine, console, records) for benchmark in benchmarks)
+    setting = Setting(quick, directory, machine, lambda _text: None, records, attacks, server_roots)
+    results = tuple(run_benchmark(benchmark, setting, console) for benchmark in benchmarks)
     described = f"Python {platform.python_version()}, {platform.system()} {platform.machine()}"
     report = Report(quick, started, described, filesystem, machine, results)
     print_report(console, report)

@@ -130,6 +130,11 @@ class Process:
         """Its process id."""
         return self._child.pid
 
+    @property
+    def last_line(self) -> str:
+        """The last line of its output so far. Empty: there is none."""
+        return self._lines[-1] if self._lines else ""
+
     def resident_mebibytes(self) -> float:
         """VmRSS."""
         return self._status_kibibytes("VmRSS") / 1024

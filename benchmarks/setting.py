@@ -45,6 +45,10 @@ class Setting:
     records: int | None = None
     """The number of records for the benchmarks that count them (`restart`, `memory`, `growth`, `spark-scale`). None:
     their own."""
+    cases: tuple[str, ...] = ()
+    """The attacks that `hostile` measures. None: all."""
+    server_roots: tuple[Path, ...] = ()
+    """The checkouts whose servers `hostile` starts. None: this one."""
 
     def count(self, full: int, *, quick: int) -> int:
         """The number of records, which the user may choose."""

@@ -65,6 +65,7 @@ def test_every_line_of_the_table_of_speed_and_memory_has_its_benchmark() -> None
         "catching-up",
         "resync",
         "access",
+        "hostile",
         "traces",
         "command",
         "console",
