@@ -18,7 +18,7 @@ def served(turns: Turns[str], count: int, cost: float = 1.0) -> list[str]:
 
 
 def test_a_caller_with_many_items_gives_the_others_their_turn() -> None:
-    """[1]"""
+    """values/turns [1]"""
     turns: Turns[str] = Turns()
     for number in range(100):
         turns.put("much", f"much-{number}")
@@ -30,7 +30,7 @@ def test_a_caller_with_many_items_gives_the_others_their_turn() -> None:
 
 
 def test_a_pause_gives_no_credit() -> None:
-    """[2]"""
+    """values/turns [2]"""
     turns: Turns[str] = Turns()
     turns.put("idle", "idle-0")
     for number in range(100):
@@ -42,7 +42,7 @@ def test_a_pause_gives_no_credit() -> None:
 
 
 def test_an_expensive_item_is_paid_for() -> None:
-    """[1]: by cost, not by items."""
+    """values/turns [1]: by cost, not by items."""
     turns: Turns[str] = Turns()
     turns.put("a", "a-0")
     turns.put("b", "b-0")
@@ -68,7 +68,7 @@ def test_an_item_that_is_put_back_comes_first() -> None:
 
 
 def test_idle_callers_are_forgotten() -> None:
-    """[3]"""
+    """values/turns [3]"""
     turns: Turns[str] = Turns()
     turns.put("stays", "stays")
     for number in range(5 * IDLE_MAX):
