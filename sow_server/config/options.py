@@ -39,6 +39,7 @@ def store_options(config: Config) -> StoreOptions:
         writer=WriterOptions(
             commit_records_max=storage.commit_records_max,
             commit_merged_bytes_max=storage.commit_merged_bytes_max,
+            commit_work_micros=storage.commit_work_micros,
             queue_requests_max=limits.queue_requests_max,
             queue_bytes_max=limits.queue_bytes_max,
             buffered_sync_micros=storage.buffered_sync_micros,

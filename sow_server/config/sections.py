@@ -204,6 +204,7 @@ class StorageConfig:
     verify_at_start_bytes: int = _size(_STORE.verify_at_start_bytes, 0, 1024 * 1024 * GIB)
     commit_records_max: int = _count(_WRITER.commit_records_max, 1, 10_000)
     commit_merged_bytes_max: int = _size(_WRITER.commit_merged_bytes_max, MIB, GIB)
+    commit_work_micros: int = _duration(_WRITER.commit_work_micros, _MILLI, 10 * MICROS)
     buffered_sync_micros: int = _duration(_WRITER.buffered_sync_micros, _MILLI, 50 * _MILLI)
     stall_patience_micros: int = _duration(_WRITER.stall_patience_micros, 0, 60 * MICROS)
     reclaim_interval_micros: int = _duration(30 * MICROS, MICROS, _DAY)

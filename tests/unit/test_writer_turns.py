@@ -299,7 +299,7 @@ def test_the_rest_of_a_request_has_the_keys_of_the_settings_that_are_in_force(ca
 
 def test_a_commit_takes_as_many_deltas_as_its_work_allows(tmp_path: Path) -> None:
     """work [2]"""
-    rig = rig_of(tmp_path, commit_records_max=1000, commit_work_micros=25_000 * MERGE_BYTE)
+    rig = rig_of(tmp_path, commit_records_max=1000, commit_work_micros=int(25_000 * MERGE_BYTE))
     rig.run(Publish("quotes", [json.dumps({"id": "1", "text": "x" * 9_900}).encode()]))
     callers = Callers(rig)
     callers.asks("a", deltas(*[{"id": "1", "n": number} for number in range(10)]))
@@ -310,7 +310,7 @@ def test_a_commit_takes_as_many_deltas_as_its_work_allows(tmp_path: Path) -> Non
 def test_a_record_that_grows_in_the_request_counts_as_it_is_by_then(tmp_path: Path) -> None:
     """Story: before a request its records were small, or not there, so all its deltas went into one commit. Each wrote
     what the ones before it had made: 1,000 times 1 MB."""
-    rig = rig_of(tmp_path, commit_records_max=1000, commit_work_micros=50_000 * MERGE_BYTE)
+    rig = rig_of(tmp_path, commit_records_max=1000, commit_work_micros=int(50_000 * MERGE_BYTE))
     callers = Callers(rig)
     large = {"id": "1", "text": "x" * 50_000}
     callers.asks("a", deltas(large, *[{"id": "1", "n": number} for number in range(9)]))
@@ -323,7 +323,7 @@ def test_a_record_that_grows_in_the_request_counts_as_it_is_by_then(tmp_path: Pa
 
 def test_the_first_publish_to_a_topic_is_tried_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Story: the trial of a first publish merged all of it, however large its records had become."""
-    options = replace(OPTIONS, commit_records_max=1000, commit_work_micros=50_000 * MERGE_BYTE)
+    options = replace(OPTIONS, commit_records_max=1000, commit_work_micros=int(50_000 * MERGE_BYTE))
     rig = Rig(tmp_path, options=StoreOptions(writer=options, dynamic_topics=True))
     tried: list[int] = []
 
@@ -356,6 +356,16 @@ def test_an_atomic_request_whose_records_grow_beyond_a_commit_is_refused(tmp_pat
     rig.close()
 
 
+def test_an_atomic_touch_of_more_bytes_than_a_commit_is_refused(tmp_path: Path) -> None:
+    rig = rig_of(tmp_path, commit_records_max=1000, commit_merged_bytes_max=1_000_000)
+    callers = Callers(rig)
+    callers.asks("a", put(*many(20), payload=b"x" * 100_000))
+    callers.asks("a", Touch("orders", many(20), atomic=True), Touch("orders", many(9), atomic=True))
+    rig.store.writer.step()
+    assert callers.reasons("a") == [None, Reason.ATOMIC_TOO_LARGE, None]
+    rig.close()
+
+
 def test_paths_to_unset_are_work_in_each_record(tmp_path: Path) -> None:
     """Story: 10,000 deltas with 1,000 paths to unset each made others wait for 5 s."""
     rig = rig_of(tmp_path, commit_records_max=1000)
@@ -378,7 +388,7 @@ def test_large_payloads_are_split_over_commits_and_small_ones_are_not(tmp_path: 
 
 def test_touches_of_large_records_are_split_and_deletes_are_not(tmp_path: Path) -> None:
     """work [3], D2: up to the size of a commit a delete is atomic."""
-    rig = rig_of(tmp_path, commit_records_max=1000, commit_work_micros=2000.0, commit_merged_bytes_max=5_000_000)
+    rig = rig_of(tmp_path, commit_records_max=1000, commit_work_micros=2000, commit_merged_bytes_max=5_000_000)
     callers = Callers(rig)
     callers.asks("a", put(*many(40), payload=b"x" * 100_000))
     callers.rig.store.writer.step()

@@ -52,7 +52,7 @@ def refused(
     topic = step.topic
     trial = Job(job.request, job.done)
     prepare(trial, topic, options.limits)
-    draft.merge_room = merge_room(options, alone=trial.alone)
+    draft.merge_room = options.commit_merged_bytes_max if trial.alone else merge_room(options)
     while True:
         part = _staged(draft, trial, options, publishers)
         if part.applied or draft.notes:
@@ -71,14 +71,15 @@ def _staged(draft: Draft, job: Job, options: WriterOptions, publishers: Publishe
     """Stages as much of a publish as one commit takes: a record that is applied ends the trial."""
     fits = Room(options).take(draft, job, first=True)
     assert fits is not None, "it is the first"
-    chosen = [(job, fits.records)]
+    count = fits[0]
+    chosen = [(job, count)]
     try:
         fetch_heads(draft, chosen)
         fetch_values(draft, chosen)
-        part = stage_job(draft, job, fits.records, publishers)
+        part = stage_job(draft, job, count, publishers)
         draft.end_request()
     except AtomicAborted as aborted:
         return stage_aborted(draft, job, aborted, publishers)
-    if job.alone and part.count < fits.records:
-        raise atomic_too_large(options)
+    if job.alone and part.count < count:
+        raise atomic_too_large(job, options)
     return part

@@ -13,7 +13,6 @@ from sow_server.engine.commit.draft import Draft
 from sow_server.engine.commit.publishers import PublisherCache
 from sow_server.engine.commit.puts import PLAIN_RECORDS_MIN, failed_condition, stage_publish, ttl_ignored
 from sow_server.engine.commit.requests import AtomicAborted, Job, Result, Slice, store_keys
-from sow_server.engine.commit.work import touches_stored
 from sow_server.engine.disk.layout import (
     EXPIRE_TIME,
     RECORD_KEY,
@@ -46,9 +45,9 @@ def fetch_heads(draft: Draft, chosen: Sequence[tuple[Job, int]]) -> None:
     """Looks up the heads that the next so many records of the jobs need, in one list-get."""
     keys: list[bytes] = []
     for job, count in chosen:
-        if not touches_stored(job):
+        if not job.looked_up:
             keys += store_keys(job, count)
-        elif not isinstance(job.request, READ_WHOLE):  # mostly looked up before, for the work that they tell of
+        elif not isinstance(job.request, READ_WHOLE):  # most were looked up before, for the work that they tell of
             keys += [key for key in store_keys(job, count) if key not in draft.heads]
     draft.fetch_heads(keys)
 

@@ -14,7 +14,7 @@ class WriterOptions:
 
     commit_records_max: int = 1000
     commit_merged_bytes_max: int = 32 * 2**20
-    commit_work_micros: float = 20_000.0
+    commit_work_micros: int = 20_000
     """The estimated work of one commit (work [1])."""
     queue_requests_max: int = 10_000
     queue_bytes_max: int = 64 * 2**20

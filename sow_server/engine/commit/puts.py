@@ -401,9 +401,9 @@ def _put_one(draft: Draft, topic: Topic, job: Job, request: Publish, index: int,
     if hidden:
         return _forbidden(index)
     if delta is not None and head is not None:
-        present = draft.body(store_key)
-        draft.merge_room -= len(present)
-        merged = topic.format.merge(present, payload, delta.unset)
+        base = draft.body(store_key)
+        draft.merge_room -= len(base)
+        merged = topic.format.merge(base, payload, delta.unset)
         if isinstance(merged, BadRecord):
             return Refusal(index, merged.reason, merged.message)
         if len(merged) > delta.payload_bytes_max:
@@ -417,8 +417,8 @@ def _put_one(draft: Draft, topic: Topic, job: Job, request: Publish, index: int,
     if permits is not None and not permits.has(key, payload):
         return _forbidden(index)
     if request.ttl_mode is not TtlMode.RESET and head is not None:
-        kept = read_header(head).expire_time_micros
-        expire_time = kept if request.ttl_mode is TtlMode.KEEP else max(kept, expire_time)
+        present = read_header(head).expire_time_micros
+        expire_time = present if request.ttl_mode is TtlMode.KEEP else max(present, expire_time)
     due = topic.acts and expire_time <= draft.now
     version, sequence = draft.put(
         topic,

@@ -5,7 +5,8 @@
 [3]  Items of one caller keep their order. Between callers there is none: the next item is one of the caller that has
      had least of the writer, in commits (rule N7). So a step that must follow another item waits for its answer, or is
      queued for the same caller.
-[4]  A caller whose turn has come, and whose item does not fit into the commit that others have begun, begins the next.
+[4]  An item whose turn has come, and that does not fit into the commit that others have begun, lets those behind it
+     pass into this one. It begins the next one, if its caller has nothing in this one.
 [5]  A caller holds at most as much of the queue as it leaves free: there is room for the next one, whatever the present
      ones send. The server itself, which bounds its own work, may use the whole queue.
 """
@@ -34,8 +35,8 @@ class WriteQueue:
         self._admission = threading.Lock()
         self._requests = 0
         self._bytes = 0
-        self._held: dict[str, _Held] = {}
-        """Of every caller with items, by name."""
+        self._held: dict[str, list[int]] = {}
+        """The requests and the bytes of every caller with items."""
         self._turns: Turns[Item] = Turns()
         """Items that the writer has taken in and not finished."""
         self._begins: str | None = None
@@ -55,33 +56,39 @@ class WriteQueue:
                 raise self.refusal()
             if self.stopping:
                 raise StoreError(Reason.STOPPING, "the server is stopping")
-            held = self._held.get(item.caller)
-            if isinstance(item, Job) or item.size:
-                self._check_room(held, item)
+            caller, size = item.caller, item.size
+            held = self._held.get(caller)
+            requests, total = self._requests + 1, self._bytes + size
             if held is None:
-                held = self._held[item.caller] = _Held()
-            held.requests += 1
-            held.bytes += item.size
-            self._requests += 1
-            self._bytes += item.size
+                if requests > self._requests_max or (total > self._bytes_max and self._bytes):
+                    self._check_room(0, 0, item)
+                self._held[caller] = [1, size]
+            else:
+                if held[0] + requests >= self._requests_max or held[1] + size + total > self._bytes_max:
+                    self._check_room(held[0], held[1], item)
+                held[0] += 1
+                held[1] += size
+            self._requests, self._bytes = requests, total
             self._arriving.put(item)
 
-    def _check_room(self, held: _Held | None, item: Item) -> None:
-        requests, size = self._requests + 1, self._bytes + item.size
-        if requests > self._requests_max or (self._bytes and size > self._bytes_max):
+    def _check_room(self, requests: int, size: int, item: Item) -> None:
+        """Raises StoreError OVERLOADED if there is no room beside `requests` of the caller, of `size` bytes."""
+        if not (isinstance(item, Job) or item.size):
+            return  # steps are few, and without them nothing would go on
+        if self._requests >= self._requests_max or (self._bytes and self._bytes + item.size > self._bytes_max):
             raise StoreError(
                 Reason.OVERLOADED,
                 f"the write queue is full ({self._requests} requests, {self._bytes} bytes)",
                 retry_after_micros=100_000,
             )
-        if held is None or item.caller == SERVER:
+        if not requests or item.caller == SERVER:
             return  # the first request of a caller, however large
-        if held.requests + requests >= self._requests_max or (
-            held.bytes and held.bytes + item.size + size > self._bytes_max
+        if requests + 1 > self._requests_max - self._requests - 1 or (
+            size and size + item.size > self._bytes_max - self._bytes - item.size
         ):
             raise StoreError(
                 Reason.OVERLOADED,
-                f"this caller's share of the write queue is full ({held.requests} requests, {held.bytes} bytes)",
+                f"this caller's share of the write queue is full ({requests} requests, {size} bytes)",
                 retry_after_micros=100_000,
             )
 
@@ -97,13 +104,15 @@ class WriteQueue:
     def settle(self, item: Item) -> None:
         """An item has its answer: it no longer counts."""
         with self._admission:
-            held = self._held[item.caller]
-            held.requests -= 1
-            held.bytes -= item.size
-            if not held.requests:
-                del self._held[item.caller]
+            caller, size = item.caller, item.size
+            held = self._held[caller]
+            if held[0] == 1:
+                del self._held[caller]
+            else:
+                held[0] -= 1
+                held[1] -= size
             self._requests -= 1
-            self._bytes -= item.size
+            self._bytes -= size
 
     def stop(self) -> bool:
         """Refuses new items, and queues the stop behind the others. False: it is stopping already."""
@@ -145,7 +154,7 @@ class WriteQueue:
         except Empty:
             pass
         if lately and turns.callers:
-            if forgotten:
+            if forgotten and turns.callers > 1:
                 for caller, commits in lately.items():
                     turns.charge(caller, commits)
             lately.clear()
@@ -155,12 +164,15 @@ class WriteQueue:
         """The number of items that have been taken in and wait."""
         return len(self._turns)
 
-    def next(self) -> Item | None:
-        """The item whose turn it is; it goes on waiting. None: nothing waits."""
-        turns, begins = self._turns, self._begins
-        if not turns.callers:
-            return None
-        return turns.first(begins if begins is not None and turns.waits(begins) else turns.next_caller())
+    def next(self, aside: Sequence[Item] = ()) -> Item | None:
+        """The item whose turn it is; it goes on waiting. None: nothing waits, but for the callers of items `aside`."""
+        turns = self._turns
+        if aside:
+            left_out = {item.caller for item in aside}
+            caller = turns.next_among(lambda caller: caller not in left_out)
+            return None if caller is None else turns.first(caller)
+        begins = self._begins
+        return turns.first(begins) if begins is not None and turns.waits(begins) else turns.next_item()
 
     def remove(self, item: Item) -> None:
         """Removes an item that is the next one of its caller, if it waits."""
@@ -183,15 +195,19 @@ class WriteQueue:
 
     def taken(self, item: Item, commits: float) -> None:
         """Removes the item whose turn it is; `commits`: what its caller has had, parts of a commit or several."""
-        self._turns.take(item.caller)
-        self._begins = None
-        self.charge(item.caller, commits)
+        turns, caller = self._turns, item.caller
+        turns.take(caller)
+        if caller == self._begins:
+            self._begins = None
+        if turns.callers:
+            turns.charge(caller, commits)
+        self._lately[caller] = self._lately.get(caller, 0.0) + commits
 
     def kept(self, item: Item, commits: float) -> None:
         """As `taken`, but the item waits again, before the others of its caller: only a part of it was done."""
         turns, caller = self._turns, item.caller
-        turns.put_back(caller, turns.take(caller))
-        self._begins = None
+        self.remove(item)
+        turns.put_back(caller, item)
         self.charge(caller, commits)
 
     def charge(self, caller: str, commits: float) -> None:
@@ -200,19 +216,11 @@ class WriteQueue:
             self._turns.charge(caller, commits)
         self._lately[caller] = self._lately.get(caller, 0.0) + commits
 
-    def begin_next_with(self, item: Item) -> None:
-        """The caller of an item that does not fit into this commit begins the next one [4]."""
-        self._begins = item.caller
-
-
-class _Held:
-    """The part of the queue that one caller holds."""
-
-    __slots__ = ("bytes", "requests")
-
-    def __init__(self) -> None:
-        self.requests = 0
-        self.bytes = 0
+    def begin_next(self, aside: Sequence[Item], chosen: Sequence[Item]) -> None:
+        """Of the items that did not fit into this commit, the first whose caller has nothing in it begins the next one
+        [4]."""
+        served = {item.caller for item in chosen}
+        self._begins = next((item.caller for item in aside if item.caller not in served), None)
 
 
 class QueuedStep:

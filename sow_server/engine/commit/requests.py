@@ -106,6 +106,7 @@ class Job:
         "delta",
         "done",
         "keys",
+        "looked_up",
         "outcome",
         "position",
         "record_micros",
@@ -133,6 +134,8 @@ class Job:
         self.answered = False
         self.record_micros = 0.0
         """The estimated work on a record; 0: not estimated yet."""
+        self.looked_up = False
+        """Whether the heads of its next records have been looked up, as its work depends on them."""
         self.alone = False
         """Whether the job needs a separate commit: undoing an atomic request undoes the whole commit."""
         self.whole = False

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 from math import inf
-from typing import Final, NamedTuple
+from typing import Final
 
 from sow_server.engine.commit.draft import Draft
 from sow_server.engine.commit.options import WriterOptions
@@ -39,14 +39,6 @@ HEADS_FIRST: Final = 64
 costs the memory of its whole record."""
 
 
-class Part(NamedTuple):
-    """The part of a request that fits into a commit."""
-
-    records: int
-    share: float
-    """Of the commit; callers are charged for it."""
-
-
 class Room:
     """What is left of one commit: records, work, and bytes of the stored records that it changes."""
 
@@ -55,16 +47,20 @@ class Room:
     def __init__(self, options: WriterOptions) -> None:
         self._options = options
         self.records = options.commit_records_max
-        self._micros = options.commit_work_micros
+        self._micros = float(options.commit_work_micros)
         self._bytes = options.commit_merged_bytes_max
         self.left = True
         """Whether there is room for another job."""
 
-    def take(self, draft: Draft, job: Job, *, first: bool) -> Part | None:
-        """Takes as much of a job as fits; None: it has to begin the next commit, as it is not the `first`. Raises
-        StoreError ATOMIC_TOO_LARGE, and the errors of a look-up."""
+    def take(self, draft: Draft, job: Job, *, first: bool) -> tuple[int, float] | None:
+        """Takes as much of a job as fits: how many records, and what they have of a commit, for which callers are
+        charged. None: the job has to wait for the next commit, as it is not the `first`. Raises StoreError
+        ATOMIC_TOO_LARGE, and the errors of a look-up."""
         left, stored = job.left, 0
-        if touches_stored(job):
+        if left > self.records and not first and (left <= self._options.commit_records_max or not self._divided(job)):
+            return None
+        job.looked_up = touches_stored(job)
+        if job.looked_up:
             records, micros, stored = self._stored_part(draft, job, least=first)
         else:
             each = job.record_micros or _each(job)
@@ -72,19 +68,17 @@ class Room:
             if not job.alone and (left > self.records or micros > self._micros):
                 records = min(left, self.records, max(first, int((self._micros - REQUEST) / each)))
                 micros = REQUEST + records * each
-        if records < left and not (first or (records and self._is_divided(job))):
+        if not first and (records < left or micros > self._micros) and not (records and self._divided(job)):
             return None
         self.records -= records
         self._micros -= micros
         self._bytes -= stored
         self.left = self.records > 0 and self._micros > 0 and self._bytes > 0
         options = self._options
-        if job.alone:
-            return Part(records, max(1.0, micros / options.commit_work_micros))
-        share = micros / options.commit_work_micros
-        if records > 1:
-            share = max(share, records / options.commit_records_max, stored / options.commit_merged_bytes_max)
-        return Part(records, share)
+        share = max(micros / options.commit_work_micros, records / options.commit_records_max)
+        if stored:
+            share = max(share, stored / options.commit_merged_bytes_max)
+        return records, (max(1.0, share) if job.alone else share)
 
     def _stored_part(self, draft: Draft, job: Job, *, least: int) -> tuple[int, float, int]:
         if job.whole:
@@ -92,12 +86,14 @@ class Room:
         # A delete, too, is atomic up to the size of a commit (rule D2): only its bytes bound it.
         undivided = job.alone or (least and isinstance(job.request, Delete))
         count = job.left if job.alone else min(job.left, self.records)
-        part = _fitting(draft, job, count, inf if undivided else self._micros, self._bytes, least=least)
+        rewrites = job.delta is not None or not isinstance(job.request, Publish)
+        room_bytes = self._bytes if rewrites or not job.alone else sys.maxsize
+        part = _fitting(draft, job, count, inf if undivided else self._micros, room_bytes, least=least)
         if job.alone and part[0] < job.left:
-            raise atomic_too_large(self._options)
+            raise atomic_too_large(job, self._options)
         return part
 
-    def _is_divided(self, job: Job) -> bool:
+    def _divided(self, job: Job) -> bool:
         """Whether a job fills up a commit that others have begun. One that fits into a commit of its own is not split
         over two."""
         if job.whole or isinstance(job.request, Delete):
@@ -110,21 +106,21 @@ class Room:
         )
 
 
-def atomic_too_large(options: WriterOptions) -> StoreError:
-    """The answer to an atomic request that would write too much."""
+def atomic_too_large(job: Job, options: WriterOptions) -> StoreError:
+    """The answer to an atomic request that would write stored records of too many bytes anew."""
+    field, what = ("payload", "is merged into") if isinstance(job.request, Publish) else ("keys", "touches")
+    limit = options.commit_merged_bytes_max
     return StoreError(
         Reason.ATOMIC_TOO_LARGE,
-        "payload: this atomic request is merged into records of more bytes than the limit of "
-        f"{options.commit_merged_bytes_max}",
-        field="payload",
+        f"{field}: this atomic request {what} records of more bytes than the limit of {limit}",
+        field=field,
     )
 
 
-def merge_room(options: WriterOptions, *, alone: bool) -> int:
-    """Bytes of merged records after which a commit takes no more of a request. As deltas of one request may meet the
-    same record, which grows, the estimate alone would not bound them."""
-    most = options.commit_merged_bytes_max
-    return most if alone else min(most, int(options.commit_work_micros / MERGE_BYTE))
+def merge_room(options: WriterOptions) -> int:
+    """Bytes of merged records after which a commit takes no more deltas, unless they are atomic. The deltas of one
+    request may meet the same record, which grows: the estimate alone would not bound them."""
+    return min(options.commit_merged_bytes_max, int(options.commit_work_micros / MERGE_BYTE))
 
 
 def touches_stored(job: Job) -> bool:
@@ -133,7 +129,7 @@ def touches_stored(job: Job) -> bool:
     if not isinstance(request, Publish):
         return True
     assert topic is not None, "the job has been prepared"
-    if job.delta is not None or topic.wants_previous or topic.indexes.all:
+    if job.delta is not None or topic.indexes.all or topic.previous_wanted:
         return True
     return request.permits is not None and request.permits.reads_payloads
 
@@ -143,7 +139,12 @@ def _fitting(
 ) -> tuple[int, float, int]:
     """How many of the next `count` records fit, at least `least`; the work on them, and the bytes of the stored ones
     that they change. The heads of these have been looked up then."""
-    each, per_byte = _each(job), MERGE_BYTE if job.delta is not None else _per_byte(job)
+    assert job.topic is not None, "the job has been prepared"
+    each, per_byte = _each(job), BYTE
+    if job.delta is not None:
+        per_byte = MERGE_BYTE
+    elif job.topic.indexes.all:
+        per_byte = INDEX_BYTE
     used, used_bytes, fits, step = REQUEST, 0, 0, HEADS_FIRST
     store_keys = job.store_keys[job.position : job.position + count]
     while fits < count:
@@ -167,22 +168,16 @@ def _fitting(
 
 def _each(job: Job) -> float:
     """The work on a record, without the stored one."""
-    request = job.request
+    request, topic = job.request, job.topic
+    assert topic is not None, "the job has been prepared"
     if isinstance(request, Publish):
         single = request.want_results or request.atomic or request.ttl_mode is TtlMode.KEEP
         if single or job.delta is not None or request.conditions is not None or request.permits is not None:
-            each = SINGLE_RECORD
+            each = SINGLE_RECORD + UNSET_PATH * len(request.unset_paths)
         else:
             each = PLAIN_RECORD
-        if job.delta is not None:
-            each += UNSET_PATH * len(request.unset_paths)
-        each += _per_byte(job) * job.size / max(1, len(job.keys))
+        each += (INDEX_BYTE if topic.indexes.all else BYTE) * job.size / (len(job.keys) or 1)
     else:
         each = PLAIN_RECORD if isinstance(request, Delete) else SINGLE_RECORD
     job.record_micros = each
     return each
-
-
-def _per_byte(job: Job) -> float:
-    assert job.topic is not None, "the job has been prepared"
-    return INDEX_BYTE if job.topic.indexes.all else BYTE

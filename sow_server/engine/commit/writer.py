@@ -104,6 +104,7 @@ class Writer:
         self._pace: Final = SweepPace(options, self.calls)
         self.busy: Final[Callable[[], bool]] = lambda: self._pace.busy(clock.now_micros())
         """Whether somebody has published a short time ago. From any thread."""
+        self._merge_room: Final = merge_room(options)
         self._one_each = 0
         """So many commits take one job each: staging some together has failed, and the one at fault is among them."""
         self._answers: list[Callable[[], None]] = []
@@ -235,44 +236,47 @@ class Writer:
     def _commit_next(self, first: Job) -> None:
         """Chooses the jobs of the next commit, by turns, with how many records of each, and commits them. Refused jobs
         are answered here. `first`: the one whose turn it is."""
-        queue, records_max = self.queue, self._options.commit_records_max
+        queue = self.queue
         room = Room(self._options)
         chosen: list[tuple[Job, int]] = []
         draft: Draft | None = None
+        aside: list[Job | QueuedStep] = []
+        """Items that wait for a later commit, in their turns."""
         job: Job | QueuedStep | None = first
         while job is not None:
-            if not isinstance(job, Job):
-                queue.begin_next_with(job)
-                break
-            if chosen and (self._one_each or job.alone or first_publish.creates(self.create_topic, self._topics, job)):
-                queue.begin_next_with(job)  # whether its topic is created may depend on the outcome of the others
-                break
+            # Whether the topic of a job is created may depend on the outcome of the others.
+            if not isinstance(job, Job) or (
+                chosen and (job.alone or first_publish.creates(self.create_topic, self._topics, job))
+            ):
+                aside.append(job)
+                job = queue.next(aside)
+                continue
             if not self._ready(job):
-                job = queue.next()
+                job = queue.next(aside)
                 continue
             if draft is None or not chosen:
                 draft = self._new_draft()  # only now: to make the first one ready may have taken a commit
             left = job.left
-            if left > room.records and chosen and (job.whole or left <= records_max):
-                queue.begin_next_with(job)  # a request that fits into one commit is not split over two (rule D2)
-                break
             try:
                 part = room.take(draft, job, first=not chosen)
             except Exception as error:  # noqa: BLE001  # damage under one key, or a refusal ([5])
                 self._end(job, as_store_error(error))
-                job = queue.next()
+                job = queue.next(aside)
                 continue
             if part is None:
-                queue.begin_next_with(job)
-                break
-            chosen.append((job, part.records))
-            if part.records < left:
-                queue.kept(job, part.share)
-                break
-            queue.taken(job, part.share)
-            if job.alone:
-                break
-            job = queue.next() if room.left else None
+                aside.append(job)
+            else:
+                records, share = part
+                chosen.append((job, records))
+                if records < left:
+                    queue.kept(job, share)
+                    break
+                queue.taken(job, share)
+                if job.alone or self._one_each or not room.left:
+                    break
+            job = queue.next(aside)
+        if aside:
+            queue.begin_next(aside, [job for job, _ in chosen])
         if draft is not None and chosen:
             self._commit_jobs(draft, chosen)
 
@@ -280,7 +284,7 @@ class Writer:
         """Finds the job's topic and derives its keys; a refused job is answered. Other items may have come between two
         parts of a job: then its topic may have other settings, or be gone."""
         request, topic = job.request, job.topic
-        if self._ends_broken(job):
+        if isinstance(request, Publish) and request.channel is not None and self._ends_broken(job):
             return False
         if topic is not None:
             if self._topics.by_id.get(topic.id) is topic:
@@ -318,7 +322,7 @@ class Writer:
         """Commits slices of jobs together. One that is refused when it is staged is answered, and the others go on."""
         started = time.perf_counter()
         draft.journal.atomic = chosen[0][0].alone
-        draft.merge_room = merge_room(self._options, alone=chosen[0][0].alone)
+        draft.merge_room = self._options.commit_merged_bytes_max if draft.journal.atomic else self._merge_room
         self._one_each = max(0, self._one_each - 1)
         parts: list[tuple[Job, Slice]] = []
         rest: dict[str, list[Job]] = {}
@@ -347,7 +351,7 @@ class Writer:
                     continue
                 if part.count < count:
                     if job.alone:
-                        raise atomic_too_large(self._options)
+                        raise atomic_too_large(job, self._options)
                     rest[job.caller] = [job]
                 parts.append((job, part))
             draft.end_request()

@@ -36,14 +36,11 @@ class Turns(Generic[T]):
         self._floor = 0.0
         """What the callers chosen so far had had when they were chosen, at most."""
         self._size = 0
+        self.callers = 0
+        """How many callers wait."""
 
     def __len__(self) -> int:
         return self._size
-
-    @property
-    def callers(self) -> int:
-        """How many callers wait."""
-        return len(self._waiting)
 
     @property
     def waiting(self) -> Iterable[str]:
@@ -65,6 +62,14 @@ class Turns(Generic[T]):
         if len(self._waiting) == 1:
             return next(iter(self._waiting))
         return min(self._waiting, key=self._had.__getitem__)
+
+    def next_item(self) -> T | None:
+        """The next item of the caller whose turn it is; it goes on waiting. None: nobody waits."""
+        waiting = self._waiting
+        if len(waiting) == 1:
+            for queue in waiting.values():
+                return queue[0]
+        return waiting[min(waiting, key=self._had.__getitem__)][0] if waiting else None
 
     def waits(self, caller: str) -> bool:
         """Whether a caller waits."""
@@ -89,6 +94,7 @@ class Turns(Generic[T]):
         self._floor = max(self._floor, self._had[caller])
         if not queue:
             del self._waiting[caller]
+            self.callers -= 1
             self._forget()
         return item
 
@@ -99,17 +105,21 @@ class Turns(Generic[T]):
         self._size -= 1
         if not queue:
             del self._waiting[caller]
+            self.callers -= 1
             self._forget()
 
     def charge(self, caller: str, cost: float) -> None:
         """Adds what an item has cost, in a unit of the owner's choice."""
         self._had[caller] = max(self._had.get(caller, 0.0), self._floor) + cost
+        if (queue := self._waiting.pop(caller, None)) is not None:
+            self._waiting[caller] = queue  # the last one: of equals, whoever had a turn longest ago comes first
         self._forget()
 
     def _join(self, caller: str) -> deque[T]:
         queue = self._waiting.get(caller)
         if queue is None:
             queue = self._waiting[caller] = deque()
+            self.callers += 1
             self._had[caller] = max(self._had.get(caller, 0.0), self._floor)  # [2]
         return queue
 
