@@ -168,8 +168,8 @@ class WriteQueue:
         """The item whose turn it is; it goes on waiting. None: nothing waits, but for the callers of items `aside`."""
         turns = self._turns
         if aside:
-            had = {item.caller for item in aside}
-            caller = turns.next_among(lambda caller: caller not in had)
+            left_out = {item.caller for item in aside}
+            caller = turns.next_among(lambda caller: caller not in left_out)
             return None if caller is None else turns.first(caller)
         begins = self._begins
         return turns.first(begins) if begins is not None and turns.waits(begins) else turns.next_item()
