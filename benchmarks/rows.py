@@ -104,7 +104,8 @@ def ratio_range(ours: Sequence[float], peers: Sequence[float]) -> str:
 def take_turns(
     rounds: int, contestants: Mapping[str, Callable[[], float]], *, before_round: Callable[[], None] = lambda: None
 ) -> dict[str, list[float]]:
-    """Runs every contestant once per round, by turns (benchmarks/turns [1]). Returns the figures by contestant, round by round."""
+    """Runs every contestant once per round, in turns (benchmarks/turns [1]). Returns the figures by contestant, for
+    each round."""
     figures: dict[str, list[float]] = {name: [] for name in contestants}
     for _ in range(rounds):
         before_round()
