@@ -34,7 +34,6 @@ class Long:
         self.asked_at: list[int] = []
         self.closed = 0
         self.sequence, self.now_micros = 7, 1
-        self.running = queries
 
     async def ask(self, granted: Granted, request: sow_pb2.QueryRequest) -> Long | None:
         self.asked_at.append(held_bytes())
