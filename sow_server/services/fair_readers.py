@@ -34,8 +34,8 @@ class FairReaders(Executor):
     def __init__(
         self, threads: int, caller_threads_max: int = 0, *, clock: Callable[[], float] = time.perf_counter
     ) -> None:
-        """`caller_threads_max`: 0 for half of the threads. `clock`: in seconds."""
-        self._caller_threads_max = caller_threads_max or max(1, threads // 2)
+        """`caller_threads_max`: 0 for a quarter of the threads. `clock`: in seconds."""
+        self._caller_threads_max = caller_threads_max or max(1, threads // 4)
         self._clock = clock
         self._lock = threading.Lock()
         self._turns: Turns[_Work] = Turns()

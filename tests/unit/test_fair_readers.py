@@ -75,7 +75,7 @@ def one() -> Iterator[Rig]:
 @pytest.fixture
 def four() -> Iterator[Rig]:
     """With four threads, two of a caller."""
-    rig = Rig(4)
+    rig = Rig(4, 2)
     yield rig
     rig.readers.shutdown()
 
