@@ -69,6 +69,11 @@ class LoopWatch:
         self._stack: tuple[str, ...] = ()
         self._loop_thread = 0
 
+    @property
+    def has_seen(self) -> bool:
+        """Whether the stack of the present callback has been seen."""
+        return bool(self._stack)
+
     def run(self, main: Coroutine[Any, Any, T]) -> T:
         """Instead of `asyncio.run`."""
         self._loop_thread = threading.get_ident()
@@ -88,6 +93,8 @@ class LoopWatch:
                 spent = time.thread_time() - begun
                 if spent >= self._seconds and threading.get_ident() == self._loop_thread:
                     self._write(handle, spent, time.perf_counter() - wall)
+                elif self._stack:
+                    self._stack = ()  # it is not that of a later callback
 
         return watched
 

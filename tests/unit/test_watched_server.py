@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from tests.support.watched_server import LoopWatch, occupied
@@ -13,10 +14,11 @@ LIMIT_MS = 50.0
 WATCHDOG_SECONDS = 30.0
 
 
-def busy() -> None:
-    begun = time.thread_time()
-    while time.thread_time() - begun < 2 * LIMIT_MS / 1_000:
-        pass
+def busy(until: Callable[[], bool] = lambda: True) -> None:
+    """Uses twice the limit, and goes on until something holds: a busy machine lets other threads wait."""
+    begun, give_up = time.thread_time(), time.monotonic() + WATCHDOG_SECONDS
+    while time.thread_time() - begun < 2 * LIMIT_MS / 1_000 or not until():
+        assert time.monotonic() < give_up, "it has not come to hold"
 
 
 async def watched(work: object) -> None:
@@ -34,7 +36,8 @@ async def watched(work: object) -> None:
 
 def test_a_callback_that_occupies_the_loop_is_written_down_with_its_stack(tmp_path: Path) -> None:
     """watched_server [1] and [2]"""
-    LoopWatch(tmp_path / "occupied", LIMIT_MS).run(watched(busy))
+    watch = LoopWatch(tmp_path / "occupied", LIMIT_MS)
+    watch.run(watched(lambda: busy(until=lambda: watch.has_seen)))
     (one,) = occupied(tmp_path / "occupied")
     assert one.milliseconds >= 2 * LIMIT_MS
     assert any("busy" in line for line in one.stack), str(one)
