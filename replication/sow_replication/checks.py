@@ -51,6 +51,8 @@ ORIGINS_MAX: Final = 2**16
 """The number of origins that two bytes can count."""
 MARKS_MAX: Final = 2**16
 """Marks of publishers of one message; they are bounded by their bytes where they are read."""
+MARK_TOPICS_MAX: Final = 1_000
+"""Topics of one mark; an instance remembers a few dozen of a publisher."""
 REFUSED_MAX: Final = 100_000
 """Records of one request that were refused."""
 DURABLES_MAX: Final = 10_000
@@ -247,7 +249,7 @@ RULES: Final[Mapping[type[Message], Rules]] = {
         "token": Number(0, INT64_MAX),
         "first": Number(1, INT64_MAX),
         "last": Number(1, INT64_MAX),
-        "topics": Several(_TOPIC, TOPICS_MAX),
+        "topics": Several(_TOPIC, MARK_TOPICS_MAX),
         "refused": Several(Number(0, INT64_MAX), REFUSED_MAX),
         "used_micros": _TIME,
         "whole": _ANY,

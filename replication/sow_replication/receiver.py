@@ -16,18 +16,21 @@ A sender whose cursor is usable is welcomed at once. A sender that has to wait g
     [4]  The sender knows the store's last answer about each topic: a changed answer is sent again.
     [5]  After the end of a link nothing of it reaches the store.
     [6]  A message is checked, field by field, before anything of it is used (`checks`).
+    [7]  All that is held of a link is counted: messages that the store has not yet answered by their whole size, not by
+         their chunks alone, and answers that the sender does not read. Beyond a bound the driver reads no more.
 """
 
 from __future__ import annotations
 
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from typing import Final, Protocol
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple, Protocol
 
 from sow.v1 import replication_pb2, types_pb2
 from sow_peering import (
     TRACES_MAX,
+    DurableMark,
     InstanceIdentity,
     MergeCounts,
     Packed,
@@ -44,6 +47,35 @@ from sow_replication.options import NodeOptions
 from sow_replication.ports import ANY_CALLER, PeerCaller, Refused, Store
 from sow_replication.sender import TopicState
 from sow_replication.skew import Skew
+
+MESSAGE_BYTES: Final = 1024
+"""That a message holds whatever its size, until the store has answered."""
+ANSWERS_MAX: Final = 1_000
+"""Answers that wait for the sender to read them. One message of topics may add one for each topic."""
+
+
+class Parsed(NamedTuple):
+    """A message that was checked ([6]), with its parts as values."""
+
+    request: replication_pb2.ReplicateRequest
+    size: int
+    kinds: dict[str, TopicKind]
+    marks: list[PublisherMark]
+    durables: list[DurableMark]
+
+
+def parsed(request: replication_pb2.ReplicateRequest) -> Parsed:
+    """Checks a message, and takes its parts out. From any thread: for a message of many parts it takes seconds. Raises
+    Refused."""
+    check(request)
+    topics = request.hello.topics if request.HasField("hello") else request.topics.topics
+    return Parsed(
+        request,
+        MESSAGE_BYTES + request.ByteSize(),
+        {topic.name: kind_of(topic) for topic in topics},
+        [mark_of(mark) for mark in request.changes.publishers],
+        [durable_of(one) for one in request.durables.durables],
+    )
 
 
 class Home(Protocol):
@@ -110,7 +142,7 @@ class Receiver:
     @property
     def full(self) -> bool:
         """Whether the driver has to wait before it reads on."""
-        return self._bytes > 2 * self._options.flight_bytes_max
+        return self._bytes > 2 * self._options.flight_bytes_max or len(self._out) > ANSWERS_MAX
 
     def topics(self) -> list[tuple[str, TopicState, str]]:
         """The topics with their states, and the reasons of refusals."""
@@ -124,37 +156,43 @@ class Receiver:
 
     def received(self, request: replication_pb2.ReplicateRequest) -> None:
         """Takes a message of the sender."""
-        if self.failure is not None:
-            return
         try:
-            check(request)
+            message = parsed(request)
         except Refused as fault:
             self.fail(fault)
+        else:
+            self.take(message)
+
+    def take(self, message: Parsed) -> None:
+        """Takes a message of the sender that was parsed elsewhere."""
+        if self.failure is not None:
             return
+        request = message.request
         self._heard_at = self._store.now_micros()
         kind = request.WhichOneof("message")
         if (kind == "hello") != (self.identity is None) or not (kind == "hello" or self.streaming):
             self._breach(f"{kind} was not expected")
         elif kind == "hello":
-            self._greeted(request.hello)
+            self._greeted(request.hello, message.kinds)
         elif kind == "topics":
-            self._take_topics(request.topics.topics)
+            self._take_topics(message.kinds)
         elif kind == "changes":
-            self._changes(request.changes)
+            self._changes(request.changes, message)
         elif kind == "seed":
-            self._seed(request.seed)
+            self._seed(request.seed, message.size)
         elif kind == "heartbeat":
-            self._heartbeat(request.heartbeat)
+            self._heartbeat(request.heartbeat, message.size)
         elif kind == "durables":
-            self._take_durables(request.durables)
+            self._take_durables(message)
 
     def _breach(self, message: str) -> None:
         self.fail(Refused(types_pb2.ERROR_REASON_PROTOCOL_MISMATCH, message))
 
-    def _greeted(self, hello: replication_pb2.Hello) -> None:
+    def _greeted(self, hello: replication_pb2.Hello, kinds: dict[str, TopicKind]) -> None:
         self.topics_pattern = hello.topics_pattern
         self.filter = hello.filter
         self.head = hello.head_sequence
+        self._kinds = kinds
         decision = self._home.greeted(self, hello)
         if isinstance(decision, Refused):
             return self.fail(decision)
@@ -163,14 +201,14 @@ class Receiver:
         self.skew.saw(hello.now_micros - self._heard_at)
         returning = self._store.source(identity.name) is not None
         if isinstance(decision, Continue):
-            return self._welcome(hello, decision.cursor, decision.cursor, returning=returning)
+            return self._welcome(decision.cursor, decision.cursor, returning=returning)
         if isinstance(decision, Begin):
 
             def begun(result: MergeCounts | Refused) -> None:
                 if isinstance(result, Refused):
                     self.fail(result)
                 elif self.failure is None:
-                    self._welcome(hello, None, hello.head_sequence, returning=returning)
+                    self._welcome(None, hello.head_sequence, returning=returning)
 
             self._store.begin(
                 identity,
@@ -188,10 +226,9 @@ class Receiver:
         )
         return None
 
-    def _welcome(self, hello: replication_pb2.Hello, cursor: int | None, at: int, *, returning: bool) -> None:
+    def _welcome(self, cursor: int | None, at: int, *, returning: bool) -> None:
         self._received = self.cursor = at
         self._moved_at = self._store.now_micros()
-        self._kinds = {topic.name: kind_of(topic) for topic in hello.topics}
         answers = self._answers()
         self._told = {answer.topic: answer for answer in answers}
         self.streaming = True
@@ -224,8 +261,7 @@ class Receiver:
             *[_not_permitted(name) for name in self._kinds if not permits(name)],
         ]
 
-    def _take_topics(self, topics: Iterable[replication_pb2.ReplicatedTopic]) -> None:
-        kinds = {topic.name: kind_of(topic) for topic in topics}
+    def _take_topics(self, kinds: dict[str, TopicKind]) -> None:
         self._told = {name: answer for name, answer in self._told.items() if kinds.get(name) == self._kinds[name]}
         self._kinds = kinds
         self._tell_topics()
@@ -242,17 +278,15 @@ class Receiver:
         self._out.append(replication_pb2.ReplicateResponse(topic=_message(answer)))
         self.wake()
 
-    def _changes(self, changes: replication_pb2.Changes) -> None:
+    def _changes(self, changes: replication_pb2.Changes, message: Parsed) -> None:
         crc = 0
-        size = 0
         chunks = [Packed(packed.topic, packed.chunk) for packed in changes.chunks]
         for _, chunk in chunks:
             crc = zlib.crc32(chunk, crc)
-            size += len(chunk)
         if crc != changes.crc32:
             return self._damaged()
         permitted = [chunk for chunk in chunks if self.caller.permits(chunk.topic)]
-        marks = [mark_of(mark) for mark in changes.publishers] if len(permitted) == len(chunks) else []
+        marks = message.marks if len(permitted) == len(chunks) else []
         chunks = permitted
         if changes.after > self._received or changes.upto < changes.after:
             # Changes in between were lost on the way. No operator has to mend that, so the sender soon tries again.
@@ -269,7 +303,7 @@ class Receiver:
             self.wake()
         else:
             traces = list(changes.traces[:TRACES_MAX])
-            self._apply(changes.after, changes.upto, chunks, list(changes.origins), size, marks, traces)
+            self._apply(changes.after, changes.upto, chunks, list(changes.origins), message.size, marks, traces)
         return None
 
     def _damaged(self) -> None:
@@ -309,7 +343,7 @@ class Receiver:
             done=done,
         )
 
-    def _seed(self, seed: replication_pb2.Seed) -> None:
+    def _seed(self, seed: replication_pb2.Seed, size: int) -> None:
         assert self.identity is not None, "the sender has said Hello"
         chunk = seed.chunk  # each access copies it
         if zlib.crc32(chunk) != seed.crc32:
@@ -320,7 +354,6 @@ class Receiver:
         told = self._told.get(name)
         if told is not None and _state(told) is TopicState.SEEDED:
             self._told[name] = TopicAnswer(name, wanted=True)  # the sender seeds changes that its journal has lost
-        size = len(chunk)
         self._bytes += size
 
         def done(result: MergeCounts | Refused) -> None:
@@ -364,22 +397,22 @@ class Receiver:
         self._home.advanced(self, result)
         self.wake()
 
-    def _heartbeat(self, heartbeat: replication_pb2.Heartbeat) -> None:
+    def _heartbeat(self, heartbeat: replication_pb2.Heartbeat, size: int) -> None:
         if not self._tell_of(heartbeat.probe, heartbeat.head_sequence, heartbeat.now_micros):
             return
         moved = heartbeat.upto - self._received
         if moved >= self._options.cursor_sequences_max or (
             moved > 0 and self._heard_at - self._moved_at >= self._options.cursor_micros
         ):
-            self._apply(self._received, heartbeat.upto, [], [], 0)
+            self._apply(self._received, heartbeat.upto, [], [], size)
         self._acknowledge = True
         self.wake()
 
-    def _take_durables(self, durables: replication_pb2.Durables) -> None:
+    def _take_durables(self, message: Parsed) -> None:
         """Takes over what the sender tells of its durables."""
         assert self.identity is not None, "the sender has said Hello"
-        marks = [durable_of(one) for one in durables.durables if self.caller.permits(one.topic)]
-        size = durables.ByteSize()
+        marks = [one for one in message.durables if self.caller.permits(one.topic)]
+        size = message.size
         self._bytes += size
 
         def done(result: MergeCounts | Refused) -> None:

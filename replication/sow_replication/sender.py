@@ -490,13 +490,17 @@ class Sender:
     # -- hearing ----------------------------------------------------------------------------------------------------
 
     def received(self, response: replication_pb2.ReplicateResponse) -> None:
-        """A message of the receiver, which is checked before anything of it is used."""
-        if self.failure is not None:
-            return
+        """Takes a message of the receiver, which is checked before anything of it is used."""
         try:
             check(response)
         except Refused as fault:
             self.fail(fault)
+        else:
+            self.take(response)
+
+    def take(self, response: replication_pb2.ReplicateResponse) -> None:
+        """Takes a message of the receiver that was checked elsewhere."""
+        if self.failure is not None:
             return
         self._heard_at = self._store.now_micros()
         kind = response.WhichOneof("message")

@@ -24,13 +24,13 @@ from google.protobuf.message import DecodeError
 from sow.v1 import admin_pb2, replication_pb2, replication_pb2_grpc, types_pb2
 from sow_peering import TopicKind
 from sow_replication.calls import Calls
-from sow_replication.checks import check, check_texts
+from sow_replication.checks import check, check_texts, checked
 from sow_replication.greeting import not_accepted, of_other_cluster
 from sow_replication.node import Gate, Node, Outgoing
 from sow_replication.options import SECOND, PeerOptions
-from sow_replication.ports import ANY_CALLER, PeerCaller, Refused
+from sow_replication.ports import ANY_CALLER, LinkTexts, PeerCaller, Refused
 from sow_replication.reads import Fetched, Read
-from sow_replication.receiver import Receiver
+from sow_replication.receiver import Parsed, Receiver, parsed
 from sow_replication.repair import fetch_rows, merge_rows, repair
 from sow_replication.sender import Sender
 from sow_replication.status import status
@@ -40,6 +40,9 @@ from sow_replication.wire import abort, opened, reason_name, refused_by, sealed
 log = structlog.get_logger(__name__)
 
 NO_TOKENS: Final[Mapping[str, str]] = MappingProxyType({})
+QUICK_BYTES_MAX: Final = 2048
+"""A message up to this size has few parts, so it is checked on the event loop; a larger one may have so many that it
+takes seconds, so a reader thread does it."""
 IDLE_SECONDS: Final = 1.0
 """The longest time that a dialling task waits before it checks again."""
 
@@ -251,7 +254,7 @@ class Replication:
                 call.cancel()  # this ends a write that is stuck because the peer does not read
 
         sender.wake = wake
-        hearing = asyncio.create_task(_hear(call, sender))
+        hearing = asyncio.create_task(_hear(call, sender, self._readers))
         connecting = asyncio.create_task(call.wait_for_connection())
         numbers = itertools.count(1)
         try:
@@ -321,11 +324,14 @@ async def _written(
 async def _hear(
     call: grpc.aio.StreamStreamCall[replication_pb2.Sealed, replication_pb2.Sealed],
     sender: Sender,
+    readers: Executor,
 ) -> None:
     try:
         numbers = itertools.count(1)
         async for response in call:
-            sender.received(opened(replication_pb2.ReplicateResponse, response, next(numbers)))
+            parse = partial(_answer, response, next(numbers))
+            quick = response.ByteSize() <= QUICK_BYTES_MAX
+            sender.take(parse() if quick else await _in_thread(readers, parse))
         sender.fail(Refused(types_pb2.ERROR_REASON_UNSPECIFIED, "the peer has ended the link"))
     except grpc.aio.AioRpcError as error:
         sender.fail(refused_by(error, sender.peer.address))
@@ -336,8 +342,21 @@ async def _hear(
         sender.fail(_internal(error))
 
 
+def _answer(response: replication_pb2.Sealed, number: int) -> replication_pb2.ReplicateResponse:
+    """A message of a receiver, checked. Raises Refused."""
+    return checked(opened(replication_pb2.ReplicateResponse, response, number))
+
+
 def _internal(error: Exception) -> Refused:
     return Refused(types_pb2.ERROR_REASON_INTERNAL, f"{type(error).__name__}: {error}")
+
+
+def _parsed(request: replication_pb2.Sealed, number: int, texts: LinkTexts | None) -> Parsed:
+    """A message of a sender, checked. `texts`: for a greeting; None: one would be refused. Raises Refused."""
+    message = opened(replication_pb2.ReplicateRequest, request, number)
+    if texts is not None and message.HasField("hello"):
+        check_texts(message, texts)
+    return parsed(message)
 
 
 class Servicer(replication_pb2_grpc.ReplicationServiceServicer):
@@ -397,6 +416,7 @@ class Servicer(replication_pb2_grpc.ReplicationServiceServicer):
                     break
                 else:
                     await wakened.wait()
+                room.set()  # an answer has gone out
         finally:
             receiver.fail(Refused(types_pb2.ERROR_REASON_UNSPECIFIED, "the link has ended"))
             self._receivers.discard(receiver)
@@ -418,10 +438,10 @@ class Servicer(replication_pb2_grpc.ReplicationServiceServicer):
         try:
             numbers = itertools.count(1)
             async for request in requests:
-                message = opened(replication_pb2.ReplicateRequest, request, next(numbers))
-                if message.HasField("hello"):
-                    await self._run(partial(check_texts, message, self._node.store))
-                receiver.received(message)
+                texts = self._node.store if receiver.identity is None else None
+                parse = partial(_parsed, request, next(numbers), texts)
+                quick = texts is None and request.ByteSize() <= QUICK_BYTES_MAX
+                receiver.take(parse() if quick else await self._run(parse))
                 while receiver.full and receiver.failure is None:
                     room.clear()
                     await room.wait()

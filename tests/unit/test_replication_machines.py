@@ -583,3 +583,41 @@ def test_publishers_are_not_told_again_because_the_receiver_lacks_a_new_topic() 
     receiver.tick()
     pair.exchange(sender, receiver)
     assert told[2:] == [{"U"}], "changes may have been left out, and with them publishers of other topics"
+
+
+def test_a_sender_whose_messages_have_no_changes_fills_the_link_too() -> None:
+    """A peer sent positions with thousands of marks and no chunk. Chunks alone were counted, so the driver read on and
+    on, and all of it waited for the writer."""
+    pair = Pair()
+    _, receiver = pair.connect()
+    marks = [
+        replication_pb2.PublisherMark(publisher_id=f"p{number}" * 50, epoch=1, token=1, first=1, last=1)
+        for number in range(10_000)
+    ]
+    sent = 0
+    while not receiver.full and receiver.failure is None:
+        sent += 1
+        assert sent <= 10, "each has some 3 MB, and the bound is at 16 MiB"
+        changes = replication_pb2.Changes(after=receiver.cursor, upto=receiver.cursor + sent, publishers=marks)
+        receiver.received(replication_pb2.ReplicateRequest(changes=changes))
+    assert is_full(receiver)
+    assert receiver.failure is None
+    pair.b.step()
+    assert not is_full(receiver)
+
+
+def test_a_sender_that_does_not_read_its_answers_fills_the_link() -> None:
+    pair = Pair()
+    _, receiver = pair.connect()
+    names = iter(range(100_000))
+    for _ in range(3):
+        topics = [
+            replication_pb2.ReplicatedTopic(name=f"t{next(names)}", key=["/id"], message_type="json")
+            for _ in range(500)
+        ]
+        assert not is_full(receiver)
+        receiver.received(replication_pb2.ReplicateRequest(topics=replication_pb2.Topics(topics=topics)))
+    assert is_full(receiver)
+    while receiver.next_message() is not None:
+        pass
+    assert not is_full(receiver)

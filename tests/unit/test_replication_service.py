@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import random
 import socket
+import threading
 import time
 import zlib
 from collections.abc import AsyncIterator, Callable
@@ -14,8 +15,10 @@ from typing import Final
 
 import grpc
 import pytest
+from google.protobuf.message import Message
 
 from sow.v1 import admin_pb2, replication_pb2, replication_pb2_grpc, types_pb2
+from sow_replication import checks
 from sow_replication.node import Node
 from sow_replication.options import Mode, NodeOptions, PeerOptions
 from sow_replication.ports import Refused
@@ -402,7 +405,7 @@ def test_a_link_of_which_a_read_or_an_answer_cannot_be_taken_ends_with_that_and_
 
     asyncio.run(body("took"))
     monkeypatch.undo()
-    asyncio.run(body("received"))
+    asyncio.run(body("take"))
 
 
 def test_a_peer_that_does_not_read_is_given_up_though_a_message_is_stuck_on_its_way() -> None:
@@ -511,3 +514,38 @@ def test_changes_that_vanish_on_their_way_end_the_link_and_come_again() -> None:
                 await until(lambda: "k" in b.store.records("T"))
 
     asyncio.run(body())
+
+
+def test_a_message_with_many_parts_is_checked_on_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The check of one message of 2 MB took a second of the event loop, in which nobody had an answer. In either
+    direction."""
+    checked_by: list[tuple[str, int]] = []
+    check = checks.check
+
+    def spying(message: Message) -> None:
+        checked_by.append((threading.current_thread().name, message.ByteSize()))
+        check(message)
+
+    async def body() -> None:
+        names = [f"topic-{number}" for number in range(300)]
+        stores = {name: ModelStore(name, now, peers) for name, peers in (("a", ["b"]), ("b", []))}
+        for store in stores.values():
+            for name in names:
+                store.create(name)
+            store.step()
+        async with (
+            running("b", accept=("a",), store=stores["b"]) as b,
+            running("a", (peer("b", b.port),), store=stores["a"]) as a,
+        ):
+            await until(lambda: a.outgoing().state == "streaming")
+            a.store.create("more")
+            a.store.publish("topic-1", "k", "v")
+            await until(lambda: "k" in b.store.records("topic-1"))
+
+    monkeypatch.setattr("sow_replication.receiver.check", spying)
+    monkeypatch.setattr("sow_replication.checks.check", spying)
+    asyncio.run(body())
+    large = [thread for thread, size in checked_by if size > 2048]
+    assert len(large) >= 2, "the greeting and the welcome at least"
+    assert threading.main_thread().name not in large
+    assert threading.main_thread().name in {thread for thread, size in checked_by if size <= 2048}, "no hop for these"
