@@ -131,7 +131,8 @@ async def _start(config: Config, tail: LogTail, running: AsyncExitStack) -> None
     _serve_metrics(config.metrics, metrics, readiness, running)
     stopped = threading.Event()
     clock, store = _open_store(config, metrics, running)
-    readers = FairReaders(config.server.reader_threads)
+    threads = config.server.reader_threads
+    readers = FairReaders(threads, threads if config.access.file is None else 0)
     running.callback(readers.shutdown, wait=True)
     running.callback(stopped.set)
     running.callback(metrics.release)
@@ -370,7 +371,7 @@ def _admissions(
     config: Config, access: AccessControl, metrics: Metrics, publishes: CallsUnderWay, tracing: Tracing | None
 ) -> Callable[[ListenerConfig], CallAdmission]:
     """Makes the admission of each listener. The bytes in flight are those of all listeners together."""
-    in_flight = InFlight(config.limits.in_flight_bytes_max)
+    in_flight = InFlight(config.limits.in_flight_bytes_max, shared=config.access.file is not None)
 
     def admission(listener: ListenerConfig) -> CallAdmission:
         return CallAdmission(

@@ -42,6 +42,7 @@ def store_options(config: Config) -> StoreOptions:
             commit_work_micros=storage.commit_work_micros,
             queue_requests_max=limits.queue_requests_max,
             queue_bytes_max=limits.queue_bytes_max,
+            queue_shared=config.access.file is not None,
             buffered_sync_micros=storage.buffered_sync_micros,
             stall_patience_micros=storage.stall_patience_micros,
             sweep_entries_max=sweep.entries_max,

@@ -4,7 +4,8 @@
 [1]  Administrative calls and health have places of their own: other calls, however many, leave them free. A watcher of
      health, who stays, takes no place of one who asks.
 [2]  Nobody holds all of anything: a caller may hold some times what is free, so the more it holds, the less it gets,
-     and the next caller finds something. A caller is as in rule N7.
+     and the next caller finds something. A caller is as in rule N7. Without an access file all callers trust each
+     other, and a host may have all of it, but for the checks and watches of health.
 [3]  Bytes that arrive are counted before they are parsed.
 [4]  Bytes that a client does not take, or that its calls keep, count against its connection and its caller alone.
 [5]  The wait for a request ends in time. A call that is cancelled meanwhile ends as cancelled.
@@ -15,6 +16,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import Counter
 from collections.abc import Awaitable
 from typing import Final, NamedTuple, TypeVar
@@ -39,6 +41,8 @@ BYTES_SHARE: Final = 0.5
 """The same of bytes: a third of them, if it is alone."""
 CONNECTION_SHARE: Final = 4
 """One connection may hold this part of `in_flight_bytes_max`."""
+UNSHARED: Final = math.inf
+"""One caller may hold all of it."""
 _ADMINISTRATIVE: Final = frozenset({Action.OBSERVE, Action.OPERATOR})
 
 
@@ -98,9 +102,11 @@ class Place(NamedTuple):
 class Places:
     """The calls of one listener."""
 
-    def __init__(self, calls_max: int) -> None:
-        self._calls = SharedRoom(calls_max, CALLS_SHARE)
-        self._administrative = SharedRoom(ADMINISTRATIVE_CALLS_MAX, CALLS_SHARE)
+    def __init__(self, calls_max: int, *, shared: bool = True) -> None:
+        """`shared`: False where there is no access file [2]."""
+        share = CALLS_SHARE if shared else UNSHARED
+        self._calls = SharedRoom(calls_max, share)
+        self._administrative = SharedRoom(ADMINISTRATIVE_CALLS_MAX, share)
         self._checks = SharedRoom(HEALTH_CHECKS_MAX, CALLS_SHARE)
         self._watches = SharedRoom(HEALTH_WATCHES_MAX, CALLS_SHARE)
         self._watches_of: Counter[str] = Counter()
@@ -187,20 +193,22 @@ class Arrivals:
 class InFlight:
     """Bounds the bytes of the requests that are not answered [3], and of what calls keep [4]."""
 
-    def __init__(self, bytes_max: int) -> None:
-        self.requests: Final = SharedRoom(bytes_max, BYTES_SHARE)
+    def __init__(self, bytes_max: int, *, shared: bool = True) -> None:
+        """`shared`: False where there is no access file [2]."""
+        share = BYTES_SHARE if shared else UNSHARED
+        self.requests: Final = SharedRoom(bytes_max, share)
         """The first request always has room."""
-        self.kept: Final = KeptBytes(bytes_max)
+        self.kept: Final = KeptBytes(bytes_max, share)
 
 
 class KeptBytes:
     """Bounds the bytes that calls hold, by connection and by caller: requests until they end, and single answers until
     the client has taken them [4]."""
 
-    def __init__(self, bytes_max: int) -> None:
+    def __init__(self, bytes_max: int, share: float = BYTES_SHARE) -> None:
         self._connection_max = bytes_max // CONNECTION_SHARE
         self._of_connection: dict[str, int] = {}
-        self._callers = SharedRoom(bytes_max, BYTES_SHARE)
+        self._callers = SharedRoom(bytes_max, share)
 
     def take(self, connection: str, caller: str, size: int) -> bool:
         """Takes bytes until `free`; False if there is no room. A connection that holds none takes any size."""

@@ -2,7 +2,8 @@
 
 [1]  The next work is that of the caller that has used the threads least. The work of one caller keeps its order.
 [2]  One caller has at most `caller_threads_max` threads at a time. So another one finds a thread within a piece of work
-     of its own, and the event loop waits for the interpreter's lock behind few threads.
+     of its own, and the event loop waits for the interpreter's lock behind few threads. Without an access file a caller
+     may have all of them.
 [3]  The server's own work comes before that of callers, has no bound, and costs nobody a turn.
 [4]  Work that is cancelled while it waits is dropped. Work that is under way is finished.
 
@@ -122,9 +123,9 @@ class FairReaders(Executor):
                 del self._running[caller]
             turns = self._turns
             if len(turns):
-                if caller != SERVER:  # [3]
+                if caller != SERVER:
                     turns.charge(caller, seconds + PIECE_SECONDS)
-                while (following := turns.next_among(self._may)) is not None:
+                while (following := SERVER if turns.waits(SERVER) else turns.next_among(self._may)) is not None:  # [3]
                     work = turns.take(following)
                     if self._begin(work):
                         return work

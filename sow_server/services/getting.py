@@ -49,7 +49,7 @@ is refused."""
 GROUP_BYTES: Final = 64 * 2**10
 PIECE_SECONDS: Final = 0.005
 LONG_GETS: Final = 2
-"""As many as the reader threads that one caller has (fair_readers [2])."""
+"""More than the reader threads that one caller has by default (fair_readers [2]), so a thread always finds work."""
 
 
 class Getting:

@@ -114,7 +114,7 @@ class CallAdmission:
         self._rpcs = rpcs
         self._traces = traces
         self._in_flight = in_flight
-        self._places = Places(calls_max)
+        self._places = Places(calls_max, shared=listener.authorizer.enforces)
         self._message_bytes_max = message_bytes_max
         self._publishes = publishes
         self._sleep = sleep
@@ -181,8 +181,8 @@ class CallAdmission:
                     if seconds:
                         await self._sleep(seconds)
             raise
-        # `anonymous` proves nothing: it is as many callers as there are hosts.
-        caller = host_of(address) if call.credential == NO_CLAIM.kind else call.owner
+        # `anonymous` proves nothing: it is as many callers as there are hosts. Without an access file none has a name.
+        caller = host_of(address) if call.credential == NO_CLAIM.kind or not call.owner else call.owner
         try:
             call.place = self._places.enter(need, address, caller)
         except StoreError as error:

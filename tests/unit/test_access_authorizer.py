@@ -11,11 +11,12 @@ import pytest
 from sow_server.access.audit import Part
 from sow_server.access.authorizer import DENIALS_TOLD_MAX, Listener, end_calls
 from sow_server.access.credentials import Anonymous, Claim, Shown, Tokens
-from sow_server.access.failures import PER_MINUTE, TOLD_MAX, WAIT_SECONDS
+from sow_server.access.failures import PER_MINUTE, TOLD_MAX, WAIT_SECONDS, host_of
 from sow_server.access.limits import DESCRIPTIONS_MORE
 from sow_server.access.needs import NEEDS, Action
 from sow_server.engine.commit.pace import CallsUnderWay
 from sow_server.engine.values.errors import Reason, StoreError
+from sow_server.engine.values.turns import CALLER
 from sow_server.services.capacity import InFlight
 from sow_server.services.guard import CallAdmission, Context
 from tests.support.access import grant, identity, peer
@@ -190,6 +191,27 @@ def test_failed_attempts_wait_and_a_good_caller_at_the_same_address_does_not(gua
         assert slept == [WAIT_SECONDS]
         await attempt("desk")
         assert slept == [WAIT_SECONDS]
+
+    asyncio.run(main())
+
+
+def test_without_an_access_file_a_caller_with_a_credential_is_its_host() -> None:
+    """Story: it was taken for the server itself, so the clients of all hosts were one caller, without turns."""
+    guarded = Guarded(None)
+    admission = CallAdmission(
+        Listener(guarded.authorizer, Tokens()),
+        NoRpcs(),
+        InFlight(10**9),
+        calls_max=100,
+        message_bytes_max=10**6,
+        publishes=CallsUnderWay(),
+    )
+
+    async def main() -> None:
+        path = "/sow.v1.SowService/Get"
+        context = cast(Context, FailingContext("any"))
+        await admission.admit(path, NEEDS[path], context)
+        assert CALLER.get() == host_of(context.peer())
 
     asyncio.run(main())
 

@@ -161,6 +161,21 @@ def test_bytes_in_flight_have_a_bound_for_each_caller_and_in_all() -> None:
     assert not requests.take("other", 1)
 
 
+def test_without_an_access_file_one_host_may_have_everything() -> None:
+    """capacity [2]. Story: all clients of one host were one caller, so a fifth of the calls and two thirds of the bytes
+    were kept free for nobody."""
+    places = Places(100, shared=False)
+    held = entered(places, GET, "host", times=101)
+    assert len(held) == 100
+    assert len(entered(places, STATUS, "host", times=1_000)) == ADMINISTRATIVE_CALLS_MAX
+    assert len(entered(places, CHECK, "host", times=1_000)) == HEALTH_CHECKS_MAX * 4 // 5, "a probe is of another host"
+    held.pop().leave()
+    assert entered(places, GET, "another host")
+    in_flight = InFlight(100, shared=False)
+    assert [in_flight.requests.take("host", 20) for _ in range(6)] == [True] * 5 + [False]
+    assert [in_flight.kept.take(f"{number}", "host", 20) for number in range(6)] == [True] * 5 + [False]
+
+
 def test_a_wait_for_a_request_ends_in_its_own_time_alone() -> None:
     """capacity [5]. One timer serves all waits: it must neither end a later one early nor forget it."""
 

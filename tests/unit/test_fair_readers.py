@@ -135,6 +135,16 @@ def test_the_work_of_the_server_comes_first_and_has_all_threads(four: Rig) -> No
     four.served([*own, *much[1:]])
 
 
+def test_the_work_of_the_server_comes_before_that_of_many_callers(one: Rig) -> None:
+    """fair_readers [3]. Story: it came behind one piece of each caller that had had no more than it."""
+    held = one.give("much", "m0", seconds=1.0)
+    one.started()
+    waiting = [one.give(f"c{number}", f"c{number}") for number in range(3)]
+    own = [one.give(SERVER, f"s{number}", seconds=5.0) for number in range(2)]
+    one.served([held, *own, *waiting])
+    assert one.begun == ["m0", "s0", "s1", "c0", "c1", "c2"]
+
+
 def test_work_that_is_cancelled_while_it_waits_is_dropped(one: Rig) -> None:
     """fair_readers [4]"""
     held = one.give("much", "held")

@@ -475,6 +475,20 @@ def test_the_bytes_of_a_caller_leave_as_much_free(tmp_path: Path) -> None:
     rig.close()
 
 
+def test_a_caller_may_fill_a_queue_that_is_not_shared(tmp_path: Path) -> None:
+    """queue [5]. Story: without an access file all publishers of one host together had half of the queue."""
+    rig = rig_of(tmp_path, queue_requests_max=4, queue_bytes_max=100, queue_shared=False)
+    callers = Callers(rig)
+    callers.asks("host", *[put(key, payload=b"x" * 20) for key in many(4)])
+    assert "full" in refused(lambda: callers.asks("host", put("one more")))
+    rig.store.writer.step()
+    callers.asks("host", put("a", payload=b"x" * 40), put("b", payload=b"x" * 40))
+    assert "full" in refused(lambda: callers.asks("host", put("c", payload=b"x" * 40)))
+    rig.store.writer.step()
+    assert rig.store.writer.queue.depth == (0, 0)
+    rig.close()
+
+
 def test_a_stop_comes_after_everything_that_was_queued(callers: Callers) -> None:
     callers.asks("a", put(*many(100)))
     callers.asks("b", *[put(key) for key in many(30, "b")])

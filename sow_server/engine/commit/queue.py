@@ -8,7 +8,8 @@
 [4]  An item whose turn has come, and that does not fit into the commit that others have begun, lets those behind it
      pass into this one. It begins the next one, if its caller has nothing in this one.
 [5]  A caller holds at most as much of the queue as it leaves free: there is room for the next one, whatever the present
-     ones send. The server itself, which bounds its own work, may use the whole queue.
+     ones send. The server itself, which bounds its own work, may use the whole queue. So may each caller where the
+     queue is not shared, as without an access file.
 """
 
 from __future__ import annotations
@@ -28,9 +29,10 @@ from sow_server.engine.values.turns import CALLER, SERVER, Turns
 class WriteQueue:
     """Owns the queue, the turns and the bounds. `submit` from any thread; the turns are the writer thread's."""
 
-    def __init__(self, *, requests_max: int, bytes_max: int) -> None:
+    def __init__(self, *, requests_max: int, bytes_max: int, shared: bool = True) -> None:
         self._requests_max = requests_max
         self._bytes_max = bytes_max
+        self._shared = shared
         self._arriving: SimpleQueue[Item | Stop | None] = SimpleQueue()
         self._admission = threading.Lock()
         self._requests = 0
@@ -81,7 +83,7 @@ class WriteQueue:
                 f"the write queue is full ({self._requests} requests, {self._bytes} bytes)",
                 retry_after_micros=100_000,
             )
-        if not requests or item.caller == SERVER:
+        if not requests or item.caller == SERVER or not self._shared:
             return  # the first request of a caller, however large
         if requests + 1 > self._requests_max - self._requests - 1 or (
             size and size + item.size > self._bytes_max - self._bytes - item.size

@@ -98,7 +98,9 @@ class Writer:
         self.heads: Final = heads
         self.publishers: Final = PublisherCache(lambda name: rocks.get(META, publisher_key(name)))
         self._deliver: Deliver = lambda answers: answers()
-        self.queue: Final = WriteQueue(requests_max=options.queue_requests_max, bytes_max=options.queue_bytes_max)
+        self.queue: Final = WriteQueue(
+            requests_max=options.queue_requests_max, bytes_max=options.queue_bytes_max, shared=options.queue_shared
+        )
         self.calls: Final = CallsUnderWay()
         self.calls.wake = self.queue.wake
         self._pace: Final = SweepPace(options, self.calls)
