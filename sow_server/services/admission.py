@@ -8,7 +8,7 @@ pass. If the quota evicts or conflates instead, every request passes, see `subsc
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Final
 
 from sow_server.engine.catalog.topics import Topic, Topics
@@ -41,9 +41,13 @@ class Admission:
         commits: Commits,
         clock: GuardedClock,
         held: Callable[[Topic], None] = lambda topic: None,
+        *,
+        passed_over: Callable[[Topic], Collection[str]] = lambda topic: (),
     ) -> None:
-        """`held`: hears that a publish of a topic is held or refused, again and again as long as it waits."""
+        """`held`: hears that a publish of a topic is held or refused, again and again as long as it waits.
+        `passed_over`: the owners of durables that no publish of a topic waits for (rule J19)."""
         self._held = held
+        self._passed_over = passed_over
         self._topics = topics
         self._durables = durables
         self._commits = commits
@@ -105,7 +109,8 @@ class Admission:
         return topic if settings.backlog_action in (BacklogAction.HOLD, BacklogAction.REJECT) else None
 
     def _exceeds(self, topic: Topic) -> bool:
-        return exceeds(self._durables, topic, self._clock.now_micros(), self._under_way.get(topic.id, (0, 0)))
+        under_way = self._under_way.get(topic.id, (0, 0))
+        return exceeds(self._durables, topic, self._clock.now_micros(), under_way, passed_over=self._passed_over(topic))
 
     async def _wait(self, topic: Topic, give_up: float | None) -> None:
         """Waits until there may be room, or no reason to wait. The first to wake takes the room; the others wait on."""

@@ -5,17 +5,17 @@ A durable keeps entries of the journal, and with a quota that holds, it makes pu
 
     [1]  While publishers are held, or refused, the slowest of these durables has to acknowledge a part of the quota in
          each `hold_micros`. Otherwise those beyond the quota lose their oldest entries, as with `evict`.
-    [2]  An owner whose durables have lost entries so is not waited for again for a time: it cannot hold by a rewind, or
-         by another durable.
+    [2]  An owner whose durables have lost entries so is passed over for a time: no publisher of the topic waits for any
+         of its durables. Those beyond the quota lose entries at each look, which begins the time anew.
     [3]  All durables of an owner together keep at most its limit of bytes. Beyond it the largest backlogs lose their
          oldest entries; entries that the retention of the topic keeps anyway cost nothing, and stay.
 
-Each loss is told to the consumer by a gap. On the dispatcher's thread.
+Each loss is told to the consumer by a gap. On the dispatcher's thread; `held` and `passed_over` on any.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, Protocol
@@ -24,7 +24,7 @@ import structlog
 
 from sow_server.engine.catalog.topics import Topic, Topics
 from sow_server.engine.durables import Durable, DurableEditor
-from sow_server.engine.durables.registry import Durables
+from sow_server.engine.durables.registry import Durables, owner_of
 from sow_server.engine.values.clock import GuardedClock
 from sow_server.engine.values.errors import StoreError
 from sow_server.engine.values.model import MICROS, BacklogAction
@@ -39,6 +39,8 @@ DISTRUST_HOLDS: Final = 20
 """For so many times `hold_micros` an owner is not waited for again [2]."""
 KEPT_PARTS: Final = 10
 """A bound on bytes is restored with one in this many parts to spare [3]."""
+TOLD_MICROS: Final = 60 * MICROS
+"""Between two lines of the log about the same owner and topic."""
 LOOK_DURABLES: Final = 500
 """Durables that one look adds up."""
 
@@ -74,17 +76,15 @@ class Backlogs:
         durables: Durables,
         changes: DurableChanges,
         clock: GuardedClock,
-        exceeds: Callable[[Topic, int], bool],
+        exceeds: Callable[[Topic, int, Collection[str]], bool],
         tell: Callable[[Topic, list[str] | StoreError], None],
         *,
         hold_micros: int = HOLD_MICROS,
     ) -> None:
-        """`exceeds`: whether a topic's backlog is beyond its quota at a time. `tell`: hears which durables have lost
-        entries."""
+        """`exceeds`: whether a topic's backlog is beyond its quota at a time, without the durables of some owners.
+        `tell`: hears which durables have lost entries."""
         self.owners: Owners | None = None
         """None: nothing is bounded."""
-        self.wake: Callable[[], None] = lambda: None
-        """Called when `look` has work at once."""
         self._topics = topics
         self._durables = durables
         self._changes = changes
@@ -94,8 +94,9 @@ class Backlogs:
         self._hold_micros = hold_micros
         self._holds: dict[int, _Hold] = {}
         """By topic id."""
-        self._distrusted: dict[tuple[int, str], int] = {}
+        self._distrusted: dict[int, dict[str, int]] = {}
         """Until when, by topic id and owner [2]."""
+        self._losses = _Losses()
         self._adding: Iterator[None] | None = None
         """The pass over all durables that is under way [3]."""
 
@@ -110,19 +111,23 @@ class Backlogs:
         slowest = next(iter(self._bounded(topic, self.owners)), None)
         if slowest is not None:
             self._holds[topic.id] = _Hold(now, now, slowest.entries, slowest.bytes)
-            self.wake()
+
+    def passed_over(self, topic: Topic) -> Collection[str]:
+        """The owners whose durables no publisher of a topic waits for [2]."""
+        return self._distrusted.get(topic.id, ())
 
     def look(self) -> None:
         """Acts on what is beyond a bound. To be called every second or so."""
         owners, now = self.owners, self._clock.now_micros()
         if owners is None:
             return
-        self._distrusted = {key: until for key, until in self._distrusted.items() if until > now}
+        self._losses.flush(now)
+        self._look_at_distrusted(owners, now)
         for topic_id, hold in list(self._holds.items()):
             topic = self._topics.by_id.get(topic_id)
             if topic is None or not _holds(topic) or now - hold.asked_micros >= self._hold_micros:
                 del self._holds[topic_id]  # nobody publishes any more
-            elif self._exceeds(topic, now):
+            elif now - hold.since_micros >= self._hold_micros and self._exceeds(topic, now, self.passed_over(topic)):
                 self._look_at(topic, hold, owners, now)
         if self._adding is None:
             self._adding = self._add_up(owners)
@@ -130,28 +135,51 @@ class Backlogs:
             self._adding = None
 
     def _bounded(self, topic: Topic, owners: Owners) -> list[Durable]:
-        """The durables of a topic that may not hold, the slowest first."""
-        return [one for one in self._durables.of(topic) if not owners.may_hold(owner_of(one.name), topic.name)]
+        """The durables of a topic that publishers wait for, and that may not hold them for long, the slowest first."""
+        passed_over = self.passed_over(topic)
+        return [
+            one
+            for one in self._durables.of(topic)
+            if (owner := owner_of(one.name)) not in passed_over and not owners.may_hold(owner, topic.name)
+        ]
 
     def _look_at(self, topic: Topic, hold: _Hold, owners: Owners, now: int) -> None:
+        """Acts on a hold whose time is over [1]."""
         bounded = self._bounded(topic, owners)
-        chosen = [one for one in bounded if (topic.id, owner_of(one.name)) in self._distrusted]
-        if bounded and now - hold.since_micros >= self._hold_micros:
-            slowest = bounded[0]
-            if _went_on(topic, slowest.entries - hold.entries, slowest.bytes - hold.bytes):
-                self._holds[topic.id] = _Hold(now, hold.asked_micros, slowest.entries, slowest.bytes)
-            else:
-                chosen = bounded
-        if chosen:
+        if not bounded:
+            return
+        slowest = bounded[0]
+        if _went_on(topic, slowest.entries - hold.entries, slowest.bytes - hold.bytes):
+            self._holds[topic.id] = _Hold(now, hold.asked_micros, slowest.entries, slowest.bytes)
+        else:
             del self._holds[topic.id]  # whoever is still held says so
-            names = frozenset([one.name for one in chosen])
-            self._changes.submit_quietly(_relieve(topic, names), partial(self._relieved, topic))
+            self._relieve(topic, bounded)
+
+    def _look_at_distrusted(self, owners: Owners, now: int) -> None:
+        """Ends the time of owners that are passed over, and bounds their durables meanwhile [2]."""
+        left: dict[int, dict[str, int]] = {}
+        for topic_id, untils in self._distrusted.items():
+            topic = self._topics.by_id.get(topic_id)
+            if topic is not None:
+                left[topic_id] = {
+                    one: until for one, until in untils.items() if until > now and not owners.may_hold(one, topic.name)
+                }
+        # In one step: publishers read it at the same time.
+        self._distrusted = {topic_id: untils for topic_id, untils in left.items() if untils}
+        for topic_id, untils in self._distrusted.items():
+            topic = self._topics.by_id.get(topic_id)
+            if topic is not None and _holds(topic) and self._exceeds(topic, now, ()):
+                self._relieve(topic, [one for one in self._durables.of(topic) if owner_of(one.name) in untils])
+
+    def _relieve(self, topic: Topic, chosen: Iterable[Durable]) -> None:
+        names = frozenset([one.name for one in chosen])
+        self._changes.submit_quietly(_relieve(topic, names), partial(self._relieved, topic))
 
     def _relieved(self, topic: Topic, names: list[str] | StoreError) -> None:
-        until = self._clock.now_micros() + DISTRUST_HOLDS * self._hold_micros
+        now = self._clock.now_micros()
         for name in [] if isinstance(names, StoreError) else names:
-            log.warning("durable_held_publishers", topic=topic.name, durable=name)
-            self._distrusted[topic.id, owner_of(name)] = until
+            self._losses.note("durable_held_publishers", topic, name, now)
+            self._distrusted.setdefault(topic.id, {})[owner_of(name)] = now + DISTRUST_HOLDS * self._hold_micros
         self._tell(topic, names)
 
     def _add_up(self, owners: Owners) -> Iterator[None]:
@@ -184,14 +212,41 @@ class Backlogs:
                 self._changes.submit_quietly(_bound(topic, names, bytes_max), partial(self._evicted, topic))
 
     def _evicted(self, topic: Topic, names: list[str] | StoreError) -> None:
+        now = self._clock.now_micros()
         for name in [] if isinstance(names, StoreError) else names:
-            log.warning("durable_beyond_backlog_bytes", topic=topic.name, durable=name)
+            self._losses.note("durable_beyond_backlog_bytes", topic, name, now)
         self._tell(topic, names)
 
 
-def owner_of(name: str) -> str:
-    """The owner of a durable, by its stored name."""
-    return name.rpartition("/")[0]
+class _Losses:
+    """Logs the losses of an owner's durables on a topic: the first at once, the others once a minute as a number."""
+
+    def __init__(self) -> None:
+        self._since: dict[tuple[str, str, str], tuple[int, int, str]] = {}
+        """By event, topic and owner: the time of the last line, the losses since, and the durable of the last one."""
+
+    def note(self, event: str, topic: Topic, durable: str, now: int) -> None:
+        """A durable has lost entries."""
+        key = event, topic.name, owner_of(durable)
+        if key in self._since:
+            told, evictions, _ = self._since[key]
+            self._since[key] = told, evictions + 1, durable
+        else:
+            self._tell(key, now, 1, durable)
+
+    def flush(self, now: int) -> None:
+        """Logs the numbers that are due."""
+        for key, (told, evictions, durable) in list(self._since.items()):
+            if now - told >= TOLD_MICROS:
+                if evictions:
+                    self._tell(key, now, evictions, durable)
+                else:
+                    del self._since[key]
+
+    def _tell(self, key: tuple[str, str, str], now: int, evictions: int, durable: str) -> None:
+        self._since[key] = now, 0, durable
+        event, topic, _ = key
+        log.warning(event, topic=topic, durable=durable, evictions=evictions)
 
 
 def level(sizes: Collection[int], bytes_max: int) -> int:

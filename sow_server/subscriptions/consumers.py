@@ -87,11 +87,10 @@ class Consumers:
             durables,
             self._changes,
             clock,
-            lambda topic, now: exceeds(durables, topic, now),
+            lambda topic, now, passed_over: exceeds(durables, topic, now, passed_over=passed_over),
             self._tell,
             hold_micros=hold_micros,
         )
-        self.backlogs.wake = lambda: self.wake()  # noqa: PLW0108  # it is set later
         self._consumers: dict[Key, Consumer] = {}
         self._sessions: dict[Key, Consumer | EndedConsumer] = {}
         """The last session of each durable, ended or not: it may still acknowledge the entries that it was handed."""
@@ -593,11 +592,19 @@ class Consumers:
         )
 
 
-def exceeds(durables: Durables, topic: Topic, now_micros: int, under_way: tuple[int, int] = (0, 0)) -> bool:
-    """Whether a topic's backlog, with the entries and bytes `under_way` to it, has reached its quota (rule J9)."""
+def exceeds(
+    durables: Durables,
+    topic: Topic,
+    now_micros: int,
+    under_way: tuple[int, int] = (0, 0),
+    *,
+    passed_over: Collection[str] = (),
+) -> bool:
+    """Whether a topic's backlog, with the entries and bytes `under_way` to it, has reached its quota (rule J9).
+    `passed_over`: owners whose durables do not count (rule J19)."""
     settings = topic.settings
     size, age, number = settings.backlog_quota_bytes, settings.backlog_quota_age_micros, settings.backlog_quota_entries
-    backlog = durables.backlog(topic)
+    backlog = durables.backlog(topic, passed_over)
     if backlog is None:
         return False
     if size is not None and backlog.bytes + under_way[1] >= size:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
@@ -24,6 +25,7 @@ CHECK: Final = "/grpc.health.v1.Health/Check"
 WATCH: Final = "/grpc.health.v1.Health/Watch"
 SECONDS: Final = 20.0
 CALLS: Final = 100
+PUBLISHERS: Final = 20
 
 
 @pytest.fixture
@@ -146,9 +148,29 @@ def test_a_consumer_that_acknowledges_nothing_does_not_stop_publishers(tmp_path:
         with client_of(server, "worst") as worst:
             worst.rewind("orders", "d", EARLIEST)
         desk.publish("orders", {"id": "last"})
-        assert _attached(server) == ["evicted"]
+        until(lambda: _attached(server) == ["evicted"], SECONDS, "the next look at the durable")
         told = server.events("durable_held_publishers")
         assert {(event["topic"], event["durable"]) for event in told} == {("orders", "worst/d")}
+        assert not server.faults()
+
+
+def test_publishers_that_wait_together_go_on_together(tmp_path: Path) -> None:
+    """Story: of several that waited for a durable that acknowledges nothing, one went on in each second, for ever."""
+    write_access(tmp_path, WORST + identity("desk", "desk") + grant("desk", "orders", "publish"))
+    with (
+        ServerProcess(tmp_path, GUARDED + "[journal]\nhold_max = '1s'\n") as server,
+        Client(server.address, token="desk", timeout=10) as desk,
+    ):
+        with client_of(server, "root") as root:
+            root.create_topic("orders", key=["/id"], backlog_quota_entries=5, retain_bytes="1MiB")
+        desk.publish("orders", {"id": "first"})
+        assert _attached(server) == []
+        with ThreadPoolExecutor(PUBLISHERS) as pool:
+            for turn in range(5):  # a publish that waits for as long as its deadline is refused
+                waiting = [pool.submit(desk.publish, "orders", {"id": f"{turn} {n}"}) for n in range(PUBLISHERS)]
+                for one in waiting:
+                    one.result()
+        assert len(server.events("durable_held_publishers")) == 1
         assert not server.faults()
 
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+import structlog.testing
 
+from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import MICROS, BacklogAction, Publish
 from sow_server.services.admission import POLL_SECONDS, Admission
 from sow_server.subscriptions.backlogs import DISTRUST_HOLDS, HOLD_MICROS, level
+from sow_server.subscriptions.consumers import exceeds
 from tests.support.durables import durable, put, rewind, rig
 from tests.support.loops import FakeLoop
 from tests.support.stores import Rig
@@ -24,10 +27,11 @@ class Owners:
     """`root` has topic-admin; the others have what the test gives them."""
 
     def __init__(self) -> None:
+        self.trusted = {"root"}
         self.bytes: dict[str, int | None] = {}
 
     def may_hold(self, owner: str, topic: str) -> bool:
-        return owner == "root"
+        return owner in self.trusted
 
     def backlog_bytes(self, owner: str) -> int | None:
         return self.bytes.get(owner)
@@ -157,6 +161,68 @@ def test_a_held_publish_is_heard_of_as_long_as_it_waits(rig: Rig, subscribers: S
     with asyncio.Runner(loop_factory=FakeLoop) as runner:
         runner.run(run())
     assert left(rig, "desk/d") == 9
+
+
+def test_all_publishers_that_wait_go_on_together(rig: Rig, subscribers: Subscribers, owners: Owners) -> None:
+    """Story: of 40 that waited at the same time, one went on in each second, for ever."""
+    hold(rig, subscribers, "desk/d")
+    backlogs, store = subscribers.consumers.backlogs, rig.store
+    admission = Admission(
+        store.topics, store.durables, store.commits, rig.clock, backlogs.held, passed_over=backlogs.passed_over
+    )
+    publish = Publish("orders", (b"{}",), keys=("k",))
+
+    async def wait_for_all(tasks: list[asyncio.Task[Topic | None]]) -> None:
+        await asyncio.sleep(2 * POLL_SECONDS)
+        assert not any(task.done() for task in tasks)
+        rig.time.tick(HOLD_MICROS + 1)
+        await asyncio.sleep(2 * POLL_SECONDS)
+        subscribers.upkeep()  # one look is enough, and none of the requests is written
+        await asyncio.sleep(3 * POLL_SECONDS)
+        assert all(task.done() for task in tasks)
+
+    async def run() -> None:
+        await wait_for_all([asyncio.create_task(admission.admit(publish, None)) for _ in range(4 * QUOTA)])
+        put(rig, *[f"x{n}" for n in range(4 * QUOTA)])
+        await asyncio.wait_for(admission.admit(publish, None), POLL_SECONDS / 2)
+        assert admission.held_total == 4 * QUOTA, "the last one did not wait, although the backlog is beyond the quota"
+
+    with asyncio.Runner(loop_factory=FakeLoop) as runner:
+        runner.run(run())
+    assert left(rig, "desk/d") >= QUOTA
+    subscribers.upkeep()
+    assert left(rig, "desk/d") == 9, "what nobody waits for is evicted"
+
+
+def test_publishers_wait_for_others_while_an_owner_is_not_waited_for(
+    rig: Rig, subscribers: Subscribers, owners: Owners
+) -> None:
+    hold(rig, subscribers, "desk/d", "root/d")
+    backlogs, durables, topic = subscribers.consumers.backlogs, rig.store.durables, rig.topic("orders")
+    held(rig, subscribers, HOLD_MICROS + 10)
+    assert list(backlogs.passed_over(topic)) == ["desk"]
+    assert exceeds(durables, topic, 0, passed_over=["desk"])
+    assert not exceeds(durables, topic, 0, passed_over=["desk", "root"])
+    owners.trusted = {"root", "desk"}
+    subscribers.upkeep()
+    assert list(backlogs.passed_over(topic)) == [], "it has got topic-admin"
+
+
+def test_losses_are_logged_once_a_minute_and_counted(rig: Rig, subscribers: Subscribers, owners: Owners) -> None:
+    """Story: one line for each eviction, 40 a second."""
+    hold(rig, subscribers, "desk/d", "desk/e")
+    with structlog.testing.capture_logs() as lines:
+        held(rig, subscribers, HOLD_MICROS + 10)
+        for second in range(30):
+            put(rig, *[f"{second}-{n}" for n in range(QUOTA)])
+            rig.time.tick(MICROS)
+            subscribers.upkeep()
+        rig.time.tick(60 * MICROS)
+        subscribers.upkeep()
+        rig.time.tick(60 * MICROS)
+        subscribers.upkeep()
+    told = [line for line in lines if line["event"] == "durable_held_publishers"]
+    assert [(line["durable"], line["evictions"]) for line in told] == [("desk/d", 1), ("desk/e", 61)]
 
 
 def test_a_refused_publish_is_heard_of(rig: Rig, subscribers: Subscribers, owners: Owners) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -120,13 +120,13 @@ class Durables:
         """The number of durables, of all topics, that belong to an identity (rule A7)."""
         return self._named[f"{owner}/"]
 
-    def slowest(self, topic: Topic) -> Durable | None:
-        """The durable of a topic that has acknowledged least."""
+    def slowest(self, topic: Topic, passed_over: Collection[str] = ()) -> Durable | None:
+        """The durable of a topic that has acknowledged least. `passed_over`: owners whose durables do not count; costs
+        in proportion to the number of these."""
         found = self._topics.get(topic.id)
-        if found is None:
-            return None
-        for _, name in found.order[:1]:
-            return found.rows.get(name)
+        for _, name in () if found is None else found.order:
+            if not passed_over or owner_of(name) not in passed_over:
+                return None if found is None else found.rows.get(name)
         return None
 
     def topic_ids(self) -> list[int]:
@@ -181,9 +181,9 @@ class Durables:
             resolved = found.resolved = _ResolvedSettings(topic.settings, policies, shared, all_shared, {})
         return resolved
 
-    def backlog(self, topic: Topic) -> DurableBacklog | None:
-        """The unacknowledged entries of the slowest durable; None without durables."""
-        slowest = self.slowest(topic)
+    def backlog(self, topic: Topic, passed_over: Collection[str] = ()) -> DurableBacklog | None:
+        """The unacknowledged entries of the slowest durable; None without durables. `passed_over`: as of `slowest`."""
+        slowest = self.slowest(topic, passed_over)
         if slowest is None:
             return None
         figures = topic.statistics
@@ -333,6 +333,11 @@ class _ResolvedSettings(NamedTuple):
     """The settings of durables that nothing of their own applies to."""
     all_shared: bool
     own: dict[str, DurableSettings]
+
+
+def owner_of(name: str) -> str:
+    """The owner of a durable, by its stored name; empty where it has none."""
+    return name.rpartition("/")[0]
 
 
 def _prefix(name: str) -> str:
