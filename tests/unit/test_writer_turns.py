@@ -14,8 +14,9 @@ from sow_server.engine.commit import first_publish
 from sow_server.engine.commit.mutations import stage_job
 from sow_server.engine.commit.options import WriterOptions
 from sow_server.engine.commit.queue import QueuedStep
-from sow_server.engine.commit.requests import Job, RequestLimits, Slice
+from sow_server.engine.commit.requests import Job, RequestLimits, Slice, prepare
 from sow_server.engine.commit.work import MERGE_BYTE
+from sow_server.engine.commit.writer import ASIDE_MAX
 from sow_server.engine.disk.layout import decode_commit
 from sow_server.engine.disk.rocks import COMMITS
 from sow_server.engine.store import StoreOptions
@@ -176,6 +177,26 @@ def test_a_caller_whose_request_did_not_fit_begins_the_next_commit(callers: Call
     assert number <= 2
 
 
+def test_a_commit_does_not_wait_until_every_caller_has_been_asked(
+    callers: Callers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Story: with requests of 1,000 callers, all of them were prepared, and looked at again before each commit."""
+    prepared: list[Job] = []
+
+    def counted(job: Job, *arguments: Any) -> None:
+        prepared.append(job)
+        prepare(job, *arguments)
+
+    monkeypatch.setattr("sow_server.engine.commit.writer.prepare", counted)
+    for number in range(200):
+        callers.asks(f"caller {number}", put(*many(6, f"{number}-")))
+    callers.rig.turn()
+    assert callers.reasons("caller 0") == [None]
+    assert len(prepared) == 1 + ASIDE_MAX
+    callers.rig.store.writer.step()
+    assert all(reason is None for caller in callers.answers for reason in callers.reasons(caller))
+
+
 def test_whoever_comes_during_a_commit_of_another_has_the_next_turn(callers: Callers) -> None:
     """The turns forget what callers had once nobody waits, but the commit that is under way still counts."""
     callers.asks("heavy", put(*many(10)))
@@ -274,6 +295,29 @@ def test_the_rest_of_a_request_is_refused_once_its_topic_is_gone(callers: Caller
     assert isinstance(answer, StoreError)
     assert (answer.reason, answer.applied) == (Reason.TOPIC_NOT_FOUND, 10)
     assert rig.count("orders") == 0
+
+
+def test_a_request_whose_topic_goes_while_it_waits_creates_it_in_a_turn_of_its_own(tmp_path: Path) -> None:
+    """Story: its keys were known, so the topic was created in the middle of a commit of others, between their look-ups
+    and their write. Whether it is created may depend on their outcome."""
+    rig = Rig(tmp_path, options=StoreOptions(writer=OPTIONS, dynamic_topics=True))
+    rig.create_topic("orders")
+    rig.create_topic("gone")
+    callers = Callers(rig)
+    callers.asks("a", put(*many(8)))
+    done: list[object] = []
+    with working_for("b"):
+        rig.store.administration.delete_topic("gone", done.append, force=True)
+    callers.asks("c", put(*many(7)))
+    callers.asks("d", Publish("gone", [b"{}"] * 3, many(3)))
+    callers.commits_until("c")
+    assert done == [0]
+    assert not callers.answers["d"], "it does not share the commit of c"
+    assert "gone" not in rig.store.topics.by_name
+    callers.commits_until("d")
+    assert callers.reasons("d") == [None]
+    assert rig.count("gone") == 3
+    rig.close()
 
 
 def test_the_rest_of_a_request_has_the_keys_of_the_settings_that_are_in_force(callers: Callers) -> None:

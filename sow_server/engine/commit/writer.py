@@ -61,6 +61,10 @@ Deliver = Callable[[Callable[[], None]], object]
 """Runs a callable on the thread that owns the answers, such as `loop.call_soon_threadsafe`."""
 
 
+ASIDE_MAX: Final = 32
+"""Items that do not fit into a commit before it is written as it is: to look at each costs its keys and its heads."""
+
+
 class Writer:
     """Owns the write queue, the counters and the commits; its thread is the only one that writes."""
 
@@ -243,7 +247,7 @@ class Writer:
         aside: list[Job | QueuedStep] = []
         """Items that wait for a later commit, in their turns."""
         job: Job | QueuedStep | None = first
-        while job is not None:
+        while job is not None and len(aside) < ASIDE_MAX:
             # Whether the topic of a job is created may depend on the outcome of the others.
             if not isinstance(job, Job) or (
                 chosen and (job.alone or first_publish.creates(self.create_topic, self._topics, job))
