@@ -400,6 +400,25 @@ def test_an_atomic_request_whose_records_grow_beyond_a_commit_is_refused(tmp_pat
     rig.close()
 
 
+def test_a_retry_of_an_atomic_request_has_its_answer_although_its_records_have_grown(tmp_path: Path) -> None:
+    """P6. Story: after the request its records were beyond the limit, so its retry was refused as too large, and the
+    publisher took it for one that had not been applied."""
+    rig = rig_of(tmp_path, commit_merged_bytes_max=100_000)
+    rig.run(Publish("quotes", [json.dumps({"id": f"{number}", "t": "x" * 9_000}).encode() for number in range(10)]))
+    callers = Callers(rig)
+    for _ in range(2):
+        request = deltas(*[{"id": f"{number}", "u": "y" * 3_000} for number in range(10)])
+        request.atomic, request.publisher = True, PublisherPosition("p", 1, 1)
+        callers.asks("a", request)
+        rig.store.writer.step()
+    first, retried = callers.answers["a"]
+    assert isinstance(first, Outcome)
+    assert isinstance(retried, Outcome)
+    assert (first.applied, retried.applied, retried.duplicates) == (10, 0, 10)
+    assert rig.store.commits.queue_depth == (0, 0)
+    rig.close()
+
+
 def test_an_atomic_touch_of_more_bytes_than_a_commit_is_refused(tmp_path: Path) -> None:
     rig = rig_of(tmp_path, commit_records_max=1000, commit_merged_bytes_max=1_000_000)
     callers = Callers(rig)

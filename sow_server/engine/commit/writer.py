@@ -29,7 +29,7 @@ from sow_server.engine.commit.dead_letters import Fate
 from sow_server.engine.commit.draft import Draft, RemovalHook
 from sow_server.engine.commit.expiry import Sweep
 from sow_server.engine.commit.failures import as_store_error, broken_stream
-from sow_server.engine.commit.mutations import fetch_heads, fetch_values, stage_aborted, stage_job
+from sow_server.engine.commit.mutations import fetch_heads, fetch_values, stage_aborted, stage_decided, stage_job
 from sow_server.engine.commit.observers import Committed, Follow, Observer
 from sow_server.engine.commit.options import WriterOptions
 from sow_server.engine.commit.pace import CallsUnderWay, SweepPace
@@ -262,15 +262,19 @@ class Writer:
                 draft = self._new_draft()  # only now: to make the first one ready may have taken a commit
             left = job.left
             try:
-                part = room.take(draft, job, first=not chosen)
+                fits = room.take(draft, job, first=not chosen)
             except Exception as error:  # noqa: BLE001  # damage under one key, or a refusal ([5])
+                if not chosen and job.alone and (part := stage_decided(draft, job, self.publishers)) is not None:
+                    queue.taken(job, 1.0)
+                    self._finish_jobs(draft, [(job, part)], time.perf_counter())
+                    return
                 self._end(job, as_store_error(error))
                 job = queue.next(aside)
                 continue
-            if part is None:
+            if fits is None:
                 aside.append(job)
             else:
-                records, share = part
+                records, share = fits
                 chosen.append((job, records))
                 if records < left:
                     queue.kept(job, share)
