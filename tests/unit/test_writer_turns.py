@@ -14,8 +14,9 @@ from sow_server.engine.commit import first_publish
 from sow_server.engine.commit.mutations import stage_job
 from sow_server.engine.commit.options import WriterOptions
 from sow_server.engine.commit.queue import QueuedStep
-from sow_server.engine.commit.requests import Job, RequestLimits, Slice
+from sow_server.engine.commit.requests import Job, RequestLimits, Slice, prepare
 from sow_server.engine.commit.work import MERGE_BYTE
+from sow_server.engine.commit.writer import ASIDE_MAX
 from sow_server.engine.disk.layout import decode_commit
 from sow_server.engine.disk.rocks import COMMITS
 from sow_server.engine.store import StoreOptions
@@ -176,6 +177,26 @@ def test_a_caller_whose_request_did_not_fit_begins_the_next_commit(callers: Call
     assert number <= 2
 
 
+def test_a_commit_does_not_wait_until_every_caller_has_been_asked(
+    callers: Callers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Story: with requests of 1,000 callers, all of them were prepared, and looked at again before each commit."""
+    prepared: list[Job] = []
+
+    def counted(job: Job, *arguments: Any) -> None:
+        prepared.append(job)
+        prepare(job, *arguments)
+
+    monkeypatch.setattr("sow_server.engine.commit.writer.prepare", counted)
+    for number in range(200):
+        callers.asks(f"caller {number}", put(*many(6, f"{number}-")))
+    callers.rig.turn()
+    assert callers.reasons("caller 0") == [None]
+    assert len(prepared) == 1 + ASIDE_MAX
+    callers.rig.store.writer.step()
+    assert all(reason is None for caller in callers.answers for reason in callers.reasons(caller))
+
+
 def test_whoever_comes_during_a_commit_of_another_has_the_next_turn(callers: Callers) -> None:
     """The turns forget what callers had once nobody waits, but the commit that is under way still counts."""
     callers.asks("heavy", put(*many(10)))
@@ -276,6 +297,29 @@ def test_the_rest_of_a_request_is_refused_once_its_topic_is_gone(callers: Caller
     assert rig.count("orders") == 0
 
 
+def test_a_request_whose_topic_goes_while_it_waits_creates_it_in_a_turn_of_its_own(tmp_path: Path) -> None:
+    """Story: its keys were known, so the topic was created in the middle of a commit of others, between their look-ups
+    and their write. Whether it is created may depend on their outcome."""
+    rig = Rig(tmp_path, options=StoreOptions(writer=OPTIONS, dynamic_topics=True))
+    rig.create_topic("orders")
+    rig.create_topic("gone")
+    callers = Callers(rig)
+    callers.asks("a", put(*many(8)))
+    done: list[object] = []
+    with working_for("b"):
+        rig.store.administration.delete_topic("gone", done.append, force=True)
+    callers.asks("c", put(*many(7)))
+    callers.asks("d", Publish("gone", [b"{}"] * 3, many(3)))
+    callers.commits_until("c")
+    assert done == [0]
+    assert not callers.answers["d"], "it does not share the commit of c"
+    assert "gone" not in rig.store.topics.by_name
+    callers.commits_until("d")
+    assert callers.reasons("d") == [None]
+    assert rig.count("gone") == 3
+    rig.close()
+
+
 def test_the_rest_of_a_request_has_the_keys_of_the_settings_that_are_in_force(callers: Callers) -> None:
     rig = callers.rig
     documents = [json.dumps({"id": f"i{number}", "other": f"o{number}"}).encode() for number in range(15)]
@@ -353,6 +397,25 @@ def test_an_atomic_request_whose_records_grow_beyond_a_commit_is_refused(tmp_pat
     callers.commits_until("a")
     assert callers.reasons("a") == [Reason.ATOMIC_TOO_LARGE]
     assert rig.count("quotes") == 0
+    rig.close()
+
+
+def test_a_retry_of_an_atomic_request_has_its_answer_although_its_records_have_grown(tmp_path: Path) -> None:
+    """P6. Story: after the request its records were beyond the limit, so its retry was refused as too large, and the
+    publisher took it for one that had not been applied."""
+    rig = rig_of(tmp_path, commit_merged_bytes_max=100_000)
+    rig.run(Publish("quotes", [json.dumps({"id": f"{number}", "t": "x" * 9_000}).encode() for number in range(10)]))
+    callers = Callers(rig)
+    for _ in range(2):
+        request = deltas(*[{"id": f"{number}", "u": "y" * 3_000} for number in range(10)])
+        request.atomic, request.publisher = True, PublisherPosition("p", 1, 1)
+        callers.asks("a", request)
+        rig.store.writer.step()
+    first, retried = callers.answers["a"]
+    assert isinstance(first, Outcome)
+    assert isinstance(retried, Outcome)
+    assert (first.applied, retried.applied, retried.duplicates) == (10, 0, 10)
+    assert rig.store.commits.queue_depth == (0, 0)
     rig.close()
 
 

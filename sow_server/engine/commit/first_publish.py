@@ -38,8 +38,9 @@ def creation(create: Callable[[str], TopicStep] | None, topics: Topics, request:
 
 
 def creates(create: Callable[[str], TopicStep] | None, topics: Topics, job: Job) -> bool:
-    """Whether a job that has not been prepared yet may create its topic."""
-    return job.topic is None and creation(create, topics, job.request) is not None
+    """Whether a job may create its topic: it has not been prepared yet, or its topic was deleted while it waited."""
+    gone = job.topic is None or job.topic.id not in topics.by_id
+    return gone and creation(create, topics, job.request) is not None
 
 
 def refused(

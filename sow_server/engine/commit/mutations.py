@@ -105,6 +105,22 @@ def stage_aborted(draft: Draft, job: Job, aborted: AtomicAborted, publishers: Pu
     return Slice(job.left, refusals=refusals, results=list(refusals))
 
 
+def stage_decided(draft: Draft, job: Job, publishers: PublisherCache) -> Slice | None:
+    """Stages a job all of whose records were decided before, for the same publisher: it needs no stored record, so a
+    retry has its answer however large they have become (rule P6). None: there is something new in it."""
+    request, topic = job.request, job.topic
+    if not isinstance(request, Publish) or (position := request.publisher) is None or topic is None:
+        return None
+    try:
+        publisher = publishers.find(position.publisher_id).admit(position, len(job.keys), topic.id)
+        decided = publisher.decided_upto(position.first_sequence, publisher.elsewhere(topic.id))
+        if decided < position.first_sequence + len(job.keys) - 1:
+            return None
+        return stage_publish(draft, job, request, topic, job.left, publishers)
+    except StoreError:
+        return None
+
+
 def _stage_touch(draft: Draft, job: Job, request: Touch, topic: Topic, count: int) -> Slice:
     part = Slice(count)
     draft.fetch_bodies(store_keys(job, count))

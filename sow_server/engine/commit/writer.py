@@ -29,7 +29,7 @@ from sow_server.engine.commit.dead_letters import Fate
 from sow_server.engine.commit.draft import Draft, RemovalHook
 from sow_server.engine.commit.expiry import Sweep
 from sow_server.engine.commit.failures import as_store_error, broken_stream
-from sow_server.engine.commit.mutations import fetch_heads, fetch_values, stage_aborted, stage_job
+from sow_server.engine.commit.mutations import fetch_heads, fetch_values, stage_aborted, stage_decided, stage_job
 from sow_server.engine.commit.observers import Committed, Follow, Observer
 from sow_server.engine.commit.options import WriterOptions
 from sow_server.engine.commit.pace import CallsUnderWay, SweepPace
@@ -59,6 +59,10 @@ log = structlog.get_logger(__name__)
 
 Deliver = Callable[[Callable[[], None]], object]
 """Runs a callable on the thread that owns the answers, such as `loop.call_soon_threadsafe`."""
+
+
+ASIDE_MAX: Final = 32
+"""Items that do not fit into a commit before it is written as it is: to look at each costs its keys and its heads."""
 
 
 class Writer:
@@ -245,7 +249,7 @@ class Writer:
         aside: list[Job | QueuedStep] = []
         """Items that wait for a later commit, in their turns."""
         job: Job | QueuedStep | None = first
-        while job is not None:
+        while job is not None and len(aside) < ASIDE_MAX:
             # Whether the topic of a job is created may depend on the outcome of the others.
             if not isinstance(job, Job) or (
                 chosen and (job.alone or first_publish.creates(self.create_topic, self._topics, job))
@@ -260,15 +264,19 @@ class Writer:
                 draft = self._new_draft()  # only now: to make the first one ready may have taken a commit
             left = job.left
             try:
-                part = room.take(draft, job, first=not chosen)
+                fits = room.take(draft, job, first=not chosen)
             except Exception as error:  # noqa: BLE001  # damage under one key, or a refusal ([5])
+                if not chosen and job.alone and (part := stage_decided(draft, job, self.publishers)) is not None:
+                    queue.taken(job, 1.0)
+                    self._finish_jobs(draft, [(job, part)], time.perf_counter())
+                    return
                 self._end(job, as_store_error(error))
                 job = queue.next(aside)
                 continue
-            if part is None:
+            if fits is None:
                 aside.append(job)
             else:
-                records, share = part
+                records, share = fits
                 chosen.append((job, records))
                 if records < left:
                     queue.kept(job, share)
