@@ -153,7 +153,12 @@ class _Limit:
     kind: ValueKind[int]
 
     def read(self, value: object, folder: Path) -> int:
-        return _NO_LIMIT if value == UNLIMITED else self.kind.read(value, folder)
+        if value == UNLIMITED:
+            return _NO_LIMIT
+        try:
+            return self.kind.read(value, folder)
+        except ValueError as error:
+            raise ValueError(f"{error}; {quoted(UNLIMITED)} is no limit") from None
 
     def show(self, value: int) -> str:
         return quoted(UNLIMITED) if value == _NO_LIMIT else self.kind.show(value)

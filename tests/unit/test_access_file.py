@@ -304,6 +304,8 @@ def test_a_role_without_limits_is_bounded_and_one_may_say_that_it_is_not(tmp_pat
     desk = limits.identities["desk"].limits
     assert (desk.rpcs, desk.backlog_bytes, desk.subscriptions) == (None, None, Limits().subscriptions)
     assert "rpcs" not in desk.named()
+    with pytest.raises(ConfigError, match='found the text "none"; "unlimited" is no limit'):
+        access_of(tmp_path, DESK + "[roles.r.limits]\nrpcs = 'none'\n")
 
 
 @pytest.mark.parametrize(
