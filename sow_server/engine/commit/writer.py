@@ -661,11 +661,8 @@ class Writer:
     def _refuse_all(self) -> None:
         """Refuses everything queued, after a failure or a stop."""
         self.queue.take(0)
-        error = (
-            self.queue.refusal()
-            if self.queue.failure is not None
-            else StoreError(Reason.STOPPING, "the server is stopping")
-        )
+        failed = self.queue.failure is not None
+        error = self.queue.refusal() if failed else StoreError(Reason.STOPPING, "the server is stopping")
         while (item := self.queue.next()) is not None:
             if isinstance(item, Job):
                 self._end(item, error)
