@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from sow_server.engine.formats.nested import fit_for_msgspec
+from sow_server.engine.formats.levels import fit_for_msgspec
 from sow_server.services.convert import invalid
 
 FIELDS_MAX: Final = 100

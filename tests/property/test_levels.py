@@ -7,13 +7,16 @@ wide encodings, maps with other keys than texts; and nested below the levels tha
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import NamedTuple
+from unittest import mock
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sow_server.engine.formats.levels import DECODED_LEVELS
+from sow_server.engine.formats import levels
+from sow_server.engine.formats.levels import DECODED_LEVELS, FEW_NAMES, LARGE_BYTES, PIECE_BYTES
 from sow_server.engine.formats.paths import Steps, path_tree
 from sow_server.engine.formats.payloads import BadRecord, Format, Projection
 from sow_server.engine.formats.topic_formats import format_of
@@ -27,7 +30,9 @@ FIRST = {JSON: FirstLevels(json=True), MSGPACK: FirstLevels(json=False)}
 # --- documents as bytes ----------------------------------------------------------------------------------------------
 
 SPACES = st.sampled_from([b"", b"", b" ", b"\n\t"])
-JSON_NAMES = st.sampled_from([b'"a"', b'"a"', b'"b"', b'"\\u0061"', '"é"'.encode(), b'"\\"[{"', b'""', b'"\\\\"'])
+JSON_NAMES = st.sampled_from(
+    [b'"a"', b'"a"', b'"b"', b'"\\u0061"', '"é"'.encode(), b'"\\"[{"', b'""', b'"\\\\"', b'"v"']
+)
 JSON_SCALARS = st.sampled_from(
     [b"1", b"1.50", b"1E400", b"-0", b"12345678901234567890123", b"9" * 5000, b"[7]", b"{}", b"[]", b"null", b"true"]
 ) | st.sampled_from([b'"x"', b'"\\u0041"', b'"]{\\"["', b'"\\\\"', '"é"'.encode()])
@@ -131,26 +136,50 @@ def samples(draw: st.DrawFn) -> Sample:
         for steps in draw(st.lists(STEPS, min_size=1, max_size=4))
     ]
     if draw(st.booleans()):
-        return Sample(JSON, [wrapping.json(draw(json_objects(JSON_VALUES))) for _ in range(2)], paths)
+        documents = [draw(SPACES) + wrapping.json(draw(json_objects(JSON_VALUES))) + draw(SPACES) for _ in range(2)]
+        return Sample(JSON, documents, paths)
     tops = msgpack_objects(MSGPACK_VALUES, MSGPACK_KEYS if wrapping.levels else MSGPACK_NAMES)
     return Sample(MSGPACK, [wrapping.msgpack(draw(tops)) for _ in range(2)], paths)
 
 
 STEPS = st.lists(st.sampled_from(["a", "b", "é", "", "z", '"[{', "\\"]), min_size=1, max_size=3).map(tuple)
 
+
+class Bounds(NamedTuple):
+    """From how many bytes on an object is large; the size of its pieces; how many names are few."""
+
+    large_bytes: int
+    piece_bytes: int
+    few_names: int
+
+    def applied(self) -> AbstractContextManager[object]:
+        return mock.patch.multiple(
+            levels, LARGE_BYTES=self.large_bytes, PIECE_BYTES=self.piece_bytes, FEW_NAMES=self.few_names
+        )
+
+
+BOUNDS = st.just(Bounds(LARGE_BYTES, PIECE_BYTES, FEW_NAMES)) | st.builds(
+    Bounds, st.sampled_from([0, 0, 30]), st.sampled_from([0, 4, 10, 30]), st.sampled_from([0, 1, FEW_NAMES])
+)
+"""So that small documents are read as large ones are."""
+
 # --- properties ------------------------------------------------------------------------------------------------------
 
 
-@given(samples(), st.sampled_from(["include", "exclude", "hidden"]), st.booleans(), st.integers(0, 3))
-@settings(max_examples=examples(400))
-def test_a_projection_gives_the_bytes_of_the_first_one(sample: Sample, kind: str, both: bool, hidden: int) -> None:
+@given(samples(), st.sampled_from(["include", "exclude", "hidden"]), st.booleans(), st.integers(0, 3), BOUNDS)
+@settings(max_examples=examples(600))
+def test_a_projection_gives_the_bytes_of_the_first_one(
+    sample: Sample, kind: str, both: bool, hidden: int, bounds: Bounds
+) -> None:
     paths = tuple(sample.paths)
     projection = Projection(**{kind: paths})
     if both and kind != "hidden":
         projection = Projection(**{kind: paths}, hidden=paths[:hidden])
     for document in sample.documents:
         assert sample.format.check(document) is None, "a legal payload"
-        assert sample.format.project(document, projection) == FIRST[sample.format].project(document, projection)
+        with bounds.applied():
+            projected = sample.format.project(document, projection)
+        assert projected == FIRST[sample.format].project(document, projection)
 
 
 @given(samples(), st.integers(0, 4))

@@ -16,11 +16,12 @@ from sow_server.engine.formats import json_format, msgpack_format, nested, paylo
 from sow_server.engine.formats.deltas import LEVELS_MAX, Documents
 from sow_server.engine.formats.field_format import FieldFormat
 from sow_server.engine.formats.json_format import JsonFormat
-from sow_server.engine.formats.levels import DECODED_LEVELS, Encoding, Levels
+from sow_server.engine.formats.levels import DECODED_LEVELS, FEW_NAMES, PIECE_BYTES, Encoding, Levels
 from sow_server.engine.formats.msgpack_format import MsgpackFormat
 from sow_server.engine.formats.nested import DECODED_NAMES_MAX
 from sow_server.engine.formats.paths import PathTree, Steps, path_tree
 from sow_server.engine.formats.payloads import HIDING, SELECTING, SELECTING_DEEP, Projection
+from tests.support.first_levels import FirstLevels
 
 KINDS = [json_format.ENCODING, msgpack_format.ENCODING]
 READS_MAX = 14
@@ -146,7 +147,39 @@ def test_names_are_looked_up_once_however_many_paths_there_are() -> None:
     projection.__dict__["include_tree"] = tree
     projected = nested.project(levels, document, projection)
     assert msgspec.json.decode(projected) == {f"n{number * 3}": number * 3 for number in range(1000)}
-    assert tree.looked_up == 5000
+    assert tree.looked_up <= 5000 + 1000, "those that are found once more, of a large document"
+
+
+WIDE = b",".join([b'"n%d": %d' % (number, number % 7) for number in range(8000)])
+"""Members of an object of many names."""
+
+
+@pytest.mark.parametrize("front", [b"", b'"v":' + b"[" * 100 + b'"%b"' % (b"x" * 100_000) + b"]" * 100 + b","])
+@pytest.mark.parametrize("count", [1, FEW_NAMES + 1, 1000])
+@pytest.mark.parametrize("kind", ["include", "exclude", "hidden"])
+@pytest.mark.parametrize("depth", [0, DECODED_LEVELS + 2])
+def test_no_call_makes_all_names_of_a_large_object(front: bytes, count: int, kind: str, depth: int) -> None:
+    """Story: to decode a record of 100,000 names was one call that kept all other threads waiting for 40 ms."""
+    most = 0
+
+    def counting(decode: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def counted(value: Any) -> Any:
+            nonlocal most
+            decoded = decode(value)
+            most = max(most, len(decoded)) if isinstance(decoded, dict) else most
+            return decoded
+
+        return counted
+
+    encoding = json_format.ENCODING
+    levels = Levels(replace(encoding, decoder=lambda kind: counting(encoding.decoder(kind))))
+    repeated = b',"n3":"last", "n7000" : [ ]'
+    document = b"{" + front + WIDE + repeated + b"}"
+    for _ in range(depth):
+        document = b'{"z": [[2]], "a": ' + document + b"}"
+    projection = Projection(**{kind: tuple([(("a",) * depth + (f"n{number * 3}",)) for number in range(count)])})
+    assert nested.project(levels, document, projection) == FirstLevels(json=True).project(document, projection)
+    assert 0 < most <= PIECE_BYTES // 8
 
 
 def test_paths_are_compiled_once_for_all_records(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,19 +10,18 @@ import json
 import operator
 import re
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 import msgspec
 
 from sow_server.engine.formats.deltas import Difference, Documents
-from sow_server.engine.formats.levels import Encoding, Index, Levels, raw_part
+from sow_server.engine.formats.levels import Encoding, Index, Levels, fit_for_msgspec, raw_part
 from sow_server.engine.formats.nested import (
     DECODED_NAMES_MAX,
     NESTING_MAX,
     check_json_nesting,
     fields_type,
-    fit_for_msgspec,
     merge_documents,
     not_decoded,
     project,
@@ -47,6 +46,55 @@ _FLAT: Final = rb'[^"\[\]{}]*+(?:%b[^"\[\]{}]*+)*+' % _TEXT
 _BRACKET: Final = re.compile(rb"(?:%b[\[{]%b[\]}])*+%b(?:([\[{])|([\]}])|\Z)" % (_FLAT, _FLAT, _FLAT), re.DOTALL)
 """Up to the next bracket of an object or array that has others inside; group 1: an opening one, group 2: a closing one.
 It matches everywhere, so that no search begins in the middle of a text."""
+
+
+def _nested_text(levels: int) -> bytes:
+    inner = _FLAT
+    for _ in range(levels):
+        inner = rb'[^"\[\]{}]*+(?:(?:%b|[\[{]%b[\]}])[^"\[\]{}]*+)*+' % (_TEXT, inner)
+    return inner
+
+
+_MEMBERS: Final = re.compile(
+    rb'(?:[^"\[\]{},]*+(?:(?:%b|[\[{]%b[\]}])[^"\[\]{},]*+)*+,)*+' % (_TEXT, _nested_text(7)), re.DOTALL
+)
+"""Members of an object with a comma behind each, whose values are nested at most eight deep."""
+_BEFORE_VALUE: Final = re.compile(rb"\s*+%b\s*+:\s*+" % _TEXT, re.DOTALL)
+_BEHIND_VALUE: Final = re.compile(rb"\s*+,")
+_FIRST_VALUE: Final = msgspec.json.Decoder(msgspec.defstruct("First", [("v", msgspec.Raw)]))
+_PASSES_MAX: Final = 16
+"""For so many members msgspec finds the end of a large value, in a pass over all that follows."""
+
+
+def _pieces(text: bytes, size: int) -> Iterator[bytes]:
+    at, passes = 1, 0
+    while len(text) - at > size:
+        end = _members_end(text, at, at + size) or _members_end(text, at, at + 4 * size)
+        if not end and passes < _PASSES_MAX:
+            end, passes = _first_end(text, at), passes + 1
+        if not end:
+            break
+        yield b"{%b}" % text[at : end - 1]
+        at = end
+    yield b"{%b" % text[at:]
+
+
+def _members_end(text: bytes, at: int, stop: int) -> int:
+    """The end of the members that end before `stop`, with their last comma; 0 if there are none."""
+    members = _MEMBERS.match(text, at, stop)
+    return members.end() if members is not None and members.end() > at else 0
+
+
+def _first_end(text: bytes, at: int) -> int:
+    """The end of the first of several members, with its comma; 0 for the last one, and where it cannot be told."""
+    name = _BEFORE_VALUE.match(text, at)
+    if name is None:
+        return 0
+    value = memoryview(_FIRST_VALUE.decode(b'{"v":%b' % text[name.end() :]).v)  # type: ignore[attr-defined]
+    if not text.startswith(value, name.end()):
+        return 0  # a later member has the name `v`
+    behind = _BEHIND_VALUE.match(text, name.end() + len(value))
+    return behind.end() if behind is not None else 0
 
 
 def _index(text: bytes) -> Index:
@@ -74,6 +122,8 @@ ENCODING: Final = Encoding(
     index=_index,
     place_holder=lambda number: b"[[%d]]" % number,
     held=lambda text: int(text[2:-2]) if text.startswith(b"[[") else None,
+    pieces=_pieces,
+    joined=lambda pieces: b"{%b}" % b",".join([piece[1:-1] for piece in pieces if piece != b"{}"]),
 )
 
 

@@ -9,13 +9,12 @@ from typing import Final
 import msgspec
 
 from sow_server.engine.formats.deltas import Difference, Documents
-from sow_server.engine.formats.levels import Encoding, Index, Levels, raw_part
+from sow_server.engine.formats.levels import Encoding, Index, Levels, fit_for_msgspec, raw_part
 from sow_server.engine.formats.nested import (
     DECODED_NAMES_MAX,
     NESTING_MAX,
     check_nesting,
     fields_type,
-    fit_for_msgspec,
     merge_documents,
     not_decoded,
     project,
@@ -89,6 +88,8 @@ ENCODING: Final = Encoding(
     index=_index,
     place_holder=lambda number: b"\x91\x91\xce" + number.to_bytes(4, "big"),
     held=lambda text: int.from_bytes(text[3:], "big") if text.startswith(b"\x91\x91") else None,
+    pieces=lambda text, _size: iter((text,)),
+    joined=lambda pieces: pieces[0],
 )
 
 

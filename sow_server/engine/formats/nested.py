@@ -11,7 +11,7 @@ from typing import Final, TypedDict, cast
 import msgspec
 
 from sow_server.engine.formats.deltas import DeltaError, Documents
-from sow_server.engine.formats.levels import Fields, Levels, Value
+from sow_server.engine.formats.levels import Fields, Levels, Value, is_large
 from sow_server.engine.formats.paths import PathTree
 from sow_server.engine.formats.payloads import BadRecord, Decode, Projection, malformed
 
@@ -46,12 +46,6 @@ def check_nesting(document: object) -> None:
             return
         level = inner
     raise RecursionError
-
-
-def fit_for_msgspec(names: Sequence[str]) -> bool:
-    """Whether msgspec finds these fields in a TypedDict: it takes others than ASCII for the empty name, unless Python
-    happens to have their UTF-8 at hand (0.22)."""
-    return all(name.isascii() and name for name in names)
 
 
 DECODED_NAMES_MAX: Final = 64
@@ -89,6 +83,8 @@ def not_decoded(error: Exception, payload: bytes, wanted: str) -> BadRecord:
 
 def project(levels: Levels, payload: bytes, projection: Projection) -> bytes:
     """The projected fields of a document. Raises MsgspecError and RecursionError."""
+    if is_large(payload):
+        return _project_large(levels, payload, projection)
     fields = levels.top(payload)
     if projection.hidden:
         _hide(levels, fields, projection.hidden_tree, 0)
@@ -97,6 +93,20 @@ def project(levels: Levels, payload: bytes, projection: Projection) -> bytes:
     elif projection.exclude:
         _exclude(levels, fields, projection.exclude_tree, 0)
     return levels.encode(fields)
+
+
+def _project_large(levels: Levels, payload: bytes, projection: Projection) -> bytes:
+    document: Value | None = levels.document(payload)
+    if projection.hidden and document is not None:
+        document = _hide(levels, document, projection.hidden_tree, 0)
+    if projection.include:
+        fields = levels.fields(document, 0, projection.include_tree)
+        document = None if fields is None else _included(levels, fields, projection.include_tree, 0)
+    elif projection.exclude and document is not None:
+        document = _excluded(levels, document, projection.exclude_tree, 0)
+    if document is None:
+        raise msgspec.ValidationError("no object that can be read")
+    return levels.encode(document)
 
 
 def _included(levels: Levels, fields: Fields, tree: PathTree, depth: int) -> Fields:
@@ -108,7 +118,7 @@ def _included(levels: Levels, fields: Fields, tree: PathTree, depth: int) -> Fie
             if below is None:
                 kept[name] = value
                 continue
-            inner = levels.fields(value, depth + 1)
+            inner = levels.fields(value, depth + 1, below)
             if inner is not None and (included := _included(levels, inner, below, depth + 1)):
                 kept[name] = included
     return kept
@@ -120,25 +130,35 @@ def _exclude(levels: Levels, fields: Fields, tree: PathTree, depth: int) -> None
         below = tree[name]
         if below is None:
             del fields[name]
-            continue
-        inner = levels.fields(fields[name], depth + 1)
-        if inner is not None:
-            _exclude(levels, inner, below, depth + 1)
-            fields[name] = inner
+        else:
+            fields[name] = _excluded(levels, fields[name], below, depth + 1)
+
+
+def _excluded(levels: Levels, value: Value, tree: PathTree, depth: int) -> Value:
+    """A value without the fields in a tree."""
+    value, some = levels.some_fields(value, tree, depth)
+    if some is not None:
+        left = dict(some)
+        _exclude(levels, left, tree, depth)
+        return levels.rewritten(value, some, left) or value
+    fields = levels.fields(value, depth)
+    if fields is None:
+        return value
+    _exclude(levels, fields, tree, depth)
+    return fields
 
 
 def _hide(levels: Levels, value: Value, tree: PathTree, depth: int) -> Value | None:
     """A value without the fields in a tree, in all elements of arrays. Changes opened levels in place. None where it
     cannot be told whether the value has such fields."""
+    value, some = levels.some_fields(value, tree, depth)
+    if some is not None:
+        left = dict(some)
+        _hide_fields(levels, left, tree, depth)
+        return levels.rewritten(value, some, left)
     opened = levels.opened(value, depth)
     if type(opened) is dict:
-        for name in tree.keys() & opened.keys():
-            below = tree[name]
-            shown = None if below is None else _hide(levels, opened[name], below, depth + 1)
-            if shown is None:
-                del opened[name]
-            else:
-                opened[name] = shown
+        _hide_fields(levels, opened, tree, depth)
     elif type(opened) is list:
         elements: list[Value] = []
         for element in opened:
@@ -147,6 +167,17 @@ def _hide(levels: Levels, value: Value, tree: PathTree, depth: int) -> Value | N
                 elements.append(shown)
         return elements
     return opened
+
+
+def _hide_fields(levels: Levels, fields: Fields, tree: PathTree, depth: int) -> None:
+    """Removes the fields in a tree from a level, in all elements of arrays."""
+    for name in tree.keys() & fields.keys():
+        below = tree[name]
+        shown = None if below is None else _hide(levels, fields[name], below, depth + 1)
+        if shown is None:
+            del fields[name]
+        else:
+            fields[name] = shown
 
 
 def merge_documents(documents: Documents, base: bytes, delta: bytes, unset: PathTree) -> bytes | BadRecord:
