@@ -34,7 +34,7 @@ from sow_server.engine.disk.rocks import RocksError
 from sow_server.engine.opening import Instance
 from sow_server.engine.reading import Cuts
 from sow_server.engine.replicas import ReplicaDone, Replicas, SelectRecords, comparing
-from sow_server.engine.replicas.sharing import compiled
+from sow_server.engine.replicas.sharing import compiled, covering
 from sow_server.engine.values.clock import GuardedClock
 from sow_server.engine.values.errors import StoreError
 from sow_server.engine.values.model import RecordMatcher
@@ -107,6 +107,7 @@ class PeerStore:
         """Why a text is no pattern."""
         try:
             compiled(text)
+            covering(text)  # here, so that the writer's thread finds it
         except PatternError as error:
             return f"is not an RE2 expression ({error})"
         return ""

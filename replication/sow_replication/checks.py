@@ -8,7 +8,8 @@ program.
     [1]  Every field of every message of `replication.proto` has a rule here. A field without one fails the import, so a
          new field cannot be forgotten.
     [2]  A rule refuses only what no sound instance of any release sends: a user of one instance must not be able to
-         break its links by a key, a name or a lifetime that is accepted there.
+         break its links by a key, a name or a lifetime that is accepted there. The one exception is the number of
+         topics of a link: beyond it the refusal says so, and a narrower pattern mends it (rule R15).
     [3]  A refusal names the field. It ends the link or the call, and nothing of the message is used.
     [4]  A check costs less than the use of the message: counts are looked at before elements, chunks not at all.
 
@@ -43,8 +44,9 @@ KEY_BYTES_MAX: Final = 2**16 - 1
 """Of a record key: the journal has two bytes for its length."""
 KEY_PATHS_MAX: Final = 1_000
 PATH_BYTES_MAX: Final = 64 << 10
-TOPICS_MAX: Final = 100_000
-"""Topics of a link."""
+TOPICS_MAX: Final = 10_000
+"""Topics of a link. They are answered at one go on the event loop, in some 8 µs each: a
+hundred thousand of them would hold it for a second or more."""
 CHUNKS_MAX: Final = 2**16
 """Of one message of changes. A chunk has the changes of one topic of one request, so there may be thousands."""
 ORIGINS_MAX: Final = 2**16

@@ -255,13 +255,18 @@ class Receiver:
         assert self.identity is not None, "the sender has said Hello"
         self._topics_version = self._store.topics_version
         permits = self.caller.permits
-        kinds = [kind for name, kind in self._kinds.items() if permits(name)]
-        return [
-            *self._store.answers(self.identity.name, kinds),
-            *[_not_permitted(name) for name in self._kinds if not permits(name)],
-        ]
+        kinds: list[TopicKind] = []
+        refused: list[TopicAnswer] = []
+        for name, kind in self._kinds.items():
+            if permits(name):
+                kinds.append(kind)
+            else:
+                refused.append(_not_permitted(name))
+        return [*self._store.answers(self.identity.name, kinds), *refused]
 
     def _take_topics(self, kinds: dict[str, TopicKind]) -> None:
+        if kinds == self._kinds and self._store.topics_version == self._topics_version:
+            return  # the sender has these answers ([4])
         self._told = {name: answer for name, answer in self._told.items() if kinds.get(name) == self._kinds[name]}
         self._kinds = kinds
         self._tell_topics()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from sow.v1.replication_pb2 import ReplicateRequest
-from sow_peering import JournalPart, MergeCounts, PeerState, Purged, SeedRange
+from sow_peering import InstanceIdentity, JournalPart, MergeCounts, PeerState, Purged, SeedRange
 from sow_replication.node import Node
 from sow_replication.options import NodeOptions, PeerOptions
 from sow_replication.sender import TopicState
@@ -33,7 +34,7 @@ from sow_server.engine.disk.layout import (
 )
 from sow_server.engine.disk.mark import load, save
 from sow_server.engine.disk.rocks import META, RECORDS, TOMBSTONES, Batch
-from sow_server.engine.replicas import receiving, serving, sources
+from sow_server.engine.replicas import receiving, serving, sharing, sources
 from sow_server.engine.replicas.tombstones import MADE_END
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import (
@@ -46,12 +47,14 @@ from sow_server.engine.values.model import (
     Publish,
     TopicSettings,
 )
+from sow_server.engine.values.patterns import is_quick, matcher
 from sow_server.linking import NoLinks
 from tests.support.parts import peer_store_of
 from tests.support.replicas import (
     everything,
     greet,
     identity,
+    instance,
     live,
     pair,
     purge,
@@ -562,3 +565,70 @@ def test_after_a_loss_of_names_tombstones_of_others_do_not_pass_for_our_own(pair
     assert b.store.origins.names[number] == "lost-1"
     b.put("t", "2")
     assert b.store.origins.names[b.live("t")[b"2"].origin] == "b"
+
+
+def test_a_slow_pattern_of_a_source_is_matched_against_no_topic_on_the_writers_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R15: the pattern below takes RE2 some 34 ms a name, and the writer matched the names of all topics."""
+    a, b = instance(tmp_path, "a"), instance(tmp_path, "b")
+    for name in ("t", "u"):
+        b.create_topic(name)
+    assert not b.topic("t").replicated
+    slow = "(?:x|xx|xxx)*" * 3_000
+    matched: list[str] = []
+
+    def compiled(pattern: str) -> Callable[[str], bool]:
+        def matches(name: str) -> bool:
+            matched.append(pattern)
+            return matcher(pattern)(name)
+
+        return matches
+
+    monkeypatch.setattr(sharing, "compiled", compiled)
+    begin(b, identity(a), slow)
+    b.create_topic("v")
+    assert matched
+    assert slow not in matched
+    assert all(b.topic(name).replicated for name in ("t", "u", "v")), "none of its deletes may be missed"
+    assert b.store.replicas.sources.by_name["a"].topics == slow, "the link is as before"
+    b.crash()
+    assert b.topic("u").replicated
+    assert slow not in matched
+
+
+def test_a_list_of_some_hundred_topics_covers_these_topics_alone(tmp_path: Path) -> None:
+    """R15."""
+    a, b = instance(tmp_path, "a"), instance(tmp_path, "b")
+    for name in ("desk.1.orders", "desk-1.orders", "fills.eu"):
+        b.create_topic(name)
+    names = [rf"desk\.{number}\.orders" for number in range(400)]
+    begin(b, identity(a), "|".join([*names, r"fills\..*"]))
+    assert b.topic("desk.1.orders").replicated
+    assert b.topic("fills.eu").replicated
+    assert not b.topic("desk-1.orders").replicated
+
+
+@pytest.mark.parametrize(
+    ("pattern", "quick"),
+    [
+        (".*", True),
+        (r"orders|flights\..*", True),
+        (r"(desk|fx|eq)[0-9]{4}\.(orders|fills|quotes)", True),
+        ("|".join(f"orders_{number}.*" for number in range(500)), True),
+        ("|".join(f"orders_{number}.*" for number in range(5_000)), False),  # too long
+        ("|".join(f"orders_{number}[a-z]*" for number in range(500)), False),  # no list
+        ("(?:x|xx|xxx)*" * 3_000, False),
+        ("(?:x{0,400})*y", False),  # short
+    ],
+)
+def test_a_pattern_is_quick_by_its_size_in_re2_or_as_a_list(pattern: str, quick: bool) -> None:
+    assert is_quick(pattern) is quick
+
+
+def begin(receiver: Rig, sender: InstanceIdentity, pattern: str) -> None:
+    answers: list[MergeCounts | StoreError] = []
+    receiver.store.replicas.sources.begin(
+        sender, topics=pattern, filter_text="", cursor=0, missing_is_deleted=False, done=answers.append
+    )
+    receiver.answer(answers)

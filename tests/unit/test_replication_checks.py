@@ -137,6 +137,18 @@ def test_numbers_of_entries_are_looked_at_before_the_entries() -> None:
     assert fault_of(topics) == f"topics.topics: {TOPICS_MAX + 1} entries, more than {TOPICS_MAX}"
 
 
+def test_a_link_with_too_many_topics_is_refused_by_the_field() -> None:
+    """R15: the status shows this, so it has to tell the bound."""
+    hello = replication_pb2.ReplicateRequest()
+    hello.CopyFrom(SOUND["hello"])
+    del hello.hello.topics[:]
+    topics = [replication_pb2.ReplicatedTopic(name=f"t{n}", message_type="json") for n in range(10_001)]
+    hello.hello.topics.extend(topics[:-1])
+    assert fault_of(hello) == ""
+    hello.hello.topics.append(topics[-1])
+    assert fault_of(hello) == "hello.topics: 10001 entries, more than 10000"
+
+
 class Texts:
     """The languages of a link, as far as one test needs them."""
 

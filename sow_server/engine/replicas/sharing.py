@@ -8,10 +8,19 @@ from typing import Final
 
 from sow_peering import TopicKind
 from sow_server.engine.catalog.topics import Topic, Topics
-from sow_server.engine.values.patterns import matcher
+from sow_server.engine.values.patterns import is_quick, matcher
 
 compiled: Final = functools.lru_cache(maxsize=200)(matcher)
 """Asked for each publish that wants to be REPLICATED, and before and after a source begins. Raises PatternError."""
+ALL_TOPICS: Final = ".*"
+
+
+@functools.lru_cache(maxsize=200)
+def covering(pattern: str) -> str:
+    """The pattern that decides which topics a source shares: its own if that is quick, else that of all topics. All
+    topics of this instance are matched on the writer's thread when a source begins, and a peer chose the pattern. A
+    topic too many costs tombstones, a topic that is missed would cost deletes. Raises PatternError."""
+    return pattern if is_quick(pattern) else ALL_TOPICS
 
 
 class SharedTopics:

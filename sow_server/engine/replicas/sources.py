@@ -44,14 +44,13 @@ from sow_server.engine.replicas.model import (
     encode_complete,
     encode_source,
 )
-from sow_server.engine.replicas.sharing import SharedTopics, compiled, kind_of
+from sow_server.engine.replicas.sharing import ALL_TOPICS, SharedTopics, compiled, covering, kind_of
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.keys import INSTANCE_NAME
 from sow_server.engine.values.patterns import PatternError
 
 log = structlog.get_logger(__name__)
 
-ALL_TOPICS: Final = ".*"
 TAKEN_MAX: Final = 4_096
 """Numbers of sources, or of origins, that one source can take ([3]): how often it begins anew with other data or
 another pattern, and how many instances it brings records of. Removing the peer gives it as many again."""
@@ -131,7 +130,7 @@ class Sources:
 
     def cover(self) -> None:
         """Sets the patterns of all links."""
-        known = [source.topics for source in self.by_name.values()]
+        known = [covering(source.topics) for source in self.by_name.values()]
         # Which topics a disabled source has sent is not known.
         self._shared.cover([*self._sent(), *known, *([ALL_TOPICS] if self.disabled else [])])
 
@@ -242,6 +241,7 @@ class Sources:
         StoreError INVALID_ARGUMENT ([1])."""
         try:
             compiled(topics)
+            covering(topics)
         except PatternError as error:
             cause = str(error)[:FAULT_CHARACTERS]
             raise StoreError(Reason.INVALID_ARGUMENT, f"topics_pattern: is not an RE2 expression ({cause})") from None
