@@ -61,19 +61,19 @@ def entry_keys(index: Index, document: object, record_key: bytes) -> set[bytes]:
     return _keys(index, value_at(document, index.steps), record_key)
 
 
-def with_arrays(message_type: MessageType, payloads: Sequence[bytes]) -> list[int]:
-    """The positions of the payloads that may have an array: of all others a field has one value. Cheap."""
+def may_have_more(
+    indexes: Sequence[Index], message_type: MessageType, payloads: Sequence[bytes], few: int
+) -> list[int]:
+    """The positions of the payloads that may give more than a `few` entries. Cheap: it runs no Python for a payload.
+
+    Without an array a field has one value; and a value has at most two entries, as a text that is a number.
+    """
+    values = few // (2 * len(indexes))
     if message_type is MessageType.JSON:
-        return [at for at, payload in enumerate(payloads) if b"[" in payload]
+        return [at for at, payload in enumerate(payloads) if b"[" in payload and payload.count(b",") >= values]
     if message_type is MessageType.MSGPACK:
-        return [at for at, payload in enumerate(payloads) if _MSGPACK_ARRAY(payload) is not None]
+        return [at for at, payload in enumerate(payloads) if len(payload) > values and _MSGPACK_ARRAY(payload)]
     return []
-
-
-def entries_most(indexes: Sequence[Index], message_type: MessageType, payload: bytes) -> int:
-    """The most entries that a payload may give: cheap, and far too many for most."""
-    values = payload.count(b",") + 1 if message_type is MessageType.JSON else len(payload)
-    return 2 * values * len(indexes)  # a text that is a number has two
 
 
 def entries_count(indexes: Sequence[Index], document: object) -> tuple[int, str]:

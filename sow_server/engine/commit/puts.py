@@ -16,7 +16,7 @@ from itertools import repeat
 from operator import itemgetter
 from typing import Final
 
-from sow_server.engine.catalog.indexes import entries_count, entries_most, with_arrays
+from sow_server.engine.catalog.indexes import entries_count, may_have_more
 from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.commit.draft import Draft, Puts
 from sow_server.engine.commit.publishers import NOTHING_TOLD, SEVERAL, AnsweredRun, Publisher, PublisherCache
@@ -450,8 +450,8 @@ def _put_one(draft: Draft, topic: Topic, job: Job, request: Publish, index: int,
 def _too_many_entries(draft: Draft, topic: Topic, delta: Delta, store_key: bytes, payload: bytes) -> str | None:
     """Why a delta's record, merged, has too many index entries (rule K8); None if it has not. One that had as many
     already, such as a peer's, may be changed as long as it gets no more of them."""
-    indexes, limit, kind = topic.indexes.all, delta.index_entries_max, topic.settings.message_type
-    if entries_most(indexes, kind, payload) <= limit or not with_arrays(kind, [payload]):
+    indexes, limit = topic.indexes.all, delta.index_entries_max
+    if not may_have_more(indexes, topic.settings.message_type, [payload], limit):
         return None
     count, field = entries_count(indexes, topic.decode_indexed(payload))
     if count <= limit:

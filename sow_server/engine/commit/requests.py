@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from sow_server.engine.catalog.indexes import ENTRIES_MAX, entries_count, entries_most, with_arrays
+from sow_server.engine.catalog.indexes import ENTRIES_MAX, entries_count, may_have_more
 from sow_server.engine.catalog.topics import UNDELIVERED_ID, Topic, check_name
 from sow_server.engine.commit.publishers import AnsweredRun
 from sow_server.engine.formats.deltas import LEVELS_MAX
@@ -402,9 +402,9 @@ def _check_entries(job: Job, request: Publish, topic: Topic, limits: RequestLimi
     indexes, counts = topic.indexes.all, dict[int, int]()
     if not indexes:
         return counts
-    payloads, keys, kind = request.payloads, job.keys, topic.settings.message_type
-    for at in with_arrays(kind, payloads):
-        if isinstance(keys[at], BadRecord) or entries_most(indexes, kind, payloads[at]) <= ENTRIES_FEW:
+    payloads, keys = request.payloads, job.keys
+    for at in may_have_more(indexes, topic.settings.message_type, payloads, ENTRIES_FEW):
+        if isinstance(keys[at], BadRecord):
             continue
         count, field = entries_count(indexes, topic.decode_indexed(payloads[at]))
         if count > limits.index_entries_max and job.delta is None:
