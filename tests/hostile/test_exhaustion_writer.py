@@ -12,7 +12,7 @@ from typing import Final
 
 import pytest
 
-from sow_client import Client
+from sow_client import Client, InvalidArgument
 from tests.support.access import GUARDED, client_of, grant, identity, write_access
 from tests.support.server import ServerProcess
 
@@ -83,3 +83,32 @@ def test_others_publish_between_the_deltas_of_an_identity_on_a_large_record(
         assert median(served) <= 4, f"changes of the other between two answers: {between}"
         assert work.result(WATCHDOG_SECONDS) == deltas
         assert large_record(light)["n"] == deltas - 1
+
+
+def test_others_publish_while_an_identity_fills_indexes(server: ServerProcess) -> None:
+    """Story: one record of 0.9 MB, 150,000 numbers of it in an index, each entry with a key of 1,000 bytes, took a
+    commit 5.8 s and 510 MB."""
+    with client_of(server, "root") as root:
+        root.create_topic("tagged", index=["/tags"])
+    long = "k" * 1000
+    with (
+        client_of(server, "heavy") as heavy,
+        client_of(server, "light") as light,
+        ThreadPoolExecutor(1) as threads,
+    ):
+        with pytest.raises(InvalidArgument, match="10000 index entries") as caught:
+            heavy.publish("tagged", {"tags": list(range(150_000))}, key=long)
+        assert caught.value.reason == "PAYLOAD_TOO_LARGE"
+
+        def fill() -> int:
+            rows = [{"tags": list(range(5000))}] * 20
+            keys = [f"{number}{long}" for number in range(20)]
+            return len(heavy.publish_many("tagged", rows, keys=keys, durability="buffered"))
+
+        work = threads.submit(fill)
+        while light.get("tagged", f"0{long}") is None:
+            pass  # until it has begun
+        sequences = [light.publish("small", {"id": number}, durability="buffered").sequence for number in range(1, 8)]
+        between = [later - earlier - 1 for earlier, later in pairwise(sequences)]
+        assert max(between) <= 4, f"records of the other between two answers: {between}"
+        assert work.result(WATCHDOG_SECONDS) == 20

@@ -15,17 +15,25 @@ An entry is a key without a value; `layout/indexes` draws it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Final, NamedTuple
 
 from sow_server.engine.disk.layout import index_prefix, index_value
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.fields import Kind, Scalar, Steps, entries_of, value_at
+from sow_server.engine.values.model import MessageType
 
 INDEXES_MAX: Final = 16
 """Indexes of a topic. Each costs a write for every change of its field."""
+ENTRIES_MAX: Final = 10_000
+"""Entries of one record, in all indexes of its topic together (rule K8). Each costs tens of microseconds of a commit,
+as it has the record's key: so many are a third of a second, however small the payload is. They are counted, not their
+bytes, because whoever publishes can count values."""
 _ID_MAX: Final = 0xFFFF
+_MSGPACK_ARRAY: Final = re.compile(rb"[\x90-\x9f\xdc\xdd]").search
+"""Finds what may be the begin of an array; also other bytes, but none of ASCII."""
 _NO_KEYS: Final[frozenset[bytes]] = frozenset()
 _SCALARS: Final = (str, int, float, bool, type(None))
 
@@ -53,6 +61,28 @@ def entry_keys(index: Index, document: object, record_key: bytes) -> set[bytes]:
     return _keys(index, value_at(document, index.steps), record_key)
 
 
+def may_have_more(
+    indexes: Sequence[Index], message_type: MessageType, payloads: Sequence[bytes], few: int
+) -> list[int]:
+    """The positions of the payloads that may give more than a `few` entries. Cheap: it runs no Python for a payload.
+
+    Without an array a field has one value; and a value has at most two entries, as a text that is a number.
+    """
+    values = few // (2 * len(indexes))
+    if message_type is MessageType.JSON:
+        return [at for at, payload in enumerate(payloads) if b"[" in payload and payload.count(b",") >= values]
+    if message_type is MessageType.MSGPACK:
+        return [at for at, payload in enumerate(payloads) if len(payload) > values and _MSGPACK_ARRAY(payload)]
+    return []
+
+
+def entries_count(indexes: Sequence[Index], document: object) -> tuple[int, str]:
+    """How many entries a document has in all indexes, and the field with the most of them; without making them. Values
+    that differ only beyond the precision of an entry count each."""
+    counts = [(len(set(entries_of(value_at(document, index.steps)))), index.path) for index in indexes]
+    return sum(count for count, _ in counts), max(counts)[1]
+
+
 def changed_keys(
     index: Index, before: object, after: object, record_key: bytes
 ) -> tuple[AbstractSet[bytes], AbstractSet[bytes]]:
@@ -60,6 +90,8 @@ def changed_keys(
     old, new = value_at(before, index.steps), value_at(after, index.steps)
     if type(old) is type(new) and type(old) in _SCALARS and old == new:
         return _NO_KEYS, _NO_KEYS  # most frequent: identifying fields stay the same when the other fields change
+    if type(old) is list and type(new) is list and set(entries_of(old)) == set(entries_of(new)):
+        return _NO_KEYS, _NO_KEYS  # by entries: 1 and true are equal
     gone = _keys(index, old, record_key) if old is not None else _NO_KEYS
     come = _keys(index, new, record_key) if new is not None else _NO_KEYS
     return gone - come, come - gone

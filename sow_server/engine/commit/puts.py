@@ -16,10 +16,11 @@ from itertools import repeat
 from operator import itemgetter
 from typing import Final
 
+from sow_server.engine.catalog.indexes import entries_count, may_have_more
 from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.commit.draft import Draft, Puts
 from sow_server.engine.commit.publishers import NOTHING_TOLD, SEVERAL, AnsweredRun, Publisher, PublisherCache
-from sow_server.engine.commit.requests import AtomicAborted, Job, Result, Slice
+from sow_server.engine.commit.requests import AtomicAborted, Delta, Job, Result, Slice
 from sow_server.engine.disk.layout import (
     EXPIRE_TIME,
     HEADER,
@@ -414,6 +415,12 @@ def _put_one(draft: Draft, topic: Topic, job: Job, request: Publish, index: int,
                 f"payload: merged into the record it has more bytes than the limit of {delta.payload_bytes_max}",
             )
         payload = merged
+    if (
+        delta is not None
+        and topic.indexes.all
+        and (refused := _too_many_entries(draft, topic, delta, store_key, payload))
+    ):
+        return Refusal(index, Reason.PAYLOAD_TOO_LARGE, refused)
     if permits is not None and not permits.has(key, payload):
         return _forbidden(index)
     if request.ttl_mode is not TtlMode.RESET and head is not None:
@@ -438,6 +445,26 @@ def _put_one(draft: Draft, topic: Topic, job: Job, request: Publish, index: int,
         draft.expire(topic, key, store_key, value[HEADER], letters=not delivered)
     ignored = ttl_ignored(topic, lifetime)
     return Applied(key.decode(), version, expire_time, sequence, ttl_ignored=ignored, delivered=delivered)
+
+
+def _too_many_entries(draft: Draft, topic: Topic, delta: Delta, store_key: bytes, payload: bytes) -> str | None:
+    """Why a delta's record, merged, has too many index entries (rule K8); None if it has not. One that had as many
+    already, such as a peer's, may be changed as long as it gets no more of them."""
+    indexes, limit = topic.indexes.all, delta.index_entries_max
+    if not may_have_more(indexes, topic.settings.message_type, [payload], limit):
+        return None
+    count, field = entries_count(indexes, topic.decode_indexed(payload))
+    if count <= limit:
+        return None
+    if draft.heads[store_key] is not None:
+        before, _ = entries_count(indexes, topic.decode_indexed(draft.body(store_key)))
+        if count <= before:
+            return None
+    # Not how many: as for its bytes.
+    return (
+        f"payload: merged into the record it has more values in indexed fields, most of them in {field}, than the "
+        f"limit of {limit} index entries per record"
+    )
 
 
 def _seen(draft: Draft, permits: PermittedRows, key: bytes, store_key: bytes) -> bool:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+from sow_server.engine.catalog.indexes import ENTRIES_MAX, entries_count, may_have_more
 from sow_server.engine.catalog.topics import UNDELIVERED_ID, Topic, check_name
 from sow_server.engine.commit.publishers import AnsweredRun
 from sow_server.engine.formats.deltas import LEVELS_MAX
@@ -43,6 +44,10 @@ class RequestLimits:
     request_records_max: int = 10_000
     request_bytes_max: int = 16 * 2**20
     atomic_records_max: int = 1000
+    index_entries_max: int = ENTRIES_MAX
+    """Of one record."""
+    atomic_entries_max: int = 50_000
+    """Of the records with arrays of an atomic request, which no commit can share with the next."""
 
 
 Result = Applied | Refusal
@@ -85,6 +90,7 @@ class Delta(NamedTuple):
 
     unset: PathTree
     payload_bytes_max: int
+    index_entries_max: int
 
 
 class AtomicAborted(Exception):
@@ -105,6 +111,7 @@ class Job:
         "caller",
         "delta",
         "done",
+        "entries",
         "keys",
         "looked_up",
         "outcome",
@@ -130,6 +137,8 @@ class Job:
         """topic ‖ record key, in the order of `keys`; empty for a record without a key."""
         self.all_have_keys = True
         self.delta: Delta | None = None
+        self.entries: dict[int, int] = {}
+        """The index entries of the records that may have many, by their position."""
         self.position = 0
         self.answered = False
         self.record_micros = 0.0
@@ -194,6 +203,7 @@ def prepare(job: Job, topic: Topic, limits: RequestLimits) -> None:
             if request.payloads:  # otherwise it only ends a unit
                 job.keys = _publish_keys(request, topic)
                 _check_lengths(job.keys, request.payloads, limits)
+                job.entries = _check_entries(job, request, topic, limits)
         case Touch():
             job.keys = _given_keys(request.keys, limits)
             if request.atomic:
@@ -316,7 +326,7 @@ def _delta(request: Publish, topic: Topic, limits: RequestLimits) -> Delta | Non
                     Reason.UNSET_KEY_FIELD, f"{path} would remove the key field {path_text(key_path)}; a key stays"
                 )
         unset.append(steps)
-    return Delta(path_tree(unset), limits.payload_bytes_max)
+    return Delta(path_tree(unset), limits.payload_bytes_max, limits.index_entries_max)
 
 
 def _publish_keys(request: Publish, topic: Topic) -> KeyColumn:
@@ -386,12 +396,43 @@ def _check_lengths(keys: KeyColumn, payloads: Sequence[bytes], limits: RequestLi
                 )
 
 
+def _check_entries(job: Job, request: Publish, topic: Topic, limits: RequestLimits) -> dict[int, int]:
+    """Counts the index entries of the records that may have many, and replaces the keys of those with too many by the
+    reason; those of a delta are judged once it is merged. Raises StoreError for an atomic request with too many."""
+    indexes, counts = topic.indexes.all, dict[int, int]()
+    if not indexes:
+        return counts
+    payloads, keys = request.payloads, job.keys
+    for at in may_have_more(indexes, topic.settings.message_type, payloads, ENTRIES_FEW):
+        if isinstance(keys[at], BadRecord):
+            continue
+        count, field = entries_count(indexes, topic.decode_indexed(payloads[at]))
+        if count > limits.index_entries_max and job.delta is None:
+            keys[at] = BadRecord(
+                Reason.PAYLOAD_TOO_LARGE,
+                f"payload: {count} values in indexed fields, most of them in {field}, are more than the limit of "
+                f"{limits.index_entries_max} index entries per record",
+            )
+        elif count > ENTRIES_FEW:
+            counts[at] = count
+    if request.atomic and (total := sum(counts.values())) > limits.atomic_entries_max:
+        raise StoreError(
+            Reason.ATOMIC_TOO_LARGE,
+            f"payload: {total} values in indexed fields are more than the limit of {limits.atomic_entries_max} index "
+            "entries per atomic request",
+            field="payload",
+        )
+    return counts
+
+
 def store_keys(job: Job, count: int) -> list[bytes]:
     """The store keys of the next `count` records of a job that have one."""
     keys = job.store_keys[job.position : job.position + count]
     return keys if job.all_have_keys else [key for key in keys if key]
 
 
+ENTRIES_FEW: Final = 32
+"""Index entries of a record that are not counted: a topic with the most indexes has as many without any array."""
 UNSET_PATHS_MAX: Final = 1000
 UNSET_CHARACTERS_MAX: Final = 64 << 10
 """Of all paths of a request together: the writer's thread parses them."""

@@ -30,6 +30,10 @@ BYTE: Final = 0.002
 """For a byte that is read, or checked, journaled and stored: 2 ms for 1 MiB."""
 INDEX_BYTE: Final = 0.008
 """For a byte of a document that is decoded for its entries in indexes, before and after a change."""
+ENTRY: Final = 4.0
+"""For an index entry of a record that has many."""
+ENTRY_KEY_BYTE: Final = 0.03
+"""For a byte of the record's key in such an entry: 34 us with a key of 1,000 bytes."""
 MERGE_BYTE: Final = 0.02
 """For a byte of a stored record that a delta is merged into: 20 ms for 1 MiB."""
 UNSET_PATH: Final = 0.5
@@ -152,11 +156,11 @@ def _fitting(
         draft.fetch_heads([key for key in piece if key and key not in draft.heads])
         heads = [draft.heads[key] if key else None for key in piece]
         size = payload_bytes_total([head for head in heads if head is not None])
-        work = len(piece) * each + size * per_byte
+        work = len(piece) * each + size * per_byte + entries_work(job, fits, len(piece))
         if used_bytes + size > room_bytes or used + work > room_micros:
             for head in heads:
                 size = 0 if head is None else read_header(head).payload_bytes
-                work = each + size * per_byte
+                work = each + size * per_byte + entries_work(job, fits, 1)
                 if fits >= least and (used_bytes + size > room_bytes or used + work > room_micros):
                     return fits, used, used_bytes
                 used, used_bytes, fits = used + work, used_bytes + size, fits + 1
@@ -164,6 +168,16 @@ def _fitting(
             used, used_bytes, fits = used + work, used_bytes + size, fits + len(piece)
         step *= 4
     return fits, used, used_bytes
+
+
+def entries_work(job: Job, start: int, count: int) -> float:
+    """The work on the index entries of `count` records, `start` behind the position of the job."""
+    if not job.entries:
+        return 0.0
+    entries, keys, begin = job.entries, job.keys, job.position + start
+    return sum(
+        entries[at] * (ENTRY + ENTRY_KEY_BYTE * len(keys[at])) for at in range(begin, begin + count) if at in entries
+    )
 
 
 def _each(job: Job) -> float:
