@@ -1,6 +1,9 @@
-"""Whether the secondary indexes of a store agree with its records (catalog/indexes [2], catalog/indexes [3])."""
+"""Records with indexed fields, and whether the indexes of a store agree with its records (catalog/indexes [2],
+catalog/indexes [3])."""
 
 from __future__ import annotations
+
+import json
 
 from sow_server.engine.catalog.indexes import entry_keys
 from sow_server.engine.catalog.topics import Topic
@@ -8,6 +11,8 @@ from sow_server.engine.disk.layout import HEADER_BYTES, INDEX_KEY
 from sow_server.engine.disk.rocks import INDEXES, META, RECORDS
 from sow_server.engine.formats.topic_formats import index_paths
 from sow_server.engine.store import Store
+from sow_server.engine.values.model import Lifetime, LifetimeKind, Publish
+from tests.support.stores import Rig
 
 
 def check_indexes(store: Store) -> None:
@@ -51,3 +56,15 @@ def _rows(store: Store, family: str, start: bytes = b"", stop: bytes | None = No
         return list(cursor.rows(start, stop))
     finally:
         cursor.close()
+
+
+def put(rig: Rig, *documents: dict[str, object], topic: str = "orders", ttl: int | None = None) -> None:
+    """Publishes documents in one request; eight and more go the hot path."""
+    lifetime = Lifetime(LifetimeKind.ABSENT) if ttl is None else Lifetime(LifetimeKind.TTL, ttl)
+    outcome = rig.run(Publish(topic, [json.dumps(document).encode() for document in documents], lifetime=lifetime))
+    assert not outcome.refusals
+
+
+def entries(rig: Rig) -> int:
+    """How many entries are on disk."""
+    return len(rig.rows(INDEXES))
