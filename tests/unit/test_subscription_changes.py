@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sow_server.engine.values.model import Durability, Expiration, Publish, TopicSettings
+from sow_server.subscriptions import dispatch
 from sow_server.subscriptions.frames import Progress, SnapshotBegin, SnapshotEnd
 from tests.support.stores import MINUTE, SECOND, Rig
 from tests.support.subscribers import JSON, Subscribers, at, px, rig, subscribers, ttl
@@ -344,7 +345,10 @@ def test_only_the_matches_of_an_atomic_request_are_sent(rig: Rig, subscribers: S
     assert [(frame.more, frame.bookmark) for frame in follower.change_frames()] == [(True, 0), (False, 4)]
 
 
-def test_frames_are_bounded_in_records_and_bytes(rig: Rig, subscribers: Subscribers) -> None:
+def test_frames_are_bounded_in_records_and_bytes(
+    rig: Rig, subscribers: Subscribers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatch, "SLICE_SECONDS", 3600.0)  # on a slow machine time would bound them, too
     follower = subscribers.subscribe("orders", batch_size=3)
     large = subscribers.subscribe("orders")
     blob = b'{"blob":"' + b"x" * 400_000 + b'"}'

@@ -40,7 +40,7 @@ from tests.support.callers import working_for
 from tests.support.stores import SECOND, Rig
 
 LIMITS: Final = RequestLimits(payload_bytes_max=100_000)
-OPTIONS: Final = WriterOptions(commit_records_max=10, limits=LIMITS)
+OPTIONS: Final = WriterOptions(queue_shared=True, commit_records_max=10, limits=LIMITS)
 JSON: Final = TopicSettings(key=("/id",), expiration=Expiration.ENABLED)
 
 

@@ -18,7 +18,7 @@ class WriterOptions:
     """The estimated work of one commit (work [1])."""
     queue_requests_max: int = 10_000
     queue_bytes_max: int = 64 * 2**20
-    queue_shared: bool = True
+    queue_shared: bool = False
     """Whether each caller leaves a part of the queue to others (queue [5])."""
     buffered_sync_micros: int = 40_000
     stall_patience_micros: int = 5 * MICROS
