@@ -59,7 +59,7 @@ export class Server {
 
   /** Writes the configuration for the next start. */
   configure(config: string): void {
-    writeFileSync(join(this.folder, "sow.toml"), config);
+    writeFileSync(join(this.folder, "sow.toml"), config, { mode: 0o600 }); // it may have a token
   }
 
   get address(): string {
