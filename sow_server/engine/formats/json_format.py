@@ -90,6 +90,7 @@ def _first_end(text: bytes, at: int) -> int:
     name = _BEFORE_VALUE.match(text, at)
     if name is None:
         return 0
+    # A struct made at run time, whose field mypy does not know.
     value = memoryview(_FIRST_VALUE.decode(b'{"v":%b' % text[name.end() :]).v)  # type: ignore[attr-defined]
     if not text.startswith(value, name.end()):
         return 0  # a later member has the name `v`
