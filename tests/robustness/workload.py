@@ -384,7 +384,7 @@ class Follower(Worker):
         super().stop()
         with self._lock:
             if self._following is not None:
-                self._following.close()
+                close_faulted(self._following)
 
 
 class Consumer(Follower):
@@ -454,7 +454,7 @@ class Roamer(Worker):
         super().stop()
         with self._lock:
             if self._following is not None:
-                self._following.close()
+                close_faulted(self._following)
 
 
 def epoch_of(bookmark: str) -> str:
@@ -466,6 +466,12 @@ def position_of(bookmark: str) -> tuple[str, int]:
     """Its journal and its sequence there; the marks of other journals follow behind a semicolon."""
     epoch, _, sequence = bookmark.partition(";")[0].rpartition(".")
     return epoch, int(sequence)
+
+
+def close_faulted(following: Subscription) -> None:
+    """Closes it. A durable one tells then of an acknowledgement that met a fault earlier: its entries come again."""
+    with suppress(SowError):
+        following.close()
 
 
 def end_all(workers: Sequence[Worker], then: Callable[[], None] = lambda: None) -> None:
