@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias, TypeVar
 
-from sow_server.engine.values.fields import Entry, Kind, Scalar, entries, number_of
+from sow_server.engine.values.fields import INTEGER_DIGITS_MAX, Entry, Kind, Scalar, as_float, entries, number_of
 from sow_server.filters import values
 from sow_server.filters.tree import (
     LITERALS,
@@ -212,6 +212,7 @@ _Literal: TypeAlias = Null | Boolean | Number | Text
 _TEXT_FIELDS: Final = (_KEY, Metadata(MetadataName.TOPIC))
 # The possible beginnings of the canonical text of a number.
 _NUMBER_BEGINNING: Final = re.compile(r"-?(?:[0-9][0-9.e+-]*|i|in|inf)?")
+_INTEGER: Final = re.compile(r"0|-?[1-9][0-9]*")
 _ESCAPED: Final = re.compile(r"\\.", re.DOTALL)
 _PATTERN_BEGINNING: Final = re.compile(r"\^((?:[^\\.+*?()|\[\]{}^$]|\\[^\w\s])+)(.?)", re.DOTALL)
 
@@ -296,15 +297,24 @@ def _key_points(field: Expression, literal: _Literal) -> Bound | None:
     points = [Interval(Kind.TEXT, text, text)]
     if isinstance(field, Metadata):
         return tuple(points)
-    number = float(text) if text in ("inf", "-inf") else number_of(text)
-    if number is not None:
-        if values.text_of(number) == text:
-            points.append(Interval(Kind.NUMBER, number, number))
-        elif len(text) > 18:
-            return None  # perhaps the text of an integer of more than 64 bits
+    points += [Interval(Kind.NUMBER, number, number) for number in _numbers(text)]
     if text in ("true", "false"):
         points.append(Interval(Kind.BOOLEAN, text == "true", text == "true"))
     return tuple(points)
+
+
+def _numbers(text: str) -> list[int | float]:
+    """The numbers with a canonical text: none, one, or an integer and the float that is written like it."""
+    if text in ("inf", "-inf"):
+        return [float(text)]
+    if not _INTEGER.fullmatch(text):
+        number = number_of(text)
+        return [number] if number is not None and values.text_of(number) == text else []
+    if len(text.lstrip("-")) > INTEGER_DIGITS_MAX:
+        return []
+    integer = int(text)
+    near = as_float(integer)
+    return [integer, near] if near != integer and values.text_of(near) == text else [integer]
 
 
 def _scalar(literal: _Literal) -> Scalar | None:

@@ -37,6 +37,7 @@ from sow_server.engine.formats.payloads import (
     key_of,
     malformed,
 )
+from sow_server.engine.values.fields import INTEGER_DIGITS_MAX
 from sow_server.engine.values.keys import KeyFieldError, canonical_text, escape
 
 _AT_BYTE: Final = re.compile(r"\(byte ([0-9]+)\)")
@@ -227,7 +228,7 @@ def _decode_large(payload: bytes) -> dict[str, object]:
 
 
 def _integer(text: str) -> int | float:
-    return int(text) if len(text) <= 4000 else float(text)  # int() refuses longer ones
+    return int(text) if len(text.lstrip("-")) <= INTEGER_DIGITS_MAX else float(text)  # int() refuses longer ones
 
 
 def _json_one_key(decode: Callable[[bytes], object], paths: Sequence[Steps]) -> DeriveKeys:
