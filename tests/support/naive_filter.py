@@ -305,6 +305,8 @@ def call(function: Function, arguments: list[object]) -> object:
                 return abs(value) if function is Function.ABS else value
             if function is Function.ABS:
                 return bounded(abs(value))
+            if isinstance(value, float) and abs(value) > 2**53 and places >= 0:
+                return value  # it has no digits behind its point
             if function is Function.FLOOR:
                 return bounded(Fraction(value).__floor__())
             if function is Function.CEIL:
@@ -312,7 +314,8 @@ def call(function: Function, arguments: list[object]) -> object:
             digits = int(max(-330, min(330, places)))
             with localcontext(prec=800):
                 rounded = Decimal(repr(value)).quantize(Decimal(f"1e{-digits}"), ROUND_HALF_UP)
-            return bounded(float(rounded) if isinstance(value, float) and digits > 0 else int(rounded))
+            rounds_to_float = digits > 0 or abs(rounded) > 2**53
+            return bounded(float(rounded) if isinstance(value, float) and rounds_to_float else int(rounded))
         case Function.SUBSTR:
             subject, begin = text(arguments[0]), number(arguments[1])
             length = number(arguments[2]) if len(arguments) > 2 else math.inf
