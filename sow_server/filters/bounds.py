@@ -212,6 +212,8 @@ _Literal: TypeAlias = Null | Boolean | Number | Text
 _TEXT_FIELDS: Final = (_KEY, Metadata(MetadataName.TOPIC))
 # The possible beginnings of the canonical text of a number.
 _NUMBER_BEGINNING: Final = re.compile(r"-?(?:[0-9][0-9.e+-]*|i|in|inf)?")
+_LARGE_DIGITS: Final = 16
+"""Of the least number beyond 2^53."""
 _INTEGER: Final = re.compile(r"0|-?[1-9][0-9]*")
 _ESCAPED: Final = re.compile(r"\\.", re.DOTALL)
 _PATTERN_BEGINNING: Final = re.compile(r"\^((?:[^\\.+*?()|\[\]{}^$]|\\[^\w\s])+)(.?)", re.DOTALL)
@@ -376,17 +378,27 @@ def _leaf_texts(expression: Expression, wanted: bool, keys: frozenset[Field]) ->
     match expression:
         case Compare():
             field, comparison, literal = _turned(expression)
-            text = values.text_of(_scalar(literal)) if literal is not None else None
-            texts = [text] if text is not None else None
-            if comparison is not (Comparison.EQUAL if wanted else Comparison.NOT_EQUAL):
+            texts = _texts(literal) if literal is not None else []
+            if not texts or comparison is not (Comparison.EQUAL if wanted else Comparison.NOT_EQUAL):
                 return {}
         case In(field, items) if wanted:
-            texts = [text for item in items if (text := values.text_of(_scalar(item))) is not None]
+            texts = [text for item in items for text in _texts(item)]
         case _:
             return {}
-    if texts is None or not isinstance(field, (Path, Metadata)) or field not in keys:
+    if not isinstance(field, (Path, Metadata)) or field not in keys:
         return {}
     return {field: frozenset(texts)}
+
+
+def _texts(literal: _Literal) -> list[str]:
+    """The canonical text of a literal. Also the digits of a large float with that text: they are the key of a record
+    that was published before its shortest digits were."""
+    text = values.text_of(_scalar(literal))
+    if text is None:
+        return []
+    if len(text) < _LARGE_DIGITS:
+        return [text]
+    return [text, *[str(int(number)) for number in _numbers(text) if type(number) is float and number.is_integer()]]
 
 
 def _leaf_prefixes(expression: Expression, wanted: bool, keys: frozenset[Field]) -> _PerField[frozenset[str]]:
