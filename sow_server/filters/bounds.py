@@ -214,6 +214,8 @@ _TEXT_FIELDS: Final = (_KEY, Metadata(MetadataName.TOPIC))
 _NUMBER_BEGINNING: Final = re.compile(r"-?(?:[0-9][0-9.e+-]*|i|in|inf)?")
 _LARGE_DIGITS: Final = 16
 """Of the least number beyond 2^53."""
+_FLOAT_DIGITS: Final = 17
+"""The shortest form of a float has at most so many, without zeros at its end."""
 _INTEGER: Final = re.compile(r"0|-?[1-9][0-9]*")
 _ESCAPED: Final = re.compile(r"\\.", re.DOTALL)
 _PATTERN_BEGINNING: Final = re.compile(r"\^((?:[^\\.+*?()|\[\]{}^$]|\\[^\w\s])+)(.?)", re.DOTALL)
@@ -315,8 +317,15 @@ def _numbers(text: str) -> list[int | float]:
     if len(text.lstrip("-")) > INTEGER_DIGITS_MAX:
         return []
     integer = int(text)
+    if not _may_be_a_large_float(text):
+        return [integer]
     near = as_float(integer)
     return [integer, near] if near != integer and values.text_of(near) == text else [integer]
+
+
+def _may_be_a_large_float(text: str) -> bool:
+    """Whether a text may be the canonical one of a float beyond 2^53. It spares long lists of keys most of the work."""
+    return len(text) >= _LARGE_DIGITS and len(text.lstrip("-").rstrip("0")) <= _FLOAT_DIGITS
 
 
 def _scalar(literal: _Literal) -> Scalar | None:
@@ -396,7 +405,7 @@ def _texts(literal: _Literal) -> list[str]:
     text = values.text_of(_scalar(literal))
     if text is None:
         return []
-    if len(text) < _LARGE_DIGITS:
+    if not _may_be_a_large_float(text):
         return [text]
     return [text, *[str(int(number)) for number in _numbers(text) if type(number) is float and number.is_integer()]]
 
