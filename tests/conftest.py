@@ -48,7 +48,7 @@ def pytest_configure() -> None:
 
 
 TESTS = Path(__file__).parent
-SLOWEST_FIRST = ("spark", "fault", "hostile", "integration", "robustness", "property", "unit", "mutants")
+SLOWEST_FIRST = ("spark", "fault", "hostile", "integration", "edges", "robustness", "property", "unit", "mutants")
 """The folders of tests."""
 
 

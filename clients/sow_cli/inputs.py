@@ -462,7 +462,24 @@ class RecordMaker:
                     raise BadLine("PAYLOAD_MALFORMED", f"column {name}: it has the separator of the fields")
             return "".join([f"{name}={_text(value)}{separator}" for name, value in document.items()]).encode()
         data = _encode(document)
-        return data if self._target.message_type == "json" else msgspec.msgpack.encode(msgspec.json.decode(data))
+        return data if self._target.message_type == "json" else _msgpack(msgspec.json.decode(data))
+
+
+def _msgpack(document: dict[str, object]) -> bytes:
+    try:
+        return msgspec.msgpack.encode(document)
+    except OverflowError:
+        name = next(name for name, value in document.items() if not _fits_msgpack(value))
+        message = f"column {name}: MessagePack has no integer of more than 64 bits"
+        raise BadLine("PAYLOAD_MALFORMED", message) from None
+
+
+def _fits_msgpack(value: object) -> bool:
+    try:
+        msgspec.msgpack.encode(value)
+    except OverflowError:
+        return False
+    return True
 
 
 def _cleaned(value: object, name: str) -> object:

@@ -17,6 +17,7 @@ from typing import Final, NamedTuple, TypeAlias
 import msgspec
 
 from sow_cli.columns import path_of
+from sow_client._keys import key_text
 
 LINE_BYTES_MAX: Final = 16 * 2**20  # a request holds no more (rule K8)
 _CHUNK_BYTES: Final = 256 * 1024
@@ -135,7 +136,7 @@ def canonical_text(value: object, field: str) -> str:
     if isinstance(value, int):
         return str(value)
     if isinstance(value, float):
-        return str(int(value)) if value.is_integer() else repr(value)
+        return key_text(value)
     if value is None or value is msgspec.UNSET:
         raise BadLine("KEY_FIELD_MISSING", f"field {field} is {'null' if value is None else 'missing'}")
     raise BadLine("KEY_FIELD_NOT_SCALAR", f"field {field} is an object or an array")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Iterable, Mapping
+from decimal import Decimal
 from math import isfinite
 from typing import TypeAlias, TypeVar
 
@@ -67,7 +68,8 @@ def _canonical(value: object, field: str) -> str:
     if isinstance(value, float):
         if not isfinite(value):
             raise invalid(field, f"{value!r} is no key: NaN and infinities have no form in JSON")
-        return str(int(value)) if value.is_integer() else float.__repr__(value)
+        digits = float.__repr__(value)
+        return str(int(Decimal(digits))) if value.is_integer() else digits  # its shortest digits, without an exponent
     raise TypeError(
         f"{field}: {reprlib.repr(value)} is of type {type(value).__name__}; a key is a text, a number, a bool, or a "
         "tuple of these for several key fields"

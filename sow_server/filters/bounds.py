@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias, TypeVar
 
-from sow_server.engine.values.fields import Entry, Kind, Scalar, entries, number_of
+from sow_server.engine.values.fields import INTEGER_DIGITS_MAX, Entry, Kind, Scalar, as_float, entries, number_of
 from sow_server.filters import values
 from sow_server.filters.tree import (
     LITERALS,
@@ -212,6 +212,11 @@ _Literal: TypeAlias = Null | Boolean | Number | Text
 _TEXT_FIELDS: Final = (_KEY, Metadata(MetadataName.TOPIC))
 # The possible beginnings of the canonical text of a number.
 _NUMBER_BEGINNING: Final = re.compile(r"-?(?:[0-9][0-9.e+-]*|i|in|inf)?")
+_LARGE_DIGITS: Final = 16
+"""Of the least number beyond 2^53."""
+_FLOAT_DIGITS: Final = 17
+"""The shortest form of a float has at most so many, without zeros at its end."""
+_INTEGER: Final = re.compile(r"0|-?[1-9][0-9]*")
 _ESCAPED: Final = re.compile(r"\\.", re.DOTALL)
 _PATTERN_BEGINNING: Final = re.compile(r"\^((?:[^\\.+*?()|\[\]{}^$]|\\[^\w\s])+)(.?)", re.DOTALL)
 
@@ -296,15 +301,31 @@ def _key_points(field: Expression, literal: _Literal) -> Bound | None:
     points = [Interval(Kind.TEXT, text, text)]
     if isinstance(field, Metadata):
         return tuple(points)
-    number = float(text) if text in ("inf", "-inf") else number_of(text)
-    if number is not None:
-        if values.text_of(number) == text:
-            points.append(Interval(Kind.NUMBER, number, number))
-        elif len(text) > 18:
-            return None  # perhaps the text of an integer of more than 64 bits
+    points += [Interval(Kind.NUMBER, number, number) for number in _numbers(text)]
     if text in ("true", "false"):
         points.append(Interval(Kind.BOOLEAN, text == "true", text == "true"))
     return tuple(points)
+
+
+def _numbers(text: str) -> list[int | float]:
+    """The numbers with a canonical text: none, one, or an integer and the float that is written like it."""
+    if text in ("inf", "-inf"):
+        return [float(text)]
+    if not _INTEGER.fullmatch(text):
+        number = number_of(text)
+        return [number] if number is not None and values.text_of(number) == text else []
+    if len(text.lstrip("-")) > INTEGER_DIGITS_MAX:
+        return []
+    integer = int(text)
+    if not _may_be_a_large_float(text):
+        return [integer]
+    near = as_float(integer)
+    return [integer, near] if near != integer and values.text_of(near) == text else [integer]
+
+
+def _may_be_a_large_float(text: str) -> bool:
+    """Whether a text may be the canonical one of a float beyond 2^53. It spares long lists of keys most of the work."""
+    return len(text) >= _LARGE_DIGITS and len(text.lstrip("-").rstrip("0")) <= _FLOAT_DIGITS
 
 
 def _scalar(literal: _Literal) -> Scalar | None:
@@ -366,17 +387,27 @@ def _leaf_texts(expression: Expression, wanted: bool, keys: frozenset[Field]) ->
     match expression:
         case Compare():
             field, comparison, literal = _turned(expression)
-            text = values.text_of(_scalar(literal)) if literal is not None else None
-            texts = [text] if text is not None else None
-            if comparison is not (Comparison.EQUAL if wanted else Comparison.NOT_EQUAL):
+            texts = _texts(literal) if literal is not None else []
+            if not texts or comparison is not (Comparison.EQUAL if wanted else Comparison.NOT_EQUAL):
                 return {}
         case In(field, items) if wanted:
-            texts = [text for item in items if (text := values.text_of(_scalar(item))) is not None]
+            texts = [text for item in items for text in _texts(item)]
         case _:
             return {}
-    if texts is None or not isinstance(field, (Path, Metadata)) or field not in keys:
+    if not isinstance(field, (Path, Metadata)) or field not in keys:
         return {}
     return {field: frozenset(texts)}
+
+
+def _texts(literal: _Literal) -> list[str]:
+    """The canonical text of a literal. Also the digits of a large float with that text: they are the key of a record
+    that was published before its shortest digits were."""
+    text = values.text_of(_scalar(literal))
+    if text is None:
+        return []
+    if not _may_be_a_large_float(text):
+        return [text]
+    return [text, *[str(int(number)) for number in _numbers(text) if type(number) is float and number.is_integer()]]
 
 
 def _leaf_prefixes(expression: Expression, wanted: bool, keys: frozenset[Field]) -> _PerField[frozenset[str]]:

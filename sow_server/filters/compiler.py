@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from sow_server.engine.values import fields
+from sow_server.engine.values.keys import EXACT_MAX
 from sow_server.engine.values.patterns import PatternError, searcher
 from sow_server.filters import pycode as py
 from sow_server.filters import values
@@ -346,8 +347,7 @@ class _Compilation:
     ) -> ast.expr:
         assert constant is not None, "null has been compared already"
         effective = comparison if wanted else _INVERSE[comparison]
-        # The texts of a key's numbers are not needed: two numbers have equal texts exactly when they are equal.
-        if key and (type(constant) not in (int, float) or _ValueKinds.NUMBER not in operand.kinds):
+        if key and not (_ValueKinds.NUMBER in operand.kinds and _equal_as_texts(constant)):
             constant = values.text_of(constant)
             assert constant is not None, "a literal that is not null has a text"
         if key:
@@ -373,7 +373,7 @@ class _Compilation:
             return self._never_true(operand, truth, wanted)
         slow = py.settled(truth, wanted)
         kinds = {_kind(item) for item in present}
-        if key and kinds != {_ValueKinds.NUMBER}:
+        if key and not all(_equal_as_texts(item) for item in present):
             kinds, present = (
                 {_ValueKinds.TEXT},
                 [text for item in present if (text := values.text_of(item)) is not None],
@@ -625,6 +625,12 @@ def _kind(value: fields.Scalar | None) -> _ValueKinds:
             return _ValueKinds.TEXT
         case _:
             return _ValueKinds.NUMBER
+
+
+def _equal_as_texts(value: fields.Scalar | None) -> bool:
+    """Whether another number is equal to this one exactly when their texts are (rule K4). Then the texts of a key's
+    numbers are not needed. A large float has the text of an integer that may have another value."""
+    return type(value) in (int, float) and -EXACT_MAX < value < EXACT_MAX  # type: ignore[operator]  # no text
 
 
 def _searcher(pattern: str) -> Callable[[str], bool]:

@@ -16,6 +16,7 @@ from typing import Final, NamedTuple, TypeAlias
 from lark import Lark, Token, Transformer
 from lark.exceptions import UnexpectedInput, UnexpectedToken
 
+from sow_server.engine.values.fields import INTEGER_DIGITS_MAX
 from sow_server.engine.values.patterns import PatternError, searcher
 from sow_server.filters.errors import FilterError
 from sow_server.filters.tree import (
@@ -50,7 +51,6 @@ from sow_server.filters.tree import (
     Text,
     TextTest,
     arguments_text,
-    literal,
 )
 
 LENGTH_BYTES_MAX: Final = 64 << 10
@@ -252,10 +252,10 @@ class _Builder(Transformer[Token, _Part]):
         return _built(Negate(operand), pieces)
 
     def number(self, pieces: list[_Child]) -> _Part:
-        return _built(_number(str(pieces[0])), pieces)
+        return _built(_number(pieces[0], ""), pieces)
 
     def negative_number(self, pieces: list[_Child]) -> _Part:
-        return _built(_number(f"-{pieces[1]}"), pieces)
+        return _built(_number(pieces[1], "-"), pieces)
 
     def path(self, pieces: list[_Child]) -> _Part:
         text = str(pieces[0])
@@ -338,10 +338,15 @@ def _text_test(piece: _Child) -> TextTest:
     return TextTest(" ".join(str(piece).upper().split()))
 
 
-def _number(text: str) -> Literal:
-    digits = text.removeprefix("-")
-    # More than 20 digits are more than 64 bits, and int() refuses thousands of them.
-    return literal(int(text) if digits.isdigit() and len(digits.lstrip("0")) <= 20 else float(text))
+def _number(token: _Child, sign: str) -> Literal:
+    text = str(token)
+    if not text.isdigit():
+        return Number(float(sign + text))
+    digits = text.lstrip("0") or "0"
+    if len(digits) > INTEGER_DIGITS_MAX:  # it would be infinite, and so equal to every other one
+        what = f"an integer of {len(digits)} digits, more than the limit of {INTEGER_DIGITS_MAX},"
+        raise _Fault(what, _position(token))
+    return Number(int(sign + digits))
 
 
 def _name(text: str) -> str:

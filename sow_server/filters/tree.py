@@ -16,8 +16,7 @@ from typing import Final, TypeAlias
 
 from sow_server.engine.values import fields
 
-INTEGER_MIN: Final = fields.INTEGER_MIN
-INTEGER_MAX: Final = fields.INTEGER_MAX
+SUBSCRIPT_MAX: Final = 2**64 - 1
 STEPS_MAX: Final = 64
 """The largest number of steps of a path."""
 
@@ -121,14 +120,14 @@ class Boolean:
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """An integer of up to 64 bits, or a float that is a number."""
+    """An integer of at most INTEGER_DIGITS_MAX digits, or a float that is a number."""
 
     value: int | float
 
     def __post_init__(self) -> None:
         if type(self.value) is int:
-            if not INTEGER_MIN <= self.value <= INTEGER_MAX:
-                raise ValueError(f"{self.value} is longer than 64 bits; make it a float")
+            if not -fields.INTEGER_LIMIT < self.value < fields.INTEGER_LIMIT:
+                raise ValueError(f"an integer of more than {fields.INTEGER_DIGITS_MAX} digits; make it a float")
         elif type(self.value) is not float or math.isnan(self.value):
             raise ValueError(f"{self.value!r} is not a number")
 
@@ -149,7 +148,7 @@ class Path:
             raise ValueError("a path begins with a name")
         if len(self.steps) > STEPS_MAX:
             raise ValueError(f"a path of {len(self.steps)} steps, more than the limit of {STEPS_MAX}")
-        if any(step == "" or (type(step) is int and not 0 <= step <= INTEGER_MAX) for step in self.steps):
+        if any(step == "" or (type(step) is int and not 0 <= step <= SUBSCRIPT_MAX) for step in self.steps):
             raise ValueError("a step is a name that is not empty, or a subscript from 0")
 
 
@@ -297,7 +296,8 @@ def arguments_text(function: Function) -> str:
 
 
 def literal(value: object) -> Literal:
-    """The literal of a Python value; an integer of more than 64 bits becomes a float, as everywhere in the language."""
+    """The literal of a Python value; an integer of more than INTEGER_DIGITS_MAX digits is infinite, as everywhere in
+    the language."""
     if value is None or (type(value) is float and math.isnan(value)):
         return Null()
     if type(value) is bool:
@@ -305,7 +305,7 @@ def literal(value: object) -> Literal:
     if type(value) is str:
         return Text(value)
     if type(value) is int:
-        return Number(value if INTEGER_MIN <= value <= INTEGER_MAX else fields.as_float(value))
+        return Number(value if -fields.INTEGER_LIMIT < value < fields.INTEGER_LIMIT else fields.as_float(value))
     if type(value) is float:
         return Number(value)
     raise ValueError(f"no literal has the value {value!r}")

@@ -8,7 +8,10 @@ A value comes from a decoder: None, bool, int, float, str, list, dict. These rul
          the ends of BETWEEN take the first element.
     [4]  Objects, and other values that no literal can have, compare as unknown. They are not null.
     [5]  Where a text is needed, a number or boolean stands for its canonical text (rule K4).
-    [6]  An integer that does not fit in 64 bits becomes a float; a text longer than TEXT_CHARACTERS_MAX becomes null.
+    [6]  Integers are exact. One of more than INTEGER_DIGITS_MAX digits becomes infinite; a text longer than
+         TEXT_CHARACTERS_MAX becomes null.
+    [7]  Integers and floats are compared by their exact values, as Python does. Arithmetic with a float is done in
+         floats.
 """
 
 from __future__ import annotations
@@ -19,8 +22,8 @@ import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, TypeAlias
 
-from sow_server.engine.values.fields import INTEGER_MAX, INTEGER_MIN, Scalar, as_float, elements, number_of
-from sow_server.engine.values.keys import KeyFieldError, canonical_text
+from sow_server.engine.values.fields import INTEGER_DIGITS_MAX, INTEGER_LIMIT, Scalar, as_float, elements, number_of
+from sow_server.engine.values.keys import EXACT_MAX, KeyFieldError, canonical_text
 from sow_server.filters.tree import Comparison, Function, Operator, TextTest
 
 Truth: TypeAlias = bool | None
@@ -54,7 +57,7 @@ def text_of(value: object) -> str | None:
         return None
     try:
         return canonical_text(value)
-    except (KeyFieldError, ValueError):  # ValueError: an integer of thousands of digits
+    except (KeyFieldError, ValueError):  # ValueError: an integer of more than INTEGER_DIGITS_MAX digits
         return None
 
 
@@ -352,12 +355,16 @@ def inverse(truth: Truth) -> Truth:
 
 def _bounded(number: int | float) -> int | float | None:
     if type(number) is int:
-        return number if INTEGER_MIN <= number <= INTEGER_MAX else as_float(number)
+        return number if -INTEGER_LIMIT < number < INTEGER_LIMIT else as_float(number)
     return number if number == number else None
 
 
 def _divide(left: int | float, right: int | float) -> int | float | None:
-    return left / right if right else None
+    if not right:
+        return None
+    if type(left) is int and type(right) is int and not -EXACT_MAX <= left <= EXACT_MAX and not left % right:
+        return left // right  # a float might not hold it
+    return left / right
 
 
 def _remainder(left: int | float, right: int | float) -> int | float | None:
@@ -484,22 +491,33 @@ def _round(value: object, digits: object = 0) -> int | float | None:
     number, places = number_of(value), _integer(digits)
     if number is None or places is None:
         return None
-    if _is_infinite(number) or (not INTEGER_MIN <= number <= INTEGER_MAX and type(number) is int):
-        return as_float(number)
+    if _is_infinite(number):
+        return number
+    if type(number) is int:
+        return number if places >= 0 else _bounded(_rounded(number, 10 ** min(-places, INTEGER_DIGITS_MAX + 1)))
     places = max(-330, min(330, places))
-    exact = decimal.Decimal(number) if type(number) is int else decimal.Decimal(repr(number))
-    rounded = exact.quantize(decimal.Decimal((0, (1,), -places)), context=_DIGITS)
-    return _bounded(int(rounded)) if places <= 0 or type(number) is int else float(rounded)
+    rounded = decimal.Decimal(repr(number)).quantize(decimal.Decimal((0, (1,), -places)), context=_DIGITS)
+    return int(rounded) if places <= 0 and abs(rounded) <= EXACT_MAX else float(rounded)
+
+
+def _rounded(number: int, unit: int) -> int:
+    units, rest = divmod(abs(number), unit)
+    rounded = (units + (2 * rest >= unit)) * unit
+    return -rounded if number < 0 else rounded
 
 
 def _floor(value: object) -> int | float | None:
     number = number_of(value)
-    return number if number is None or _is_infinite(number) else _bounded(math.floor(number))
+    return number if number is None or _is_whole(number) else math.floor(number)
 
 
 def _ceil(value: object) -> int | float | None:
     number = number_of(value)
-    return number if number is None or _is_infinite(number) else _bounded(math.ceil(number))
+    return number if number is None or _is_whole(number) else math.ceil(number)
+
+
+def _is_whole(number: int | float) -> bool:
+    return type(number) is int or not -EXACT_MAX <= number <= EXACT_MAX
 
 
 def _is_infinite(number: int | float) -> bool:

@@ -289,22 +289,25 @@ def _on_float(one: Filter, path: str) -> str:
 
 
 def _on_decimal(one: Filter, path: str) -> str:
-    """Decimals are exact for Spark, but the language compares them as doubles: a smaller decimal may be equal there."""
-
-    def literal(value: object) -> str:
-        if not isinstance(value, Decimal) or not value.is_finite() or abs(value) >= _EXACT:
-            raise _NotExpressible
-        return f"{value:f}"
-
+    """Decimals are exact for Spark. The language has exact integers, and doubles for numbers with a point or exponent,
+    so a smaller decimal may be equal there, or even greater."""
+    if not isinstance(one, EqualTo | GreaterThan | GreaterThanOrEqual | LessThan | LessThanOrEqual):
+        raise _NotExpressible
+    low, high = _around(one.value)
     if isinstance(one, EqualTo):
-        value = literal(one.value)
         # Not `=`: on a key field it compares texts, and a decimal may be a text with a zero at its end.
-        return f"({path} >= {value} AND {path} <= {value})"
-    if isinstance(one, GreaterThan | GreaterThanOrEqual):
-        return f"{path} >= {literal(one.value)}"
-    if isinstance(one, LessThan | LessThanOrEqual):
-        return f"{path} <= {literal(one.value)}"
-    raise _NotExpressible
+        return f"({path} >= {low} AND {path} <= {high})"
+    return f"{path} <= {high}" if isinstance(one, LessThan | LessThanOrEqual) else f"{path} >= {low}"
+
+
+def _around(value: object) -> tuple[str, str]:
+    """Literals at or below, and at or above a decimal and the double next to it."""
+    if not isinstance(value, Decimal) or not value.is_finite():
+        raise _NotExpressible
+    if abs(value) < _EXACT:
+        return f"{value:f}", f"{value:f}"  # the language reads it as that double
+    near = Decimal(float(value))  # a whole number
+    return str(math.floor(min(value, near))), str(math.ceil(max(value, near)))
 
 
 def _on_text(one: Filter, path: str, kind: StringType) -> str:

@@ -68,8 +68,11 @@ WORDS = [
     "nan",
     "٣",
 ]
-INTEGERS = [0, 1, 2, -2, 3, 10, 100, 2**53, 2**53 + 1, 2**63, -(2**63), 2**64 - 1]
-FLOATS = [0.0, -0.0, 1.0, 1.5, 2.5, -0.5, 100.0, 1e-3, 1e16, 2.0**53, 2.0**63, 1e300, float("inf"), float("-inf")]
+INTEGERS = [0, 1, 2, -2, 3, 10, 100, 2**53, 2**53 + 1, 2**63, -(2**63), 2**64 - 1, 2**64, 2**64 + 1, -(10**30), 10**23]
+FLOATS = [
+    *[0.0, -0.0, 1.0, 1.5, 2.5, -0.5, 100.0, 1e-3, 1e16, 1e23, 1e300],
+    *[2.0**53, 2.0**63, 2.0**64, float("inf"), float("-inf")],
+]
 PATTERNS = [
     "a",
     "^a",
@@ -217,9 +220,12 @@ def condition_expressions(draw: st.DrawFn, depth: int = 3) -> Expression:
 filters: st.SearchStrategy[Filter] = condition_expressions()
 
 # All of a small world, where the random filters above are samples of a large one.
-SMALL_LITERALS: list[Literal] = [literal(value) for value in [1, 2, 1.5, "1", "1.0", "2", "ab", "", True, False, None]]
+SMALL_LITERALS: list[Literal] = [
+    literal(value) for value in [1, 2, 1.5, 2**64 + 1, 2.0**64, "1", "1.0", "2", "ab", "", True, False, None]
+]
 SMALL_VALUES: list[object] = [
-    None, True, False, 0, 1, 2, 1.0, 1.5, 3, 2**53 + 1, float("nan"), float("inf"), "", "1", "1.0", "2", "15", "ab",
+    None, True, False, 0, 1, 2, 1.0, 1.5, 3, 2**53 + 1, 2**64, 2**64 + 1, 2.0**64, float("nan"), float("inf"),
+    "18446744073709551617", "", "1", "1.0", "2", "15", "ab",
     "abc", "b", "true", "inf", {}, {"x": 1}, [], [1], ["ab"], [None], [1, "ab"], [True, 5], [[2], "x"], [{"x": 1}],
 ]  # fmt: skip
 
@@ -248,7 +254,7 @@ names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=5
 def odd_filters(draw: st.DrawFn) -> Filter:
     """Names and texts of any characters."""
     steps: list[str | int] = [draw(names), *draw(st.lists(names | st.integers(0, 2**64 - 1), max_size=3))]
-    numbers = st.floats(allow_nan=False) | st.integers(-(2**63), 2**64 - 1)
+    numbers = st.floats(allow_nan=False) | st.integers(-(2**63), 2**64 - 1) | st.integers()
     value = draw(numbers.map(Number) | names.map(Text))
     return Compare(Comparison.EQUAL, Path(tuple(steps)), draw(st.sampled_from([value, Negate(value)])))
 

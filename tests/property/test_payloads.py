@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from decimal import Decimal
 from typing import cast
 
 import msgspec
@@ -53,7 +54,7 @@ def naive_text(value: object) -> str | Reason:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float) and value == int(value):
-        value = int(value)
+        value = int(Decimal(repr(value)))  # its shortest digits
     if isinstance(value, int | float):
         return repr(value)
     if isinstance(value, str):

@@ -131,11 +131,23 @@ def worlds(draw: st.DrawFn) -> World:
 def encoded(message_type: MessageType, document: dict[str, object]) -> bytes:
     match message_type:
         case MessageType.MSGPACK:
-            return msgspec.msgpack.encode(document)
+            return msgspec.msgpack.encode(fitting(document))
         case MessageType.NVFIX:
             return b"".join([f"{name}={value}\x01".encode() for name, value in document.items()])
         case _:
             return msgspec.json.encode(document)
+
+
+def fitting(value: object) -> object:
+    """MessagePack has no integers of more than 64 bits."""
+    match value:
+        case dict():
+            return {name: fitting(inner) for name, inner in value.items()}
+        case list():
+            return [fitting(inner) for inner in value]
+        case int() if not -(2**63) <= value < 2**64:
+            return float(value)
+    return value
 
 
 def decoded(message_type: MessageType, payload: bytes) -> dict[str, object]:

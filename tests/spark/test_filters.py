@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from decimal import Decimal
+from decimal import Context, Decimal
 
 import pytest
 from hypothesis import given, settings
@@ -56,6 +56,7 @@ SCHEMA = (
     .add("d", DoubleType())
     .add("f", FloatType())
     .add("c", DecimalType(10, 2))
+    .add("w", DecimalType(38, 2))
     .add("t", StringType())
     .add("b", BooleanType())
     .add("when", TimestampType())
@@ -82,6 +83,12 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
         (EqualTo(("b",), True), "/b = true"),
         (LessThan(("d",), 1.5), "(/d < 1.5 OR /d IN ('-Infinity', '-INF'))"),
         (GreaterThan(("c",), Decimal("1.50")), "/c >= 1.50"),
+        (LessThan(("w",), Decimal("9007199254740993.00")), "/w <= 9007199254740993"),
+        (GreaterThan(("w",), Decimal("9007199254740993.00")), "/w >= 9007199254740992"),
+        (
+            EqualTo(("w",), Decimal("123456789012345680000.00")),
+            "(/w >= 123456789012345680000 AND /w <= 123456789012345683968)",
+        ),
         (StringStartsWith(("t",), "ab"), "/t BEGINS WITH 'ab'"),
         (IsNotNull(("s",)), "/s IS NOT NULL"),
         (StringContains(("_key",), "1"), "@key CONTAINS '1'"),
@@ -204,6 +211,12 @@ def order(one: object, other: object) -> int:
     return int(one > other) - int(one < other)  # type: ignore[operator]  # both of one type
 
 
+LARGE_DECIMALS = st.builds(
+    lambda base, away, sign: Decimal(sign * (base + away)).quantize(Decimal("0.01"), context=Context(prec=50)),
+    st.sampled_from([2**53, 2**63, 2**64, 10**30, 123456789012345680000]),
+    st.integers(-3, 3),
+    st.sampled_from([1, -1]),
+)
 LITERALS: dict[str, st.SearchStrategy[object]] = {
     "n": st.one_of(st.integers(-5, 5), st.integers(-(2**63), 2**63 - 1), st.sampled_from([2**53, 2**53 + 1])),
     "d": st.one_of(
@@ -211,6 +224,7 @@ LITERALS: dict[str, st.SearchStrategy[object]] = {
     ),
     "f": st.one_of(st.integers(-3, 3).map(float), st.floats(width=32), st.sampled_from([16777216.0, math.nan])),
     "c": st.decimals(-5, 5, places=2),
+    "w": st.one_of(LARGE_DECIMALS, LARGE_DECIMALS.map(lambda value: value + Decimal("0.51"))),
     "t": st.one_of(
         st.text(max_size=3),
         st.sampled_from(
@@ -227,6 +241,12 @@ CLOSE: dict[str, st.SearchStrategy[str]] = {
     "f": st.one_of(NUMBERS, st.sampled_from(["0.1", "16777217", "16777216", '"NaN"', "1.00000001"])),
     "c": st.one_of(
         st.decimals(-5, 5, places=2).map(str), st.sampled_from(['"1.50"', "1.50", "1.5", "15e-1", "2", '"2"'])
+    ),
+    "w": st.one_of(
+        LARGE_DECIMALS.map(str),
+        LARGE_DECIMALS.map(lambda value: f'"{value}"'),
+        LARGE_DECIMALS.map(lambda value: str(int(value))),
+        LARGE_DECIMALS.map(lambda value: repr(float(value))),
     ),
     "t": st.one_of(
         TEXTS, VALUES, st.sampled_from(["5", "5.0", "-0", "1e2", "true", '"5"', '"5.0"', "[]", "{}", '{"a":"ab"}'])

@@ -194,9 +194,7 @@ def number(value: object) -> int | float | None:
     if isinstance(value, (int, float)):
         return value
     if isinstance(value, str) and len(value) <= 100 and NUMERIC.match(value):
-        if WHOLE.match(value) and -(2**63) <= int(value) < 2**64:
-            return int(value)
-        return float(value)
+        return int(value) if WHOLE.match(value) else float(value)
     return None
 
 
@@ -210,7 +208,7 @@ def text(value: object) -> str | None:
             return str(value)
         case float():
             if math.isfinite(value) and value == math.floor(value):
-                return f"{value + 0:.0f}"  # + 0: minus zero is zero
+                return str(int(Decimal(repr(value))))  # the digits of its shortest form, without an exponent
             return repr(value)
         case _:
             return None
@@ -275,7 +273,8 @@ def calculate(operator: Operator, one: int | float | None, other: int | float | 
         case Operator.DIVIDE:
             if other == 0:
                 return None
-            result = one / other
+            exact_result = isinstance(one, int) and isinstance(other, int) and one % other == 0
+            result = one // other if exact_result else one / other
         case Operator.REMAINDER:
             if other == 0 or math.isinf(one):
                 return None
@@ -290,7 +289,7 @@ def calculate(operator: Operator, one: int | float | None, other: int | float | 
 
 def bounded(value: int | float) -> int | float | None:
     if isinstance(value, int):
-        return value if -(2**63) <= value < 2**64 else float(value)
+        return value if abs(value) < 10**4300 else math.copysign(math.inf, value)
     return None if math.isnan(value) else value
 
 
@@ -306,6 +305,8 @@ def call(function: Function, arguments: list[object]) -> object:
                 return abs(value) if function is Function.ABS else value
             if function is Function.ABS:
                 return bounded(abs(value))
+            if isinstance(value, float) and abs(value) > 2**53 and places >= 0:
+                return value  # it has no digits behind its point
             if function is Function.FLOOR:
                 return bounded(Fraction(value).__floor__())
             if function is Function.CEIL:
@@ -313,7 +314,8 @@ def call(function: Function, arguments: list[object]) -> object:
             digits = int(max(-330, min(330, places)))
             with localcontext(prec=800):
                 rounded = Decimal(repr(value)).quantize(Decimal(f"1e{-digits}"), ROUND_HALF_UP)
-            return bounded(float(rounded) if isinstance(value, float) and digits > 0 else int(rounded))
+            rounds_to_float = digits > 0 or abs(rounded) > 2**53
+            return bounded(float(rounded) if isinstance(value, float) and rounds_to_float else int(rounded))
         case Function.SUBSTR:
             subject, begin = text(arguments[0]), number(arguments[1])
             length = number(arguments[2]) if len(arguments) > 2 else math.inf

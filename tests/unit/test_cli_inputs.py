@@ -232,6 +232,20 @@ def test_numbers_that_json_does_not_have_are_bad_records(client: FakeClient, tmp
     assert stored(client) == {}
 
 
+def test_integers_that_messagepack_does_not_have_are_bad_records(client: FakeClient, tmp_path: Path) -> None:
+    """Story: a traceback, and none of the records was there."""
+    client.add("packed", message_type="msgpack", key=())
+    numbers = pa.array([2**64 - 1, 2**64, 10**30], pa.decimal128(38, 0))
+    parquet.write_table(pa.table({"_key": ["a", "b", "c"], "n": numbers}), tmp_path / "large.parquet")
+    result = run(client, "publish", "packed", str(tmp_path / "large.parquet"))
+    assert result.stderr.splitlines()[:2] == [
+        "record 2: PAYLOAD_MALFORMED: column n: MessagePack has no integer of more than 64 bits",
+        "record 3: PAYLOAD_MALFORMED: column n: MessagePack has no integer of more than 64 bits",
+    ]
+    (row,) = client.tables["packed"].rows.values()
+    assert msgspec.msgpack.decode(row.payload) == {"n": 2**64 - 1}
+
+
 def test_a_file_that_is_no_parquet_is_wrong_usage(client: FakeClient, tmp_path: Path) -> None:
     client.add("orders")
     (tmp_path / "odd.parquet").write_text("no")

@@ -328,7 +328,12 @@ def nanos(rig: Rig, text: str, payload: bytes) -> int:
 
 def test_usual_filters_are_little_work(rig: Rig) -> None:
     order = b'{"id":17,"symbol":"IBM","price":101.5,"legs":[{"px":1},{"px":2}],"note":"%s"}' % (b"x" * 4000)
-    for text in ("/price > 9 AND /symbol IN ('IBM', 'MSFT')", "/legs/px > 1 OR LOWER(/note) LIKE '^x'", "@key = 'a'"):
+    for text in (
+        "/price > 9 AND /symbol IN ('IBM', 'MSFT')",
+        "/legs/px > 1 OR LOWER(/note) LIKE '^x'",
+        "@key = 'a'",
+        "/price * 2 > 9",
+    ):
         assert nanos(rig, text, order) < EFFORT_MAX / 5, text
 
 
@@ -344,6 +349,8 @@ def test_usual_filters_are_little_work(rig: Rig) -> None:
         (" OR ".join([f"/s LIKE 'a{number}|b'" for number in range(100)]), document(20_000)),
         (" OR ".join([f"/a > {number}" for number in range(3000)]), b'{"a":[' + b"1," * 1000 + b"1]}"),
         ("/a/b/c > 1 AND /a BETWEEN 1 AND /b", b'{"a":[' + b"1," * 100_000 + b"1]}"),
+        (" OR ".join(["/a * /a > 1"] * 200), b'{"a":' + b"9" * 4000 + b"}"),
+        ("LENGTH(CONCAT(" + ",".join(["-/a"] * 300) + ")) > 1", b'{"a":' + b"9" * 4000 + b"}"),
     ],
 )
 def test_slow_filters_are_known_by_their_form(rig: Rig, text: str, payload: bytes) -> None:

@@ -18,6 +18,7 @@ from sow_server.engine.durables import DurableEditor
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import NEVER, TTL_MAX_MICROS, Delete, Expiration, MessageType
 from sow_server.query.filtering import record_filter
+from sow_server.query.planner import Access
 from sow_server.query.scan import Query, Scan
 from tests.support import bad_rows
 from tests.support.bad_rows import Bad
@@ -58,6 +59,23 @@ def rig(tmp_path: Path) -> Rig:
 
 
 # --- rows from a peer ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_large_float_may_have_the_key_that_earlier_releases_gave_it(rig: Rig, way: str) -> None:
+    """Keys [3]: all digits of the integer that it is. A query by the number finds it, under either key."""
+    payload = b'{"id":1.2345678901234568e+20}'
+    good = Bad(key=b"123456789012345683968", payload=payload), Bad(key=b"123456789012345680000", payload=payload)
+    bad = Bad(key=b"123456789012345680001", payload=payload)
+    assert WAYS[way](rig, "k", *good, bad) == MergeCounts(applied=2, refused=1)
+    topic = rig.topic("k")
+    for text in ("/id = 1.2345678901234568e+20", "/id IN (123456789012345680000, 7)", "/id = '123456789012345680000'"):
+        scan = Scan(rig.store.cuts, Query(topic, filter=record_filter(topic, text, 0)))
+        batch = scan.next_batch()
+        assert batch is not None
+        assert list(batch.keys) == [b"123456789012345680000", b"123456789012345683968"], text
+        assert scan.explanation().access is Access.POINTS
+        scan.close()
 
 
 @pytest.mark.parametrize("way", WAYS)

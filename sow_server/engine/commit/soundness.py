@@ -27,8 +27,9 @@ import structlog
 from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.commit import dead_letters
 from sow_server.engine.disk.layout import PAYLOAD, PUT, TOUCH, Changes, read_header
-from sow_server.engine.formats.payloads import BadRecord
+from sow_server.engine.formats.payloads import BadRecord, key_of
 from sow_server.engine.values.errors import Reason
+from sow_server.engine.values.fields import value_at
 from sow_server.engine.values.keys import INSTANCE_NAME
 from sow_server.engine.values.model import MICROS, NEVER, TTL_MAX_MICROS
 
@@ -139,9 +140,22 @@ def _unlike_their_keys(topic: Topic, kinds: bytes, keys: Sequence[bytes], payloa
         derived = topic.derive_keys(payloads)
         if derived == keys:
             return []
-        return [index for index, key, own in zip(puts, keys, derived, strict=True) if key != own]
+        return [
+            index
+            for index, key, own, payload in zip(puts, keys, derived, payloads, strict=True)
+            if key != own and not _had_key(topic, key, payload)
+        ]
     check = topic.format.check
     return [index for index, payload in zip(puts, payloads, strict=True) if check(payload) is not None]
+
+
+def _had_key(topic: Topic, key: bytes, payload: bytes) -> bool:
+    """Whether a publish gave this key before a large float had its shortest digits in it (keys [3]). It had all digits
+    of the integer that the float is."""
+    document = topic.format.decode(payload)
+    values = [value_at(document, path) for path in topic.key_paths]
+    whole = [int(value) if type(value) is float and value.is_integer() else value for value in values]
+    return key_of(whole, topic.key_paths) == key
 
 
 def bad_names(names: Sequence[str]) -> list[int]:
@@ -190,7 +204,7 @@ def payload_fault(topic: Topic, key: bytes, payload: bytes, limits: RowLimits) -
         (own,) = topic.derive_keys([payload])
         if isinstance(own, BadRecord):
             return Fault(own.reason, own.message)
-        if own != key:
+        if own != key and not _had_key(topic, key, payload):
             return Fault(Reason.KEY_NOT_ALLOWED, f"key: the key fields of the payload give another key, {shown(own)}")
     return None
 

@@ -11,6 +11,7 @@ import operator
 import re
 from array import array
 from collections.abc import Callable, Iterator, Sequence
+from decimal import Decimal, InvalidOperation
 from typing import Final
 
 import msgspec
@@ -37,6 +38,7 @@ from sow_server.engine.formats.payloads import (
     key_of,
     malformed,
 )
+from sow_server.engine.values.fields import INTEGER_DIGITS_MAX
 from sow_server.engine.values.keys import KeyFieldError, canonical_text, escape
 
 _AT_BYTE: Final = re.compile(r"\(byte ([0-9]+)\)")
@@ -140,6 +142,7 @@ class JsonFormat:
             msgspec.json.Decoder(object).decode,
             msgspec.json.Encoder(order="sorted").encode,
             null=b"null",
+            with_digits=msgspec.json.Decoder(object, float_hook=_digits).decode,
         )
 
     def check(self, payload: bytes) -> BadRecord | None:
@@ -227,7 +230,19 @@ def _decode_large(payload: bytes) -> dict[str, object]:
 
 
 def _integer(text: str) -> int | float:
-    return int(text) if len(text) <= 4000 else float(text)  # int() refuses longer ones
+    return int(text) if len(text.lstrip("-")) <= INTEGER_DIGITS_MAX else float(text)  # int() refuses longer ones
+
+
+def _digits(text: str) -> object:
+    """A number with a point or an exponent, as a text that is the same for all forms of the number."""
+    try:
+        sign, digits, exponent = Decimal(text).as_tuple()
+    except InvalidOperation:  # an exponent of 19 digits or more
+        return text
+    written = "".join(map(str, digits)).lstrip("0")
+    kept = written.rstrip("0")
+    assert isinstance(exponent, int), "JSON has no NaN and no infinities"
+    return f"{sign} {kept} {exponent + len(written) - len(kept) if kept else 0}"
 
 
 def _json_one_key(decode: Callable[[bytes], object], paths: Sequence[Steps]) -> DeriveKeys:

@@ -19,12 +19,13 @@ Step: TypeAlias = str | int
 Steps: TypeAlias = tuple[Step, ...]
 Scalar: TypeAlias = bool | int | float | str
 
-INTEGER_MIN: Final = -(2**63)
-INTEGER_MAX: Final = 2**64 - 1
-"""Integers are exact in this range, which is all of int64 and of uint64."""
+INTEGER_DIGITS_MAX: Final = 4300
+"""Integers are exact up to so many digits, which is as many as msgspec and Python convert. Longer ones are infinite."""
+INTEGER_LIMIT: Final = 10**INTEGER_DIGITS_MAX
 NUMBER_CHARACTERS_MAX: Final = 100
 """A longer text does not count as a number."""
 _NUMBER_BEGINNINGS: Final = frozenset("+-.0123456789")
+_SIGNS: Final = frozenset("+-")
 
 
 class Kind(enum.IntEnum):
@@ -119,18 +120,17 @@ def number_of(value: object) -> int | float | None:
     if kind is not str:
         return None
     text: str = value  # type: ignore[assignment]  # as above
-    if len(text) > NUMBER_CHARACTERS_MAX or text[:1] not in _NUMBER_BEGINNINGS:  # most are none, and raising is slow
+    first = text[:1]
+    if first not in _NUMBER_BEGINNINGS or len(text) > NUMBER_CHARACTERS_MAX:  # most are none, and raising is slow
         return None
+    if text.isdigit() or (first in _SIGNS and text[1:].isdigit()):  # of any script
+        return int(text) if text.isascii() else None
     try:
         number = float(text)
     except ValueError:
         return None
     if text.strip("0123456789+-.eE"):  # float() also takes blanks, underscores, other scripts' digits, inf and nan
         return None
-    if len(text) > 15 and text.lstrip("+-").isdigit():  # up to here a float is exact
-        integer = int(text)
-        if INTEGER_MIN <= integer <= INTEGER_MAX:
-            return integer
     return number
 
 

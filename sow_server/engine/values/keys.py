@@ -2,18 +2,22 @@
 
 [1]  Different tuples of canonical texts never give the same key: `|` and `\\` inside a text are escaped.
 [2]  1, 1.0 and "1" are one key, as in AMPS, which hashes text (rule K4).
+[3]  A float has one text, whatever language wrote it: 1.2345678901234568e+20 and 123456789012345680000 are one key.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from decimal import Decimal
 from typing import Final
 
 TOPIC_NAME: Final = re.compile(r"[A-Za-z0-9_.:-]{1,200}\Z")
 OWNED_NAME: Final = re.compile(r"(?:[A-Za-z0-9_.:@-]{1,200}/)?[A-Za-z0-9_.:-]{1,200}\Z")
 """The name of a durable or publisher, after the name of the identity that owns it (rule A7)."""
 INSTANCE_NAME: Final = re.compile(r"[A-Za-z0-9.:-][A-Za-z0-9_.:-]{0,99}\Z")
+EXACT_MAX: Final = 2**53
+"""Up to this bound, on both sides of zero, a float holds every integer."""
 _BRACKETED: Final = re.compile(r"\[((?:[^\]\\]|\\.)*)\](?=/|\Z)", re.DOTALL)
 _ESCAPED: Final = re.compile(r"\\([\]\\/])")
 _TO_ESCAPE: Final = re.compile(r"[\]\\]")
@@ -77,7 +81,11 @@ def canonical_text(value: object) -> str:
         return "true" if value else "false"
     if kind is float:
         number: float = value  # type: ignore[assignment]  # as above
-        return str(int(number)) if number.is_integer() else repr(number)
+        if not number.is_integer():
+            return repr(number)
+        # A large float stands for many integers. Its shortest digits, with zeros behind, are how most languages write
+        # it where they use no exponent ([3]).
+        return str(int(number) if -EXACT_MAX <= number <= EXACT_MAX else int(Decimal(repr(number))))
     raise KeyFieldError(missing=value is None)
 
 

@@ -46,6 +46,24 @@ describe("one server", { skip: NO_SERVER }, () => {
     }
   });
 
+  test("a bigint is exact in a filter, and the digits of a float are its key", async () => {
+    const large = 123456789012345678901234567890n;
+    for (const id of [large, large + 1n]) {
+      await client.publish("orders", { id, n: id });
+    }
+    const keys = async (filter: string) => (await client.query("orders", filter).all()).map((record) => record.key);
+    assert.deepEqual(await keys(`/n = ${large}`), [String(large)]);
+    assert.deepEqual(await keys(`/n > ${large} AND /n < ${large + 2n}`), [String(large + 1n)]);
+    assert.deepEqual(await keys(`/id = ${large + 1n}`), [String(large + 1n)]);
+    const float = 1.2345678901234568e20;
+    const done = await client.publish("orders", { id: float });
+    assert.equal(done.key, String(float));
+    assert.equal((await client.publish("orders", '{"id":1.2345678901234568e+20}')).key, done.key, "as Python writes it");
+    assert.deepEqual((await client.get("orders", BigInt(String(float))))?.key, done.key);
+    await client.delete("orders", { filter: `/id >= ${large / 10n ** 10n}` });
+    assert.deepEqual(await keys(`/id >= ${large / 10n ** 10n}`), []);
+  });
+
   test("a record comes back with every digit: key, payload, version, times", async () => {
     const id = 9_007_199_254_740_993n;
     const done = await client.publish("orders", { id, price: 0.1, n: -(2n ** 63n) }, { ttl: "1h" });
