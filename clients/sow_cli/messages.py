@@ -289,7 +289,7 @@ class _Lines:
         about = change.record or change.previous
         if about is None or change.is_delta or (self._several_topics and not self._growing.is_chosen):
             return None
-        return self._growing.of(self._forms.of_message(change.topic).fields, [about.payload])
+        return self._growing.of(self._forms.of_message(change.topic).payloads, [about.payload])
 
     def _widen(self, headings: Sequence[str], texts: Sequence[str]) -> None:
         before = [*self._field_widths, *([0] * (len(texts) - len(self._field_widths)))]

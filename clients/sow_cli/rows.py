@@ -21,8 +21,8 @@ from typing import Final, TypeAlias
 import msgspec
 
 from sow_cli import display
-from sow_cli.columns import METADATA, Columns, Fields, is_number, metadata_heading, one_line
-from sow_client import PackedRecords, Record, RecordBatch, TopicSettings
+from sow_cli.columns import METADATA, Columns, is_number, metadata_heading, one_line
+from sow_client import MessageTypeName, PackedRecords, PayloadForm, Record, RecordBatch, TopicSettings
 
 Batch: TypeAlias = RecordBatch | Sequence[Record]
 _NOT_A_TERMINAL_WIDTH: Final = 140
@@ -57,7 +57,7 @@ class RecordForm:
     """The form of the records of one answer."""
 
     topic: str
-    message_type: str
+    message_type: MessageTypeName
     keys_only: bool = False
     fix_separator: str = "\x01"
     select: tuple[str, ...] = ()
@@ -79,16 +79,16 @@ class RecordForm:
         return self.message_type == "json"
 
     @property
-    def fields(self) -> Fields:
-        """The reader of the payloads' fields."""
-        return Fields(self.message_type, self.fix_separator)
+    def payloads(self) -> PayloadForm:
+        """The reader of the payloads."""
+        return PayloadForm(self.message_type, self.fix_separator)
 
     def columns(self, payloads: Iterable[bytes]) -> Columns | None:
         """The columns of the payloads' fields; None: there are none."""
         paths = [name for name in self.select if not name.startswith("@")]
         if self.keys_only or (self.select and not paths):
             return None
-        return Columns.of(self.fields, payloads, paths)
+        return Columns.of(self.payloads, payloads, paths)
 
 
 @dataclass(frozen=True, slots=True)
