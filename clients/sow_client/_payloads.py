@@ -18,14 +18,16 @@ from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from functools import lru_cache
 from math import isfinite
-from typing import Final, Literal
+from typing import Final, Literal, TypeAlias
 
 import msgspec
 
 from sow.flat_fields import DATA_OF, FlatFields
 from sow_client._documents import Document, decode, encode, encode_json, is_json_object, simpler
-from sow_client._setting_values import MessageTypeName
 from sow_client.errors import InvalidArgument
+
+MessageTypeName: TypeAlias = Literal["json", "msgpack", "fix", "nvfix", "binary"]
+"""Encoding of a topic's payloads. Rule: K2."""
 
 _decode_level: Final = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _decode_map: Final = msgspec.msgpack.Decoder(dict[str, object]).decode
@@ -82,7 +84,7 @@ class PayloadForm:
             case "msgpack":
                 return _msgpack_fields(payload)
             case "fix" | "nvfix":
-                return _named_fields(payload, _flat(self.separator, self.message_type == "fix"))
+                return _named_fields(payload, flat_fields(self))
         return None
 
     def json(self, payload: bytes) -> bytes | None:
@@ -109,7 +111,7 @@ class PayloadForm:
             case "msgpack":
                 return _encode_msgpack(document)
             case _:
-                return _encode_fields(document, _flat(self.separator, self.message_type == "fix"))
+                return _encode_fields(document, flat_fields(self))
 
     @staticmethod
     def plain(value: object) -> object:
@@ -129,6 +131,11 @@ class PayloadForm:
         """A value of `document` in the types that tables of Arrow have: as `plain`, with numbers that are not finite,
         times and bytes as they are."""
         return _in_columns(value)
+
+
+def flat_fields(form: PayloadForm) -> FlatFields:
+    """The reader of the fields of a form of fix or nvfix."""
+    return _flat(form.separator, form.message_type == "fix")
 
 
 @lru_cache(maxsize=64)

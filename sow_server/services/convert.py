@@ -385,6 +385,8 @@ def record(
         expire_time_micros=None if found.expire_time_micros == NEVER else found.expire_time_micros,
         origin=names[found.origin],
         sequence=found.sequence,
+        message_type=_MESSAGE_TYPES[topic.settings.message_type],
+        fix_separator=_separator(topic.settings),
     )
 
 
@@ -404,9 +406,14 @@ def query_plan(scan: Scan) -> sow_pb2.QueryPlan:
     )
 
 
-def fill_columns(columns: types_pb2.RecordColumns, names: Sequence[str], batch: RecordBatch) -> None:
-    """Fills a message with records in columns; `names` are those of the origins. It fills the message in place, because
-    setting a message inside another one copies it."""
+def fill_columns(
+    columns: types_pb2.RecordColumns, names: Sequence[str], batch: RecordBatch, settings: TopicSettings | None
+) -> None:
+    """Fills a message with records in columns; `names` are those of the origins, and `settings` those of the topic,
+    while there is one. It fills the message in place, because setting a message inside another one copies it."""
+    if settings is not None:
+        columns.message_type = _MESSAGE_TYPES[settings.message_type]
+        columns.fix_separator = _separator(settings)
     headers = batch.headers
     origins = headers.origin
     first = origins[0]
@@ -431,6 +438,11 @@ def fill_columns(columns: types_pb2.RecordColumns, names: Sequence[str], batch: 
     else:
         columns.origin.extend(origins)
         columns.origins.extend(names)
+
+
+def _separator(settings: TopicSettings) -> str:
+    is_flat = settings.message_type in (MessageType.FIX, MessageType.NVFIX)
+    return settings.separator.decode("latin-1") if is_flat else ""
 
 
 def _packed(tag: bytes, column: array[int]) -> bytes:
@@ -471,14 +483,15 @@ def timestamp(micros: int) -> Timestamp:
 
 # --- settings --------------------------------------------------------------------------------------------------------
 
+_MESSAGE_TYPES: Final[Mapping[MessageType, types_pb2.MessageType.ValueType]] = {
+    MessageType.JSON: types_pb2.MESSAGE_TYPE_JSON,
+    MessageType.MSGPACK: types_pb2.MESSAGE_TYPE_MSGPACK,
+    MessageType.FIX: types_pb2.MESSAGE_TYPE_FIX,
+    MessageType.NVFIX: types_pb2.MESSAGE_TYPE_NVFIX,
+    MessageType.BINARY: types_pb2.MESSAGE_TYPE_BINARY,
+}
 _NUMBERS: Final[Mapping[str, Mapping[enum.StrEnum, int]]] = {
-    "message_type": {
-        MessageType.JSON: admin_pb2.MESSAGE_TYPE_JSON,
-        MessageType.MSGPACK: admin_pb2.MESSAGE_TYPE_MSGPACK,
-        MessageType.FIX: admin_pb2.MESSAGE_TYPE_FIX,
-        MessageType.NVFIX: admin_pb2.MESSAGE_TYPE_NVFIX,
-        MessageType.BINARY: admin_pb2.MESSAGE_TYPE_BINARY,
-    },
+    "message_type": {kind: int(number) for kind, number in _MESSAGE_TYPES.items()},
     "expiration": {
         Expiration.DISABLED: admin_pb2.EXPIRATION_DISABLED,
         Expiration.ENABLED: admin_pb2.EXPIRATION_ENABLED,
