@@ -201,7 +201,10 @@ def _lifetime(entry: PastChange, form: RecordForm, time_micros: int) -> str:
 
 
 def _payload(payload: bytes, form: RecordForm, *, as_text: bool) -> str:
-    if as_text or not form.payload_is_json:
+    document = form.payloads.json(payload)
+    if document is None:
         return payload_text(payload, form)
+    if as_text:
+        return document.decode("utf-8", "backslashreplace")
     # JSON gets the document itself, as `sow query` writes it; `Fact` has no type for that.
-    return cast(str, msgspec.Raw(one_line(payload)))
+    return cast(str, msgspec.Raw(one_line(document)))

@@ -15,8 +15,9 @@ from importlib import import_module
 from itertools import chain
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, get_args
 
-from sow_client._documents import decode, encode, encode_json, is_json_object, not_finite
+from sow_client._documents import decode, encode, is_json_object, not_finite
 from sow_client._keys import Key
+from sow_client._payloads import PayloadForm
 from sow_client._records import NEVER_MICROS, RecordBatch, invalid
 from sow_client.errors import InvalidArgument
 
@@ -27,7 +28,7 @@ NanMode: TypeAlias = Literal["refuse", "null"]
 
 METADATA: Final = tuple(f"_{name}" for name in get_args(MetadataName))
 PAYLOAD: Final = "payload"
-"""The column of payloads that are no JSON objects."""
+"""The column of payloads without fields."""
 ROWS_AT_ONCE: Final = 1_000
 _BLOCK_BYTES: Final = 1 << 20
 _LONG_NUMBER: Final = re.compile(rb"[:,\[ ]-?[0-9]{16}")
@@ -123,6 +124,10 @@ def _fields(pa: Any, batches: Sequence[RecordBatch], schema: object) -> dict[str
     payloads = list(chain.from_iterable(batch.payloads for batch in batches))
     if not any(payloads):  # no records, or only their keys
         return {} if schema is None else {field.name: pa.nulls(len(payloads), field.type) for field in schema}
+    forms = {batch.form for batch in batches if len(batch)}
+    form = forms.pop()
+    if form.message_type not in ("json", ""):
+        return _of_form(pa, payloads, None if forms else form, schema)
     if not is_json_object(payloads[0]):
         return {PAYLOAD: pa.array(payloads, pa.binary())}
     table = _read(pa, payloads, schema)
@@ -133,6 +138,14 @@ def _fields(pa: Any, batches: Sequence[RecordBatch], schema: object) -> dict[str
             return {PAYLOAD: pa.array(payloads, pa.binary())}  # bytes that begin like JSON
         return _one_by_one(pa, documents, schema)
     return dict(zip(table.column_names, table.columns, strict=True))
+
+
+def _of_form(pa: Any, payloads: Sequence[bytes], form: PayloadForm | None, schema: Any) -> dict[str, Any]:
+    """The fields of payloads that are not JSON. `form`: None where the topic has changed its type meanwhile."""
+    documents = [None if form is None else form.fields(payload) for payload in payloads]
+    if None in documents:
+        return {PAYLOAD: pa.array(payloads, pa.binary())}
+    return _one_by_one(pa, [PayloadForm.in_columns(document) for document in documents], schema)
 
 
 def _read(pa: Any, payloads: Sequence[bytes], schema: Any) -> Any:
@@ -231,7 +244,7 @@ def _one_by_one(pa: Any, documents: Sequence[Any], schema: Any) -> dict[str, Any
         try:
             columns[name] = _alike(pa, values)
         except (pa.ArrowException, OverflowError):
-            columns[name] = pa.array([_text(value) for value in values], pa.string())
+            columns[name] = pa.array([PayloadForm.text(value) for value in values], pa.string())
     return columns
 
 
@@ -252,10 +265,6 @@ def _of_type(pa: Any, values: Sequence[Any], field: Any) -> Any:
         return pa.array(values, field.type)
     except (pa.ArrowException, OverflowError) as error:
         raise invalid("schema", f"the field {field.name!r} has values that are not {field.type}: {error}") from error
-
-
-def _text(value: object) -> str | None:
-    return value if value is None or isinstance(value, str) else encode_json(value).decode()
 
 
 # ---- tables as documents ----
