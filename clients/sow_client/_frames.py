@@ -15,7 +15,7 @@ from importlib import import_module
 from itertools import chain
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, get_args
 
-from sow_client._documents import decode, encode, is_json_object, not_finite
+from sow_client._documents import decode, is_json_object, not_finite
 from sow_client._keys import Key
 from sow_client._payloads import PayloadForm
 from sow_client._records import NEVER_MICROS, RecordBatch, invalid
@@ -26,6 +26,7 @@ MetadataName: TypeAlias = Literal["key", "version", "publish_time", "expire_time
 NanMode: TypeAlias = Literal["refuse", "null"]
 """What becomes of NaN in a frame: it is refused, or published as null. pandas has NaN for missing values, too."""
 
+JSON: Final = PayloadForm()
 METADATA: Final = tuple(f"_{name}" for name in get_args(MetadataName))
 PAYLOAD: Final = "payload"
 """The column of payloads without fields."""
@@ -286,6 +287,7 @@ def rows(
     ttl_column: str | None,
     expire_time_column: str | None,
     nan: NanMode,
+    form: PayloadForm = JSON,
 ) -> Iterator[Row]:
     """The rows of a frame. Columns of metadata, such as "_key", and those of lifetimes are no fields of the documents.
     Raises InvalidArgument before the first row where a column cannot be published."""
@@ -301,13 +303,20 @@ def rows(
     if ttl_column is not None and ttl_column == expire_time_column:
         raise invalid("expire_time_column", "is ttl_column, too")
     fields = [name for name in table.column_names if name not in METADATA and name not in lifetimes]
-    return _rows(table, fields, keys, isinstance(key, str), ttl_column, expire_time_column)
+    return _rows(table, fields, keys, isinstance(key, str), ttl_column, expire_time_column, form)
 
 
 def _rows(
-    table: Any, fields: list[str], keys: list[str], single: bool, ttl: str | None, expire_time: str | None
+    table: Any,
+    fields: list[str],
+    keys: list[str],
+    single: bool,
+    ttl: str | None,
+    expire_time: str | None,
+    form: PayloadForm,
 ) -> Iterator[Row]:
     index = 0
+    has_null = form.message_type in ("json", "msgpack")
     whole = len(fields) == len(table.column_names)
     for batch in table.to_batches(max_chunksize=ROWS_AT_ONCE):
         for row in batch.to_pylist():
@@ -316,8 +325,10 @@ def _rows(
                 values = tuple(row[name] for name in keys)
                 if None in values:
                     raise invalid("key", "is null")
+                if not has_null:
+                    document = {name: value for name, value in document.items() if value is not None}
                 yield Row(
-                    encode(document),
+                    form.encode(document),
                     (values[0] if single else values) if keys else None,
                     None if ttl is None else row[ttl],
                     None if expire_time is None else row[expire_time],

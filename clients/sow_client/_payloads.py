@@ -113,6 +113,11 @@ class PayloadForm:
             case _:
                 return _encode_fields(document, flat_fields(self))
 
+    @property
+    def encoder(self) -> Callable[[Document], bytes]:
+        """`encode`, by the shortest way."""
+        return encode if self.message_type in ("json", "") else self.encode
+
     @staticmethod
     def plain(value: object) -> object:
         """A value of `document` in the types that JSON has ([1])."""

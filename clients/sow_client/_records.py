@@ -18,7 +18,7 @@ from typing import Any, Final, Literal, TypeAlias, TypeVar
 import msgspec
 
 from sow.durations import parse_micros
-from sow.v1 import types_pb2
+from sow.v1 import admin_pb2, types_pb2
 from sow_client._documents import decode_as
 from sow_client._payloads import MessageTypeName, PayloadForm
 from sow_client.errors import InternalError, InvalidArgument
@@ -81,8 +81,8 @@ UNKNOWN_FORM: Final = PayloadForm("")
 _FORMS: Final = {number: PayloadForm(name) for name, number in MESSAGE_TYPES.items()}
 
 
-def form_of(message: types_pb2.RecordColumns | types_pb2.Record) -> PayloadForm:
-    """The form of the payloads in an answer."""
+def form_of(message: types_pb2.RecordColumns | types_pb2.Record | admin_pb2.TopicSettings) -> PayloadForm:
+    """The form of the payloads in an answer, or of a topic with these settings."""
     form = _FORMS.get(message.message_type, UNKNOWN_FORM)
     return PayloadForm(form.message_type, message.fix_separator) if message.fix_separator else form
 
