@@ -151,7 +151,7 @@ def _flat(separator: str, tags: bool) -> FlatFields:
 def _json_fields(payload: bytes) -> dict[str, msgspec.Raw] | None:
     try:
         return _decode_level(payload)
-    except msgspec.MsgspecError:  # no object, or no JSON
+    except (msgspec.MsgspecError, RecursionError):  # no object, or no JSON
         return None
 
 

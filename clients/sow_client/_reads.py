@@ -91,7 +91,7 @@ def records(topic: str, response: sow_pb2.GetResponse) -> list[Record]:
         sequence=[record.sequence for record in found],
         origin=[origins.index(record.origin) for record in found] if len(origins) > 1 else [],
         origins=origins,
-        message_type=found[0].message_type if found else types_pb2.MESSAGE_TYPE_UNSPECIFIED,
+        message_type=found[0].message_type if found else "",
         fix_separator=found[0].fix_separator if found else "",
     )
     return list(RecordBatch(topic, columns))

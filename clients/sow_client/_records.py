@@ -12,13 +12,14 @@ import enum
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from itertools import repeat
-from typing import Any, Final, Literal, TypeAlias, TypeVar
+from typing import Any, Final, Literal, TypeAlias, TypeVar, get_args
 
 import msgspec
 
 from sow.durations import parse_micros
-from sow.v1 import admin_pb2, types_pb2
+from sow.v1 import types_pb2
 from sow_client._documents import decode_as
 from sow_client._payloads import MessageTypeName, PayloadForm
 from sow_client.errors import InternalError, InvalidArgument
@@ -70,21 +71,14 @@ DurabilityName: TypeAlias = Literal["fsync", "buffered", "replicated"]
 here and at the sync peers. Rule: P5."""
 
 
-MESSAGE_TYPES: Final[Mapping[MessageTypeName, types_pb2.MessageType.ValueType]] = {
-    "json": types_pb2.MESSAGE_TYPE_JSON,
-    "msgpack": types_pb2.MESSAGE_TYPE_MSGPACK,
-    "fix": types_pb2.MESSAGE_TYPE_FIX,
-    "nvfix": types_pb2.MESSAGE_TYPE_NVFIX,
-    "binary": types_pb2.MESSAGE_TYPE_BINARY,
-}
 UNKNOWN_FORM: Final = PayloadForm("")
-_FORMS: Final = {number: PayloadForm(name) for name, number in MESSAGE_TYPES.items()}
+_FORMS: Final[Mapping[str, PayloadForm]] = {name: PayloadForm(name) for name in get_args(MessageTypeName)}
 
 
-def form_of(message: types_pb2.RecordColumns | types_pb2.Record | admin_pb2.TopicSettings) -> PayloadForm:
-    """The form of the payloads in an answer, or of a topic with these settings."""
-    form = _FORMS.get(message.message_type, UNKNOWN_FORM)
-    return PayloadForm(form.message_type, message.fix_separator) if message.fix_separator else form
+def form_of(message_type: str, separator: str) -> PayloadForm:
+    """The form of the payloads in an answer; `separator` is empty but for fix and nvfix."""
+    form = _FORMS.get(message_type, UNKNOWN_FORM)
+    return PayloadForm(form.message_type, separator) if separator and form.message_type else form
 
 
 def datetime_of(micros: int) -> datetime:
@@ -122,6 +116,11 @@ class Record(msgspec.Struct, frozen=True, gc=False, eq=False):
         return self._batch.topic
 
     @property
+    def form(self) -> PayloadForm:
+        """The message type of its topic; it decodes the payload."""
+        return self._batch.form
+
+    @property
     def data(self) -> Any:  # of any type, as only the program knows its topic: `data["price"]` needs no cast
         """The payload decoded by the message type of its topic, as a dict; of a binary topic its bytes. Decoded once,
         at the first access. `PayloadForm.document` says which values it has.
@@ -131,7 +130,7 @@ class Record(msgspec.Struct, frozen=True, gc=False, eq=False):
         """
         data = self._data
         if data is msgspec.UNSET:
-            data = self._batch.form.document(self.payload)
+            data = self.form.document(self.payload)
             msgspec.structs.force_setattr(self, "_data", data)
         return data
 
@@ -207,7 +206,7 @@ class Record(msgspec.Struct, frozen=True, gc=False, eq=False):
         return hash((self.key, self.version))
 
     def __reduce__(self) -> tuple[Callable[..., Record], tuple[object, ...]]:
-        return record_of, (*self._fields(), self._batch.form)  # not the batch, which may have thousands of others
+        return partial(record_of, form=self.form), self._fields()  # not the batch, which may have thousands of others
 
     def __repr__(self) -> str:
         return f"Record(topic={self.topic!r}, key={self.key!r}, version={self.version}, payload={_shown(self.payload)})"
@@ -225,6 +224,7 @@ def record_of(
     expire_time_micros: int,
     sequence: int,
     origin: str,
+    *,
     form: PayloadForm = UNKNOWN_FORM,
 ) -> Record:
     """A record in a batch of its own. `expire_time_micros`: `NEVER_MICROS` for never."""
@@ -235,15 +235,10 @@ def record_of(
         expire_time_micros=[expire_time_micros],
         sequence=[sequence],
         origins=[origin],
-        message_type=MESSAGE_TYPES[form.message_type] if form.message_type else types_pb2.MESSAGE_TYPE_UNSPECIFIED,
+        message_type=form.message_type,
         fix_separator=form.separator,
     )
     return Record(key, payload, RecordBatch(topic, columns), 0)
-
-
-def form_of_record(record: Record) -> PayloadForm:
-    """The form of the payload of a record."""
-    return record._batch.form
 
 
 def html_table(records: Iterable[Record], caption: str) -> str:
@@ -330,7 +325,7 @@ class RecordBatch:
         """Raises InternalError when the columns are not of equal length."""
         self.topic = topic
         self.columns = columns
-        self.form: PayloadForm = form_of(columns)
+        self.form: PayloadForm = form_of(columns.message_type, columns.fix_separator)
         """The message type of the topic, which decodes the payloads."""
         self.keys: list[str] = list(columns.key)
         count = len(self.keys)

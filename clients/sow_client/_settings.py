@@ -12,8 +12,8 @@ from google.protobuf import duration_pb2
 
 from sow.durations import format_micros
 from sow.v1 import admin_pb2, types_pb2
-from sow_client._payloads import MessageTypeName
-from sow_client._records import MESSAGE_TYPES, Ttl, invalid, ttl_micros
+from sow_client._payloads import MessageTypeName, PayloadForm
+from sow_client._records import Ttl, form_of, invalid, ttl_micros
 from sow_client._setting_values import (
     BacklogActionName,
     DurableSettings,
@@ -70,6 +70,14 @@ _EXPIRATIONS: Final[Mapping[str, admin_pb2.Expiration.ValueType]] = {
     "enabled": admin_pb2.EXPIRATION_ENABLED,
     "reject": admin_pb2.EXPIRATION_REJECT,
 }
+_MESSAGE_TYPES: Final[Mapping[MessageTypeName, admin_pb2.MessageType.ValueType]] = {
+    "json": admin_pb2.MESSAGE_TYPE_JSON,
+    "msgpack": admin_pb2.MESSAGE_TYPE_MSGPACK,
+    "fix": admin_pb2.MESSAGE_TYPE_FIX,
+    "nvfix": admin_pb2.MESSAGE_TYPE_NVFIX,
+    "binary": admin_pb2.MESSAGE_TYPE_BINARY,
+}
+_NAMES: Final[Mapping[int, str]] = {number: name for name, number in _MESSAGE_TYPES.items()}
 _BACKLOG_ACTIONS: Final[Mapping[BacklogActionName, admin_pb2.BacklogAction.ValueType]] = {
     "hold": admin_pb2.BACKLOG_ACTION_HOLD,
     "reject": admin_pb2.BACKLOG_ACTION_REJECT,
@@ -83,6 +91,11 @@ _ON_MISSING: Final[Mapping[OnMissingName, admin_pb2.OnMissing.ValueType]] = {
 
 
 # ---- of topics ----
+
+
+def form_of_settings(message: admin_pb2.TopicSettings) -> PayloadForm:
+    """The form of the payloads of a topic."""
+    return form_of(_NAMES.get(message.message_type, ""), message.fix_separator)
 
 
 def topic_settings(arguments: TopicSettingsArguments) -> TopicSettings:
@@ -126,7 +139,7 @@ def topic_message(values: TopicSettings, named: Iterable[str]) -> admin_pb2.Topi
         if value is not None:
             setattr(result, name, value)
     if "message_type" in paths:
-        result.message_type = _named("message_type", values.message_type, MESSAGE_TYPES)
+        result.message_type = _named("message_type", values.message_type, _MESSAGE_TYPES)
     if "backlog_action" in paths and values.backlog_action is not None:
         result.backlog_action = _named("backlog_action", values.backlog_action, _BACKLOG_ACTIONS)
     if "on_missing" in paths and values.on_missing is not None:
@@ -156,7 +169,7 @@ def topic_values(message: admin_pb2.TopicSettings) -> dict[str, SettingValue | t
     for name in _NUMBERS + _FLAGS:
         if message.HasField(name):  # type: ignore[arg-type]  # likewise
             result[name] = getattr(message, name)
-    _put_word(result, "message_type", message.message_type, MESSAGE_TYPES)
+    _put_word(result, "message_type", message.message_type, _MESSAGE_TYPES)
     _put_word(result, "backlog_action", message.backlog_action, _BACKLOG_ACTIONS)
     _put_word(result, "on_missing", message.on_missing, _ON_MISSING)
     _put_word(result, "expiration", message.expiration, _EXPIRATIONS)
@@ -272,4 +285,4 @@ assert set(PATHS) == {
     *_DURATIONS, *_NUMBERS, *_FLAGS, *_TEXTS, *_LISTS,
     "message_type", "backlog_action", "on_missing", "expiration", "retain_time",
 }, "every setting has its way to the wire"  # fmt: skip
-assert get_args(MessageTypeName) == tuple(MESSAGE_TYPES), "every type has its number"
+assert get_args(MessageTypeName) == tuple(_MESSAGE_TYPES), "every type has its number"

@@ -21,7 +21,6 @@ from sow_client._records import (
     UNKNOWN_FORM,
     Change,
     Record,
-    form_of_record,
     html_table,
     invalid,
     record_of,
@@ -60,7 +59,7 @@ class View(Mapping[str, Record]):
             base = self._records.get(record.key) if change.is_delta else None
             payload = record.payload
             if base is not None:
-                form = form_of_record(record)
+                form = record.form
                 form = form if form.message_type else self._unknown
                 payload = merged(base.payload, payload, change.unset_paths, form=form)
             self._records[record.key] = in_own_batch(record, payload)
@@ -100,7 +99,7 @@ def in_own_batch(record: Record, payload: bytes) -> Record:
         NEVER_MICROS if expire is None else expire,
         record.sequence,
         record.origin,
-        form_of_record(record),
+        form=record.form,
     )
 
 

@@ -385,7 +385,7 @@ def record(
         expire_time_micros=None if found.expire_time_micros == NEVER else found.expire_time_micros,
         origin=names[found.origin],
         sequence=found.sequence,
-        message_type=_MESSAGE_TYPES[topic.settings.message_type],
+        message_type=topic.settings.message_type.value,
         fix_separator=_separator(topic.settings),
     )
 
@@ -412,7 +412,7 @@ def fill_columns(
     """Fills a message with records in columns; `names` are those of the origins, and `settings` those of the topic,
     while there is one. It fills the message in place, because setting a message inside another one copies it."""
     if settings is not None:
-        columns.message_type = _MESSAGE_TYPES[settings.message_type]
+        columns.message_type = settings.message_type.value
         columns.fix_separator = _separator(settings)
     headers = batch.headers
     origins = headers.origin
@@ -483,15 +483,14 @@ def timestamp(micros: int) -> Timestamp:
 
 # --- settings --------------------------------------------------------------------------------------------------------
 
-_MESSAGE_TYPES: Final[Mapping[MessageType, types_pb2.MessageType.ValueType]] = {
-    MessageType.JSON: types_pb2.MESSAGE_TYPE_JSON,
-    MessageType.MSGPACK: types_pb2.MESSAGE_TYPE_MSGPACK,
-    MessageType.FIX: types_pb2.MESSAGE_TYPE_FIX,
-    MessageType.NVFIX: types_pb2.MESSAGE_TYPE_NVFIX,
-    MessageType.BINARY: types_pb2.MESSAGE_TYPE_BINARY,
-}
 _NUMBERS: Final[Mapping[str, Mapping[enum.StrEnum, int]]] = {
-    "message_type": {kind: int(number) for kind, number in _MESSAGE_TYPES.items()},
+    "message_type": {
+        MessageType.JSON: admin_pb2.MESSAGE_TYPE_JSON,
+        MessageType.MSGPACK: admin_pb2.MESSAGE_TYPE_MSGPACK,
+        MessageType.FIX: admin_pb2.MESSAGE_TYPE_FIX,
+        MessageType.NVFIX: admin_pb2.MESSAGE_TYPE_NVFIX,
+        MessageType.BINARY: admin_pb2.MESSAGE_TYPE_BINARY,
+    },
     "expiration": {
         Expiration.DISABLED: admin_pb2.EXPIRATION_DISABLED,
         Expiration.ENABLED: admin_pb2.EXPIRATION_ENABLED,

@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from sow_cli.command import sow
-from sow_client import Client, InvalidArgument, PublishFailed, View
+from sow_client import Client, InvalidArgument, MessageTypeName, PublishFailed, Record, View
 from tests.support.clients import CLIENT_KINDS, client_of
 from tests.support.server import ServerProcess
 
@@ -62,6 +62,12 @@ def client(request: pytest.FixtureRequest, server: ServerProcess) -> Iterator[Cl
         yield made
 
 
+def live(client: Client, topic: str, key: str) -> Record:
+    found = client.get(topic, key)
+    assert found is not None
+    return found
+
+
 def run(server: ServerProcess, *arguments: str, data: bytes | None = None) -> str:
     result = CliRunner().invoke(sow, ["--server", server.address, *arguments], input=data)
     assert result.exit_code == 0, result.output
@@ -71,13 +77,13 @@ def run(server: ServerProcess, *arguments: str, data: bytes | None = None) -> st
 def test_a_key_is_not_taken_out_of_a_data_field(client: Client) -> None:
     done = client.publish("fix", b"95=6|96=a|55=Z|55=ACME|44=2|")
     assert done.key == "ACME"
-    assert client.get("fix", "ACME").data == {"95": "6", "96": "a|55=Z", "55": "ACME", "44": "2"}
+    assert live(client, "fix", "ACME").data == {"95": "6", "96": "a|55=Z", "55": "ACME", "44": "2"}
     assert [one.key for one in client.query("fix", "/96 = 'a|55=Z'")] == ["ACME"]
     assert client.count("fix", "/55 = 'Z'") == 0
     assert [one.key for one in client.query("fix", "/44 = 2")] == ["ACME"]
     assert [one.payload for one in client.query("fix", select=["/96"])] == [b"95=6|96=a|55=Z|"]
     client.delta_publish("fix", b"95=3|96=x|y|55=ACME|")
-    assert client.get("fix", "ACME").data["96"] == "x|y"
+    assert live(client, "fix", "ACME").data["96"] == "x|y"
     assert client.publish("fix", b"055=ACME|44=3|").key == "ACME"
     assert client.count("fix") == 1
 
@@ -93,7 +99,7 @@ def test_a_length_that_is_not_true_is_refused_and_loses_nothing(client: Client) 
             client.publish("fix", payload)
         assert caught.value.reason == "PAYLOAD_MALFORMED"
         assert message in caught.value.message
-    assert client.get("fix", "ACME").payload == b"55=ACME|44=1|"
+    assert live(client, "fix", "ACME").payload == b"55=ACME|44=1|"
 
 
 def test_a_filter_or_an_order_by_a_tag_with_zeros_says_what_to_write(client: Client) -> None:
@@ -108,23 +114,23 @@ def test_a_filter_or_an_order_by_a_tag_with_zeros_says_what_to_write(client: Cli
 
 def test_documents_are_published_in_the_type_of_their_topic(client: Client) -> None:
     client.publish("packed", ODD)
-    assert client.get("packed", "1").payload == msgspec.msgpack.encode(ODD)
+    assert live(client, "packed", "1").payload == msgspec.msgpack.encode(ODD)
     client.publish_many("packed", [{"id": 2}, msgspec.msgpack.encode({"id": 3})])
     with client.publisher("packed") as publisher:
         publisher.publish({"id": 4, "b": b"\x01"})
     client.delta_publish("packed", {"id": 4, "n": 1})
-    assert client.get("packed", "4").data == {"id": 4, "b": b"\x01", "n": 1}
+    assert live(client, "packed", "4").data == {"id": 4, "b": b"\x01", "n": 1}
     assert client.publish_frame("packed", pd.DataFrame({"id": [5, 6], "x": ["a", None]})) == 2
-    assert client.get("packed", "6").data == {"id": 6, "x": None}
+    assert live(client, "packed", "6").data == {"id": 6, "x": None}
     assert client.sow_delete("packed", data={"id": 6}).deleted == 1
 
     client.publish("fix", {"55": "ACME", "96": "a|b", "38": 100})
-    assert client.get("fix", "ACME").payload == b"55=ACME|95=3|96=a|b|38=100|"
+    assert live(client, "fix", "ACME").payload == b"55=ACME|95=3|96=a|b|38=100|"
     client.publish("nvfix", {"id": "a", "px": 1.5})
     assert client.publish_frame("nvfix", pd.DataFrame({"id": ["b", "c"], "px": ["1", None]})) == 2
     assert [one.payload for one in client.query("nvfix")] == [b"id=a;px=1.5;", b"id=b;px=1;", b"id=c;"]
     client.publish("plain", {"id": 1})
-    assert client.get("plain", "1").payload == b'{"id":1}'
+    assert live(client, "plain", "1").payload == b'{"id":1}'
 
     with pytest.raises(InvalidArgument, match="the field 'px' holds the separator"):
         client.publish("nvfix", {"id": "a", "px": "1;2"})
@@ -133,19 +139,20 @@ def test_documents_are_published_in_the_type_of_their_topic(client: Client) -> N
 
 
 def test_a_topic_that_gets_another_type_gets_documents_of_that(client: Client) -> None:
-    for message_type in ("json", "msgpack"):
+    kinds: tuple[MessageTypeName, ...] = ("json", "msgpack")
+    for message_type in kinds:
         client.create_topic("turned", key=["/id"], message_type=message_type)
         try:
             client.publish("turned", {"id": 1})
         except InvalidArgument:
             client.publish("turned", {"id": 1})
-        assert client.get("turned", "1").data == {"id": 1}
+        assert live(client, "turned", "1").data == {"id": 1}
         client.delete_topic("turned")
 
 
 def test_records_and_tables_are_decoded_by_the_type_of_the_topic(client: Client) -> None:
     client.publish("packed", ODD)
-    found = client.get("packed", "1").data
+    found = live(client, "packed", "1").data
     assert {name: found[name] for name in ("bytes", "time")} == {"bytes": b"\x00\xff", "time": ODD["time"]}
     assert isinstance(found["ext"], msgspec.msgpack.Ext)
     table = client.query("packed").to_arrow()

@@ -206,7 +206,7 @@ def test_a_binary_topic_takes_no_delta(stubs: Stubs) -> None:
 
 
 def test_fix_is_merged_by_tag(stubs: Stubs) -> None:
-    topic = make_topic(stubs, key=["/55"], message_type=types_pb2.MESSAGE_TYPE_FIX, fix_separator="|")
+    topic = make_topic(stubs, key=["/55"], message_type=admin_pb2.MESSAGE_TYPE_FIX, fix_separator="|")
     for payload, more in ((b"8=x|55=IBM|44=9.5|54=1|", {}), (b"55=IBM|44=9.6|38=7", {"unset_paths": ["/54"]})):
         request = sow_pb2.PublishRequest(topic=topic, records=[sow_pb2.PublishRecord(payload=payload)], delta=True)
         request.unset_paths.extend(more.get("unset_paths", []))

@@ -9,7 +9,7 @@ from typing import Final
 import grpc
 import pytest
 
-from sow.v1 import admin_pb2, admin_pb2_grpc, types_pb2
+from sow.v1 import admin_pb2, admin_pb2_grpc
 from tests.support.server import ServerProcess, until
 
 CONFIG: Final = """
@@ -75,7 +75,7 @@ def test_an_index_is_added_to_a_topic_in_use_and_removed(
         (admin_pb2.TopicSettings(index=["a"]), "index: path 'a' must begin with '/', at 0"),
         (admin_pb2.TopicSettings(index=["/a", "/a"]), "index: /a is there twice"),
         (
-            admin_pb2.TopicSettings(index=["/a"], message_type=types_pb2.MESSAGE_TYPE_BINARY),
+            admin_pb2.TopicSettings(index=["/a"], message_type=admin_pb2.MESSAGE_TYPE_BINARY),
             "index: a binary topic has no fields",
         ),
     ],

@@ -49,7 +49,7 @@ __all__ = ["loop", "script", "server"]  # fixtures
 TOPIC = admin_pb2.Topic(
     name="orders",
     settings=admin_pb2.TopicSettings(
-        key=["/id"], message_type=types_pb2.MESSAGE_TYPE_JSON, expiration=admin_pb2.EXPIRATION_ENABLED, journal=True
+        key=["/id"], message_type=admin_pb2.MESSAGE_TYPE_JSON, expiration=admin_pb2.EXPIRATION_ENABLED, journal=True
     ),
     create_time=timestamp_pb2.Timestamp(seconds=1),
     statistics=admin_pb2.TopicStatistics(live_records=4, overdue_records=1),

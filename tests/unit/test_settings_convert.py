@@ -112,7 +112,7 @@ def test_settings_in_force_are_shown_with_every_default() -> None:
     message = convert.settings_message(TopicSettings()._asdict())
     assert message.retain_time == Duration(seconds=600)
     assert message.retain_bytes == 256 * 2**20
-    assert message.message_type == types_pb2.MESSAGE_TYPE_JSON
+    assert message.message_type == admin_pb2.MESSAGE_TYPE_JSON
     assert message.backlog_action == admin_pb2.BACKLOG_ACTION_HOLD
     assert message.on_missing == admin_pb2.ON_MISSING_RETAIN
     assert not message.HasField("max_age")

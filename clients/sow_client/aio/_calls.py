@@ -25,7 +25,7 @@ from sow_client._documents import Document, encode
 from sow_client._failover import FailoverPublish, Instance, Step
 from sow_client._lines import Home, Homes, OnFailover
 from sow_client._payloads import PayloadForm
-from sow_client._records import form_of
+from sow_client._settings import form_of_settings
 from sow_client._tokens import Token
 from sow_client.aio._moving import AsyncTransport
 from sow_client.errors import InvalidArgument, NotFound, SowError
@@ -142,7 +142,7 @@ class AsyncCalls:
                     raise
                 form = PayloadForm()
             else:
-                form = form_of(response.topic.settings)
+                form = form_of_settings(response.topic.settings)
             self._forms[topic] = form
         return form
 

@@ -22,6 +22,42 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _MessageType:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _MessageTypeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_MessageType.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    MESSAGE_TYPE_UNSPECIFIED: _MessageType.ValueType  # 0
+    """Same as JSON."""
+    MESSAGE_TYPE_JSON: _MessageType.ValueType  # 1
+    """A JSON object."""
+    MESSAGE_TYPE_MSGPACK: _MessageType.ValueType  # 2
+    """A MessagePack map."""
+    MESSAGE_TYPE_FIX: _MessageType.ValueType  # 3
+    """FIX: tag=value fields; paths are tags such as `/55`."""
+    MESSAGE_TYPE_NVFIX: _MessageType.ValueType  # 4
+    """name=value fields."""
+    MESSAGE_TYPE_BINARY: _MessageType.ValueType  # 5
+    """Opaque bytes: publisher-supplied key only."""
+
+class MessageType(_MessageType, metaclass=_MessageTypeEnumTypeWrapper):
+    """Encoding of a topic's payloads (rule K2)."""
+
+MESSAGE_TYPE_UNSPECIFIED: MessageType.ValueType  # 0
+"""Same as JSON."""
+MESSAGE_TYPE_JSON: MessageType.ValueType  # 1
+"""A JSON object."""
+MESSAGE_TYPE_MSGPACK: MessageType.ValueType  # 2
+"""A MessagePack map."""
+MESSAGE_TYPE_FIX: MessageType.ValueType  # 3
+"""FIX: tag=value fields; paths are tags such as `/55`."""
+MESSAGE_TYPE_NVFIX: MessageType.ValueType  # 4
+"""name=value fields."""
+MESSAGE_TYPE_BINARY: MessageType.ValueType  # 5
+"""Opaque bytes: publisher-supplied key only."""
+Global___MessageType: _TypeAlias = MessageType  # noqa: Y015
+
 class _Expiration:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -196,7 +232,7 @@ class TopicSettings(_message.Message):
     BACKLOG_QUOTA_ENTRIES_FIELD_NUMBER: _builtins.int
     DELIVERY_LIMIT_FIELD_NUMBER: _builtins.int
     REPLICATE_DURABLES_FIELD_NUMBER: _builtins.int
-    message_type: _types_pb2.MessageType.ValueType
+    message_type: Global___MessageType.ValueType
     """Encoding of the payloads. Changes only while the topic is empty."""
     expiration: Global___Expiration.ValueType
     """Whether and how records expire."""
@@ -288,7 +324,7 @@ class TopicSettings(_message.Message):
         self,
         *,
         key: _abc.Iterable[_builtins.str] | None = ...,
-        message_type: _types_pb2.MessageType.ValueType = ...,
+        message_type: Global___MessageType.ValueType = ...,
         expiration: Global___Expiration.ValueType = ...,
         default_ttl: _duration_pb2.Duration | None = ...,
         min_ttl: _duration_pb2.Duration | None = ...,

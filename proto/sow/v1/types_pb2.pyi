@@ -115,42 +115,6 @@ LIFETIME_KIND_NEVER: LifetimeKind.ValueType  # 3
 """Never expires; the entry of `lifetime_micros` must be 0."""
 Global___LifetimeKind: _TypeAlias = LifetimeKind  # noqa: Y015
 
-class _MessageType:
-    ValueType = _typing.NewType("ValueType", _builtins.int)
-    V: _TypeAlias = ValueType  # noqa: Y015
-
-class _MessageTypeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_MessageType.ValueType], _builtins.type):
-    DESCRIPTOR: _descriptor.EnumDescriptor
-    MESSAGE_TYPE_UNSPECIFIED: _MessageType.ValueType  # 0
-    """Same as JSON."""
-    MESSAGE_TYPE_JSON: _MessageType.ValueType  # 1
-    """A JSON object."""
-    MESSAGE_TYPE_MSGPACK: _MessageType.ValueType  # 2
-    """A MessagePack map."""
-    MESSAGE_TYPE_FIX: _MessageType.ValueType  # 3
-    """FIX: tag=value fields; paths are tags such as `/55`."""
-    MESSAGE_TYPE_NVFIX: _MessageType.ValueType  # 4
-    """name=value fields."""
-    MESSAGE_TYPE_BINARY: _MessageType.ValueType  # 5
-    """Opaque bytes: publisher-supplied key only."""
-
-class MessageType(_MessageType, metaclass=_MessageTypeEnumTypeWrapper):
-    """Encoding of a topic's payloads (rule K2)."""
-
-MESSAGE_TYPE_UNSPECIFIED: MessageType.ValueType  # 0
-"""Same as JSON."""
-MESSAGE_TYPE_JSON: MessageType.ValueType  # 1
-"""A JSON object."""
-MESSAGE_TYPE_MSGPACK: MessageType.ValueType  # 2
-"""A MessagePack map."""
-MESSAGE_TYPE_FIX: MessageType.ValueType  # 3
-"""FIX: tag=value fields; paths are tags such as `/55`."""
-MESSAGE_TYPE_NVFIX: MessageType.ValueType  # 4
-"""name=value fields."""
-MESSAGE_TYPE_BINARY: MessageType.ValueType  # 5
-"""Opaque bytes: publisher-supplied key only."""
-Global___MessageType: _TypeAlias = MessageType  # noqa: Y015
-
 class _ErrorReason:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -714,8 +678,8 @@ class Record(_message.Message):
     """Name of the instance that accepted the write."""
     sequence: _builtins.int
     """Journal sequence of the record's last change on this instance."""
-    message_type: Global___MessageType.ValueType
-    """The encoding of the payload. UNSPECIFIED from a server older than this field."""
+    message_type: _builtins.str
+    """The encoding of the payload: json, msgpack, fix, nvfix or binary. Empty from a server older than this field."""
     fix_separator: _builtins.str
     """Of fix and nvfix: the byte between two fields, as the character of that code."""
     def __init__(
@@ -729,7 +693,7 @@ class Record(_message.Message):
         expire_time_micros: _builtins.int | None = ...,
         origin: _builtins.str = ...,
         sequence: _builtins.int = ...,
-        message_type: Global___MessageType.ValueType = ...,
+        message_type: _builtins.str = ...,
         fix_separator: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_expire_time_micros", b"_expire_time_micros", "expire_time_micros", b"expire_time_micros"]  # noqa: Y015
@@ -760,8 +724,10 @@ class RecordColumns(_message.Message):
     ORIGINS_FIELD_NUMBER: _builtins.int
     MESSAGE_TYPE_FIELD_NUMBER: _builtins.int
     FIX_SEPARATOR_FIELD_NUMBER: _builtins.int
-    message_type: Global___MessageType.ValueType
-    """The encoding of the payloads, as all records are of one topic. UNSPECIFIED from a server older than this field."""
+    message_type: _builtins.str
+    """The encoding of the payloads, as all records are of one topic: json, msgpack, fix, nvfix or binary. Empty from a
+    server older than this field, and where the topic has just been deleted.
+    """
     fix_separator: _builtins.str
     """Of fix and nvfix: the byte between two fields, as the character of that code."""
     @_builtins.property
@@ -807,7 +773,7 @@ class RecordColumns(_message.Message):
         sequence: _abc.Iterable[_builtins.int] | None = ...,
         origin: _abc.Iterable[_builtins.int] | None = ...,
         origins: _abc.Iterable[_builtins.str] | None = ...,
-        message_type: Global___MessageType.ValueType = ...,
+        message_type: _builtins.str = ...,
         fix_separator: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
