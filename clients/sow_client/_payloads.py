@@ -59,21 +59,16 @@ class PayloadForm:
         Of fix and nvfix all values are text. Of MessagePack a time is a datetime, if that holds it exactly; other
         times, and other extensions, are `msgspec.msgpack.Ext`.
         """
-        if not payload:
-            return payload
-        match self.message_type:
-            case "json" | "":
-                if not is_json_object(payload):
-                    return payload
-                try:
-                    return decode(payload)
-                except ValueError:
-                    return payload  # bytes that merely begin like JSON
-            case "binary":
+        kind = self.message_type
+        if kind == "json" or not kind:  # the usual type takes the short way
+            if not is_json_object(payload):
                 return payload
-            case _:
-                found = self.fields(payload)
-                return payload if found is None else found
+            try:
+                return decode(payload)
+            except ValueError:
+                return payload  # bytes that merely begin like JSON
+        found = self.fields(payload) if payload else None
+        return payload if found is None else found
 
     def fields(self, payload: bytes) -> Mapping[str, object] | None:
         """The top-level fields; None: the payload has none. Those of JSON are `msgspec.Raw`: exact, and cheap where

@@ -130,7 +130,7 @@ class Record(msgspec.Struct, frozen=True, gc=False, eq=False):
         """
         data = self._data
         if data is msgspec.UNSET:
-            data = self.form.document(self.payload)
+            data = self._batch.form.document(self.payload)
             msgspec.structs.force_setattr(self, "_data", data)
         return data
 
