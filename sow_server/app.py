@@ -410,7 +410,7 @@ def _services(
     """This project's own services, without those of the links."""
     store, hub, consumers = parts.store, parts.hub, parts.consumers
     changes = Submissions(store.commits, store.topics, links, parts.admission)
-    reading = StoreReading(store.cuts, store.origins, store.instance)
+    reading = StoreReading(store.cuts, store.origins, store.instance, store.topics)
     owned = OwnedDurables(store.durables)
     followers = Followers(parts.clock.now_micros)
     sow = SowService(

@@ -20,6 +20,7 @@ from sow_cli import display
 from sow_cli.columns import METADATA, Path, heading, steps
 from sow_cli.lines import BadLine
 from sow_cli.rows import NEVER_MICROS, BatchColumns, RecordForm
+from sow_client import PayloadForm
 
 DataType: TypeAlias = Any
 """A pyarrow.DataType: pyarrow has no annotations."""
@@ -155,7 +156,7 @@ class ArrowSchema:
         for path, kind in self._types.items():
             found = [_at(document, path) for document in documents]
             is_string = self._pa.types.is_string(kind) or self._pa.types.is_null(kind)
-            values[heading(path)] = [_as_text(one) for one in found] if is_string else found
+            values[heading(path)] = [PayloadForm.text(one) for one in found] if is_string else found
         return values
 
 
@@ -258,13 +259,13 @@ def _in_micros(pa: ModuleType, kind: DataType) -> DataType:
 
 def _document(payload: bytes, form: RecordForm) -> dict[str, object] | None:
     """The fields of a payload as Python values. A number beyond a float is its text."""
-    if form.fields.message_type != "json":
-        found = form.fields.of(payload)
-        return None if found is None else dict(found)
+    if form.message_type != "json":
+        found = form.payloads.fields(payload)
+        return None if found is None else {name: PayloadForm.in_columns(value) for name, value in found.items()}
     try:
         return _decode_fields(payload)
     except msgspec.MsgspecError:
-        raw = form.fields.of(payload)
+        raw = form.payloads.fields(payload)
     return None if raw is None else {name: _value(one) for name, one in raw.items()}
 
 
@@ -281,12 +282,6 @@ def _at(document: dict[str, object] | None, path: Path) -> object:
     for name in path:
         value = value.get(name) if isinstance(value, dict) else None
     return value
-
-
-def _as_text(value: object) -> str | None:
-    if value is None or isinstance(value, str):
-        return value
-    return msgspec.json.encode(value).decode()
 
 
 def _is_held(pa: ModuleType, kind: DataType) -> bool:

@@ -1,6 +1,6 @@
 """Fields of payloads as columns, for every output that shows records in rows.
 
-A program that shows rows takes `Columns.of(fields, first payloads, chosen)` once, `headings` for its first line, and
+A program that shows rows takes `Columns.of(form, first payloads, chosen)` once, `headings` for its first line, and
 `Columns.texts(payload)` for each row.
 
     [1]  Texts are exact: a number has the digits that were published, a string is its characters, an object or an array
@@ -16,10 +16,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 import msgspec
+
+from sow_client import PayloadForm
 
 Path: TypeAlias = tuple[str, ...]
 """The names on the way to a field."""
@@ -43,17 +44,17 @@ _NUMBER: Final = re.compile(r"-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?")
 _QUOTE: Final = ord('"')
 _NINE: Final = ord("9")  # a text that begins at or below it, and with no quote, is a number
 _decode_text: Final = msgspec.json.Decoder(str).decode
-_decode_fields: Final = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_JSON: Final = PayloadForm()
 
 
 class Columns:
     """The columns of the fields in one output. Owns the count of what they leave out ([2])."""
 
-    __slots__ = ("_chosen", "_fields", "_firsts", "_names", "_paths", "left_out", "records_left_out")
+    __slots__ = ("_chosen", "_firsts", "_form", "_names", "_paths", "left_out", "records_left_out")
 
-    def __init__(self, fields: Fields, paths: Iterable[Path], *, chosen: bool) -> None:
+    def __init__(self, form: PayloadForm, paths: Iterable[Path], *, chosen: bool) -> None:
         """`chosen`: the user has named them, so nothing counts as left out."""
-        self._fields = fields
+        self._form = form
         self._paths = tuple(paths)
         self._chosen = chosen
         self._firsts = [path[0] for path in self._paths]
@@ -64,15 +65,15 @@ class Columns:
         """Records with such fields."""
 
     @classmethod
-    def of(cls, fields: Fields, payloads: Iterable[bytes], chosen: Sequence[str] = ()) -> Columns | None:
+    def of(cls, form: PayloadForm, payloads: Iterable[bytes], chosen: Sequence[str] = ()) -> Columns | None:
         """The columns of these paths, or of the first payloads; None: the payloads have no fields. Raises ValueError
         for a text that is no path."""
         if chosen:
-            return cls(fields, [steps(path) for path in chosen], chosen=True)
+            return cls(form, [steps(path) for path in chosen], chosen=True)
         names: dict[str, None] = {}
         for payload in payloads:
-            names.update(dict.fromkeys(fields.of(payload) or ()))
-        return cls(fields, [(name,) for name in names], chosen=False) if names else None
+            names.update(dict.fromkeys(form.fields(payload) or ()))
+        return cls(form, [(name,) for name in names], chosen=False) if names else None
 
     @property
     def headings(self) -> tuple[str, ...]:
@@ -81,7 +82,7 @@ class Columns:
 
     def texts(self, payload: bytes) -> list[str | None]:
         """The texts of a record, column by column ([1])."""
-        found = self._fields.of(payload) or {}
+        found = self._form.fields(payload) or {}
         if not self._chosen and not found.keys() <= self._names:
             self._leave_out(found)
         values = list(map(found.get, self._firsts))
@@ -117,17 +118,17 @@ class GrowingColumns:
         """Names of fields beyond the bound, as they came; at most `_LEFT_OUT_MAX`."""
         return [heading((name,)) for name in self._left_out]
 
-    def of(self, fields: Fields, payloads: Iterable[bytes]) -> Columns | None:
+    def of(self, form: PayloadForm, payloads: Iterable[bytes]) -> Columns | None:
         """The columns, after these payloads have come; None: one of these has no fields, or none has come."""
         if self._chosen:
-            return Columns(fields, self._chosen, chosen=True)
+            return Columns(form, self._chosen, chosen=True)
         for payload in payloads:
-            found = fields.of(payload)
+            found = form.fields(payload)
             if found is None:
                 return None
             if not found.keys() <= self._names.keys():
                 self._grow(found)
-        return Columns(fields, [(name,) for name in self._names], chosen=True) if self._names else None
+        return Columns(form, [(name,) for name in self._names], chosen=True) if self._names else None
 
     def _grow(self, found: Iterable[str]) -> None:
         for name in found:
@@ -137,61 +138,16 @@ class GrowingColumns:
                 self._left_out[name] = None
 
 
-@dataclass(frozen=True, slots=True)
-class Fields:
-    """Reads the fields of payloads of one message type."""
-
-    message_type: str = "json"
-    separator: str = "\x01"
-    """Between the fields of fix and nvfix."""
-
-    def of(self, payload: bytes) -> Mapping[str, object] | None:
-        """The top-level fields; None: the payload has none. Those of JSON are `msgspec.Raw`: exact, and cheap where
-        they are not needed."""
-        match self.message_type:
-            case "json":
-                return _json_fields(payload)
-            case "msgpack":
-                return _msgpack_fields(payload)
-            case "fix" | "nvfix":
-                return _named_fields(payload, self.separator.encode())
-        return None
-
-
-def _json_fields(payload: bytes) -> dict[str, msgspec.Raw] | None:
-    try:
-        return _decode_fields(payload)
-    except msgspec.MsgspecError:  # no object, or no JSON
-        return None
-
-
-def _msgpack_fields(payload: bytes) -> dict[str, object] | None:
-    try:
-        return msgspec.msgpack.decode(payload, type=dict[str, object])
-    except (msgspec.MsgspecError, ValueError, RecursionError):
-        return None
-
-
-def _named_fields(payload: bytes, separator: bytes) -> dict[str, object] | None:
-    """Of a repeated name the first field counts, as at the server."""
-    found: dict[str, object] = {}
-    for part in payload.split(separator):
-        name, equals, value = part.partition(b"=")
-        if equals:
-            found.setdefault(name.decode(errors="replace"), value.decode("utf-8", "backslashreplace"))
-    return found or None
-
-
 def below(value: object, path: Path) -> object:
-    """The value at the end of a path that begins in a value of `Fields.of`; None: there is none."""
+    """The value at the end of a path that begins in a field's value; None: there is none."""
     for name in path:
-        found: object = _json_fields(bytes(value)) if isinstance(value, msgspec.Raw) else value
+        found: object = _JSON.fields(bytes(value)) if isinstance(value, msgspec.Raw) else value
         value = found.get(name) if isinstance(found, Mapping) else None
     return value
 
 
 def text(value: object) -> str | None:
-    """The text of a value of `Fields.of` ([1])."""
+    """The text of a field's value ([1])."""
     if type(value) is msgspec.Raw:  # the usual way is short: this is done for each cell
         data = bytes(value)
         first = data[0]
@@ -200,12 +156,7 @@ def text(value: object) -> str | None:
         if first <= _NINE:
             return data.decode()
         return None if data == b"null" else one_line(data).decode("utf-8", "backslashreplace")
-    if value is None or isinstance(value, str):
-        return value
-    try:
-        return msgspec.json.encode(value).decode()
-    except (TypeError, ValueError):  # an extension type of msgpack, say
-        return repr(value)
+    return PayloadForm.text(value)
 
 
 def is_number(shown: str) -> bool:

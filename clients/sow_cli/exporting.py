@@ -187,7 +187,7 @@ class RecordFile:
             self._schema.look(payloads)
         else:
             for payload in payloads:
-                self._names.update(dict.fromkeys(self._form.fields.of(payload) or ()))
+                self._names.update(dict.fromkeys(self._form.payloads.fields(payload) or ()))
 
     def write(self, columns: BatchColumns) -> None:
         """Writes some records."""
@@ -210,7 +210,7 @@ class RecordFile:
             return ArrowFile(self._sink, self._schema, is_parquet=self._kind is Format.PARQUET)
         if self._kind is Format.CSV:
             names = self._names
-            found = Columns(form.fields, [(name,) for name in names], chosen=True) if names else form.columns(())
+            found = Columns(form.payloads, [(name,) for name in names], chosen=True) if names else form.columns(())
             return _Csv(CsvRows(form, found, self._quoted), self._sink)
         return _Json(form, self._sink) if self._kind is Format.JSON else _Ndjson(form, self._sink)
 

@@ -15,11 +15,11 @@ import click
 import msgspec
 
 from sow_cli import arguments, display
-from sow_cli.columns import Fields, one_line, text
+from sow_cli.columns import one_line, text
 from sow_cli.output import Fact, Format, Output, note, output_option
 from sow_cli.rows import RecordForm, payload_text, shown_payload
 from sow_cli.session import Session
-from sow_client import EARLIEST, Client, PastChange, Topic
+from sow_client import EARLIEST, Client, PastChange, PayloadForm, Topic
 
 _KEPT_MAX: Final = 10_000
 """Changes that are told without --last."""
@@ -136,7 +136,7 @@ def _tell(changes: Sequence[PastChange], form: RecordForm, *, as_text: bool) -> 
         elif entry.reason:
             what = "new lifetime"
         else:
-            differences = None if before is None else _differences(form.fields, before, payload)
+            differences = None if before is None else _differences(form.payloads, before, payload)
             if differences is None:
                 what = shown_payload(payload, form)
             else:
@@ -157,9 +157,9 @@ def _time_micros(entry: PastChange) -> int:
     return round(entry.time.timestamp() * 1e6)
 
 
-def _differences(fields: Fields, before: bytes, after: bytes) -> dict[str, str] | None:
+def _differences(form: PayloadForm, before: bytes, after: bytes) -> dict[str, str] | None:
     """The fields that differ, with their texts before and after; None: the payloads have no fields, and differ."""
-    old, new = fields.of(before), fields.of(after)
+    old, new = form.fields(before), form.fields(after)
     if old is None or new is None:
         return {} if before == after else None
     found = {}
@@ -201,7 +201,10 @@ def _lifetime(entry: PastChange, form: RecordForm, time_micros: int) -> str:
 
 
 def _payload(payload: bytes, form: RecordForm, *, as_text: bool) -> str:
-    if as_text or not form.payload_is_json:
+    document = form.payloads.json(payload)
+    if document is None:
         return payload_text(payload, form)
+    if as_text:
+        return document.decode("utf-8", "backslashreplace")
     # JSON gets the document itself, as `sow query` writes it; `Fact` has no type for that.
-    return cast(str, msgspec.Raw(one_line(payload)))
+    return cast(str, msgspec.Raw(one_line(document)))

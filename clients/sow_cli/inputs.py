@@ -28,6 +28,7 @@ import msgspec
 from sow_cli import display
 from sow_cli.columns import METADATA_COLUMNS, Path, path_of
 from sow_cli.lines import LINE_BYTES_MAX, BadLine, Item, Parse, canonical_text, chunks
+from sow_client import MessageTypeName
 
 Kind: TypeAlias = Literal["ndjson", "json", "csv", "parquet", "arrow"]
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
@@ -72,7 +73,7 @@ class Input(Protocol):
 class Target:
     """What a topic's records are made of."""
 
-    message_type: str = "json"
+    message_type: MessageTypeName = "json"
     separator: str = "\x01"
     has_key: bool = False
     """True: the key comes from fields of the payload."""

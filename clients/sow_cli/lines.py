@@ -17,6 +17,7 @@ from typing import Final, NamedTuple, TypeAlias
 import msgspec
 
 from sow_cli.columns import path_of
+from sow_client import InvalidArgument, PayloadForm
 from sow_client._keys import key_text
 
 LINE_BYTES_MAX: Final = 16 * 2**20  # a request holds no more (rule K8)
@@ -144,24 +145,36 @@ def canonical_text(value: object, field: str) -> str:
 
 class _RecordLine(msgspec.Struct):
     payload: msgspec.Raw
+    payload_base64: str | None = None
     key: str | None = None
     expire_time_micros: int | None = None
 
 
-def record_form(*, payload_is_json: bool, with_key: bool) -> Parse:
-    """Lines as `sow query --format ndjson` writes them. `with_key`: the topic needs a key, and gets the line's."""
+def record_form(form: PayloadForm, *, with_key: bool) -> Parse:
+    """Lines as `sow query --format ndjson` writes them, of payloads of a form. `with_key`: the topic needs a key, and
+    gets the line's."""
     decode = msgspec.json.Decoder(_RecordLine).decode
     decode_text = msgspec.json.Decoder(str).decode
+
+    def payload_of(record: _RecordLine) -> bytes:
+        if form.message_type == "json":
+            return bytes(record.payload)
+        if record.payload_base64 is not None:
+            return base64_payload(record.payload_base64.encode()).data
+        if bytes(record.payload)[:1] == b"{":
+            return form.encode(msgspec.json.decode(record.payload))
+        return base64_payload(decode_text(record.payload).encode()).data
 
     def parsed(line: bytes) -> Item:
         try:
             record = decode(line)
-            encoded = None if payload_is_json else decode_text(record.payload).encode()
+            data = payload_of(record)
         except msgspec.DecodeError as error:
             raise BadLine("PAYLOAD_MALFORMED", f"not a record: {error}") from error
+        except InvalidArgument as error:
+            raise BadLine(error.reason, error.message) from error
         if with_key and record.key is None:
             raise BadLine("KEY_REQUIRED", "the record has no key, which the topic needs")
-        data = bytes(record.payload) if encoded is None else base64_payload(encoded).data
         return Item(data, record.key if with_key else None, record.expire_time_micros)
 
     return parsed

@@ -168,7 +168,7 @@ class LiveTable:
     def _ranked(self, topic: str, record: Record) -> _Ranked:
         rank: list[object] = []
         if self._order:
-            fields = self._forms.of_message(topic).fields.of(record.payload) or {}
+            fields = self._forms.of_message(topic).payloads.fields(record.payload) or {}
             for name, path, descending in self._order:
                 value = _metadata(record, name) if path is None else text(below(fields.get(path[0]), path[1:]))
                 rank.append(_place(value, descending=descending))
@@ -252,7 +252,7 @@ class LiveTable:
         """The columns of the fields; None: the payloads are shown as they are."""
         if not shown or (self._several_topics and not self._growing.is_chosen):
             return None
-        fields = self._forms.of_message(shown[0].topic).fields
+        fields = self._forms.of_message(shown[0].topic).payloads
         return self._growing.of(fields, [self._views[one.topic][one.key].payload for one in shown])
 
     def _headings(self, columns: Columns | None) -> list[str]:

@@ -22,7 +22,7 @@ import msgspec
 from rich.cells import cell_len
 
 from sow_cli import display
-from sow_cli.columns import Columns, GrowingColumns, is_number, one_line
+from sow_cli.columns import Columns, GrowingColumns, is_number
 from sow_cli.output import Format, Output, note
 from sow_cli.rows import (
     FIELD_WIDTH_MAX,
@@ -30,6 +30,7 @@ from sow_cli.rows import (
     RecordForm,
     RecordLine,
     fit,
+    json_payload,
     shown_payload,
     shown_text,
     terminal_width,
@@ -99,6 +100,7 @@ class _MessageLine(msgspec.Struct, gc=False):
     origin: str | msgspec.UnsetType = msgspec.UNSET
     sequence: int | msgspec.UnsetType = msgspec.UNSET
     payload: msgspec.Raw | bytes | msgspec.UnsetType = msgspec.UNSET
+    payload_base64: bytes | msgspec.UnsetType = msgspec.UNSET
     is_delta: bool | msgspec.UnsetType = msgspec.UNSET
     unset_paths: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
     previous: RecordLine | msgspec.UnsetType = msgspec.UNSET
@@ -212,7 +214,7 @@ class _Csv:
     def _write(self, line: _MessageLine) -> None:
         shown = {name: getattr(line, name) for name in self._columns}
         if isinstance(line.previous, RecordLine):
-            shown |= {name: getattr(line.previous, name) for name in RecordLine.__struct_fields__}
+            shown |= {name: getattr(line.previous, name) for name in RecordLine.__struct_fields__ if name in shown}
         self._output.csv_rows([[_csv_value(value) for value in shown.values()]])
 
     def finish(self) -> None:
@@ -289,7 +291,7 @@ class _Lines:
         about = change.record or change.previous
         if about is None or change.is_delta or (self._several_topics and not self._growing.is_chosen):
             return None
-        return self._growing.of(self._forms.of_message(change.topic).fields, [about.payload])
+        return self._growing.of(self._forms.of_message(change.topic).payloads, [about.payload])
 
     def _widen(self, headings: Sequence[str], texts: Sequence[str]) -> None:
         before = [*self._field_widths, *([0] * (len(texts) - len(self._field_widths)))]
@@ -383,11 +385,12 @@ def _fill(line: _MessageLine, record: Record, form: RecordForm) -> None:
     line.publish_time_micros = record.publish_time_micros
     line.expire_time_micros = msgspec.UNSET if expire is None else expire
     line.origin = record.origin
-    line.payload = _payload(record, form)
+    line.payload, line.payload_base64 = json_payload(record.payload, form)
 
 
 def _record_line(record: Record, form: RecordForm) -> RecordLine:
     expire = record.expire_time_micros
+    payload, exact = json_payload(record.payload, form)
     return RecordLine(
         topic=form.topic,
         key=record.key,
@@ -396,12 +399,9 @@ def _record_line(record: Record, form: RecordForm) -> RecordLine:
         expire_time_micros=msgspec.UNSET if expire is None else expire,
         origin=record.origin,
         sequence=record.sequence,
-        payload=_payload(record, form),
+        payload=payload,
+        payload_base64=exact,
     )
-
-
-def _payload(record: Record, form: RecordForm) -> msgspec.Raw | bytes:
-    return msgspec.Raw(one_line(record.payload)) if form.payload_is_json else record.payload
 
 
 def _csv_value(value: object) -> str | int | None:

@@ -508,9 +508,10 @@ def _record_facts(record: Record, payload: bytes, form: RecordForm, now_micros: 
 
 
 def _full_payload(payload: bytes, form: RecordForm) -> str:
-    if not form.payload_is_json:
+    document = form.payloads.json(payload) if form.message_type in ("json", "msgpack") else None
+    if document is None:
         return display.safe_bytes(payload)
-    text = msgspec.json.format(payload, indent=2).decode("utf-8", "backslashreplace")
+    text = msgspec.json.format(document, indent=2).decode("utf-8", "backslashreplace")
     return "\n".join(display.safe(line) for line in text.split("\n"))
 
 

@@ -21,8 +21,8 @@ from typing import Final, TypeAlias
 import msgspec
 
 from sow_cli import display
-from sow_cli.columns import METADATA, Columns, Fields, is_number, metadata_heading, one_line
-from sow_client import PackedRecords, Record, RecordBatch, TopicSettings
+from sow_cli.columns import METADATA, Columns, is_number, metadata_heading, one_line
+from sow_client import MessageTypeName, PackedRecords, PayloadForm, Record, RecordBatch, SowError, TopicSettings
 
 Batch: TypeAlias = RecordBatch | Sequence[Record]
 _NOT_A_TERMINAL_WIDTH: Final = 140
@@ -48,8 +48,9 @@ class RecordLine(msgspec.Struct, gc=False):
     expire_time_micros: int | msgspec.UnsetType
     origin: str
     sequence: int
-    # msgspec writes Raw as it is and bytes as base64: a json topic's payload is Raw, another's is bytes.
+    # msgspec writes Raw as it is and bytes as base64.
     payload: msgspec.Raw | bytes | msgspec.UnsetType
+    payload_base64: bytes | msgspec.UnsetType = msgspec.UNSET
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,7 @@ class RecordForm:
     """The form of the records of one answer."""
 
     topic: str
-    message_type: str
+    message_type: MessageTypeName
     keys_only: bool = False
     fix_separator: str = "\x01"
     select: tuple[str, ...] = ()
@@ -79,16 +80,16 @@ class RecordForm:
         return self.message_type == "json"
 
     @property
-    def fields(self) -> Fields:
-        """The reader of the payloads' fields."""
-        return Fields(self.message_type, self.fix_separator)
+    def payloads(self) -> PayloadForm:
+        """The reader of the payloads."""
+        return PayloadForm(self.message_type, self.fix_separator)
 
     def columns(self, payloads: Iterable[bytes]) -> Columns | None:
         """The columns of the payloads' fields; None: there are none."""
         paths = [name for name in self.select if not name.startswith("@")]
         if self.keys_only or (self.select and not paths):
             return None
-        return Columns.of(self.fields, payloads, paths)
+        return Columns.of(self.payloads, payloads, paths)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,11 +161,14 @@ def record_lines(columns: BatchColumns, form: RecordForm) -> list[RecordLine]:
     columns = columns.on_lines(form)
     unset = msgspec.UNSET
     expire = [unset if micros == NEVER_MICROS else micros for micros in columns.expire_times_micros]
-    payloads: Iterable[msgspec.Raw | bytes | msgspec.UnsetType] = columns.payloads
+    payloads: Iterable[msgspec.Raw | bytes | msgspec.UnsetType]
+    exact: Iterable[bytes | msgspec.UnsetType] = repeat(unset)
     if form.keys_only:
         payloads = repeat(unset)
     elif form.payload_is_json:
         payloads = map(msgspec.Raw, columns.payloads)
+    else:
+        payloads, exact = zip(*[json_payload(payload, form) for payload in columns.payloads], strict=True)
     return list(
         map(
             RecordLine,
@@ -176,8 +180,23 @@ def record_lines(columns: BatchColumns, form: RecordForm) -> list[RecordLine]:
             columns.origins,
             columns.sequences,
             payloads,
+            exact,
         )
     )
+
+
+def json_payload(payload: bytes, form: RecordForm) -> tuple[msgspec.Raw | bytes, bytes | msgspec.UnsetType]:
+    """A payload in JSON, and its bytes where the program that reads the JSON could not make them again."""
+    if form.payload_is_json:
+        return msgspec.Raw(one_line(payload)), msgspec.UNSET
+    document = form.payloads.json(payload)
+    if document is None:
+        return payload, msgspec.UNSET
+    try:
+        is_exact = form.payloads.encode(msgspec.json.decode(document)) == payload
+    except (SowError, msgspec.MsgspecError):
+        is_exact = False
+    return msgspec.Raw(document), msgspec.UNSET if is_exact else payload
 
 
 def quoted_cell(text: str) -> str:

@@ -25,7 +25,7 @@ from sow_cli import arguments, display
 from sow_cli.inputs import COLUMN_TYPES, KINDS, ColumnType, Kind, Reading, Target, opened
 from sow_cli.lines import BadLine, Item, LineNumbers, Parse, base64_payload, document, keyed_by, record_form
 from sow_cli.output import Fact, note, progress
-from sow_client import Topic
+from sow_client import PayloadForm, Topic
 
 Command = TypeVar("Command", bound=Callable[..., object])
 
@@ -231,7 +231,8 @@ def line_parser(reading: Reading, target: Target, *, records: bool, as_it_is: bo
     """What makes a record of a line. `as_it_is`: its bytes are the payload, whatever the message type."""
     is_json = target.message_type == "json"
     if records:
-        return record_form(payload_is_json=is_json, with_key=not target.has_key)
+        form = PayloadForm(target.message_type, target.separator)
+        return record_form(form, with_key=not target.has_key)
     if reading.keyed is not None:
         return reading.keyed
     return document if is_json or as_it_is else base64_payload

@@ -42,6 +42,7 @@ from sow_client._keys import Key
 from sow_client._live_view import AsyncLiveView, LiveView
 from sow_client._loads import AsyncLoadStager, Load, LoadFigures, LoadInfo, LoadPart, LoadProgress, LoadStager
 from sow_client._packed import PackedColumn, PackedRecords
+from sow_client._payloads import MessageTypeName, PayloadForm
 from sow_client._publish_core import Ack, OpenedPublisher
 from sow_client._publisher import Publisher
 from sow_client._queries import AsyncQueryResult, QueryResult
@@ -93,7 +94,6 @@ from sow_client._setting_values import (
     BacklogActionName,
     DurableSettings,
     DurableSettingsArguments,
-    MessageTypeName,
     OnMissingName,
     TopicSettings,
     TopicSettingsArguments,
@@ -227,6 +227,7 @@ __all__ = [
     "PackedRecords",
     "Page",
     "PastChange",
+    "PayloadForm",
     "PermissionDenied",
     "Pin",
     "Policy",

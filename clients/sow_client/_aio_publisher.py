@@ -15,6 +15,7 @@ from sow.v1 import sow_pb2
 from sow_client import _lifetimes, _statuses
 from sow_client._documents import Document, encode
 from sow_client._keys import Key, key_text
+from sow_client._payloads import PayloadForm
 from sow_client._publish_core import (
     BATCH_BYTES,
     END_SECONDS,
@@ -60,12 +61,16 @@ class AsyncPublisher(PublisherBase):
         core: PublishCore,
         open_stream: OpenAioStream,
         *,
+        form: Callable[[], Awaitable[PayloadForm]] | None = None,
         next_epoch: Callable[[], Awaitable[OpenedPublisher]] | None = None,
         on_ack: Callable[[Ack], object] | None = None,
         on_refusal: Callable[[Refusal], object] | None = None,
     ) -> None:
-        """`next_epoch` begins an epoch of the publisher's id, before the first stream; None: the core has its epoch."""
+        """`form` asks for that of the topic's payloads; None: JSON. `next_epoch` begins an epoch of the publisher's id,
+        before the first stream; None: the core has its epoch."""
         super().__init__(core, on_ack, on_refusal)
+        self._form = form
+        self._encode: Callable[[Document], bytes] | None = encode if form is None else None
         self._open_stream = open_stream
         self._next_epoch = next_epoch
         self._work = asyncio.Event()
@@ -79,7 +84,7 @@ class AsyncPublisher(PublisherBase):
         self, data: Document, *, key: Key | None = None, ttl: Ttl | None = None, expire_at: ExpireAt | None = None
     ) -> None:
         """Takes one record; `ttl` or `expire_at` overrides the publisher's own. May wait for room. Rule: L2."""
-        payload = data if type(data) is bytes else encode(data)
+        payload = data if type(data) is bytes else self._encode(data) if self._encode else await self._first(data)
         lifetime = None if ttl is None and expire_at is None else _lifetimes.lifetime(ttl, expire_at)
         size = len(payload)
         if self._stopped or size > PAYLOAD_BYTES_MAX:
@@ -98,6 +103,17 @@ class AsyncPublisher(PublisherBase):
             await self._seal_all()
         elif self._linger is None:
             self._linger = asyncio.get_running_loop().call_later(self._core.options.linger, self._lingered)
+
+    async def _first(self, data: Document) -> bytes:
+        """The payload of a document, when no other one has come before. Bytes and text need no server."""
+        if isinstance(data, bytes | str):
+            return encode(data)
+        assert self._form is not None, "without it `_encode` is there from the begin"
+        try:
+            self._encode = (await self._form()).encoder
+        except SowError:  # the publisher shall wait for the server, and not this call: nearly all topics are json
+            self._encode = encode
+        return self._encode(data)
 
     async def publish_columns(
         self,

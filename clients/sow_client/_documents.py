@@ -113,7 +113,7 @@ def not_finite(value: object) -> str | None:
         return None if value.is_finite() else ""
     elif kind not in _NEVER_NOT_FINITE and not isinstance(value, msgspec.Raw):
         # A dataclass, an enum, a mapping of another kind …: as msgspec sees it, with the names that it writes.
-        plain = msgspec.to_builtins(value, builtin_types=(Decimal,), str_keys=True, enc_hook=_simpler)
+        plain = msgspec.to_builtins(value, builtin_types=(Decimal,), str_keys=True, enc_hook=simpler)
         return not_finite(plain)
     return None
 
@@ -127,7 +127,7 @@ def _step(name: object) -> str:
     return f"/[{escaped}]"
 
 
-def _simpler(value: object) -> object:
+def simpler(value: object) -> object:
     """The replacement for a value of a type that msgspec does not know. Raises TypeError when there is none."""
     match value:
         case Mapping():
@@ -153,7 +153,7 @@ def _simpler(value: object) -> object:
     raise TypeError(f"a {type(value).__module__}.{type(value).__qualname__} has no form in JSON")
 
 
-encode_json: Final = msgspec.json.Encoder(decimal_format="number", enc_hook=_simpler).encode
+encode_json: Final = msgspec.json.Encoder(decimal_format="number", enc_hook=simpler).encode
 """The JSON of a value. A float that is not finite becomes null; `encode` refuses it."""
 _find_null = re.compile(rb"null").search  # half the cost of `in`
 _find_nan = re.compile(rb"NaN").search

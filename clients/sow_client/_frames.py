@@ -15,8 +15,9 @@ from importlib import import_module
 from itertools import chain
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, get_args
 
-from sow_client._documents import decode, encode, encode_json, is_json_object, not_finite
+from sow_client._documents import decode, is_json_object, not_finite
 from sow_client._keys import Key
+from sow_client._payloads import PayloadForm
 from sow_client._records import NEVER_MICROS, RecordBatch, invalid
 from sow_client.errors import InvalidArgument
 
@@ -25,9 +26,10 @@ MetadataName: TypeAlias = Literal["key", "version", "publish_time", "expire_time
 NanMode: TypeAlias = Literal["refuse", "null"]
 """What becomes of NaN in a frame: it is refused, or published as null. pandas has NaN for missing values, too."""
 
+JSON: Final = PayloadForm()
 METADATA: Final = tuple(f"_{name}" for name in get_args(MetadataName))
 PAYLOAD: Final = "payload"
-"""The column of payloads that are no JSON objects."""
+"""The column of payloads without fields."""
 ROWS_AT_ONCE: Final = 1_000
 _BLOCK_BYTES: Final = 1 << 20
 _LONG_NUMBER: Final = re.compile(rb"[:,\[ ]-?[0-9]{16}")
@@ -123,6 +125,10 @@ def _fields(pa: Any, batches: Sequence[RecordBatch], schema: object) -> dict[str
     payloads = list(chain.from_iterable(batch.payloads for batch in batches))
     if not any(payloads):  # no records, or only their keys
         return {} if schema is None else {field.name: pa.nulls(len(payloads), field.type) for field in schema}
+    forms = {batch.form for batch in batches if len(batch)}
+    form = forms.pop()
+    if form.message_type not in ("json", ""):
+        return _of_form(pa, payloads, None if forms else form, schema)
     if not is_json_object(payloads[0]):
         return {PAYLOAD: pa.array(payloads, pa.binary())}
     table = _read(pa, payloads, schema)
@@ -133,6 +139,14 @@ def _fields(pa: Any, batches: Sequence[RecordBatch], schema: object) -> dict[str
             return {PAYLOAD: pa.array(payloads, pa.binary())}  # bytes that begin like JSON
         return _one_by_one(pa, documents, schema)
     return dict(zip(table.column_names, table.columns, strict=True))
+
+
+def _of_form(pa: Any, payloads: Sequence[bytes], form: PayloadForm | None, schema: Any) -> dict[str, Any]:
+    """The fields of payloads that are not JSON. `form`: None where the topic has changed its type meanwhile."""
+    documents = [None if form is None else form.fields(payload) for payload in payloads]
+    if None in documents:
+        return {PAYLOAD: pa.array(payloads, pa.binary())}
+    return _one_by_one(pa, [PayloadForm.in_columns(document) for document in documents], schema)
 
 
 def _read(pa: Any, payloads: Sequence[bytes], schema: Any) -> Any:
@@ -231,7 +245,7 @@ def _one_by_one(pa: Any, documents: Sequence[Any], schema: Any) -> dict[str, Any
         try:
             columns[name] = _alike(pa, values)
         except (pa.ArrowException, OverflowError):
-            columns[name] = pa.array([_text(value) for value in values], pa.string())
+            columns[name] = pa.array([PayloadForm.text(value) for value in values], pa.string())
     return columns
 
 
@@ -254,10 +268,6 @@ def _of_type(pa: Any, values: Sequence[Any], field: Any) -> Any:
         raise invalid("schema", f"the field {field.name!r} has values that are not {field.type}: {error}") from error
 
 
-def _text(value: object) -> str | None:
-    return value if value is None or isinstance(value, str) else encode_json(value).decode()
-
-
 # ---- tables as documents ----
 
 
@@ -277,6 +287,7 @@ def rows(
     ttl_column: str | None,
     expire_time_column: str | None,
     nan: NanMode,
+    form: PayloadForm = JSON,
 ) -> Iterator[Row]:
     """The rows of a frame. Columns of metadata, such as "_key", and those of lifetimes are no fields of the documents.
     Raises InvalidArgument before the first row where a column cannot be published."""
@@ -292,13 +303,20 @@ def rows(
     if ttl_column is not None and ttl_column == expire_time_column:
         raise invalid("expire_time_column", "is ttl_column, too")
     fields = [name for name in table.column_names if name not in METADATA and name not in lifetimes]
-    return _rows(table, fields, keys, isinstance(key, str), ttl_column, expire_time_column)
+    return _rows(table, fields, keys, isinstance(key, str), ttl_column, expire_time_column, form)
 
 
 def _rows(
-    table: Any, fields: list[str], keys: list[str], single: bool, ttl: str | None, expire_time: str | None
+    table: Any,
+    fields: list[str],
+    keys: list[str],
+    single: bool,
+    ttl: str | None,
+    expire_time: str | None,
+    form: PayloadForm,
 ) -> Iterator[Row]:
     index = 0
+    has_null = form.message_type in ("json", "msgpack")
     whole = len(fields) == len(table.column_names)
     for batch in table.to_batches(max_chunksize=ROWS_AT_ONCE):
         for row in batch.to_pylist():
@@ -307,8 +325,10 @@ def _rows(
                 values = tuple(row[name] for name in keys)
                 if None in values:
                     raise invalid("key", "is null")
+                if not has_null:
+                    document = {name: value for name, value in document.items() if value is not None}
                 yield Row(
-                    encode(document),
+                    form.encode(document),
                     (values[0] if single else values) if keys else None,
                     None if ttl is None else row[ttl],
                     None if expire_time is None else row[expire_time],

@@ -15,6 +15,7 @@ from sow.v1 import sow_pb2
 from sow_client import _ignored, _lifetimes, _statuses
 from sow_client._documents import Document, encode
 from sow_client._keys import Key, key_text
+from sow_client._payloads import PayloadForm
 from sow_client._publish_core import (
     BATCH_BYTES,
     END_SECONDS,
@@ -135,12 +136,16 @@ class Publisher(PublisherBase):
         core: PublishCore,
         open_stream: OpenStream,
         *,
+        form: Callable[[], PayloadForm] = PayloadForm,
         next_epoch: Callable[[], OpenedPublisher] | None = None,
         on_ack: Callable[[Ack], object] | None = None,
         on_refusal: Callable[[Refusal], object] | None = None,
     ) -> None:
-        """`next_epoch` begins an epoch of the publisher's id, at once; None: the core has its epoch already."""
+        """`form` asks for that of the topic's payloads. `next_epoch` begins an epoch of the publisher's id, at once;
+        None: the core has its epoch already."""
         super().__init__(core, on_ack, on_refusal)
+        self._form = form
+        self._encode: Callable[[Document], bytes] = self._first
         if next_epoch is not None:
             core.opened(next_epoch())
         self._open_stream = open_stream
@@ -157,7 +162,7 @@ class Publisher(PublisherBase):
     ) -> None:
         """Takes one record; `ttl` or `expire_at` overrides the publisher's own. May wait for room. Rule: L2."""
         # Every record pays for this half microsecond: locals, one append, no lock, and only the calls that data needs.
-        payload = data if type(data) is bytes else encode(data)
+        payload = data if type(data) is bytes else self._encode(data)
         lifetime = None if ttl is None and expire_at is None else _lifetimes.lifetime(ttl, expire_at)
         size = len(payload)
         if self._stopped or size > PAYLOAD_BYTES_MAX:
@@ -178,6 +183,16 @@ class Publisher(PublisherBase):
         elif self._idle:
             with self._lock:
                 self._wake()
+
+    def _first(self, data: Document) -> bytes:
+        """The payload of a document, when no other one has come before. Bytes and text need no server."""
+        if isinstance(data, bytes | str):
+            return encode(data)
+        try:
+            self._encode = self._form().encoder
+        except SowError:  # the publisher shall wait for the server, and not this call: nearly all topics are json
+            self._encode = encode
+        return self._encode(data)
 
     def publish_columns(
         self,

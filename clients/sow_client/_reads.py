@@ -91,6 +91,8 @@ def records(topic: str, response: sow_pb2.GetResponse) -> list[Record]:
         sequence=[record.sequence for record in found],
         origin=[origins.index(record.origin) for record in found] if len(origins) > 1 else [],
         origins=origins,
+        message_type=found[0].message_type if found else "",
+        fix_separator=found[0].fix_separator if found else "",
     )
     return list(RecordBatch(topic, columns))
 

@@ -9,17 +9,19 @@ read, which makes a million records a second possible.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from itertools import repeat
-from typing import Any, Final, Literal, TypeAlias, TypeVar
+from typing import Any, Final, Literal, TypeAlias, TypeVar, get_args
 
 import msgspec
 
 from sow.durations import parse_micros
 from sow.v1 import types_pb2
-from sow_client._documents import decode, decode_as, is_json_object
+from sow_client._documents import decode_as
+from sow_client._payloads import MessageTypeName, PayloadForm
 from sow_client.errors import InternalError, InvalidArgument
 
 _Value = TypeVar("_Value")
@@ -69,6 +71,16 @@ DurabilityName: TypeAlias = Literal["fsync", "buffered", "replicated"]
 here and at the sync peers. Rule: P5."""
 
 
+UNKNOWN_FORM: Final = PayloadForm("")
+_FORMS: Final[Mapping[str, PayloadForm]] = {name: PayloadForm(name) for name in get_args(MessageTypeName)}
+
+
+def form_of(message_type: str, separator: str) -> PayloadForm:
+    """The form of the payloads in an answer; `separator` is empty but for fix and nvfix."""
+    form = _FORMS.get(message_type, UNKNOWN_FORM)
+    return PayloadForm(form.message_type, separator) if separator and form.message_type else form
+
+
 def datetime_of(micros: int) -> datetime:
     """The point in time, in UTC, exact to the microsecond."""
     return EPOCH + timedelta(microseconds=micros)
@@ -104,21 +116,21 @@ class Record(msgspec.Struct, frozen=True, gc=False, eq=False):
         return self._batch.topic
 
     @property
-    def data(self) -> Any:  # of any type, as only the program knows its topic: `data["price"]` needs no cast
-        """The payload decoded, if it is a JSON object, as a dict; other payloads as bytes. Decoded once, at the first
-        access. A number beyond the range of floats, such as 1e400, is a Decimal.
+    def form(self) -> PayloadForm:
+        """The message type of its topic; it decodes the payload."""
+        return self._batch.form
 
-        A record does not carry its topic's message type, so this looks at the payload: JSON objects begin with `{`,
-        documents of msgpack, fix and nvfix topics do not.
+    @property
+    def data(self) -> Any:  # of any type, as only the program knows its topic: `data["price"]` needs no cast
+        """The payload decoded by the message type of its topic, as a dict; of a binary topic its bytes. Decoded once,
+        at the first access. `PayloadForm.document` says which values it has.
+
+        A server that is older than this client does not tell the message type. Then JSON objects are decoded, which
+        begin with `{`, and other payloads are bytes.
         """
         data = self._data
         if data is msgspec.UNSET:
-            data = self.payload
-            if is_json_object(self.payload):
-                try:
-                    data = decode(self.payload)
-                except ValueError:
-                    pass  # bytes that merely begin like JSON
+            data = self._batch.form.document(self.payload)
             msgspec.structs.force_setattr(self, "_data", data)
         return data
 
@@ -194,7 +206,7 @@ class Record(msgspec.Struct, frozen=True, gc=False, eq=False):
         return hash((self.key, self.version))
 
     def __reduce__(self) -> tuple[Callable[..., Record], tuple[object, ...]]:
-        return record_of, self._fields()  # not the batch, which may have thousands of others
+        return partial(record_of, form=self.form), self._fields()  # not the batch, which may have thousands of others
 
     def __repr__(self) -> str:
         return f"Record(topic={self.topic!r}, key={self.key!r}, version={self.version}, payload={_shown(self.payload)})"
@@ -212,6 +224,8 @@ def record_of(
     expire_time_micros: int,
     sequence: int,
     origin: str,
+    *,
+    form: PayloadForm = UNKNOWN_FORM,
 ) -> Record:
     """A record in a batch of its own. `expire_time_micros`: `NEVER_MICROS` for never."""
     columns = types_pb2.RecordColumns(
@@ -221,6 +235,8 @@ def record_of(
         expire_time_micros=[expire_time_micros],
         sequence=[sequence],
         origins=[origin],
+        message_type=form.message_type,
+        fix_separator=form.separator,
     )
     return Record(key, payload, RecordBatch(topic, columns), 0)
 
@@ -303,12 +319,14 @@ class Change(msgspec.Struct, frozen=True, gc=False):
 class RecordBatch:
     """The records of one message, in columns of equal length: the fast way to read a large answer."""
 
-    __slots__ = ("columns", "keys", "payloads", "topic")
+    __slots__ = ("columns", "form", "keys", "payloads", "topic")
 
     def __init__(self, topic: str, columns: types_pb2.RecordColumns) -> None:
         """Raises InternalError when the columns are not of equal length."""
         self.topic = topic
         self.columns = columns
+        self.form: PayloadForm = form_of(columns.message_type, columns.fix_separator)
+        """The message type of the topic, which decodes the payloads."""
         self.keys: list[str] = list(columns.key)
         count = len(self.keys)
         self.payloads: list[bytes] = list(columns.payload) or [b""] * count

@@ -9,14 +9,11 @@ from typing import Final, Literal, TypeAlias, TypedDict
 
 from sow.durations import format_micros
 from sow.sizes import SizeError, parse_bytes
+from sow_client._payloads import MessageTypeName
 from sow_client._records import NEVER, Count, Size, Ttl, invalid, ttl_micros
 
 SettingValue: TypeAlias = str | int | bool
 """A setting of a policy: a duration such as "1h", a word, a number, or yes or no."""
-
-
-MessageTypeName: TypeAlias = Literal["json", "msgpack", "fix", "nvfix", "binary"]
-"""Encoding of a topic's payloads. Rule: K2."""
 
 
 BacklogActionName: TypeAlias = Literal["hold", "reject", "evict", "conflate"]

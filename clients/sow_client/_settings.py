@@ -12,12 +12,12 @@ from google.protobuf import duration_pb2
 
 from sow.durations import format_micros
 from sow.v1 import admin_pb2, types_pb2
-from sow_client._records import Ttl, invalid, ttl_micros
+from sow_client._payloads import MessageTypeName, PayloadForm
+from sow_client._records import Ttl, form_of, invalid, ttl_micros
 from sow_client._setting_values import (
     BacklogActionName,
     DurableSettings,
     DurableSettingsArguments,
-    MessageTypeName,
     OnMissingName,
     SettingValue,
     TopicSettings,
@@ -77,6 +77,7 @@ _MESSAGE_TYPES: Final[Mapping[MessageTypeName, admin_pb2.MessageType.ValueType]]
     "nvfix": admin_pb2.MESSAGE_TYPE_NVFIX,
     "binary": admin_pb2.MESSAGE_TYPE_BINARY,
 }
+_NAMES: Final[Mapping[int, str]] = {number: name for name, number in _MESSAGE_TYPES.items()}
 _BACKLOG_ACTIONS: Final[Mapping[BacklogActionName, admin_pb2.BacklogAction.ValueType]] = {
     "hold": admin_pb2.BACKLOG_ACTION_HOLD,
     "reject": admin_pb2.BACKLOG_ACTION_REJECT,
@@ -90,6 +91,11 @@ _ON_MISSING: Final[Mapping[OnMissingName, admin_pb2.OnMissing.ValueType]] = {
 
 
 # ---- of topics ----
+
+
+def form_of_settings(message: admin_pb2.TopicSettings) -> PayloadForm:
+    """The form of the payloads of a topic."""
+    return form_of(_NAMES.get(message.message_type, ""), message.fix_separator)
 
 
 def topic_settings(arguments: TopicSettingsArguments) -> TopicSettings:

@@ -15,7 +15,16 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from sow_client._records import NEVER_MICROS, Change, Record, html_table, invalid, record_of
+from sow_client._payloads import PayloadForm, flat_fields
+from sow_client._records import (
+    NEVER_MICROS,
+    UNKNOWN_FORM,
+    Change,
+    Record,
+    html_table,
+    invalid,
+    record_of,
+)
 
 _Fields: TypeAlias = dict[str, msgspec.Raw]
 
@@ -28,14 +37,15 @@ class View(Mapping[str, Record]):
             for change in changes:
                 view.apply(change)
 
-    Deltas are merged for every message type. Fix and nvfix topics with a separator other than SOH need `separator`.
+    Deltas are merged for every message type. `fix_separator` is for fix and nvfix topics of servers that are older than
+    this client, and do not tell it.
     """
 
     def __init__(self, *, fix_separator: str = "\x01") -> None:
         self.complete = False
         """True: the snapshot is in; False before that, and again after a "resync"."""
         self._records: dict[str, Record] = {}
-        self._separator = fix_separator.encode()
+        self._unknown = PayloadForm("", fix_separator)
 
     def apply(self, change: Change) -> None:
         """Takes in the next message."""
@@ -49,7 +59,9 @@ class View(Mapping[str, Record]):
             base = self._records.get(record.key) if change.is_delta else None
             payload = record.payload
             if base is not None:
-                payload = merged(base.payload, payload, change.unset_paths, separator=self._separator)
+                form = record.form
+                form = form if form.message_type else self._unknown
+                payload = merged(base.payload, payload, change.unset_paths, form=form)
             self._records[record.key] = in_own_batch(record, payload)
         elif change.op == "snapshot_end":
             self.complete = True
@@ -87,14 +99,16 @@ def in_own_batch(record: Record, payload: bytes) -> Record:
         NEVER_MICROS if expire is None else expire,
         record.sequence,
         record.origin,
+        form=record.form,
     )
 
 
-def merged(base: bytes, delta: bytes, unset_paths: Sequence[str], *, separator: bytes = b"\x01") -> bytes:
+def merged(base: bytes, delta: bytes, unset_paths: Sequence[str], *, form: PayloadForm = UNKNOWN_FORM) -> bytes:
     """`base` without the fields that are unset, with `delta` merged into it ([2])."""
-    documents = _documents(delta)
+    documents = _documents(delta, form.message_type)
     if documents is None:
-        return _merged_fields(base, delta, {_steps(path)[0] for path in unset_paths}, separator)
+        names = {_steps(path)[0].encode() for path in unset_paths}
+        return flat_fields(form).merged(base, delta, names)
     fields = documents.fields(base)
     for path in unset_paths:
         documents.unset(fields, _steps(path))
@@ -150,22 +164,11 @@ _MSGPACK: Final = _Documents(
 )
 
 
-def _documents(payload: bytes) -> _Documents | None:
-    """The encoding of a payload, recognised by its first byte; None for fix and nvfix."""
+def _documents(payload: bytes, message_type: str) -> _Documents | None:
+    """The encoding of a payload, recognised by its first byte if the type is not known; None for fix and nvfix."""
+    if message_type:
+        return {"json": _JSON, "msgpack": _MSGPACK}.get(message_type)
     return next((documents for documents in (_JSON, _MSGPACK) if documents.begins(payload)), None)
-
-
-def _merged_fields(base: bytes, delta: bytes, unset: set[str], separator: bytes) -> bytes:
-    """Fix and nvfix: each field of `delta` replaces the base's first field of that name, or is appended."""
-    given = {part.split(b"=", 1)[0]: part for part in reversed(delta.split(separator)) if part}
-    gone = {name.encode() for name in unset}
-    kept: list[bytes] = []
-    for part in base.split(separator):
-        name = part.split(b"=", 1)[0]
-        if part and name not in gone:
-            kept.append(given.pop(name, part))
-    kept += reversed(given.values())
-    return b"".join([part + separator for part in kept])
 
 
 _BRACKETED: Final = re.compile(r"\[((?:[^\]\\]|\\.)*)\](?=/|\Z)", re.DOTALL)

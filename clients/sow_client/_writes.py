@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, Literal, NamedTuple, TypeAlias, get_args
 
 from sow.v1 import admin_pb2, sow_pb2, types_pb2
@@ -146,7 +146,13 @@ class Batch(NamedTuple):
     first_index: int
 
 
-def publish_batches(documents: Iterable[Document], keys: Iterable[Key] | None, *, atomic: bool) -> Iterator[Batch]:
+def publish_batches(
+    documents: Iterable[Document],
+    keys: Iterable[Key] | None,
+    *,
+    atomic: bool,
+    encode: Callable[[Document], bytes] = encode,
+) -> Iterator[Batch]:
     """Cuts documents into requests. An atomic request stays whole, however large: the server checks its size."""
     key_iterator = None if keys is None else iter(checked_list(keys, "keys"))
     records: list[sow_pb2.PublishRecord] = []
@@ -314,7 +320,7 @@ def delete_request(
     *,
     keys: Iterable[Key] | None,
     filter_text: str | None,
-    data: Document | None,
+    payload: bytes | None,
     everything: bool,
     dry_run: bool,
     durability: DurabilityName | None,
@@ -323,7 +329,7 @@ def delete_request(
     """A delete: exactly one of keys, filter, data and all selects the records (rule D1)."""
     if only_if_versions is not None and keys is None:
         raise invalid("only_if_versions", "is for deletes by keys")
-    if (keys is not None) + (filter_text is not None) + (data is not None) + everything != 1:
+    if (keys is not None) + (filter_text is not None) + (payload is not None) + everything != 1:
         raise invalid("keys", "give exactly one of keys, filter, data and all=True")
     request = sow_pb2.SowDeleteRequest(topic=topic, dry_run=dry_run, durability=durability_value(durability))
     if keys is not None:
@@ -331,8 +337,8 @@ def delete_request(
         request.by_keys.versions.extend(only_if_versions or ())
     elif filter_text is not None:
         request.by_filter = changing_filter(filter_text)
-    elif data is not None:
-        request.by_payload = encode(data)
+    elif payload is not None:
+        request.by_payload = payload
     else:
         request.all = True
     return request

@@ -29,6 +29,11 @@ class _Number(str):
     __slots__ = ()
 
 
+def shown(record: Record) -> bytes:
+    """The payload as JSON, if it has fields, else as it is."""
+    return record.form.json(record.payload) or record.payload
+
+
 def text(payload: bytes) -> str:
     """The payload as text; bytes that are not UTF-8 are escaped."""
     return payload.decode("utf-8", "backslashreplace")
@@ -65,10 +70,11 @@ def begin(payload: bytes, byte_count: int = BEGIN_BYTES) -> str:
 def row(record: Record, *, whole: bool = True) -> list[object]:
     """A record as the grid of the browser gets it. Numbers beyond 2^53 travel as text. `whole`: a payload of at most
     SHOWN_BYTES_MAX comes as it is; otherwise, and of a larger one, its begin."""
-    small = len(record.payload) <= (SHOWN_BYTES_MAX if whole else BEGIN_BYTES)
+    payload = shown(record) if len(record.payload) <= SHOWN_BYTES_MAX else record.payload
+    small = len(payload) <= (SHOWN_BYTES_MAX if whole else BEGIN_BYTES)
     return [
         record.key,
-        text(record.payload) if small else begin(record.payload),
+        text(payload) if small else begin(payload),
         record.publish_time_micros,
         record.expire_time_micros,
         str(record.version),
@@ -78,10 +84,11 @@ def row(record: Record, *, whole: bool = True) -> list[object]:
 
 
 def twin(record: Record, *, whole: bool = True) -> dict[str, object]:
-    """A record in the JSON of a page: with its payload as it was published, if that is JSON; None if not `whole`."""
+    """A record in the JSON of a page: with its payload as JSON, if it has fields; None if not `whole`."""
     payload: object = None
     if whole:
-        payload = msgspec.Raw(record.payload) if _is_json(record.payload) else text(record.payload)
+        found = shown(record)
+        payload = msgspec.Raw(found) if _is_json(found) else text(found)
     return {
         "key": record.key,
         "payload": payload,

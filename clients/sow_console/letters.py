@@ -106,7 +106,7 @@ def read(record: Record, *, separator: str = "\x01") -> Letter:
         was_due,
         max(1, len(hops)),
         payload,
-        documents.pretty(payload),
+        documents.pretty(record.form.json(payload) or payload),
     )
 
 

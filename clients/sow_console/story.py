@@ -87,7 +87,7 @@ def _chapter(entry: PastChange, older: PastChange | None, instance: str, *, may_
     elif had_record:
         event = "changed"
         assert older is not None, "there was a record"
-        fields = difference(older.record.payload, record.payload)
+        fields = difference(documents.shown(older.record), documents.shown(record))
     else:
         event = "published" if may_be_first else "changed"
     is_there = entry.op == "put" and entry.reason != "not_permitted"
@@ -99,7 +99,7 @@ def _chapter(entry: PastChange, older: PastChange | None, instance: str, *, may_
         record.version,
         record.expire_time if is_there else None,
         fields,
-        documents.pretty(record.payload) if is_there else "",
+        documents.pretty(documents.shown(record)) if is_there else "",
         bool(entry.instance) and entry.instance != instance,
         not had_record
         or max(len(older.record.payload) if older else 0, len(record.payload)) <= documents.SHOWN_BYTES_MAX,

@@ -13,6 +13,7 @@ from sow_server.access.model import Peer
 from sow_server.access.needs import Action, Need
 from sow_server.access.permissions import ALLOWED, Decision, Permissions
 from sow_server.engine.catalog.topics import Topic, Topics, check_name
+from sow_server.engine.formats.topic_formats import zeros_before
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.keys import parse_path
 from sow_server.engine.values.model import MessageType
@@ -331,9 +332,12 @@ class Call:
 
 
 def fits(topic: Topic, restriction: Restriction) -> bool:
-    """Whether a restriction can be applied to a topic: a binary payload has no fields, and a key cannot be hidden."""
+    """Whether a restriction can be applied to a topic: a binary payload has no fields, a tag of fix has no zeros in
+    front, and a key cannot be hidden."""
     if restriction == UNRESTRICTED:
         return True
+    if topic.settings.message_type is MessageType.FIX and zeros_before(steps[0] for steps in restriction.hidden):
+        return False
     if topic.settings.message_type is MessageType.BINARY:
         reads = restriction.rows is not None and any(isinstance(node, Path) for node in walk(restriction.rows))
         if restriction.hidden or reads:

@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.disk.layout import HEADER_BYTES, read_header
 from sow_server.engine.formats.payloads import Format
+from sow_server.engine.formats.topic_formats import zeros_before
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.keys import parse_path
 from sow_server.engine.values.model import NEVER, MessageType, PermittedRows, RecordMatcher
@@ -147,6 +148,8 @@ def _on(topic: Topic, found: _Compiled, now_micros: int) -> RecordFilter:
             f"filter: topic {topic.name} is binary, its payloads have no fields; ask for metadata such as @key",
             field="filter",
         )
+    if topic.settings.message_type is MessageType.FIX and (zeros := zeros_before(found.predicate.fields)):
+        raise StoreError(Reason.FILTER_INVALID, f"filter: {zeros}", field="filter")
     meta = Meta("", 0, 0, None, topic.name, now_micros)
     matcher = _matcher(found.predicate, topic.format, meta, uses_metadata=found.uses_metadata)
     return RecordFilter(

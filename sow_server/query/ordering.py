@@ -30,6 +30,7 @@ from typing import Final, TypeAlias
 from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.disk.layout import HEADER_BYTES, header_columns
 from sow_server.engine.formats.payloads import Decode
+from sow_server.engine.formats.topic_formats import zeros_before
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.fields import Kind, Steps, number_of, value_at
 from sow_server.engine.values.model import NEVER, MessageType
@@ -257,6 +258,8 @@ def order(topic: Topic, text: str) -> Order:
             " an order",
             field="order_by",
         )
+    if message_type is MessageType.FIX and (zeros := zeros_before(names)):
+        raise StoreError(Reason.ORDER_INVALID, f"order_by: {zeros}", field="order_by")
     decode = topic.format.decoder(tuple(names)) if names else None
     numeric = message_type in (MessageType.FIX, MessageType.NVFIX)
     down = terms[0].descending

@@ -91,7 +91,7 @@ class QueryAnswer:
         if not batch.keys:
             return b""
         response = sow_pb2.QueryResponse()
-        convert.fill_columns(response.batch, origins, batch)
+        convert.fill_columns(response.batch, origins, batch, self.scan.query.topic.settings)
         return response.SerializeToString()
 
     def footer(self) -> bytes:

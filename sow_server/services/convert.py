@@ -385,6 +385,8 @@ def record(
         expire_time_micros=None if found.expire_time_micros == NEVER else found.expire_time_micros,
         origin=names[found.origin],
         sequence=found.sequence,
+        message_type=topic.settings.message_type.value,
+        fix_separator=_separator(topic.settings),
     )
 
 
@@ -404,9 +406,14 @@ def query_plan(scan: Scan) -> sow_pb2.QueryPlan:
     )
 
 
-def fill_columns(columns: types_pb2.RecordColumns, names: Sequence[str], batch: RecordBatch) -> None:
-    """Fills a message with records in columns; `names` are those of the origins. It fills the message in place, because
-    setting a message inside another one copies it."""
+def fill_columns(
+    columns: types_pb2.RecordColumns, names: Sequence[str], batch: RecordBatch, settings: TopicSettings | None
+) -> None:
+    """Fills a message with records in columns; `names` are those of the origins, and `settings` those of the topic,
+    while there is one. It fills the message in place, because setting a message inside another one copies it."""
+    if settings is not None:
+        columns.message_type = settings.message_type.value
+        columns.fix_separator = _separator(settings)
     headers = batch.headers
     origins = headers.origin
     first = origins[0]
@@ -431,6 +438,11 @@ def fill_columns(columns: types_pb2.RecordColumns, names: Sequence[str], batch: 
     else:
         columns.origin.extend(origins)
         columns.origins.extend(names)
+
+
+def _separator(settings: TopicSettings) -> str:
+    is_flat = settings.message_type in (MessageType.FIX, MessageType.NVFIX)
+    return settings.separator.decode("latin-1") if is_flat else ""
 
 
 def _packed(tag: bytes, column: array[int]) -> bytes:

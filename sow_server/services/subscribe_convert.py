@@ -155,7 +155,7 @@ def response(frame: Frame, reading: StoreReading, *, figures: bool = True) -> by
             message.snapshot.upto_key.extend([upto.decode() for _, upto in replaced])
             if keys:
                 batch = RecordBatch(keys, payloads, headers)
-                convert.fill_columns(message.snapshot.records, reading.origins.names, batch)
+                convert.fill_columns(message.snapshot.records, reading.origins.names, batch, reading.settings(topic))
         case SnapshotBegin(sequence, now_micros, view, expires, is_held):
             message.snapshot_begin.bookmark = reading.instance.bookmark(sequence)
             message.snapshot_begin.as_of_micros = now_micros
@@ -212,7 +212,7 @@ def fill_changes(message: sow_pb2.ChangeBatch, frame: ChangeFrame, reading: Stor
         if rows.reasons.strip(b"\0"):
             message.MergeFromString(convert.packed(_REASON, rows.reasons))
         batch = RecordBatch(rows.keys, rows.payloads, rows.headers)
-        convert.fill_columns(message.records, reading.origins.names, batch)
+        convert.fill_columns(message.records, reading.origins.names, batch, reading.settings(message.topic))
         return
     _fill_rows(message, rows, reading)
 
@@ -235,4 +235,4 @@ def _fill_rows(message: sow_pb2.ChangeBatch, rows: Sequence[Row], reading: Store
         array("H", [row.origin for row in rows]),
     )
     batch = RecordBatch([row.key for row in rows], [row.payload for row in rows], headers)
-    convert.fill_columns(message.records, reading.origins.names, batch)
+    convert.fill_columns(message.records, reading.origins.names, batch, reading.settings(message.topic))

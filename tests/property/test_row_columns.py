@@ -150,7 +150,7 @@ def _told(found: list[ChangeFrame], now: int) -> list[tuple[list[Row], int, int,
 
 def _sent(world: World, found: list[ChangeFrame], now: int) -> list[sow_pb2.ChangeBatch]:
     store = world.rig.store
-    reading = StoreReading(store.cuts, store.origins, store.instance)
+    reading = StoreReading(store.cuts, store.origins, store.instance, store.topics)
     sent: list[sow_pb2.ChangeBatch] = []
     for frame in found:
         message = sow_pb2.ChangeBatch()

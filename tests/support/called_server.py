@@ -35,6 +35,10 @@ class Server:
         self._script = script
         self._threads = ThreadPoolExecutor()
 
+    def answers_descriptions(self) -> None:
+        """From now on the test answers DescribeTopic."""
+        self._script.describes_topics = False
+
     def begin(self, call: Callable[[], _Value]) -> Future[_Value]:
         """Starts a call of the client."""
         return self._threads.submit(call)

@@ -31,7 +31,7 @@ def figures_of(store: Store, clock: GuardedClock) -> StoreFigures:
 
 def reading_of(store: Store) -> StoreReading:
     """The parts of the store that services read through."""
-    return StoreReading(store.cuts, store.origins, store.instance)
+    return StoreReading(store.cuts, store.origins, store.instance, store.topics)
 
 
 class NoReports:

@@ -88,6 +88,9 @@ class ScriptedServer:
         self._calls: defaultdict[str, SimpleQueue[Rpc]] = defaultdict(SimpleQueue)
         self.describes_itself = True
         """DescribeInstance is answered by itself: clients ask before a request that an older server would not know."""
+        self.describes_topics = True
+        """DescribeTopic is answered by itself: clients ask before a document whose topic's message type they do not
+        know."""
         self._server = grpc.server(futures.ThreadPoolExecutor(16))
         for service in services:
             handlers = {method.name: self._handler(method) for method in service.methods}
@@ -116,6 +119,9 @@ class ScriptedServer:
         def serve(requests: Iterator[Message], context: grpc.ServicerContext) -> Iterator[Message]:
             if method.name == "DescribeInstance" and self.describes_itself:
                 yield admin_pb2.DescribeInstanceResponse(serving=True, contract=CONTRACT)
+                return
+            if method.name == "DescribeTopic" and self.describes_topics:
+                yield admin_pb2.DescribeTopicResponse()
                 return
             rpc = Rpc(requests, context)
             self._calls[method.name].put(rpc)

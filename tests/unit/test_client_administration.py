@@ -90,6 +90,7 @@ def test_create_topic_that_exists(server: Server) -> None:
 
 
 def test_create_topic_that_may_exist_returns_it_as_it_is(server: Server) -> None:
+    server.answers_descriptions()
     call = server.begin(lambda: server.client.create_topic("orders", key=["/other"], exist_ok=True))
     server.refuse("CreateTopic", grpc.StatusCode.ALREADY_EXISTS, "TOPIC_EXISTS")
     request = server.answer("DescribeTopic", admin_pb2.DescribeTopicResponse(topic=TOPIC))
@@ -121,6 +122,7 @@ def test_alter_topic_that_the_config_owns(server: Server) -> None:
 
 
 def test_describe_topic(server: Server) -> None:
+    server.answers_descriptions()
     call = server.begin(lambda: server.client.describe_topic("orders"))
     request = server.answer("DescribeTopic", admin_pb2.DescribeTopicResponse(topic=TOPIC))
     assert call.result(SECONDS_MAX).statistics is not None

@@ -50,7 +50,7 @@ def caller() -> Iterator[Caller]:
 
 
 def test_a_call_goes_over_the_channel_and_its_answer_comes_back(caller: Caller) -> None:
-    publishing = caller.begin(lambda: caller.client.publish("orders", {"id": 1}))
+    publishing = caller.begin(lambda: caller.client.publish("orders", b'{"id":1}'))
     request, rpc = caller.take("Publish")
     rpc.terminate(sow_pb2.PublishResponse(results=[RESULT]), (), grpc.StatusCode.OK, "")
 

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sow.flat_fields import FlatFields
 from sow.v1 import types_pb2
-from sow_client import Change, InvalidArgument, Record, RecordBatch, View
+from sow_client import Change, InvalidArgument, PayloadForm, Record, RecordBatch, View
 from sow_client._view import merged
 from sow_server.engine.formats.deltas import Difference, difference_fields
 from sow_server.engine.formats.topic_formats import format_of
@@ -163,7 +164,9 @@ def test_a_delta_of_fix_fields(separator: bytes) -> None:
         return b"".join([part + separator for part in parts])
 
     base = fields(b"55=IBM", b"44=1.5", b"58=note")
-    result = merged(base, fields(b"55=IBM", b"44=2", b"38=100"), ["/58"], separator=separator)
+    result = merged(
+        base, fields(b"55=IBM", b"44=2", b"38=100"), ["/58"], form=PayloadForm("nvfix", separator.decode("latin-1"))
+    )
     assert result == fields(b"55=IBM", b"44=2", b"38=100")
 
 
@@ -220,6 +223,6 @@ def test_the_two_sides_agree_on_fix_fields_too(old: dict[str, str], new: dict[st
     def encoded(fields: dict[str, str]) -> bytes:
         return "".join([f"{name}={value}|" for name, value in fields.items()]).encode()
 
-    told = difference_fields(encoded(old), encoded(new), [], b"|")
-    result = merged(encoded(old), told.payload, told.unset_paths, separator=b"|")
+    told = difference_fields(encoded(old), encoded(new), [], FlatFields(b"|", tags=True))
+    result = merged(encoded(old), told.payload, told.unset_paths, form=PayloadForm("fix", "|"))
     assert dict(part.split("=", 1) for part in result.decode().split("|") if part) == new

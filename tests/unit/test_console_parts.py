@@ -23,6 +23,7 @@ from sow_client import (
     FailedPrecondition,
     NotFound,
     PastChange,
+    PayloadForm,
     QueryFooter,
     QueryHeader,
     Record,
@@ -33,6 +34,7 @@ from sow_client import (
     TopicDue,
     Unavailable,
 )
+from sow_client._records import record_of
 from sow_console import documents, graph, horizon, live, story, texts
 from sow_console.pages import records
 from sow_console.pages.page import DEFAULT_SERVER, View, operands
@@ -609,3 +611,17 @@ def test_a_socket_overhears_what_is_no_number_of_a_frame(monkeypatch: pytest.Mon
     asyncio.run(work())
     assert [message["type"] for message in sent] == ["websocket.accept", "websocket.send", "websocket.send"]
     assert said == []
+
+
+@pytest.mark.parametrize(
+    ("form", "payload", "shown"),
+    [
+        (PayloadForm("msgpack"), b"\x82\xa2id\x01\xa1b\xc4\x01\xff", {"id": 1, "b": "/w=="}),
+        (PayloadForm("fix", "|"), b"95=6|96=a|55=Z|055=ACME|", {"95": "6", "96": "a|55=Z", "55": "ACME"}),
+        (PayloadForm("nvfix", ";"), b"id=a;px=1;", {"id": "a", "px": "1"}),
+    ],
+)
+def test_payloads_of_every_type_are_shown_as_json(form: PayloadForm, payload: bytes, shown: dict[str, object]) -> None:
+    record = record_of("t", "k", payload, 1, 1, 1, 1, "nyc", form=form)
+    assert json.loads(documents.encoded(documents.twin(record)))["payload"] == shown
+    assert json.loads(str(documents.row(record)[1])) == shown

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Final, Self, TypeVar
 
 import grpc
 import grpc.aio
 
-from sow.v1 import access_pb2_grpc, admin_pb2_grpc, load_pb2_grpc, snapshot_pb2_grpc, sow_pb2_grpc
+from sow.v1 import access_pb2_grpc, admin_pb2, admin_pb2_grpc, load_pb2_grpc, snapshot_pb2_grpc, sow_pb2_grpc
 from sow_client import _failover, _lines, _statuses, _transport, _writes
 from sow_client._addresses import Prefer, checked_preference
 from sow_client._channel import (
@@ -21,11 +21,17 @@ from sow_client._channel import (
     from_environment,
 )
 from sow_client._contract import KNOWN_ELSEWHERE, needed
+from sow_client._documents import Document, encode
 from sow_client._failover import FailoverPublish, Instance, Step
 from sow_client._lines import Home, Homes, OnFailover
+from sow_client._payloads import PayloadForm
+from sow_client._settings import form_of_settings
 from sow_client._tokens import Token
 from sow_client.aio._moving import AsyncTransport
+from sow_client.errors import InvalidArgument, NotFound, SowError
 
+_UNTOLD: Final = frozenset({"PERMISSION_DENIED", "UNIMPLEMENTED"})
+"""Reasons for which a server does not tell the message type of a topic. Then documents are JSON."""
 _Request = TypeVar("_Request")
 _Response = TypeVar("_Response")
 
@@ -89,6 +95,8 @@ class AsyncCalls:
         self._access = access_pb2_grpc.AccessServiceStub(self._transport.calls)
         self._load = load_pb2_grpc.LoadServiceStub(self._transport.calls)
         self._sequencer = _writes.Sequencer()
+        self._forms: dict[str, PayloadForm] = {}
+        """Of topics to which documents were published."""
 
     def __repr__(self) -> str:
         state = ", closed" if self._transport.is_closed else ""
@@ -115,6 +123,28 @@ class AsyncCalls:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self._transport.close()
+
+    async def _encoded(self, topic: str, data: Document) -> bytes:
+        """The payload of a document for a topic, in its message type."""
+        return encode(data) if isinstance(data, bytes | str) else (await self._form(topic)).encode(data)
+
+    async def _form(self, topic: str, *, at_most: float | None = None) -> PayloadForm:
+        """The form of a topic's payloads, asked for once. A topic that is not there is a json topic, once it is."""
+        form = self._forms.get(topic)
+        if form is None:
+            request = admin_pb2.DescribeTopicRequest(name=topic)
+            try:
+                response = await self._call(self._admin.DescribeTopic, request, at_most=at_most)
+            except (NotFound, InvalidArgument):
+                return PayloadForm()
+            except SowError as error:
+                if error.reason not in _UNTOLD:
+                    raise
+                form = PayloadForm()
+            else:
+                form = form_of_settings(response.topic.settings)
+            self._forms[topic] = form
+        return form
 
     async def _call(
         self,

@@ -9,7 +9,7 @@ from typing import Final, Literal, Self
 
 from sow.v1 import sow_pb2
 from sow_client import _reads, _statuses, _writes
-from sow_client._documents import Document, encode
+from sow_client._documents import Document
 from sow_client._keys import Key, optional_key
 from sow_client._lease_core import AioLock, AioTicker, Joining, LeaseCore, Seen, lease_now
 from sow_client._records import DurabilityName, Published, Ttl
@@ -100,7 +100,7 @@ class AsyncLease:
         greater than that of every earlier holder. The topic must have expiration enabled, and no `max_ttl` below the
         lease's ttl. The other arguments are those of `AsyncClient.publish`.
         """
-        core, payload = self._core, encode(data)
+        core, payload = self._core, await self._client._encoded(topic, data)
         request = _writes.publish_request(
             topic,
             [sow_pb2.PublishRecord(key=optional_key(key), payload=payload)],

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Literal, TypeVar, overload
 
 import grpc
 
-from sow.v1 import sow_pb2
+from sow.v1 import sow_pb2, types_pb2
 from sow_client import _ignored, _keys, _lifetimes, _lines, _publish_core, _reads, _statuses, _transport, _writes
 from sow_client._contract import KNOWN_ELSEWHERE, needed
-from sow_client._documents import Document, encode
+from sow_client._documents import Document
 from sow_client._keys import Key, optional_key
 from sow_client._lines import Home
 from sow_client._publish_core import Ack, OpenedPublisher, PublishCore, PublisherOptions, StreamDefaults
@@ -66,7 +66,7 @@ class Publishing(Calls):
         """
         request = _writes.publish_request(
             topic,
-            [sow_pb2.PublishRecord(key=optional_key(key), payload=encode(data))],
+            [sow_pb2.PublishRecord(key=optional_key(key), payload=self._encoded(topic, data))],
             ttl=ttl,
             expire_at=expire_at,
             keep_ttl=keep_ttl,
@@ -105,7 +105,7 @@ class Publishing(Calls):
         """
         request = _writes.publish_request(
             topic,
-            [sow_pb2.PublishRecord(key=optional_key(key), payload=encode(data))],
+            [sow_pb2.PublishRecord(key=optional_key(key), payload=self._encoded(topic, data))],
             ttl=ttl,
             expire_at=expire_at,
             keep_ttl=keep_ttl,
@@ -194,7 +194,8 @@ class Publishing(Calls):
         unset, refusals = _reads.texts(unset, "unset"), _writes.checked_refusals(refusals)
         results: list[Published | Refusal] = []
         condition = _writes.condition(only_if_absent=only_if_absent, only_if_present=only_if_present)
-        for batch in _writes.publish_batches(documents, keys, atomic=atomic):
+        form = self._form(topic)
+        for batch in _writes.publish_batches(documents, keys, atomic=atomic, encode=form.encode):
             if _writes.ended_by_passing(results):
                 results.extend(_writes.not_sent(len(results)) for _ in batch.records)
                 continue
@@ -234,7 +235,7 @@ class Publishing(Calls):
         delta: bool = False,
         nan: NanMode = "refuse",
     ) -> int:
-        """Publishes each row of a frame of pandas or polars, or of a table of Arrow, as a JSON document of its columns.
+        """Publishes each row of a frame of pandas or polars, or of a table of Arrow, as a document of its columns.
         Returns the number of records.
 
         `key` names the column, or the columns, of the keys, for topics without key fields. `ttl_column` has lifetimes
@@ -249,7 +250,10 @@ class Publishing(Calls):
         """
         from sow_client import _frames  # lazily: few programs need it
 
-        rows = _frames.rows(frame, key=key, ttl_column=ttl_column, expire_time_column=expire_time_column, nan=nan)
+        form = self._form(topic)
+        rows = _frames.rows(
+            frame, key=key, ttl_column=ttl_column, expire_time_column=expire_time_column, nan=nan, form=form
+        )
         publisher = self.publisher(
             topic,
             ttl=ttl,
@@ -328,6 +332,7 @@ class Publishing(Calls):
         return Publisher(
             core,
             partial(self._open_stream, core, home),
+            form=partial(self._form, topic, at_most=self._connect_timeout),
             next_epoch=None
             if publisher_id is None or epoch is not None
             else partial(self._new_epoch, publisher_id, unit),
@@ -460,11 +465,12 @@ class Publishing(Calls):
 
         Rules: D1, P6.
         """
+        payload = None if data is None else self._encoded(topic, data)
         request = _writes.delete_request(
             topic,
             keys=keys,
             filter_text=filter,
-            data=data,
+            payload=payload,
             everything=all,
             dry_run=dry_run,
             durability=durability,
@@ -489,6 +495,8 @@ class Publishing(Calls):
         try:
             request.publisher.CopyFrom(position)
             response = self._call(self._sow.Publish, request, goes=self._goes(request), at_most=at_most)
+            if any(result.refusal.reason == types_pb2.ERROR_REASON_PAYLOAD_MALFORMED for result in response.results):
+                self._forms.pop(request.topic, None)  # the topic may have been made anew, with another type
             return response
         finally:
             self._sequencer.give_back(position, response)

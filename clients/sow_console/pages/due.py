@@ -43,7 +43,7 @@ async def facts(view: View) -> Facts:
         "is_small": small,
         "read_max": READ_MAX,
         "upcoming": [
-            {"key": one.key, "expire_time": one.expire_time, "payload": documents.text(one.payload)[:200]}
+            {"key": one.key, "expire_time": one.expire_time, "payload": documents.text(documents.shown(one))[:200]}
             for one in upcoming
         ],
         "choices": list(horizon.WITHIN),

@@ -39,7 +39,7 @@ async def facts(view: View) -> Facts:
         "key": key,
         "asked": True,
         "record": record,
-        "text": documents.pretty(record.payload) if record else "",
+        "text": documents.pretty(documents.shown(record)) if record else "",
         "chapters": chapters,
         "letters": await _letters(view, topic, key, chapters),
         "instance": instance.name,

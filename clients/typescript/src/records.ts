@@ -2,6 +2,7 @@
 
 import { cut, errorOfRefusal, malformed, type Refusal, SowError } from "./errors.js";
 import { INT64_MAX } from "./durations.js";
+import { fieldsOf } from "./fields.js";
 import { type JsonValue, parse } from "./json.js";
 import type { PublishResponse, PublishResult, TouchResponse } from "./gen/sow/v1/sow_pb.js";
 import {
@@ -35,6 +36,10 @@ export class StoredRecord<T = JsonObject> {
   readonly origin: string;
   /** Journal sequence of the last change on the instance that answered. */
   readonly sequence: bigint;
+  /** The encoding of the payload: json, msgpack, fix, nvfix or binary; empty from an older server. */
+  readonly messageType: string;
+  /** Between two fields of fix and nvfix. */
+  readonly fixSeparator: string;
 
   constructor(fields: Omit<StoredRecord, "data">) {
     this.topic = fields.topic;
@@ -46,10 +51,18 @@ export class StoredRecord<T = JsonObject> {
     this.expireTimeMicros = fields.expireTimeMicros;
     this.origin = fields.origin;
     this.sequence = fields.sequence;
+    this.messageType = fields.messageType;
+    this.fixSeparator = fields.fixSeparator;
   }
 
-  /** The document, decoded anew at each access: integers beyond 2^53 are bigints. Throws where the payload is no JSON. */
+  /**
+   * The document, decoded anew at each access: integers beyond 2^53 are bigints, and values of fix and nvfix are texts.
+   * Throws where the payload is neither JSON nor one of these.
+   */
   get data(): T {
+    if (this.messageType === "fix" || this.messageType === "nvfix") {
+      return fieldsOf(this.payload, this.fixSeparator || "\x01", this.messageType === "fix") as T;
+    }
     try {
       return parse(Buffer.from(this.payload.buffer, this.payload.byteOffset, this.payload.byteLength).toString()) as T;
     } catch (error) {
@@ -147,6 +160,7 @@ export function recordOf<T>(message: RecordMessage): StoredRecord<T> {
 /** The records of a batch in columns. Throws InternalError where columns have unequal lengths. */
 export function recordsOf<T>(topic: string, columns: RecordColumns): StoredRecord<T>[] {
   const { key, payload, version, publishTimeMicros, expireTimeMicros, sequence, origin, origins } = columns;
+  const { messageType, fixSeparator } = columns;
   const count = key.length;
   const optional = [payload.length, origin.length];
   const lengths = [version.length, publishTimeMicros.length, expireTimeMicros.length, sequence.length];
@@ -164,6 +178,8 @@ export function recordsOf<T>(topic: string, columns: RecordColumns): StoredRecor
       expireTimeMicros: expires === INT64_MAX ? null : expires,
       origin: origins[origin[index] ?? 0] ?? "",
       sequence: sequence[index]!,
+      messageType,
+      fixSeparator,
     });
   });
 }

@@ -660,6 +660,8 @@ class Record(_message.Message):
     EXPIRE_TIME_MICROS_FIELD_NUMBER: _builtins.int
     ORIGIN_FIELD_NUMBER: _builtins.int
     SEQUENCE_FIELD_NUMBER: _builtins.int
+    MESSAGE_TYPE_FIELD_NUMBER: _builtins.int
+    FIX_SEPARATOR_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """The topic of the record."""
     key: _builtins.str
@@ -676,6 +678,10 @@ class Record(_message.Message):
     """Name of the instance that accepted the write."""
     sequence: _builtins.int
     """Journal sequence of the record's last change on this instance."""
+    message_type: _builtins.str
+    """The encoding of the payload: json, msgpack, fix, nvfix or binary. Empty from a server older than this field."""
+    fix_separator: _builtins.str
+    """Of fix and nvfix: the byte between two fields, as the character of that code."""
     def __init__(
         self,
         *,
@@ -687,10 +693,12 @@ class Record(_message.Message):
         expire_time_micros: _builtins.int | None = ...,
         origin: _builtins.str = ...,
         sequence: _builtins.int = ...,
+        message_type: _builtins.str = ...,
+        fix_separator: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_expire_time_micros", b"_expire_time_micros", "expire_time_micros", b"expire_time_micros"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_expire_time_micros", b"_expire_time_micros", "expire_time_micros", b"expire_time_micros", "key", b"key", "origin", b"origin", "payload", b"payload", "publish_time_micros", b"publish_time_micros", "sequence", b"sequence", "topic", b"topic", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_expire_time_micros", b"_expire_time_micros", "expire_time_micros", b"expire_time_micros", "fix_separator", b"fix_separator", "key", b"key", "message_type", b"message_type", "origin", b"origin", "payload", b"payload", "publish_time_micros", b"publish_time_micros", "sequence", b"sequence", "topic", b"topic", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__expire_time_micros: _TypeAlias = _typing.Literal["expire_time_micros"]  # noqa: Y015
     _WhichOneofArgType__expire_time_micros: _TypeAlias = _typing.Literal["_expire_time_micros", b"_expire_time_micros"]  # noqa: Y015
@@ -714,6 +722,14 @@ class RecordColumns(_message.Message):
     SEQUENCE_FIELD_NUMBER: _builtins.int
     ORIGIN_FIELD_NUMBER: _builtins.int
     ORIGINS_FIELD_NUMBER: _builtins.int
+    MESSAGE_TYPE_FIELD_NUMBER: _builtins.int
+    FIX_SEPARATOR_FIELD_NUMBER: _builtins.int
+    message_type: _builtins.str
+    """The encoding of the payloads, as all records are of one topic: json, msgpack, fix, nvfix or binary. Empty from a
+    server older than this field, and where the topic has just been deleted.
+    """
+    fix_separator: _builtins.str
+    """Of fix and nvfix: the byte between two fields, as the character of that code."""
     @_builtins.property
     def key(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Record keys. Always present."""
@@ -757,10 +773,12 @@ class RecordColumns(_message.Message):
         sequence: _abc.Iterable[_builtins.int] | None = ...,
         origin: _abc.Iterable[_builtins.int] | None = ...,
         origins: _abc.Iterable[_builtins.str] | None = ...,
+        message_type: _builtins.str = ...,
+        fix_separator: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["expire_time_micros", b"expire_time_micros", "key", b"key", "origin", b"origin", "origins", b"origins", "payload", b"payload", "publish_time_micros", b"publish_time_micros", "sequence", b"sequence", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["expire_time_micros", b"expire_time_micros", "fix_separator", b"fix_separator", "key", b"key", "message_type", b"message_type", "origin", b"origin", "origins", b"origins", "payload", b"payload", "publish_time_micros", b"publish_time_micros", "sequence", b"sequence", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -10,11 +10,12 @@ A path to a field is a tuple of names; an `PathTree` holds many of them, name by
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
 
+from sow.flat_fields import FlatFields, Item, first_fields
 from sow_server.engine.formats.levels import Fields, Levels, Value, published
 from sow_server.engine.formats.paths import PathTree, Steps
 from sow_server.engine.values.keys import path_text
@@ -186,35 +187,22 @@ class Documents:
 # --- fix and nvfix ---------------------------------------------------------------------------------------------------
 
 
-def merge_fields(base: bytes, delta: bytes, unset: PathTree, separator: bytes) -> bytes:
-    """`base` without the fields that are unset, each field of `delta` in the place of the base's first field of that
-    name, or at the end. If `delta` repeats a name, the first counts; other fields of `base` stay unchanged."""
-    parts = base.split(separator)
-    if unset:
-        parts = [part for part in parts if not part or part.split(b"=", 1)[0] not in unset.names]
-    given = _first_fields(delta, separator)
-    for index, part in enumerate(parts):
-        if part and (replacement := given.pop(part.split(b"=", 1)[0], None)) is not None:
-            parts[index] = replacement
-    end = len(parts) - base.endswith(separator)  # a separator at the end stays there
-    parts[end:end] = given.values()
-    return separator.join(parts)
-
-
-def difference_fields(old: bytes, new: bytes, key_paths: Sequence[Steps], separator: bytes) -> Difference:
+def difference_fields(old: bytes, new: bytes, key_paths: Sequence[Steps], flat: FlatFields) -> Difference:
     """The changes from `old` to `new`: whole fields, and the first of repeated ones."""
-    before, after = _first_fields(old, separator), _first_fields(new, separator)
-    keys = {path[0].encode() for path in key_paths}
-    changes = {name for name, part in after.items() if before.get(name) != part}
-    gone = tuple([path_text((name.decode(errors="replace"),)) for name in before if name not in after])
-    kept = [part + separator for name, part in after.items() if name in changes or name in keys]
-    return Difference(b"".join(kept), gone, bool(changes or gone))
+    before, after = first_fields(flat.items(old)), first_fields(flat.items(new))
+    keys = {flat.name(path[0].encode()) for path in key_paths}
+    changes = {name for name, item in after.items() if before.get(name) != item}
+    kept = [item for name, item in after.items() if name in changes or name in keys]
+    names = _names(after.values())
+    gone = tuple([path_text((name.decode(errors="replace"),)) for name in _names(before.values()) if name not in names])
+    return Difference(b"".join([flat.joined([item]) + flat.separator for item in kept]), gone, bool(changes or gone))
 
 
-def _first_fields(payload: bytes, separator: bytes) -> dict[bytes, bytes]:
-    """The first field of each name, `name=value`, in their order."""
-    fields: dict[bytes, bytes] = {}
-    for part in payload.split(separator):
-        if part:
-            fields.setdefault(part.split(b"=", 1)[0], part)
-    return fields
+def _names(items: Iterable[Item]) -> dict[bytes, None]:
+    """The names of fields, also of lengths, in their order."""
+    names: dict[bytes, None] = {}
+    for item in items:
+        if item.length:
+            names[item.length] = None
+        names[item.name] = None
+    return names

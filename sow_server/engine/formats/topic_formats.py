@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Final
 
 from sow_server.engine.formats.binary_format import BinaryFormat
@@ -42,7 +43,7 @@ def format_of(settings: TopicSettings) -> Format:
 
 def index_paths(settings: TopicSettings) -> list[Steps]:
     """The parsed paths of a topic's indexes. Raises ValueError naming the path at fault."""
-    paths = [parse_path(path) for path in settings.index]
+    paths = [_field_path(settings, path) for path in settings.index]
     if paths and settings.message_type is MessageType.BINARY:
         raise ValueError("a binary topic has no fields")
     for index, path in enumerate(paths):
@@ -56,6 +57,23 @@ def index_paths(settings: TopicSettings) -> list[Steps]:
     return paths
 
 
+def _field_path(settings: TopicSettings, path: str) -> Steps:
+    """The parsed path of a field. /055 of a fix topic is /55."""
+    steps = parse_path(path)
+    if settings.message_type is MessageType.FIX and len(steps) == 1 and steps[0].startswith("0"):
+        return (steps[0].lstrip("0") or "0",)
+    return steps
+
+
+def zeros_before(names: Iterable[str]) -> str:
+    """What is wrong with tags that a filter or an order names: zeros in front, with which it would find no field.
+    Empty: nothing."""
+    odd = next((name for name in names if len(name) > 1 and name[0] == "0" and name.isascii() and name.isdigit()), "")
+    return (
+        f"{path_text((odd,))}: a tag is a number without zeros in front; write /{odd.lstrip('0') or '0'}" if odd else ""
+    )
+
+
 def check_flat(settings: TopicSettings, path: Steps) -> None:
     """Raises ValueError for a path that a fix or nvfix payload does not have."""
     if settings.message_type in (MessageType.FIX, MessageType.NVFIX) and len(path) != 1:
@@ -66,7 +84,7 @@ def check_flat(settings: TopicSettings, path: Steps) -> None:
 
 def key_paths(settings: TopicSettings) -> list[Steps]:
     """The parsed key paths of a topic. Raises ValueError naming the path at fault."""
-    paths = [parse_path(path) for path in settings.key]
+    paths = [_field_path(settings, path) for path in settings.key]
     if paths and settings.message_type is MessageType.BINARY:
         raise ValueError("a binary topic has no fields, so its publishers supply the key")
     for index, path in enumerate(paths):
