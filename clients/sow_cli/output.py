@@ -553,9 +553,7 @@ def _horizontal(results: Sequence[Facts], width: int) -> tuple[Table, list[str]]
     rows = [[fact.shown for fact in facts] + [""] * (len(columns) - len(facts)) for facts in listed]
     widths = column_widths(headings, rows, width)
     # One column of the gap is the box's own.
-    table = Table(
-        box=box.SIMPLE_HEAD, padding=(0, GAP - 1, 0, 0), pad_edge=False, header_style="bold", show_edge=False
-    )
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, GAP - 1, 0, 0), pad_edge=False, header_style="bold", show_edge=False)
     for fact, heading, wide in zip(columns, headings, widths, strict=False):
         table.add_column(heading, justify="right" if fact.right else "left", overflow="fold", width=wide)
     for row in rows:

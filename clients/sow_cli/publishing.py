@@ -91,7 +91,7 @@ class Tally:
 @click.command(short_help="Publish records from a file or a pipe.")
 @click.argument("topic")
 @click.argument("files", nargs=-1, type=click.File("rb"), metavar="[FILE]...")
-@click.option("--data", metavar="TEXT", help="Publish this one document instead of a file.")
+@click.option("--data", type=click.UNPROCESSED, metavar="TEXT", help="Publish this one document instead of a file.")
 @click.option(
     "--key",
     type=arguments.key,

@@ -1,7 +1,7 @@
 """The widths of the columns of a table that has to fit the terminal.
 
-[1]  A number, a time or a size is never broken over two lines: it would be read as two. Text is broken between words, and
-     a long word anywhere.
+[1]  A number, a time or a size is never broken over two lines: it would be read as two. Text is broken between words,
+     and a long word anywhere.
 [2]  Columns that have no room are left out from the end, and whoever shows the table says so.
 """
 

@@ -26,6 +26,7 @@ import grpc.aio
 
 from sow_client._channel import Tls, proxy_variable
 from sow_client._statuses import REFUSED_SECONDS, EndedCall, closed, unreachable
+from sow_client.errors import SowError
 
 CAUSE_SECONDS_MAX: Final = 0.2
 """The longest time for the question why there is no connection."""
