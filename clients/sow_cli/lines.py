@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import binascii
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Callable, Iterator
 from io import BufferedReader
 from typing import Final, NamedTuple, TypeAlias
@@ -34,10 +35,12 @@ class Item(NamedTuple):
 class BadLine(Exception):
     """A line that is not a record. The reason is one of the server's, so that scripts need only one vocabulary."""
 
-    def __init__(self, reason: str, message: str) -> None:
+    def __init__(self, reason: str, message: str, text: bytes = b"") -> None:
+        """`text`: the line."""
         super().__init__(message)
         self.reason = reason
         self.message = message
+        self.text = text
 
 
 Parse: TypeAlias = Callable[[bytes], Item]
@@ -59,6 +62,31 @@ def chunks(stream: BufferedReader) -> Iterator[list[bytes | None]]:
         yield [None]
     elif rest:
         yield [rest]
+
+
+class SentItems:
+    """The records that are under way, so that one that the server refuses can be shown. One thread adds, and another
+    one learns of answers."""
+
+    def __init__(self) -> None:
+        self._items: deque[Item] = deque()
+        self._first = 0
+        self._settled = 0
+
+    def add(self, item: Item) -> None:
+        """Notes the next record."""
+        self._items.append(item)
+
+    def settled(self, count: int) -> None:
+        """So many more records are settled; the refusals among them follow. Earlier ones are forgotten."""
+        while self._first < self._settled:
+            self._items.popleft()
+            self._first += 1
+        self._settled += count
+
+    def item(self, position: int) -> Item:
+        """The record at a position, from 0."""
+        return self._items[position - self._first]
 
 
 class LineNumbers:
@@ -143,7 +171,8 @@ def canonical_text(value: object, field: str) -> str:
 
 
 class _RecordLine(msgspec.Struct):
-    payload: msgspec.Raw
+    payload: msgspec.Raw = msgspec.Raw()
+    text: str | None = None
     key: str | None = None
     expire_time_micros: int | None = None
 
@@ -156,12 +185,17 @@ def record_form(*, payload_is_json: bool, with_key: bool) -> Parse:
     def parsed(line: bytes) -> Item:
         try:
             record = decode(line)
-            encoded = None if payload_is_json else decode_text(record.payload).encode()
+            if record.text is not None:  # mended: a line of the file of --errors
+                encoded, mended = None, record.text.encode()
+            elif record.payload:
+                encoded, mended = None if payload_is_json else decode_text(record.payload).encode(), None
+            else:
+                raise BadLine("PAYLOAD_MALFORMED", "not a record: it has no payload")
         except msgspec.DecodeError as error:
             raise BadLine("PAYLOAD_MALFORMED", f"not a record: {error}") from error
         if with_key and record.key is None:
             raise BadLine("KEY_REQUIRED", "the record has no key, which the topic needs")
-        data = bytes(record.payload) if encoded is None else base64_payload(encoded).data
+        data = base64_payload(encoded).data if encoded is not None else mended or bytes(record.payload)
         return Item(data, record.key if with_key else None, record.expire_time_micros)
 
     return parsed
