@@ -63,6 +63,7 @@ def test_outputs_may_be_closed(tmp_path: Path, action: str) -> None:
     assert code == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("option", ["--config", "--listen", "--data-dir", "--prune-interval"])
 def test_arguments_that_are_no_utf8_are_told(tmp_path: Path, option: str) -> None:
     code, said = run(
@@ -72,6 +73,7 @@ def test_arguments_that_are_no_utf8_are_told(tmp_path: Path, option: str) -> Non
     assert said.startswith("sow-server: ")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("host", ["[::1", "[::1]:x", ":", "x", "", "localhost:99999", "a..b:1", f"{'a' * 64}.x:1"])
 def test_an_address_that_cannot_be_is_told(tmp_path: Path, host: str) -> None:
     code, said = run("--insecure", "--listen", host, cwd=tmp_path)

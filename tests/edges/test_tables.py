@@ -50,7 +50,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
             for document in documents:
                 publisher.publish(document)
         client.publish("wide", {"a": "👩‍👩‍👧 family", "b": "x" * 500}, key="k" * 150)
-        client.publish("wide", {"a": 2**60, "b": "京" * 300}, key="東京" * 60, ttl="1h")
+        client.publish("wide", {"a": 2**60, "b": "京" * 300}, key="東京" * 60)
         client.publish("wide", {"a": 1}, key="k1")
         yield made
 
