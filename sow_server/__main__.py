@@ -27,8 +27,15 @@ PRIVATE_UMASK = 0o077
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the server until it is told to stop; returns the exit code."""
+    for name in ("stdin", "stdout", "stderr"):  # closed ones; a file or a socket would get their numbers
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w", encoding="utf-8"))  # noqa: SIM115
     given = _parser().parse_args(arguments)
     os.umask(PRIVATE_UMASK)
+    try:
+        os.getcwd()
+    except OSError as error:
+        return _trouble(f"the current folder, where relative paths begin, cannot be used: {error.strerror}")
     try:
         return _run(given)
     except ModuleNotFoundError as error:
@@ -63,8 +70,7 @@ def _run(given: argparse.Namespace) -> int:
     except config.ConfigError as error:
         return _trouble(str(error))
     if given.print_config:
-        sys.stdout.write(config.render(settings))
-        return EXIT_OK
+        return _said(config.render(settings), EXIT_OK)
     if given.check_ready:
         return _check_ready(settings)
     if given.check_config:
@@ -76,8 +82,7 @@ def _run(given: argparse.Namespace) -> int:
             return _trouble(str(error))
         for warning in (*config.warnings(settings), *doubtful):
             sys.stderr.write(f"sow-server: warning: {given.config or 'default configuration'}: {warning}\n")
-        sys.stdout.write(f"{given.config or 'default configuration'}: ok\n")
-        return EXIT_OK
+        return _said(f"{given.config or 'default configuration'}: ok\n", EXIT_OK)
 
     # gRPC's core writes to standard error itself, about a failed bind, for example; but an error at start-up shall be
     # one message.
@@ -100,8 +105,17 @@ def _check_ready(settings: Config) -> int:
     if not settings.metrics.listen:
         return _trouble("--check-ready asks the metrics endpoint, and [metrics] listen is not set")
     reason = why_not_ready(settings.metrics)
-    sys.stdout.write(f"not ready: {reason}\n" if reason else "ready\n")
-    return EXIT_NOT_READY if reason else EXIT_OK
+    return _said(f"not ready: {reason}\n" if reason else "ready\n", EXIT_NOT_READY if reason else EXIT_OK)
+
+
+def _said(text: str, code: int) -> int:
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes it once more
+        return _trouble(f"cannot write: {error.strerror}")
+    return code
 
 
 def _trouble(message: str) -> int:

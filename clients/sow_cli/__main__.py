@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import signal
 import sys
 from typing import NoReturn
 
@@ -22,12 +23,15 @@ def main() -> None:
         sow(prog_name="sow")
     except KeyboardInterrupt:  # while still importing; later ones end in sow_cli.exits
         sys.exit(130)
+    except OSError:  # an error that cannot be written either: both outputs are full
+        os._exit(1)
     except SystemExit as end:
         _leave(end.code if isinstance(end.code, int) else 0 if end.code is None else 1)
 
 
 def _leave(code: int) -> NoReturn:
     """Ends the process without taking the interpreter apart, which takes a tenth of the time of a short command."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # nothing is left to interrupt
     atexit._run_exitfuncs()
     try:
         sys.stdout.flush()

@@ -27,6 +27,32 @@ _DATE = re.compile(r"\d{4}-\d\d-\d\d")
 _EXPIRATIONS: Final = ("disabled", "enabled", "reject")
 
 
+def refuse_other_bytes(ctx: click.Context) -> None:
+    """Raises a usage error for a text that is no UTF-8: no name, key or filter is one. Files may have such names, and
+    UNPROCESSED arguments are passed on."""
+    for param in ctx.command.params:
+        if param.type is click.UNPROCESSED or isinstance(param.type, (click.Path, click.File)):
+            continue
+        _refuse_other_bytes(ctx.params.get(param.name or ""), param)
+
+
+def _refuse_other_bytes(value: object, param: click.Parameter) -> None:
+    if isinstance(value, (tuple, list)):
+        for one in value:
+            _refuse_other_bytes(one, param)
+    elif isinstance(value, str) and not is_utf8(value):
+        raise click.BadParameter("the text is not UTF-8", param=param)
+
+
+def is_utf8(text: str) -> bool:
+    """Whether an argument was UTF-8. Python keeps other bytes as halves of surrogates."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def duration(text: str) -> str:
     """`30s`, `1h30m`, `2d` (rule L1). A bare number is refused, as its unit is unknown."""
     try:

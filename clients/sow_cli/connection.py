@@ -16,7 +16,8 @@ from typing import Any, Final, get_args
 
 import click
 
-from sow_cli.context_files import NAMES, ContextFiles, Settings
+from sow_cli import arguments
+from sow_cli.context_files import FILES, NAMES, ContextFiles, Settings
 from sow_cli.session import DEFAULT_SERVER, Connect, Session, connect
 from sow_client import FailoverPublish, Prefer, Tls
 
@@ -125,6 +126,8 @@ def settings(options: Settings, variables: Mapping[str, str], files: ContextFile
     def take(values: Mapping[str, str], source: Callable[[str], str]) -> None:
         for name in NAMES:
             if name not in found and values.get(name):
+                if name not in FILES and not arguments.is_utf8(values[name]):
+                    raise click.UsageError(f"{source(name)}: the text is not UTF-8")
                 found[name] = Source(values[name], source(name))
 
     take(options, lambda name: f"--{name.replace('_', '-')}")
@@ -210,9 +213,11 @@ def connected(command: click.Command, *, connects: bool = True) -> click.Command
     assert callback is not None, "a command does something"
 
     @wraps(callback)
-    def settled(*arguments: object, **options: object) -> object:
-        settle(click.get_current_context())
-        result: object = callback(*arguments, **options)
+    def settled(*positions: object, **options: object) -> object:
+        ctx = click.get_current_context()
+        arguments.refuse_other_bytes(ctx)
+        settle(ctx)
+        result: object = callback(*positions, **options)
         return result
 
     command.callback = settled

@@ -88,7 +88,7 @@ def console(
         click.echo("sow: the token of --token-file is not used: people log in with their own", err=True)
 
     def connect(server: str, token: str | None) -> AsyncClient:
-        return AsyncClient(server, tls=session.tls, token=token, connect_timeout=session.connect_seconds)
+        return AsyncClient(server, tls=session.tls, token=token, connect_timeout=session.waits)
 
     lacks_arrow = importlib.util.find_spec("pyarrow") is None
     options = app.Options(

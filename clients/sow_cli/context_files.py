@@ -38,6 +38,8 @@ NAMES: Final = (
     "token_file",
     "format",
 )
+FILES: Final = ("tls_ca", "tls_cert", "tls_key", "token_file")
+"""The settings that name files."""
 _CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
     "prefer": get_args(Prefer),
     "failover_publish": get_args(FailoverPublish),
@@ -60,11 +62,24 @@ class ContextFiles:
     def __init__(self, variables: Mapping[str, str]) -> None:
         """`variables`: the environment, which may name the user's folder for configurations."""
         configured = variables.get("XDG_CONFIG_HOME", "")
-        home = Path(configured) if os.path.isabs(configured) else Path.home() / ".config"
-        self.folder = home / "sow"
+        try:
+            home = Path(configured) if os.path.isabs(configured) else Path.home() / ".config"
+        except RuntimeError:  # no HOME, and a user that the system does not know, as in many containers
+            self._folder = None
+        else:
+            self._folder = home / "sow"
+
+    @property
+    def folder(self) -> Path:
+        """The folder. Raises UsageError where there can be none."""
+        if self._folder is None:
+            raise click.UsageError("there is no home directory for contexts: set HOME or XDG_CONFIG_HOME")
+        return self._folder
 
     def names(self) -> list[str]:
         """The names of all contexts, in order."""
+        if self._folder is None:
+            return []
         found = (path.stem for path in (self.folder / "contexts").glob("*.toml"))
         return sorted(name for name in found if _NAME.fullmatch(name))
 
@@ -74,9 +89,11 @@ class ContextFiles:
 
     def current(self) -> str:
         """The name of the context in use; "": none. Raises UsageError."""
+        if self._folder is None:
+            return ""
         try:
             name = (self.folder / "context").read_text(encoding="utf-8").strip()
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return ""
         except (OSError, UnicodeDecodeError) as error:
             raise click.UsageError(f"cannot read {self.folder / 'context'}: {error}") from error

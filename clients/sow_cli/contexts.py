@@ -8,11 +8,9 @@ from typing import Final
 import click
 
 from sow_cli.connection import CONTEXT_VARIABLE, DEFAULTS, Source, found_settings, given, session_of
-from sow_cli.context_files import NAMES, ContextFiles, checked_name
+from sow_cli.context_files import FILES, NAMES, ContextFiles, checked_name
 from sow_cli.output import RESULT_FORMATS, Fact, Output, note, output_option
 from sow_cli.session import connect
-
-_FILES: Final = ("tls_ca", "tls_cert", "tls_key", "token_file")
 
 
 def _files() -> ContextFiles:
@@ -54,7 +52,10 @@ def add(ctx: click.Context, name: str, saved_format: str | None, uses: bool, rep
     files = _files()
     if not replace and checked_name(name) in files.names():
         raise click.UsageError(f"there is a context {name!r} already; --replace replaces it")
-    chosen = {key: os.path.abspath(value) if key in _FILES else value for key, value in given(ctx).items()}
+    try:
+        chosen = {key: os.path.abspath(value) if key in FILES else value for key, value in given(ctx).items()}
+    except FileNotFoundError as error:
+        raise click.UsageError("the current folder was deleted: give absolute paths of files") from error
     if chosen.pop("context", None) is not None:
         raise click.UsageError("--context and a new context exclude each other")
     if saved_format is not None:

@@ -76,6 +76,8 @@ class RootGroup(click.Group):
             raise
         except OSError as error:  # --help and --version write here
             raise _unwritten(error) from error
+        except KeyboardInterrupt as error:  # click would say that it was aborted, and end with 1
+            raise click.exceptions.Exit(INTERRUPTED) from error
 
     def invoke(self, ctx: click.Context) -> object:
         try:

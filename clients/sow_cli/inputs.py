@@ -124,7 +124,7 @@ def _kind_of_start(file: BufferedReader, named: Kind | None) -> Kind | None:
     if start.lstrip()[:1] == b"[":
         return "json"
     first, end, _ = start.partition(b"\n")
-    return "json" if named and end and first.strip() and not _is_json(first) else None
+    return "json" if named and end and first.strip() and not is_json(first) else None
 
 
 class LineInput:
@@ -158,6 +158,7 @@ class LineInput:
             try:
                 add(parse(text) if text else None)
             except BadLine as bad:
+                bad.text = text
                 add(bad)
         return outcomes
 
@@ -166,6 +167,7 @@ def _attempted(parse: Parse, text: bytes) -> Outcome:
     try:
         return parse(text)
     except BadLine as bad:
+        bad.text = text
         return bad
 
 
@@ -189,7 +191,7 @@ class JsonInput:
                 documents = [bytes(one) for one in msgspec.json.decode(whole, type=list[msgspec.Raw])]
             except msgspec.DecodeError as error:
                 raise click.UsageError(f"the input is no JSON array: {error}") from error
-        elif _is_json(whole):
+        elif is_json(whole):
             documents = [whole]
         else:
             documents = [line for line in whole.split(b"\n") if line.strip()]
@@ -271,7 +273,7 @@ class CsvInput:
             return "number"
         if all(cell in ("true", "false") for cell in cells):
             return "bool"
-        return "json" if all(cell[0] in "{[" and _is_json(_bytes(cell)) for cell in cells) else "text"
+        return "json" if all(cell[0] in "{[" and is_json(_bytes(cell)) for cell in cells) else "text"
 
 
 def _row(row: list[str] | csv.Error, cells: Sequence[Callable[[str], object]], maker: RecordMaker) -> Outcome:
@@ -305,7 +307,7 @@ def _cell(kind: ColumnType) -> Callable[[str], object]:
 
     def json(text: str) -> object:
         data = _bytes(text)
-        if not _is_json(data):
+        if not is_json(data):
             raise ValueError("not JSON")
         return msgspec.Raw(data)
 
@@ -324,7 +326,7 @@ def _bytes(cell: str) -> bytes:
     return cell.encode("utf-8", "surrogateescape")
 
 
-def _is_json(text: bytes) -> bool:
+def is_json(text: bytes) -> bool:
     try:
         msgspec.json.decode(text, type=msgspec.Raw)
     except msgspec.DecodeError:

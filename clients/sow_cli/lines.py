@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import binascii
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Callable, Iterator
 from io import BufferedReader
 from typing import Final, NamedTuple, TypeAlias
@@ -35,10 +36,12 @@ class Item(NamedTuple):
 class BadLine(Exception):
     """A line that is not a record. The reason is one of the server's, so that scripts need only one vocabulary."""
 
-    def __init__(self, reason: str, message: str) -> None:
+    def __init__(self, reason: str, message: str, text: bytes = b"") -> None:
+        """`text`: the line."""
         super().__init__(message)
         self.reason = reason
         self.message = message
+        self.text = text
 
 
 Parse: TypeAlias = Callable[[bytes], Item]
@@ -60,6 +63,31 @@ def chunks(stream: BufferedReader) -> Iterator[list[bytes | None]]:
         yield [None]
     elif rest:
         yield [rest]
+
+
+class SentItems:
+    """The records that are under way, so that one that the server refuses can be shown. One thread adds, and another
+    one learns of answers."""
+
+    def __init__(self) -> None:
+        self._items: deque[Item] = deque()
+        self._first = 0
+        self._settled = 0
+
+    def add(self, item: Item) -> None:
+        """Notes the next record."""
+        self._items.append(item)
+
+    def settled(self, count: int) -> None:
+        """So many more records are settled; the refusals among them follow. Earlier ones are forgotten."""
+        while self._first < self._settled:
+            self._items.popleft()
+            self._first += 1
+        self._settled += count
+
+    def item(self, position: int) -> Item:
+        """The record at a position, from 0."""
+        return self._items[position - self._first]
 
 
 class LineNumbers:
@@ -144,8 +172,10 @@ def canonical_text(value: object, field: str) -> str:
 
 
 class _RecordLine(msgspec.Struct):
-    payload: msgspec.Raw
+    payload: msgspec.Raw = msgspec.Raw()
     payload_base64: str | None = None
+    text: str | None = None
+    """In the file of --errors: a record that could not be read, to be mended."""
     key: str | None = None
     expire_time_micros: int | None = None
 
@@ -157,10 +187,14 @@ def record_form(form: PayloadForm, *, with_key: bool) -> Parse:
     decode_text = msgspec.json.Decoder(str).decode
 
     def payload_of(record: _RecordLine) -> bytes:
-        if form.message_type == "json":
+        if record.text is not None:
+            return record.text.encode()
+        if form.message_type == "json" and record.payload:
             return bytes(record.payload)
         if record.payload_base64 is not None:
             return base64_payload(record.payload_base64.encode()).data
+        if not record.payload:
+            raise BadLine("PAYLOAD_MALFORMED", "not a record: it has no payload")
         if bytes(record.payload)[:1] == b"{":
             return form.encode(msgspec.json.decode(record.payload))
         return base64_payload(decode_text(record.payload).encode()).data

@@ -41,6 +41,7 @@ MARKS: Final = frozenset({"snapshot_end", "resync"})
 """Messages without a record."""
 
 _COLOURS: Final = {"put": "green", "oof": "red", "delete": "red", "expire": "yellow"}
+_KEY_WIDTH_MIN: Final = 8
 _PAYLOAD_WIDTH_MIN: Final = 20
 
 
@@ -264,12 +265,14 @@ class _Lines:
             cells.append(f"{change.delivery_count}x")
         if self._several_topics:
             topic = display.safe(change.topic)
-            self._topic_width = max(self._topic_width, min(len(topic), KEY_WIDTH_MAX))
+            self._topic_width = max(self._topic_width, min(cell_len(topic), KEY_WIDTH_MAX))
             cells.append(fit(topic, self._topic_width))
-        key = display.safe(change.key)
-        self._key_width = max(self._key_width, min(len(key), KEY_WIDTH_MAX))
+        key, width = display.safe(change.key), terminal_width()
+        left = width - sum(cell_len(cell) + 2 for cell in cells)
+        key_width_max = min(KEY_WIDTH_MAX, max(_KEY_WIDTH_MIN, left - 2 - _PAYLOAD_WIDTH_MIN))
+        self._key_width = min(key_width_max, max(self._key_width, cell_len(key)))
         cells.append(fit(key, self._key_width))
-        left = terminal_width() - sum(len(cell) + 2 for cell in cells)
+        left -= self._key_width + 2
         columns = self._columns(change)
         if columns is None:
             last = self._payload(change)
@@ -284,7 +287,7 @@ class _Lines:
                 self._head(cells, headings)
             last = self._aligned(texts)
         cells.append(fit(last, max(_PAYLOAD_WIDTH_MIN, left)).rstrip())
-        self._print("  ".join(cells).rstrip(), colour=_COLOURS.get(change.op))
+        self._print(fit("  ".join(cells), width).rstrip(), colour=_COLOURS.get(change.op))
 
     def _columns(self, change: Change) -> Columns | None:
         """The columns of the fields; None: the payload is shown as it is."""

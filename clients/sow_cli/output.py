@@ -40,6 +40,7 @@ from sow_cli.rows import (
     record_lines,
     terminal_width,
 )
+from sow_cli.widths import GAP, column_widths
 from sow_client import Record
 
 if TYPE_CHECKING:  # a command that writes no table starts without rich
@@ -139,7 +140,7 @@ class Output:
         """Writes one result; as a table, one fact per line."""
         self._refuse_for_results()
         if self.format is Format.TABLE:
-            self._print(_vertical(facts))
+            self._print(_vertical(facts, terminal_width()))
         elif self.format is Format.CSV:
             self.csv_rows([[fact.name for fact in facts], [_csv_value(fact.value) for fact in facts]])
         elif self.format is Format.JSON:
@@ -151,7 +152,13 @@ class Output:
         """Writes a list of results. `names`: the columns of a CSV; `nothing`: the text of an empty table."""
         self._refuse_for_results()
         if self.format is Format.TABLE:
-            self._print(_horizontal(results) if results else _text(nothing, style="dim"))
+            if not results:
+                self._print(_text(nothing, style="dim"))
+                return
+            table, hidden = _horizontal(results, terminal_width())
+            self._print(table)
+            if hidden:
+                note(f"{display.counted(len(hidden), 'more column')}: {', '.join(hidden)}; see --format ndjson")
         elif self.format is Format.CSV:
             values = [{fact.name: _csv_value(fact.value) for fact in facts} for facts in results]
             self.csv_rows([names, *([row.get(name) for name in names] for row in values)])
@@ -178,7 +185,8 @@ class Output:
         if self.format is not Format.TABLE:
             self.records([[record]], form, now_micros=lambda: now_micros, as_list=False)
             return
-        self._print(_vertical(_record_facts(record, self.raw(record.payload), form, now_micros)))
+        facts = _record_facts(record, self.raw(record.payload), form, now_micros)
+        self._print(_vertical(facts, terminal_width()))
 
     def records(
         self,
@@ -301,7 +309,8 @@ class Output:
             self._print(_text("no records", style="dim"))
             return written
         if hidden := rows.headings[len(layout.widths) :]:
-            note(f"{len(hidden)} more columns: {', '.join(hidden)}; see --select, or --format ndjson")
+            more = display.counted(len(hidden), "more column")
+            note(f"{more}: {', '.join(hidden)}; see --select, or --format ndjson")
         _tell_left_out(rows.columns)
         return written
 
@@ -521,26 +530,33 @@ def _text(text: str, *, style: str = "") -> Text:
     return Text(text, style=style)
 
 
-def _vertical(facts: Facts) -> Table:
+def _vertical(facts: Facts, width: int) -> Table:
     from rich.table import Table
 
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
-    for fact in facts:
-        if fact.shown:
-            table.add_row(_text(fact.heading), _text(fact.shown))
+    rows = [(fact.heading, fact.shown) for fact in facts if fact.shown]
+    table = Table.grid(padding=(0, GAP, 0, 0))
+    widths = column_widths(("", ""), rows, width, word_width_max=24, may_hide=False)
+    table.add_column(style="bold", overflow="fold", width=widths[0])
+    table.add_column(overflow="fold", width=widths[1])
+    for heading, shown in rows:
+        table.add_row(_text(heading), _text(shown))
     return table
 
 
-def _horizontal(results: Sequence[Facts]) -> Table:
+def _horizontal(results: Sequence[Facts], width: int) -> tuple[Table, list[str]]:
+    """The table, and the headings of the columns that it has no room for."""
     from rich import box
     from rich.table import Table
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold", show_edge=False)
-    for fact in results[0]:
-        if fact.in_lists:
-            table.add_column(fact.column or fact.heading, justify="right" if fact.right else "left", overflow="fold")
-    for facts in results:
-        table.add_row(*(_text(fact.shown) for fact in facts if fact.in_lists))
-    return table
+    listed = [[fact for fact in facts if fact.in_lists] for facts in results]
+    columns = max(listed, key=len)  # the last facts of a result may be unknown
+    headings = [fact.column or fact.heading for fact in columns]
+    rows = [[fact.shown for fact in facts] + [""] * (len(columns) - len(facts)) for facts in listed]
+    widths = column_widths(headings, rows, width)
+    # One column of the gap is the box's own.
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, GAP - 1, 0, 0), pad_edge=False, header_style="bold", show_edge=False)
+    for fact, heading, wide in zip(columns, headings, widths, strict=False):
+        table.add_column(heading, justify="right" if fact.right else "left", overflow="fold", width=wide)
+    for row in rows:
+        table.add_row(*map(_text, row[: len(widths)]))
+    return table, headings[len(widths) :]

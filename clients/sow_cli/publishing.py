@@ -24,7 +24,7 @@ import click
 from sow_cli import arguments, display
 from sow_cli.exits import SERVER_SAID_NO
 from sow_cli.ignored import count_ignored, remark, remark_at_once, told_in_remarks
-from sow_cli.lines import BadLine, Item, LineNumbers, Parse
+from sow_cli.lines import BadLine, Item, LineNumbers, Parse, SentItems
 from sow_cli.output import Fact, Output, note, output_option
 from sow_cli.session import Session
 from sow_cli.sources import (
@@ -91,7 +91,7 @@ class Tally:
 @click.command(short_help="Publish records from a file or a pipe.")
 @click.argument("topic")
 @click.argument("files", nargs=-1, type=click.File("rb"), metavar="[FILE]...")
-@click.option("--data", metavar="TEXT", help="Publish this one document instead of a file.")
+@click.option("--data", type=click.UNPROCESSED, metavar="TEXT", help="Publish this one document instead of a file.")
 @click.option(
     "--key",
     type=arguments.key,
@@ -214,7 +214,7 @@ def publish(
             whole = inputs[0].read() if data is None else data.encode("utf-8", "surrogateescape")
             output.one(published_facts(topic, _publish_one(job, whole, parse, key)))
             return
-        tally = Tally(Refusals(errors_file(given, inputs)))
+        tally = Tally(Refusals(errors_file(given, inputs), of_json=target.message_type == "json"))
         for file in inputs:
             source = FileInput(file, parse, reading, target, in_progress="publishing", several=len(inputs) > 1)
             if not _publish_file(job, source, tally, strict=strict):
@@ -328,9 +328,11 @@ def _publish_all(job: _Job, source: FileInput, tally: Tally) -> None:
     numbers = LineNumbers()
     bad = partial(tally.refusals.add, source.place)
 
+    sent = SentItems()
+
     def refused(refusal: Refusal) -> None:
         # Runs on the publisher's own thread.
-        bad(numbers.line(refusal.index), refusal.reason, refusal.message)
+        bad(numbers.line(refusal.index), refusal.reason, refusal.message, sent.item(refusal.index))
 
     publisher = job.client.publisher(
         job.topic,
@@ -340,6 +342,7 @@ def _publish_all(job: _Job, source: FileInput, tally: Tally) -> None:
         extend_ttl=job.lifetime.extend,
         durability=job.durability,
         batch_records=job.batch_records,
+        on_ack=lambda ack: sent.settled(ack.applied + ack.duplicates + len(ack.refusals)),
         on_refusal=refused,
         delta=job.merging.delta,
         unset=job.merging.unset,
@@ -347,7 +350,9 @@ def _publish_all(job: _Job, source: FileInput, tally: Tally) -> None:
     try:
         with publisher:
             send = publisher.publish
-            for _, (data, key, expire_time_micros) in source.records(numbers, bad, lambda: publisher.acknowledged):
+            for _, item in source.records(numbers, bad, lambda: publisher.acknowledged):
+                sent.add(item)
+                data, key, expire_time_micros = item
                 send(data, key=key, expire_at=expire_time_micros)
     except (SowError, KeyboardInterrupt, click.UsageError) as error:
         # [3]. Later lines may have been applied as well. Publishing them again does no harm, as they have keys.
@@ -372,9 +377,9 @@ def _publish_checked(job: _Job, source: FileInput, tally: Tally) -> None:
                 run = list(group)
                 outcomes = _send(job, [item for _, item in run])
                 tally.ttls_ignored += count_ignored(outcomes)
-                for (number, _), outcome in zip(run, outcomes, strict=True):
+                for (number, item), outcome in zip(run, outcomes, strict=True):
                     if isinstance(outcome, Refusal):
-                        bad(number, outcome.reason, outcome.message)
+                        bad(number, outcome.reason, outcome.message, item)
                     else:
                         tally.published += 1
                     done = number
@@ -400,8 +405,8 @@ def _publish_strictly(job: _Job, source: FileInput, tally: Tally) -> bool:
     batch_bytes = 0
     batch_records = min(job.batch_records, _STRICT_RECORDS_MAX)
 
-    def bad(line: int, reason: str, message: str) -> None:
-        raise _Stop(line, reason, message)
+    def bad(line: int, reason: str, message: str, text: bytes) -> None:
+        raise _Stop(line, reason, message, text)
 
     def send() -> None:
         nonlocal batch_bytes
@@ -419,12 +424,12 @@ def _publish_strictly(job: _Job, source: FileInput, tally: Tally) -> bool:
                 send()
         send()
     except _Stop as stop:
-        line, reason, message = stop.args
+        line, reason, message, record = stop.args
         try:
             send()  # the records read before one that could not be parsed
         except _Stop as earlier:
-            line, reason, message = earlier.args
-        tally.refusals.add(source.place, line, reason, message)
+            line, reason, message, record = earlier.args
+        tally.refusals.add(source.place, line, reason, message, record)
         note(f"stopped at {source.place.shown(line)}; published before it: {display.records(tally.published)}")
         return False
     return True
@@ -442,7 +447,7 @@ def _publish_atomically(job: _Job, run: list[tuple[int, Item]], tally: Tally) ->
         return
     first = min(bad, key=attrgetter("index"))
     _publish_atomically(job, run[: first.index], tally)
-    raise _Stop(run[first.index][0], first.reason, first.message)
+    raise _Stop(run[first.index][0], first.reason, first.message, run[first.index][1])
 
 
 def _send(job: _Job, items: list[Item], *, atomic: bool = False) -> list[Published | Refusal]:

@@ -297,21 +297,23 @@ class TableLayout:
         from rich.cells import cell_len  # a command that writes no table starts without rich
 
         needed = [max(cell_len(cell) for cell in column) for column in zip(headings, *rows, strict=True)]
+        numbers = number_columns(rows)
+        key_most = min(KEY_WIDTH_MAX, max(_CUT_WIDTH_MIN, width * 3 // 5))  # other columns get some room, too
         widths: list[int] = []
         left = width
         for number, need in enumerate(needed):
-            most = KEY_WIDTH_MAX if number == 0 else width if number == len(needed) - 1 else FIELD_WIDTH_MAX
+            most = key_most if number == 0 else width if number == len(needed) - 1 else FIELD_WIDTH_MAX
             room = left - 2 * bool(number)
             given = min(need, most)
             if given > room:
-                if number and room < _CUT_WIDTH_MIN:
-                    break
+                if number and room < (need if number in numbers else _CUT_WIDTH_MIN):
+                    break  # a number that is cut is another one
                 given = room
             widths.append(given)
             left = room - given
-        if last_grows and len(widths) == len(needed):
-            widths[-1] = max(20, widths[-1] + left)
-        return cls(tuple(widths), number_columns(rows))
+        if last_grows and len(widths) == len(needed) and len(needed) - 1 not in numbers:
+            widths[-1] += left
+        return cls(tuple(widths), numbers)
 
     def line(self, cells: Sequence[str]) -> str:
         """A line of the table."""

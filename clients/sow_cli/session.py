@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 DEFAULT_PORT: Final = 7450
 DEFAULT_SERVER: Final = f"127.0.0.1:{DEFAULT_PORT}"
 _SCHEMES: Final = ("unix:", "dns:", "ipv4:", "ipv6:")
-CONNECT_SECONDS_MAX: Final = 3.0
-"""A person waits for the result: after this time the server counts as not reachable (exit code 3)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +35,7 @@ class Session:
     prefer: Prefer = "first"
     failover_publish: FailoverPublish = "again"
     waits: float | None = None
-    """How many seconds to wait for a server, if not as usual."""
-
-    @property
-    def connect_seconds(self) -> float | None:
-        """How long to wait for a server. Of several, none is waited for if all refuse (rule F1)."""
-        if self.waits is not None:
-            return self.waits
-        return None if "," in self.server else CONNECT_SECONDS_MAX
+    """How many seconds to wait for a server, also for one that refuses. None: as a client does by itself (rule F1)."""
 
     @property
     def command(self) -> str:
@@ -98,7 +89,7 @@ class Session:
                 self.server,
                 tls=self.tls,
                 token=self.token_file,
-                connect_timeout=self.connect_seconds,
+                connect_timeout=self.waits,
                 prefer=self.prefer,
                 failover_publish=self.failover_publish,
                 environment={},
@@ -143,7 +134,7 @@ def connect(session: Session) -> Client:
         session.server,
         tls=session.tls,
         token=session.token_file,
-        connect_timeout=session.connect_seconds,
+        connect_timeout=session.waits,
         prefer=session.prefer,
         failover_publish=session.failover_publish,
         on_failover=tell_move,

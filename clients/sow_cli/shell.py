@@ -297,15 +297,15 @@ def _wide() -> Iterator[None]:
 def _history(variables: Mapping[str, str]) -> History:
     """The lines of earlier shells; only their owner can read them. Without a place for them, those of this one."""
     configured = variables.get("XDG_STATE_HOME", "")
-    home = Path(configured) if os.path.isabs(configured) else Path.home() / ".local" / "state"
-    path = home / "sow" / "history"
     try:
+        home = Path(configured) if os.path.isabs(configured) else Path.home() / ".local" / "state"
+        path = home / "sow" / "history"
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600))
         path.chmod(0o600)
         if path.stat().st_size > HISTORY_BYTES_MAX:
             end = path.read_bytes()[-HISTORY_BYTES_MAX // 2 :]
             path.write_bytes(end[end.find(b"\n# ") :])  # an entry begins with the time
-    except OSError:
+    except (OSError, RuntimeError):  # RuntimeError: there is no home
         return InMemoryHistory()
     return FileHistory(str(path))

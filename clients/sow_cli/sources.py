@@ -6,11 +6,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 import sys
 import threading
 import time
+from binascii import b2a_base64
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -20,15 +22,19 @@ from typing import BinaryIO, Final, TypedDict, TypeVar, cast
 
 import click
 import msgspec
+from rich.cells import cell_len
 
 from sow_cli import arguments, display
-from sow_cli.inputs import COLUMN_TYPES, KINDS, ColumnType, Kind, Reading, Target, opened
+from sow_cli.inputs import COLUMN_TYPES, KINDS, ColumnType, Kind, Reading, Target, is_json, opened
 from sow_cli.lines import BadLine, Item, LineNumbers, Parse, base64_payload, document, keyed_by, record_form
 from sow_cli.output import Fact, note, progress
 from sow_client import PayloadForm, Topic
 
 Command = TypeVar("Command", bound=Callable[..., object])
 
+_CARET_BEFORE: Final = 50
+_CARET_AFTER: Final = 20
+"""Characters that are shown around a fault."""
 REPORTED_MAX: Final = 10
 """Refused records that are reported one by one."""
 
@@ -60,7 +66,7 @@ class FileInput:
         self._started = time.monotonic()
 
     def records(
-        self, numbers: LineNumbers, bad: Callable[[int, str, str], None], settled: Callable[[], int]
+        self, numbers: LineNumbers, bad: Callable[[int, str, str, bytes], None], settled: Callable[[], int]
     ) -> Iterator[tuple[int, Item]]:
         """Yields (number of the line or record, record); reports bad ones to `bad` and continues when that returns.
 
@@ -76,7 +82,7 @@ class FileInput:
                     continue
                 numbers.skip(position)
                 if isinstance(outcome, BadLine):
-                    bad(number, outcome.reason, outcome.message)
+                    bad(number, outcome.reason, outcome.message, outcome.text)
             if not self.bar.disable:
                 done = settled()
                 rate = round(done / max(time.monotonic() - self._started, 1e-3))
@@ -86,9 +92,10 @@ class FileInput:
 class Refusals:
     """Counts the records that were refused, and reports them ([1]). Any thread may add one."""
 
-    def __init__(self, errors: BinaryIO | None) -> None:
-        """`errors`: gets a line of JSON for each."""
+    def __init__(self, errors: BinaryIO | None, *, of_json: bool = True) -> None:
+        """`errors`: gets a line of JSON for each. `of_json`: the records of the topic are JSON."""
         self.reasons: Counter[str] = Counter()
+        self._of_json = of_json
         self._errors = errors
         self._lock = threading.Lock()
 
@@ -97,15 +104,17 @@ class Refusals:
         """The number of all."""
         return self.reasons.total()
 
-    def add(self, place: Place, number: int, reason: str, message: str) -> None:
-        """Counts and reports a record."""
+    def add(self, place: Place, number: int, reason: str, message: str, record: Item | bytes = b"") -> None:
+        """Counts and reports a record. `record`: the bytes of a line that is none, or empty if they are not known."""
         with self._lock:
             self.reasons[reason] += 1
             if self.total <= REPORTED_MAX:
                 note(f"{place.shown(number)}: {reason}: {message}")
+                if self._of_json and (shown := pointed_at(record if isinstance(record, bytes) else record.data)):
+                    click.echo(shown, err=True)
             if self._errors is not None:
                 told = {"file": place.file} if place.file else {}
-                line = told | {place.unit: number, "reason": reason, "message": message}
+                line = told | {place.unit: number, "reason": reason, "message": message} | kept(record, self._of_json)
                 self._errors.write(msgspec.json.encode(line) + b"\n")
 
     def add_more(self, number: int) -> None:
@@ -132,6 +141,55 @@ class Refusals:
         return facts
 
 
+def fault_position(data: bytes) -> int | None:
+    """The character, from 0, at which a text stops being JSON; None: it is JSON, or no text."""
+    try:
+        json.loads(data)
+    except json.JSONDecodeError as error:
+        return error.pos
+    except (ValueError, RecursionError):
+        pass
+    return None
+
+
+def pointed_at(data: bytes) -> str:
+    """A text that is no JSON, around its fault, with a caret below that; empty where there is no such fault."""
+    position = fault_position(data) if data else None
+    if position is None:
+        return ""
+    text = data.decode()
+    start = max(0, position - _CARET_BEFORE)
+    before, after = display.safe(text[start:position]), display.safe(text[position : position + _CARET_AFTER])
+    before = f"…{before}" if start else before
+    return f"  {before}{after}\n  {' ' * cell_len(before)}^"
+
+
+def kept(record: Item | bytes, of_json: bool) -> dict[str, object]:
+    """A record in the file of --errors, as `sow publish --records` takes it: its key, its expire time, and `payload`; a
+    text that is no JSON is `text`, to be mended, and `column` is the place of its fault, from 1."""
+    found: dict[str, object] = {}
+    if isinstance(record, bytes):
+        if not record:
+            return found
+        data = record
+    else:
+        data = record.data
+        if record.key is not None:
+            found["key"] = record.key
+        if record.expire_time_micros is not None:
+            found["expire_time_micros"] = record.expire_time_micros
+    if not of_json and not isinstance(record, bytes):
+        return found | {"payload": b2a_base64(data, newline=False).decode()}
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        return found | {"base64": b2a_base64(data, newline=False).decode()}
+    position = fault_position(data)
+    if position is not None:
+        return found | {"text": text, "column": position + 1}
+    return found | ({"payload": msgspec.Raw(data)} if is_json(data) else {"text": text})
+
+
 @dataclass(frozen=True, slots=True)
 class Place:
     """Where a record stands: the file, if there are several, and line or record."""
@@ -151,7 +209,7 @@ def input_options(command: Command) -> Command:
             "--errors",
             type=click.Path(dir_okay=False, path_type=Path),
             metavar="FILE",
-            help="A file for all records that are refused: a line of JSON each.",
+            help="A file for all records that are refused: a line of JSON each, for --records once they are mended.",
         ),
         click.option(
             "--delimiter", type=arguments.separator, metavar="CHAR", help="Between the cells of CSV; default ,"

@@ -291,11 +291,11 @@ def _facts(topic: Topic) -> list[Fact]:
         ),
         Fact("index", list(values.index), _shown_indexes(topic), in_lists=False),
         Fact("index_building", building or None, _shown_paths(building) or display.NOT_SET, in_lists=False),
-        Fact("set_in_config", topic.set_in_config, owner, label="set by"),
         moment("create_time", topic.create_time, in_lists=False),
     ]
+    set_by = Fact("set_in_config", topic.set_in_config, owner, label="set by")  # the first to go where there is no room
     if figures is None:
-        return facts
+        return [*facts, set_by]
     return [
         *facts,
         Fact("live_records", figures.live_records, display.count(figures.live_records), right=True),
@@ -315,6 +315,7 @@ def _facts(topic: Topic) -> list[Fact]:
             in_lists=False,
         ),
         Fact("tombstones", figures.tombstones, display.count(figures.tombstones), in_lists=False),
+        set_by,
     ]
 
 

@@ -36,9 +36,9 @@ DEFAULT_PORT: Final = 7450
 CONNECT_SECONDS: Final = 5.0
 """The wait for a connection, unless the program gives another one."""
 DEFAULT_SERVER: Final = f"127.0.0.1:{DEFAULT_PORT}"
-RECONNECT_BACKOFF_MS_MAX: Final = 2_000
-RECONNECT_BACKOFF_OF_MANY_MS_MAX: Final = 200
-"""A search comes by only when a client needs an instance, and an instance that is back should not look gone then."""
+RECONNECT_BACKOFF_MS_MAX: Final = 200
+"""A client looks for its server only when it needs it, and a server that is back should not look gone then: a first
+call ends where connections were refused for REFUSED_SECONDS (rule F1)."""
 KEEPALIVE_MS: Final = 30_000
 """A connection that is silent for this long while a call is open is probed. sow-server allows one probe in 5 s; gRPC
 servers with default settings end the connection at more than one in 300 s."""
@@ -185,7 +185,7 @@ def options(server: str, tls: Tls | None, *, host: str = "", of_many: bool = Fal
         ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
         ("grpc.service_config", SERVICE_CONFIG_OF_MANY if of_many else SERVICE_CONFIG),
         ("grpc.initial_reconnect_backoff_ms", 100),
-        ("grpc.max_reconnect_backoff_ms", RECONNECT_BACKOFF_OF_MANY_MS_MAX if of_many else RECONNECT_BACKOFF_MS_MAX),
+        ("grpc.max_reconnect_backoff_ms", RECONNECT_BACKOFF_MS_MAX),
         ("grpc.keepalive_time_ms", KEEPALIVE_MS),
         ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
         # A connection of its own: gRPC would share one among all clients of a process, and with it the server's bound

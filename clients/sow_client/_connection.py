@@ -4,7 +4,9 @@
      cause that gRPC names, which adds `CAUSE_SECONDS_MAX` at most. Where he has set no bound of his own, and the cause
      leaves open whether TLS is at fault, a look at the server adds the time to resolve its name, and at most
      `LOOK_SECONDS_MAX` for each of its addresses and each step of the handshake (_handshakes).
-[2]  Closing ends each wait for a connection, and waits for none itself. Only a look is not cut short ([1]).
+[2]  A client that was given no `connect_timeout`, and has not been connected yet, does not wait on where the server
+     refuses twice (rule F1). A server that says nothing has not refused.
+[3]  Closing ends each wait for a connection, and waits for none itself. Only a look is not cut short ([1]).
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ import grpc
 import grpc.aio
 
 from sow_client._channel import Tls, proxy_variable
-from sow_client._statuses import EndedCall, closed, unreachable
+from sow_client._statuses import REFUSED_SECONDS, EndedCall, closed, unreachable
+from sow_client.errors import SowError
 
 CAUSE_SECONDS_MAX: Final = 0.2
 """The longest time for the question why there is no connection."""
@@ -42,6 +45,7 @@ the cause: a refused connection, a certificate that is not trusted. gRPC's inter
 
 # As gRPC's inside counts the states.
 _READY: Final = 2
+_FAILED: Final = 3
 
 
 class Connection:
@@ -51,8 +55,18 @@ class Connection:
     waits for the end of such a step, so every program paid for it. The channel inside gRPC's answers at once.
     """
 
-    def __init__(self, channel: grpc.Channel, server: str, connect_timeout: float, tls: Tls | None = None) -> None:
+    def __init__(
+        self,
+        channel: grpc.Channel,
+        server: str,
+        connect_timeout: float,
+        tls: Tls | None = None,
+        *,
+        patient: bool = True,
+    ) -> None:
+        """`patient`: without [2]."""
         self._channel = channel
+        self._patient = patient
         self._inside: _Inside = channel._channel  # type: ignore[attr-defined]  # the public one has no question
         self._server = server
         self._tls = tls
@@ -100,22 +114,33 @@ class Connection:
             if self.is_ready:
                 return
             timeout = self._timeout if seconds is None else min(seconds, self._timeout)
-            give_up = time.monotonic() + timeout
+            began = time.monotonic()
+            give_up = began + timeout
             # A channel without a connection, or that has lost it, rests until it is asked to connect.
             while (state := self._inside.check_connectivity_state(True)) != _READY:
                 if self._closed.is_set():
                     raise closed("client")
                 if (left := give_up - time.monotonic()) <= 0:
-                    cause = self._ask_for_cause()
-                    problem = _looked(self._server, self._tls, cause) if looks and cause else ""
-                    if self._closed.is_set():
-                        raise closed("client")
-                    proxy = proxy_variable(self._server, os.environ)
-                    raise unreachable(self._server, timeout, cause, problem=problem, proxy=proxy)
+                    raise self._failure(timeout, self._ask_for_cause(), looks=looks)
+                if self._has_failed(state, began) and (cause := self._ask_for_cause()):
+                    raise self._failure(None, cause, looks=looks)
                 self._inside.watch_connectivity_state(state, time.time() + min(left, WAIT_SECONDS))
             _ = self.is_ready
         except ValueError as error:  # from gRPC: the channel was closed in the meantime
             raise closed("client") from error
+
+    def _has_failed(self, state: int, began: float) -> bool:
+        """Whether nobody waits on ([2])."""
+        may_end = not self._patient and not self._connected and state == _FAILED
+        return may_end and time.monotonic() - began >= REFUSED_SECONDS
+
+    def _failure(self, seconds: float | None, cause: str, *, looks: bool) -> SowError:
+        problem = _looked(self._server, self._tls, cause) if looks and cause else ""
+        if self._closed.is_set():
+            return closed("client")
+        return unreachable(
+            self._server, seconds, cause, problem=problem, proxy=proxy_variable(self._server, os.environ)
+        )
 
     def _ask_for_cause(self) -> str:
         try:
@@ -161,8 +186,18 @@ def _follow(connection: weakref.ref[Connection], closed: threading.Event) -> Non
 class AioConnection:
     """Knows whether an asynchronous channel is connected, by asking it."""
 
-    def __init__(self, channel: grpc.aio.Channel, server: str, connect_timeout: float, tls: Tls | None = None) -> None:
+    def __init__(
+        self,
+        channel: grpc.aio.Channel,
+        server: str,
+        connect_timeout: float,
+        tls: Tls | None = None,
+        *,
+        patient: bool = True,
+    ) -> None:
+        """`patient`: without [2]."""
         self._channel = channel
+        self._patient = patient
         self._server = server
         self._tls = tls
         self._timeout = connect_timeout
@@ -184,20 +219,33 @@ class AioConnection:
         with unless_closed():
             if self._channel.get_state() is ready:
                 return
-            try:
-                async with asyncio.timeout(timeout):
-                    while (state := self._channel.get_state(try_to_connect=True)) is not ready:
-                        await self._channel.wait_for_state_change(state)
-                self._connected += 1
-            except TimeoutError as error:
-                cause = await self._ask_for_cause()
-                problem = ""
-                if looks and cause:
-                    problem = await asyncio.to_thread(_looked, self._server, self._tls, cause)
-                if self._closed:
-                    raise closed("client") from error
-                proxy = proxy_variable(self._server, os.environ)
-                raise unreachable(self._server, timeout, cause, problem=problem, proxy=proxy) from error
+            give_up = time.monotonic() + timeout
+            may_end = not self._patient and not self._connected
+            while (left := give_up - time.monotonic()) > 0:
+                if await self._connected_within(min(left, REFUSED_SECONDS) if may_end else left):
+                    return
+                has_failed = self._channel.get_state() is grpc.ChannelConnectivity.TRANSIENT_FAILURE
+                if may_end and left > REFUSED_SECONDS and has_failed and (cause := await self._ask_for_cause()):
+                    raise await self._failure(None, cause, looks=looks)
+            raise await self._failure(timeout, await self._ask_for_cause(), looks=looks)
+
+    async def _connected_within(self, seconds: float) -> bool:
+        try:
+            async with asyncio.timeout(seconds):
+                while (state := self._channel.get_state(try_to_connect=True)) is not grpc.ChannelConnectivity.READY:
+                    await self._channel.wait_for_state_change(state)
+        except TimeoutError:
+            return False
+        self._connected += 1
+        return True
+
+    async def _failure(self, seconds: float | None, cause: str, *, looks: bool) -> SowError:
+        problem = await asyncio.to_thread(_looked, self._server, self._tls, cause) if looks and cause else ""
+        if self._closed:
+            return closed("client")
+        return unreachable(
+            self._server, seconds, cause, problem=problem, proxy=proxy_variable(self._server, os.environ)
+        )
 
     async def _ask_for_cause(self) -> str:
         try:

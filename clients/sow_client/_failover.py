@@ -24,7 +24,7 @@ from sow.contract import UNDESCRIBED
 from sow.v1 import admin_pb2
 from sow_client._addresses import Address
 from sow_client._records import invalid
-from sow_client._statuses import AllRefused
+from sow_client._statuses import REFUSED_SECONDS, AllRefused
 from sow_client.errors import FailedPrecondition, SowError, Unavailable
 
 FailoverPublish: TypeAlias = Literal["again", "unsent"]
@@ -251,8 +251,6 @@ ATTEMPT_SECONDS_MAX: Final = 1.0
 PAUSE_SECONDS_FIRST: Final = 0.05
 PAUSE_SECONDS_MAX: Final = 0.5
 """Between two rounds over all addresses."""
-REFUSED_SECONDS: Final = 0.25
-"""In this time gRPC has tried to connect at least twice: its first pause is a tenth of a second."""
 
 
 class Search:

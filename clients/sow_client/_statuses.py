@@ -130,6 +130,9 @@ class AllRefused(Unavailable):
     """Every address has refused. A client that has not reached any of them yet does not try again by itself."""
 
 
+REFUSED_SECONDS: Final = 0.25
+"""In this time gRPC has tried to connect at least twice: its first pause is a tenth of a second."""
+
 BACKOFF_SECONDS_FIRST: Final = 0.1
 BACKOFF_SECONDS_MAX: Final = 2.0
 CUT_REASONS: Final = frozenset({"UNREACHABLE", "STREAM_CUT"})
@@ -230,18 +233,20 @@ def tls_details(problem: str, cause: str) -> dict[str, str]:
     return {"tls": problem, "cause": _PLACE.sub("", cause)} if problem else {}
 
 
-def unreachable(server: str, seconds: float, cause: str = "", *, problem: str = "", proxy: str = "") -> Unavailable:
-    """The error when no connection was made in time; `cause` is empty unless gRPC names one. `problem`: one of TLS that
-    was found behind it. `proxy`: the variable that names a proxy for the connection."""
+def unreachable(
+    server: str, seconds: float | None, cause: str = "", *, problem: str = "", proxy: str = ""
+) -> Unavailable:
+    """The error when no connection was made in time; `cause` is empty unless gRPC names one. `seconds`: None where
+    nobody waits longer, as the server has refused. `problem`: one of TLS that was found behind the cause. `proxy`: the
+    variable that names a proxy for the connection."""
     problem = problem or tls_problem(cause)
     why = f": {TLS_PROBLEMS[problem] if problem else explained(cause)}" if cause else ""
     why += f" (through the proxy of {proxy}; no_proxy lists hosts without it)" if proxy else ""
+    details = tls_details(problem, cause)
+    if seconds is None:
+        return AllRefused(f"cannot connect to {server}{why}", reason="UNREACHABLE", details=details)
     shown = round(seconds, 1 if seconds >= 1 else 3)  # the rest of a time of which some milliseconds were used already
-    return Unavailable(
-        f"cannot connect to {server} within {shown:g} s{why}",
-        reason="UNREACHABLE",
-        details=tls_details(problem, cause),
-    )
+    return Unavailable(f"cannot connect to {server} within {shown:g} s{why}", reason="UNREACHABLE", details=details)
 
 
 def request_too_large(size: int, field: str = "request") -> SowError:

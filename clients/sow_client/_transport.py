@@ -234,7 +234,7 @@ def _look_up(name: str, found: dict[str, Sequence[str]]) -> None:
     host, port = host_and_port(name)
     try:
         found[name] = [str(entry[4][0]) for entry in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
-    except OSError:
+    except (OSError, UnicodeError):  # UnicodeError: no label of a name is empty, or longer than 63
         pass  # gRPC looks it up again, and names the cause
 
 

@@ -69,6 +69,8 @@ class Hop(msgspec.Struct, frozen=True):
     """None: never."""
     reason: str = ""
     durable: str = ""
+    replaced: msgspec.Raw = msgspec.Raw()
+    """The record's own field `dead_letter`, before it became a letter."""
 
 
 def boxes(topics: Sequence[Topic]) -> tuple[Box, ...]:
@@ -124,16 +126,24 @@ def opened(payload: bytes, *, separator: str = "\x01") -> tuple[bytes, list[Hop]
         if payload.lstrip(b" \t\r\n")[:1] == b"{":
             level = _JSON_LEVEL.decode(payload)
             hops = _JSON_HOPS.decode(level.pop(FIELD))
+            if hops and hops[-1].replaced:
+                level[FIELD] = hops[-1].replaced
             return msgspec.json.encode(level), hops
         if _MSGPACK_MAP.match(payload):
             level = _MSGPACK_LEVEL.decode(payload)
             hops = _MSGPACK_HOPS.decode(level.pop(FIELD))
+            if hops and hops[-1].replaced:
+                level[FIELD] = hops[-1].replaced
             return msgspec.msgpack.encode(level), hops
         fields = payload.split(separator.encode("latin-1"))
         marked = [field for field in fields if field.startswith(FIELD.encode() + b"=")]
         if marked:
             hops = _JSON_HOPS.decode(marked[0].partition(b"=")[2])
-            return separator.encode("latin-1").join(field for field in fields if field != marked[0]), hops
+            kept = [field for field in fields if field != marked[0]]
+            if hops and hops[-1].replaced:
+                own = msgspec.json.decode(hops[-1].replaced, type=str)
+                kept.insert(-1 if kept and not kept[-1] else len(kept), f"{FIELD}={own}".encode())
+            return separator.encode("latin-1").join(kept), hops
     except (KeyError, ValueError, RecursionError):
         pass  # no letter, or a publisher's own field of that name
     return payload, []

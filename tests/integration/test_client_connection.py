@@ -31,6 +31,7 @@ from sow_client._channel import SERVICE_CONFIG, options
 from sow_client._lines import Home
 from sow_client._publish_core import PublishCore
 from sow_client._publisher import StreamCall
+from sow_client._statuses import REFUSED_SECONDS
 from tests.support.clients import Connect, connect
 from tests.support.echo_server import Store, address, serve, store
 
@@ -50,6 +51,40 @@ def test_a_server_that_is_not_there_is_unreachable_within_the_connect_timeout(co
         assert stopped.value.reason == "UNREACHABLE"
         assert stopped.value.details["unacknowledged"] == "1"
         publisher.abort()
+
+
+def test_a_first_call_does_not_wait_where_the_only_address_refuses(connect: Connect, address: str) -> None:
+    """F1: it took the whole `connect_timeout`. Publishers and subscriptions do not try again by themselves either. Once
+    it was connected, a client waits for its server."""
+    with connect(address) as client, futures.ThreadPoolExecutor() as threads:
+        publisher = client.publisher("orders")
+        publisher.publish(b"{}")
+        for call in (lambda: client.get("orders", "1"), lambda: client.subscribe("orders"), publisher.flush):
+            with pytest.raises(Unavailable) as caught:
+                call()
+            assert caught.value.reason == "UNREACHABLE"
+            assert "Connection refused" in caught.value.message
+            assert "within" not in caught.value.message, "nothing was waited for"
+        publisher.abort()
+        server = serve(Store(), address)
+        assert client.get("orders", "1") is not None
+        server.stop(None).wait()
+        waiting = threads.submit(client.get, "orders", "1")
+        with pytest.raises(futures.TimeoutError):
+            waiting.result(2 * REFUSED_SECONDS)
+        server = serve(Store(), address)
+        assert waiting.result(10) is not None
+        server.stop(None).wait()
+
+
+def test_a_server_that_says_nothing_has_not_refused(connect: Connect, mute: str) -> None:
+    with connect(mute) as client, futures.ThreadPoolExecutor() as threads:
+        waiting = threads.submit(client.get, "orders", "1")
+        with pytest.raises(futures.TimeoutError):
+            waiting.result(3 * REFUSED_SECONDS)
+        client.close()
+        with pytest.raises((Cancelled, Unavailable)):
+            waiting.result(10)
 
 
 def test_a_client_finds_a_server_that_comes_up_later_and_one_that_was_restarted(connect: Connect, address: str) -> None:

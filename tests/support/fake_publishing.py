@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Self
 
 from sow.durations import parse_micros
-from sow_client import NotFound, Published, Refusal
+from sow_client import Ack, NotFound, Published, Refusal
 from tests.support.fake_results import NOW_MICROS, Merge, Row, Table
 from tests.support.fake_retention import FakeRetention
 
@@ -129,6 +129,7 @@ class FakePublishing(FakeRetention):
         extend_ttl: bool = False,
         durability: str | None = None,
         batch_records: int = 1_000,
+        on_ack: Callable[[Ack], object] | None = None,
         on_refusal: Callable[[Refusal], None],
         delta: bool = False,
         unset: Sequence[str] | None = None,

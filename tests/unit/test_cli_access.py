@@ -105,8 +105,10 @@ def test_the_command_takes_the_preference_and_the_mode_of_publishes(by: str, mon
     assert [(session.prefer, session.failover_publish) for session in made] == [("random", "unsent")]
     with connect(made[0]) as client:
         assert (client._transport.lines._prefer, client._failover_publish) == ("random", "unsent")
-        assert not client._transport._patient, "of several, none is waited for if all refuse"
+        assert not client._transport._patient, "none is waited for if all refuse"
     with connect(Session("a:1", None, connect)) as client:
+        assert not client._transport._patient
+    with connect(Session("a:1", None, connect, waits=0.3)) as client:
         assert client._transport._patient
 
 

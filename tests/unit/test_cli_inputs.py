@@ -271,7 +271,9 @@ def test_twenty_thousand_bad_records_are_ten_lines_and_a_count_by_reason(client:
     assert summary["refused_by_reason"] == {"KEY_FIELD_MISSING": 20_000, "PAYLOAD_MALFORMED": 1}
     errors = [json.loads(line) for line in (tmp_path / "bad.ndjson").read_bytes().splitlines()]
     assert len(errors) == 20_001
-    assert errors[20_000] | {"message": ""} == {"line": 20_001, "reason": "PAYLOAD_MALFORMED", "message": ""}
+    assert errors[20_000] | {"message": ""} == {
+        "line": 20_001, "reason": "PAYLOAD_MALFORMED", "message": "", "text": "nonsense", "column": 1,
+    }  # fmt: skip
 
     told = run(client, "publish", "orders", stdin=lines[:300]).stderr.splitlines()
     assert told[-1].endswith("; --errors FILE writes all")

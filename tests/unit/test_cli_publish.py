@@ -82,7 +82,9 @@ def test_bad_lines_are_reported_with_their_number_and_the_rest_goes_on(client: F
 
     assert result.exit_code == 1
     assert list(table.rows) == ["1", "3", "5"]
-    assert [line.split(":")[:2] for line in result.stderr.splitlines()] == [
+    told = [line for line in result.stderr.splitlines() if not line.startswith("  ")]
+    assert result.stderr.splitlines()[2:4] == ["  nonsense", "  ^"], "the fault is shown"
+    assert [line.split(":")[:2] for line in told] == [
         ["line 3", " KEY_FIELD_MISSING"],
         ["line 6", " PAYLOAD_MALFORMED"],
         ["line 8", " KEY_FIELD_MISSING"],
@@ -99,7 +101,8 @@ def test_lines_that_are_refused_here_do_not_shift_those_that_the_server_refuses(
     )  # fmt: skip
 
     assert result.exit_code == 1
-    assert [line.split(":")[:2] for line in result.stderr.splitlines()] == [
+    told = [line for line in result.stderr.splitlines() if not line.startswith("  ")]
+    assert [line.split(":")[:2] for line in told] == [
         ["line 2", " KEY_FIELD_MISSING"],
         ["line 3", " KEY_FIELD_MISSING"],
         ["line 5", " KEY_FIELD_NOT_SCALAR"],

@@ -7,6 +7,7 @@ import json
 import msgspec
 import pytest
 
+from sow_console import letters as letters_page
 from sow_server.engine.commit import dead_letters
 from sow_server.engine.commit.dead_letters import Fate
 from sow_server.engine.disk.layout import decode_commit
@@ -45,6 +46,22 @@ def test_a_copy_that_is_due_at_once_expires_in_the_same_commit_and_is_copied_on(
     letters = json.loads(copy_of(rig, "last")[1])["dead_letter"]
     assert [letter["topic"] for letter in letters] == ["dead", "orders"], "newest first"
     assert not rig.stored("dead")
+
+
+@pytest.mark.parametrize("own", [b'"mine"', b"7", b"null", b'[{"topic":"a"}]', b'{"x":1.50}'])
+def test_a_documents_own_field_is_kept_in_its_letter(rig: Rig, own: bytes) -> None:
+    """T3. It was lost. It stays in the oldest letter when the copy is copied on, and the console restores it."""
+    rig.create_topic("last", JSON)
+    rig.alter_topic("dead", default_ttl_micros=0, dead_letter="last")
+    rig.put("orders", "k", b'{"n":1,"dead_letter":%s}' % own, ttl=0)
+    payload = copy_of(rig, "last")[1]
+    letters = json.loads(payload)["dead_letter"]
+    assert [letter["topic"] for letter in letters] == ["dead", "orders"]
+    assert "replaced" not in letters[0]
+    assert letters[1]["replaced"] == json.loads(own)
+    restored, hops = letters_page.opened(payload)
+    assert len(hops) == 2
+    assert restored == b'{"n":1,"dead_letter":%s}' % own, "byte for byte"
 
 
 def test_by_key_the_copy_has_the_key_and_replaces_an_older_one(rig: Rig) -> None:
@@ -86,21 +103,21 @@ def test_a_live_record_that_a_copy_replaces_in_the_sweep_that_visits_it_keeps_an
 @pytest.mark.parametrize(
     ("payload", "wanted"),
     [
-        (b"{}", b'{"dead_letter":[%s]}'),
-        (b" { } \n", b' {"dead_letter":[%s]}'),
-        (b'{"a":{"b":"}"}}', b'{"a":{"b":"}"},"dead_letter":[%s]}'),
-        (b'{"dead_letter":"mine","a":1}', b'{"a":1,"dead_letter":[%s]}'),
-        (b'{"dead_letter":[{"topic":1}]}', b'{"dead_letter":[%s]}'),
-        (b'{"dead\\u005fletter":7}', b'{"dead_letter":[%s]}'),
+        (b"{}", b'{"dead_letter":[%s}]}'),
+        (b" { } \n", b' {"dead_letter":[%s}]}'),
+        (b'{"a":{"b":"}"}}', b'{"a":{"b":"}"},"dead_letter":[%s}]}'),
+        (b'{"dead_letter":"mine","a":1}', b'{"a":1,"dead_letter":[%s,"replaced":"mine"}]}'),
+        (b'{"dead_letter":[{"topic":1}]}', b'{"dead_letter":[%s,"replaced":[{"topic":1}]}]}'),
+        (b'{"dead\\u005fletter":7}', b'{"dead_letter":[%s,"replaced":7}]}'),
         (
             b'{"dead_letter":[{"topic":"x","key":"y","version":3,"expire_time_micros":4,"reason":"expired"}]}',
-            b'{"dead_letter":[%s,{"topic":"x","key":"y","version":3,"expire_time_micros":4,"reason":"expired"}]}',
+            b'{"dead_letter":[%s},{"topic":"x","key":"y","version":3,"expire_time_micros":4,"reason":"expired"}]}',
         ),
     ],
 )
 def test_the_list_is_added_to_a_json_document(rig: Rig, payload: bytes, wanted: bytes) -> None:
     outcome = rig.put("orders", "k", payload, ttl=0)
-    letter = b'{"topic":"orders","key":"k","version":%d,"expire_time_micros":%d,"reason":"expired"}'
+    letter = b'{"topic":"orders","key":"k","version":%d,"expire_time_micros":%d,"reason":"expired"'
     due = rig.journal("orders")[0].expire_time_micros
     assert copy_of(rig)[1] == wanted % (letter % (outcome.last_version, due))
 

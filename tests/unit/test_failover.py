@@ -28,7 +28,6 @@ from sow_client._channel import SERVICE_CONFIG_OF_MANY, options
 from sow_client._failover import (
     CALLS,
     LOSSES,
-    REFUSED_SECONDS,
     Elsewhere,
     NoAnswer,
     Search,
@@ -38,7 +37,7 @@ from sow_client._failover import (
 )
 from sow_client._lines import KEPT_MAX, Home, Homes, Lines
 from sow_client._publish_core import PublishCore, PublisherOptions, StreamDefaults
-from sow_client._statuses import Backoff
+from sow_client._statuses import REFUSED_SECONDS, Backoff
 from tests.support.failover_table import LOSSES as KINDS
 from tests.support.failover_table import table
 

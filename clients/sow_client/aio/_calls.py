@@ -62,7 +62,7 @@ class AsyncCalls:
         with {} only the arguments count.
 
         `timeout` bounds each call that has one answer, `connect_timeout` the wait for a connection; both in seconds. By
-        default it is 5 s, and a client of several instances does not wait at first where all of them refuse. A
+        default it is 5 s, and the first call does not wait where the server refuses, or all of several do. A
         `channel` from the program is used as it is, and stays open; it shows its own credentials. `token` is shown with
         each call: a text, a file, or a function. It never goes to another machine in plain text. A publish of which it
         is unknown whether the lost instance has it is made again at another one, where it is a duplicate if it has

@@ -51,7 +51,7 @@ class AsyncTransport:
         on_failover: OnFailover | None = None,
         patient: bool = True,
     ) -> None:
-        """`patient`: the first search waits for `connect_timeout` although all addresses refuse (failover [5])."""
+        """`patient`: the first call waits for `connect_timeout` although all addresses refuse (failover [5])."""
         self.lines: Lines[grpc.aio.Channel] = Lines(server, tls, channel, token, aio_open_channel, prefer=prefer)
         self.server = ",".join(self.lines.servers)
         self.is_own = self.lines.is_own
@@ -72,7 +72,9 @@ class AsyncTransport:
     def _watch_single(self) -> None:
         line = self.lines.single
         if line is not None and self.is_own:
-            self._connection = AioConnection(line.channel, line.address.target, self._timeout, self.lines.tls)
+            self._connection = AioConnection(
+                line.channel, line.address.target, self._timeout, self.lines.tls, patient=self._patient
+            )
 
     @property
     def is_closed(self) -> bool:

@@ -72,6 +72,8 @@ class Letter(msgspec.Struct, frozen=True):
     reason: str = EXPIRED
     durable: str | msgspec.UnsetType = msgspec.UNSET
     """The durable that has set it aside."""
+    replaced: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    """The document's own field `dead_letter`, in whose place the list is. The oldest letter has it."""
 
 
 class Post(NamedTuple):
@@ -233,8 +235,8 @@ def _add_to_json(payload: bytes, letter: Letter) -> tuple[list[Letter], bytes]:
         return [], b'%s%s"%s":[%s]}' % (fields, comma, _FIELD, msgspec.json.encode(letter))
     try:
         level = _json_level.decode(payload)
-        before = _letters(level.pop(FIELD, None), _json_letters.decode)
-        level[FIELD] = msgspec.Raw(msgspec.json.encode([letter, *before]))
+        before, own = _letters(level.pop(FIELD, None), _json_letters.decode)
+        level[FIELD] = msgspec.Raw(msgspec.json.encode([_replacing(letter, own), *before]))
         return before, msgspec.json.encode(level)
     except (msgspec.MsgspecError, RecursionError):
         return [], payload  # valid by its syntax, undecodable in fact
@@ -243,8 +245,8 @@ def _add_to_json(payload: bytes, letter: Letter) -> tuple[list[Letter], bytes]:
 def _add_to_msgpack(payload: bytes, letter: Letter) -> tuple[list[Letter], bytes]:
     try:
         level = _msgpack_level.decode(payload)
-        before = _letters(level.pop(FIELD, None), _msgpack_letters.decode)
-        level[FIELD] = msgspec.Raw(msgspec.msgpack.encode([letter, *before]))
+        before, own = _letters(level.pop(FIELD, None), _msgpack_letters.decode)
+        level[FIELD] = msgspec.Raw(msgspec.msgpack.encode([_replacing(letter, own), *before]))
         return before, msgspec.msgpack.encode(level)
     except (msgspec.MsgspecError, RecursionError):
         return [], payload
@@ -256,9 +258,11 @@ def _add_to_nvfix(settings: TopicSettings, payload: bytes, letter: Letter) -> tu
     if _FIELD + b"=" in payload:
         form = format_of(settings)
         field = form.decode(payload).get(FIELD)
-        before = _letters(field.encode() if isinstance(field, str) else None, _json_letters.decode)
+        before, own = _letters(field.encode() if isinstance(field, str) else None, _json_letters.decode)
+        if own is not None:
+            letter = _replacing(letter, msgspec.Raw(msgspec.json.encode(field)))
         payload = form.project(payload, _OTHER_FIELDS)
-    letters = msgspec.to_builtins([letter, *before])
+    letters = json.loads(msgspec.json.encode([letter, *before]))
     # ASCII alone, so that only the separator itself is left to escape; it can occur only in texts.
     text = json.dumps(letters, separators=(",", ":")).replace(separator.decode("latin-1"), f"\\u{separator[0]:04x}")
     closed = payload.endswith(separator) or not payload
@@ -266,14 +270,20 @@ def _add_to_nvfix(settings: TopicSettings, payload: bytes, letter: Letter) -> tu
     return before, payload + field_text + separator if closed else payload + separator + field_text
 
 
-def _letters(raw: msgspec.Raw | bytes | None, decode: Callable[[bytes], list[Letter]]) -> list[Letter]:
-    """The letters of a field; none if a publisher has put another value there."""
+def _letters(
+    raw: msgspec.Raw | bytes | None, decode: Callable[[bytes], list[Letter]]
+) -> tuple[list[Letter], msgspec.Raw | None]:
+    """The letters of a field; or none, and the value that a publisher has put there."""
     if raw is None:
-        return []
+        return [], None
     try:
-        return decode(bytes(raw))
+        return decode(bytes(raw)), None
     except (msgspec.MsgspecError, RecursionError):
-        return []
+        return [], msgspec.Raw(bytes(raw))
+
+
+def _replacing(letter: Letter, own: msgspec.Raw | None) -> Letter:
+    return letter if own is None else msgspec.structs.replace(letter, replaced=own)
 
 
 # --- checks of settings ----------------------------------------------------------------------------------------------

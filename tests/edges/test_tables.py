@@ -1,0 +1,88 @@
+"""Tables fit the terminal, whatever their content, and never break a number."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Final
+
+import pytest
+from click.testing import CliRunner
+from rich.cells import cell_len
+
+from sow_cli.command import sow
+from sow_cli.widths import column_widths
+from tests.support.server import ServerProcess
+
+WIDTHS: Final = (40, 80, 200)
+LONG: Final = "a.long.name.of.a.topic.with.many.parts.that.is.wider.than.any.terminal.of.eighty.columns"
+TABLES: Final = (
+    "topics",
+    "topic describe orders",
+    f"topic describe {LONG}",
+    "query orders --top 5",
+    "query orders --top 5 --keys-only",
+    "query wide",
+    "query wide --keys-only",
+    "query wide --select @key,@expire_time,/a",
+    "get wide k1",
+    "count orders",
+    "status",
+    "instance",
+    "sessions",
+    "config show",
+    "policy list",
+    "durable list",
+    "due",
+    "replication status",
+    "retention get orders",
+    "changes wide",
+    "subscribe wide --changes --from earliest --count 2",
+)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    config = f"[topics.orders]\nkey = ['/id']\n[topics.wide]\n[topics.'{LONG}']\n"
+    with ServerProcess(tmp_path_factory.mktemp("tables"), config) as made, made.client() as client:
+        documents = [{"id": number, "price": number * 1.5, "name": "東京" * (number % 9)} for number in range(12_000)]
+        with client.publisher("orders", durability="buffered") as publisher:
+            for document in documents:
+                publisher.publish(document)
+        client.publish("wide", {"a": "👩‍👩‍👧 family", "b": "x" * 500}, key="k" * 150)
+        client.publish("wide", {"a": 2**60, "b": "京" * 300}, key="東京" * 60)
+        client.publish("wide", {"a": 1}, key="k1")
+        yield made
+
+
+def lines(server: ServerProcess, command: str, width: int) -> list[str]:
+    arguments = ["--server", server.address, *command.split(), "--format", "table"]
+    result = CliRunner().invoke(sow, arguments, env={"COLUMNS": str(width)})
+    assert result.exit_code == 0, result.output
+    return re.sub(r"\x1b\[[0-9;]*m", "", result.stdout).splitlines()
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("command", TABLES)
+def test_no_line_is_wider_than_the_terminal(server: ServerProcess, command: str, width: int) -> None:
+    assert [line for line in lines(server, command, width) if cell_len(line) > width] == []
+
+
+@pytest.mark.parametrize("width", [80, 100, 200])
+def test_the_list_of_topics_breaks_no_number(server: ServerProcess, width: int) -> None:
+    """`12,000` was `12,00` above `0`."""
+    row = next(line for line in lines(server, "topics", width) if line.startswith("orders"))
+    assert "12,000" in row.split()
+
+
+def test_columns_without_room_are_named(server: ServerProcess) -> None:
+    result = CliRunner().invoke(sow, ["--server", server.address, "topics", "--format", "table"], env={"COLUMNS": "60"})
+    assert re.search(r"more columns?: .*set by; see --format ndjson", result.stderr)
+
+
+def test_figures_are_never_broken_and_long_words_are() -> None:
+    headings, rows = ["name", "number", "time"], [["n" * 100, "1,234,567", "2030-03-17T17:46:40.123Z"]]
+    assert column_widths(headings, rows, 60) == [23, 9, 24]
+    assert column_widths(headings, rows, 48) == [37, 9], "a time that has no room is left out"
+    assert column_widths(headings, rows, 5) == [12], "there is one column at least"
+    assert column_widths(headings, [], 80) == [4, 6, 4]
