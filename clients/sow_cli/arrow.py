@@ -4,30 +4,34 @@
      object gets the fields of all objects. Values that no type holds exactly are JSON text.
 [2]  No value is changed and none is dropped in silence: one that does not fit its column ends the output.
 [3]  Metadata have the names and types that Spark reads: `_key`, `_expire_time` …, times in UTC.
+[4]  A file of `sow export` is published as the same records: a record that its columns do not keep stands whole in the
+     column `_payload` (kept [1]), and `Told` in the metadata of the file has the rest.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from importlib import import_module
-from types import ModuleType
-from typing import IO, Any, Final, TypeAlias
+from itertools import repeat
+from types import ModuleType, NoneType
+from typing import IO, Any, Final
 
 import click
 import msgspec
 
 from sow_cli import display
 from sow_cli.columns import METADATA, Path, heading, steps
+from sow_cli.kept import CsvKept, is_plain
 from sow_cli.lines import BadLine
 from sow_cli.rows import NEVER_MICROS, BatchColumns, RecordForm
+from sow_cli.shapes import DataType, Shape
 from sow_client import PayloadForm
-
-DataType: TypeAlias = Any
-"""A pyarrow.DataType: pyarrow has no annotations."""
+from sow_client._frames import foreign_type
 
 RECORDS_LOOKED_AT: Final = 10_000
 """A stream of records has the types of its first ones."""
-_EXACT_IN_FLOAT: Final = 2**53
+_TOLD: Final = b"sow"
+"""The name of `Told` in the metadata of a file."""
 _decode_fields: Final = msgspec.json.Decoder(dict[str, object]).decode
 
 
@@ -42,52 +46,103 @@ def load_pyarrow() -> ModuleType:
         ) from error
 
 
+class Told(msgspec.Struct):
+    """What a file tells about its columns, so that its records come back as they were."""
+
+    whole: list[str] = []
+    """Columns of floats, where one without a fraction stands for a whole number."""
+    nulls: list[str] = []
+    """Columns where null is a null of the document, and not a field that it lacks."""
+
+
+def told_in(schema: Any) -> Told:
+    """What the metadata of a file tell; of a file that others have written, nothing."""
+    try:
+        return msgspec.json.decode((schema.metadata or {}).get(_TOLD, b"{}"), type=Told)
+    except msgspec.MsgspecError:
+        return Told()
+
+
 class ArrowSchema:
     """The columns of one output, whose types grow while `look` sees records ([1])."""
 
-    def __init__(self, form: RecordForm) -> None:
+    def __init__(self, form: RecordForm, *, keeps_all: bool = False) -> None:
+        """`keeps_all`: a record that its columns do not keep stands whole in one more ([4]); for that all records must
+        have been seen."""
         self._pa = load_pyarrow()
         self._form = form
-        self._types: dict[Path, DataType] = {}
-        self._wide: set[Path] = set()  # whole numbers that no float holds
+        self._shapes: dict[Path, Shape] = {}
         for name in form.select:
             if not name.startswith("@"):
-                self._types[steps(name)] = self._pa.null()
+                self._shapes[steps(name)] = Shape()
         self._chosen = bool(form.select)
+        self._keeps_all = keeps_all and not self._chosen and not form.keys_only
+        self._flat = CsvKept(form) if form.message_type in ("fix", "nvfix") else None
+        self._documents = 0
+        self._lacks = False  # a payload is no document, or does not become one exactly
+        self._types: dict[Path, DataType] | None = None
         self.left_out: dict[str, None] = {}
         """Names of fields without a column."""
 
     def look(self, payloads: Sequence[bytes]) -> None:
         """Makes the columns wide enough for these payloads."""
-        if self._form.keys_only or (self._chosen and not self._types):
+        if self._form.keys_only or (self._chosen and not self._shapes):
             return
-        documents = [_document(payload, self._form) for payload in payloads]
-        if not self._chosen:
-            for document in documents:
-                for name in document or ():
-                    self._types.setdefault((name,), self._pa.null())
-        for path, known in self._types.items():
-            self._types[path] = self._widest(path, known, self._inferred(path, [_at(one, path) for one in documents]))
+        self._types = None
+        if self._flat is not None:
+            self._flat.look(payloads)
+        documents = []
+        for payload in payloads:
+            document, is_exact = _document(payload, self._form)
+            self._lacks |= not is_exact
+            if document is not None:
+                documents.append(document)
+        self._documents += len(documents)
+        if self._chosen:
+            for path, shape in self._shapes.items():
+                shape.add([_at(document, path) for document in documents])
+            return
+        columns: dict[str, list[object]] = {}
+        for document in documents:
+            for name, value in document.items():
+                columns.setdefault(name, []).append(value)
+        for name, values in columns.items():
+            self._shapes.setdefault((name,), Shape()).add(values)
 
-    def _inferred(self, path: Path, values: list[object]) -> DataType:
-        """The type of these values; string if they have none in common."""
-        pa = self._pa
-        try:
-            kind = pa.array(values).type
-        except (pa.ArrowException, OverflowError, TypeError, ValueError):
-            return pa.string()
-        if pa.types.is_integer(kind) and any(abs(one) > _EXACT_IN_FLOAT for one in values if isinstance(one, int)):
-            self._wide.add(path)
-        return kind if _is_held(pa, kind) else pa.string()
+    def _kinds(self) -> dict[Path, DataType]:
+        """The type of each column; None: the text of the values."""
+        if self._types is None:
+            self._types = {path: shape.kind(self._pa) for path, shape in self._shapes.items()}
+        return self._types
 
-    def _widest(self, path: Path, one: DataType, other: DataType) -> DataType:
-        pa = self._pa
-        wide = _widest(pa, one, other)
-        return pa.string() if wide is None or (path in self._wide and pa.types.is_floating(wide)) else wide
+    def _has_nulls(self, path: Path) -> bool:
+        """Whether a null is one of the document: each has the field."""
+        shape = self._shapes[path]
+        return NoneType in shape.kinds and shape.count == self._documents
+
+    @property
+    def _has_payloads(self) -> bool:
+        """Whether there is a column of whole payloads ([4])."""
+        if not self._keeps_all or self._form.message_type == "binary":
+            return False
+        if self._flat is not None:
+            return self._flat.lacks
+        return self._lacks or not all(
+            shape.keeps_all(self._kinds()[path], whole=shape.is_whole)
+            and (NoneType not in shape.kinds or self._has_nulls(path))
+            for path, shape in self._shapes.items()
+        )
 
     def schema(self) -> Any:
         """The pyarrow.Schema of the records."""
-        return self._pa.schema([self._pa.field(name, kind) for name, kind in self._columns()])
+        told = Told()
+        if self._keeps_all:
+            told.whole = [heading(path) for path, shape in self._shapes.items() if shape.is_whole]
+            told.nulls = [heading(path) for path in self._shapes if self._has_nulls(path)]
+        return self._pa.schema(
+            [self._pa.field(name, kind) for name, kind in self._columns()],
+            metadata={_TOLD: msgspec.json.encode(told)} if self._keeps_all else None,
+        )
 
     def batch(self, columns: BatchColumns) -> Any:
         """The pyarrow.RecordBatch of some records. Raises a usage error for a value that does not fit ([2])."""
@@ -98,23 +153,32 @@ class ArrowSchema:
             try:
                 arrays.append(self._array(values[name], kind))
             except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
+                key = next(filter(None, map(self._unfit, columns.keys, values[name], repeat(kind))), columns.keys[0])
                 raise click.ClickException(
-                    f"a value of {display.safe(name)} does not fit the type {kind} of the first {RECORDS_LOOKED_AT:,} "
-                    f"records ({display.safe(str(error))}); `sow export` looks at all records first"
+                    f"a value of {display.safe(name)}, in the record {display.safe(key)}, does not fit the type {kind} "
+                    f"of the first {RECORDS_LOOKED_AT:,} records ({display.safe(str(error))}); `sow export` looks at "
+                    "all records first"
                 ) from error
         return pa.record_batch(arrays, schema=self.schema())
 
     def _array(self, values: Sequence[object], kind: DataType) -> Any:
         """The values as a column. Given the type, Arrow would cut 2.5 to 2 and drop fields of objects ([2])."""
         pa = self._pa
-        if pa.types.is_timestamp(kind) or pa.types.is_string(kind):
-            return pa.array(values, kind)
-        array = pa.array(values)
-        if array.type == kind:
-            return array
-        if _widest(pa, kind, array.type) != kind:
-            raise ValueError(f"it is {array.type}")
+        if type(values) is list and not (pa.types.is_timestamp(kind) or pa.types.is_string(kind)):
+            shape = Shape()
+            shape.add(values)
+            if not shape.fits(pa, kind):
+                found = shape.kind(pa)
+                raise ValueError(f"it is {'of several types' if found is None else found}")
         return pa.array(values, kind)
+
+    def _unfit(self, key: str, value: object, kind: DataType) -> str:
+        """The key of a record whose value does not fit; empty: it fits."""
+        try:
+            self._array([value], kind)
+        except (self._pa.ArrowException, OverflowError, TypeError, ValueError):
+            return key
+        return ""
 
     def _columns(self) -> list[tuple[str, DataType]]:
         pa = self._pa
@@ -123,16 +187,24 @@ class ArrowSchema:
             "key": pa.string(), "version": pa.int64(), "publish_time": moment, "expire_time": moment,
             "origin": pa.string(), "sequence": pa.int64(),
         }  # fmt: skip
-        fields = {path: _filled(pa, kind) for path, kind in self._types.items()}
+        fields = {path: pa.string() if kind is None else _filled(pa, kind) for path, kind in self._kinds().items()}
         if self._chosen:
             return [
                 (f"_{name[1:]}", metadata[name[1:]]) if name[0] == "@" else (heading(steps(name)), fields[steps(name)])
                 for name in self._form.select
             ]
-        named = [(heading(path), kind) for path, kind in fields.items()]
-        if not named and not self._form.keys_only:
-            named = [("payload", pa.string() if self._form.payload_is_json else pa.binary())]
+        named = [(self._heading(path), kind) for path, kind in fields.items()]
+        of_payloads = pa.string() if self._form.payload_is_json else pa.binary()
+        if self._has_payloads:
+            named.append(("_payload", of_payloads))
+        elif not named and not self._form.keys_only:
+            named = [("_payload" if self._form.payload_is_json else "payload", of_payloads)]
         return [("_key", metadata["key"]), *named, *[(f"_{name}", metadata[name]) for name in METADATA[1:]]]
+
+    def _heading(self, path: Path) -> str:
+        """The name of a field's column. A single column `payload` stands for whole payloads, except those of JSON."""
+        is_whole = path == ("payload",) and len(self._shapes) == 1 and not self._form.payload_is_json
+        return "/payload" if is_whole else heading(path)
 
     def _values(self, columns: BatchColumns) -> dict[str, Sequence[object]]:
         never = NEVER_MICROS
@@ -144,20 +216,42 @@ class ArrowSchema:
             "_origin": columns.origins,
             "_sequence": columns.sequences,
         }
-        if not self._types:
-            is_text = self._form.payload_is_json
-            values["payload"] = [one.decode() if is_text else one for one in columns.payloads]
-            return values
-        documents = [_document(payload, self._form) for payload in columns.payloads]
+        is_text = self._form.payload_is_json
+        if not self._shapes:
+            whole = [one.decode() if is_text else one for one in columns.payloads]
+            return values | {"payload": whole, "_payload": whole}
+        read = [_document(payload, self._form) for payload in columns.payloads]
+        documents = [document for document, _ in read]
         if not self._chosen:
             for document in documents:
-                if document and not all((name,) in self._types for name in document):
-                    self.left_out.update((heading((name,)), None) for name in document if (name,) not in self._types)
-        for path, kind in self._types.items():
+                if document and not all((name,) in self._shapes for name in document):
+                    self.left_out.update((heading((name,)), None) for name in document if (name,) not in self._shapes)
+        if self._has_payloads:
+            kept = [self._keeps(payload, *one) for payload, one in zip(columns.payloads, read, strict=True)]
+            values["_payload"] = [
+                None if is_kept else payload.decode() if is_text else payload
+                for is_kept, payload in zip(kept, columns.payloads, strict=True)
+            ]
+        for path, kind in self._kinds().items():
             found = [_at(document, path) for document in documents]
-            is_string = self._pa.types.is_string(kind) or self._pa.types.is_null(kind)
-            values[heading(path)] = [PayloadForm.text(one) for one in found] if is_string else found
+            is_string = kind is None or self._pa.types.is_string(kind) or self._pa.types.is_null(kind)
+            values[self._heading(path)] = [PayloadForm.text(one) for one in found] if is_string else found
         return values
+
+    def _keeps(self, payload: bytes, document: dict[str, object] | None, is_exact: bool) -> bool:
+        """Whether the columns give this payload back."""
+        if document is None or not is_exact:
+            return False
+        if self._flat is not None:
+            return self._flat.keeps(payload)
+        for name, value in document.items():
+            path = (name,)
+            shape = self._shapes[path]
+            if value is None and not self._has_nulls(path):
+                return False
+            if not shape.keeps(value, self._kinds()[path], whole=shape.is_whole):
+                return False
+        return True
 
 
 class ArrowFile:
@@ -167,7 +261,7 @@ class ArrowFile:
         """`is_stream`: Arrow in the form for pipes."""
         self._schema = schema
         pa = load_pyarrow()
-        target = pa.PythonFile(_Sink(sink), mode="w")
+        target = pa.PythonFile(Sink(sink), mode="w")
         if is_parquet:
             parquet = import_module("pyarrow.parquet")
             self._writer = parquet.ParquetWriter(target, schema.schema(), compression="zstd")
@@ -184,7 +278,7 @@ class ArrowFile:
         self._writer.close()
 
 
-class _Sink:
+class Sink:
     """A pipe or a file as pyarrow takes it: it asks for the position, which a pipe does not know."""
 
     closed = False
@@ -257,16 +351,30 @@ def _in_micros(pa: ModuleType, kind: DataType) -> DataType:
     return _in_micros(pa, kind.value_type) if types.is_dictionary(kind) else kind
 
 
-def _document(payload: bytes, form: RecordForm) -> dict[str, object] | None:
-    """The fields of a payload as Python values. A number beyond a float is its text."""
+def check_types(schema: Any) -> None:
+    """Raises a usage error where a column has values that only the program knows which has written them: the periods of
+    pandas are ordinals, and the opaque types of DuckDB bytes."""
+    for field in schema:
+        if name := foreign_type(field):
+            raise click.UsageError(
+                f"the column {display.safe(field.name)} has the type {display.safe(name)}, whose values this command "
+                "does not know; write it as text"
+            )
+
+
+def _document(payload: bytes, form: RecordForm) -> tuple[dict[str, object] | None, bool]:
+    """The fields of a payload as Python values, and whether they are it exactly. A number beyond a float is its
+    text."""
     if form.message_type != "json":
         found = form.payloads.fields(payload)
-        return None if found is None else {name: PayloadForm.in_columns(value) for name, value in found.items()}
+        if found is None:
+            return None, False
+        return {name: PayloadForm.in_columns(one) for name, one in found.items()}, all(map(is_plain, found.values()))
     try:
-        return _decode_fields(payload)
+        return _decode_fields(payload), True
     except msgspec.MsgspecError:
         raw = form.payloads.fields(payload)
-    return None if raw is None else {name: _value(one) for name, one in raw.items()}
+    return None if raw is None else {name: _value(one) for name, one in raw.items()}, False
 
 
 def _value(raw: object) -> object:
@@ -282,35 +390,6 @@ def _at(document: dict[str, object] | None, path: Path) -> object:
     for name in path:
         value = value.get(name) if isinstance(value, dict) else None
     return value
-
-
-def _is_held(pa: ModuleType, kind: DataType) -> bool:
-    """True for a type that Parquet can hold."""
-    types = pa.types
-    if types.is_struct(kind):
-        return kind.num_fields > 0 and all(_is_held(pa, one.type) for one in _fields(kind))
-    return _is_held(pa, kind.value_type) if types.is_list(kind) else not types.is_decimal(kind)
-
-
-def _widest(pa: ModuleType, one: DataType, other: DataType) -> DataType | None:
-    """A type that holds the values of both ([1]); None: there is none but their text."""
-    types = pa.types
-    if one.equals(other) or types.is_null(other):
-        return one
-    if types.is_null(one):
-        return other
-    numbers = (pa.int64(), pa.float64())
-    if one in numbers and other in numbers:
-        return pa.float64()
-    if types.is_list(one) and types.is_list(other):
-        item = _widest(pa, one.value_type, other.value_type)
-        return None if item is None else pa.list_(item)
-    if types.is_struct(one) and types.is_struct(other):
-        kinds = {field.name: field.type for field in _fields(one)}
-        for field in _fields(other):
-            kinds[field.name] = _widest(pa, kinds.get(field.name, pa.null()), field.type)
-        return None if None in kinds.values() else pa.struct(list(kinds.items()))
-    return None
 
 
 def _filled(pa: ModuleType, kind: DataType) -> DataType:

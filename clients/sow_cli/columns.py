@@ -20,6 +20,7 @@ from typing import Final, TypeAlias
 
 import msgspec
 
+from sow_cli.cells import InQuotes, looks_like_a_value
 from sow_client import PayloadForm
 
 Path: TypeAlias = tuple[str, ...]
@@ -31,8 +32,9 @@ _TIMES: Final = ("publish_time", "expire_time")
 METADATA_COLUMNS: Final = {
     **{f"_{name}": name for name in METADATA},
     **{f"_{name}_micros": name for name in _TIMES},
+    "_payload": "payload",
 }
-"""The columns that hold metadata, with times in either form. In input they are no fields."""
+"""The columns that hold metadata, with times in either form, and whole payloads. In input they are no fields."""
 _LEFT_OUT_MAX: Final = 20
 GROWN_MAX: Final = 50
 """Columns of a stream."""
@@ -50,11 +52,15 @@ _JSON: Final = PayloadForm()
 class Columns:
     """The columns of the fields in one output. Owns the count of what they leave out ([2])."""
 
-    __slots__ = ("_chosen", "_firsts", "_form", "_names", "_paths", "left_out", "records_left_out")
+    __slots__ = ("_chosen", "_firsts", "_form", "_mixed", "_names", "_paths", "left_out", "records_left_out")
 
-    def __init__(self, form: PayloadForm, paths: Iterable[Path], *, chosen: bool) -> None:
-        """`chosen`: the user has named them, so nothing counts as left out."""
+    def __init__(
+        self, form: PayloadForm, paths: Iterable[Path], *, chosen: bool, mixed: frozenset[str] = frozenset()
+    ) -> None:
+        """`chosen`: the user has named them, so nothing counts as left out. `mixed`: fields that are a text in one
+        record and another value in another one."""
         self._form = form
+        self._mixed = mixed
         self._paths = tuple(paths)
         self._chosen = chosen
         self._firsts = [path[0] for path in self._paths]
@@ -82,14 +88,26 @@ class Columns:
 
     def texts(self, payload: bytes) -> list[str | None]:
         """The texts of a record, column by column ([1])."""
+        return list(map(text, self._values(payload)))
+
+    def cells(self, payload: bytes) -> list[str | None]:
+        """The same as cells of a CSV: a text that could be taken for another value stands in quotation marks."""
+        values = self._values(payload)
+        if self._form.message_type not in ("json", "msgpack"):
+            return list(map(text, values))  # all are texts
+        if not self._mixed:
+            return [_cell(value, False) for value in values]
+        return [_cell(value, first in self._mixed) for value, first in zip(values, self._firsts, strict=True)]
+
+    def _values(self, payload: bytes) -> list[object]:
         found = self._form.fields(payload) or {}
         if not self._chosen and not found.keys() <= self._names:
             self._leave_out(found)
-        values = list(map(found.get, self._firsts))
+        values: list[object] = list(map(found.get, self._firsts))
         for number, path in enumerate(self._paths) if self._chosen else ():
             if len(path) > 1:
                 values[number] = below(values[number], path[1:])
-        return list(map(text, values))
+        return values
 
     def _leave_out(self, found: Iterable[str]) -> None:
         self.records_left_out += 1
@@ -157,6 +175,26 @@ def text(value: object) -> str | None:
             return data.decode()
         return None if data == b"null" else one_line(data).decode("utf-8", "backslashreplace")
     return PayloadForm.text(value)
+
+
+def is_text(value: object) -> bool:
+    """Whether the cell of a value shows a text: also that of bytes, and of a time of MessagePack."""
+    if isinstance(value, msgspec.Raw):
+        return bytes(value)[0] == _QUOTE
+    return isinstance(value, str) or isinstance(PayloadForm.plain(value), str)
+
+
+def _cell(value: object, always: bool) -> str | None:
+    if type(value) is msgspec.Raw:  # the usual way is short, as in `text`
+        data = bytes(value)
+        if data[0] != _QUOTE:
+            return text(value)
+        shown: str | None = _decode_text(data)
+    else:
+        shown = text(value)
+        if not shown or not is_text(value):
+            return shown
+    return InQuotes.of(shown) if shown and (always or looks_like_a_value(shown)) else shown
 
 
 def is_number(shown: str) -> bool:

@@ -21,8 +21,9 @@ from typing import IO, TYPE_CHECKING, Final, Protocol
 import click
 import msgspec
 
-from sow_cli import arguments, display
+from sow_cli import arguments, display, packing
 from sow_cli.columns import Columns
+from sow_cli.kept import CsvKept
 from sow_cli.output import Fact, Format, Output, file_output_option, moment, progress, select_option, selected
 from sow_cli.rows import BatchColumns, CsvRows, RecordForm, quoted_cell, quoted_safely, record_lines
 from sow_cli.session import Session
@@ -58,6 +59,7 @@ _FIELDS_MAX: Final = 100
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--filter", "filter_text", metavar="FILTER", help="Only records that match.")
 @select_option
+@click.option("--lossy", is_flag=True, help="Only the columns: records that they do not keep come back as others.")
 @file_output_option
 @click.pass_obj
 def export(
@@ -67,22 +69,23 @@ def export(
     file: Path,
     filter_text: str | None,
     select: tuple[tuple[str, ...], ...],
+    lossy: bool,
     output: Output,
 ) -> None:
     """Write the live records of TOPIC to FILE, as they are at one instant.
 
-    The end of the name tells the format: .parquet, .arrow, .csv, .ndjson or .json. In the first three each field is a
-    column, of all records; `sow publish` and `sow load` read all of them. FILE appears when it is complete, in place of
-    an older one. Parquet and Arrow need pyarrow: pip install 'sow[arrow]'.
+    The end of the name tells the format: .parquet, .arrow, .csv, .ndjson or .json; .csv.gz and .ndjson.zst are
+    compressed. In the first three each field is a column, of all records, and a record that the columns do not keep
+    stands whole in the column _payload, too. `sow publish` and `sow load` make the same records of all of them, with
+    their keys and expire times. FILE appears when it is complete, in place of an older one. Parquet, Arrow and .zst
+    need pyarrow: pip install 'sow[arrow]'.
 
     \b
     Examples:
       sow export orders orders.parquet
       sow export orders big.csv --filter "/price > 9" --select /id,/price,@expire_time
     """
-    kind = _FORMATS.get(file.suffix.lower())
-    if kind is None:
-        raise click.BadParameter(f"the name ends in none of {', '.join(_FORMATS)}", param_hint="FILE")
+    kind, compression = _form_of(file)
     named = selected(select)
     if kind in _WHOLE and named:
         raise click.UsageError("--select is for columns: JSON and NDJSON have whole records")
@@ -92,13 +95,15 @@ def export(
         from sow_cli.arrow import load_pyarrow
 
         load_pyarrow()  # says now what is missing
+    packing.check(compression)
     started = time.monotonic()
     with session.client() as client:
         form = RecordForm.of(topic, client.describe_topic(topic).settings, select=named)
         opened = client.open_export(topic, filter_text)
         try:
-            with replaced(file) as sink:
-                written = _Exporting(client, opened, form, sink, csv_safe=output.csv_safe).write(kind)
+            with replaced(file) as plain, packing.packed(plain, compression) as sink:
+                made = RecordFile(kind, form, sink, csv_safe=output.csv_safe, keeps_all=not lossy)
+                written = _Exporting(client, opened, form).write(made)
         finally:
             with suppress(Exception):  # it ends by itself, and an error of its own would hide the first one
                 client.close_export(opened.id)
@@ -117,20 +122,33 @@ def export(
     )
 
 
+def _form_of(file: Path) -> tuple[Format, packing.Packing | None]:
+    """The format and the compression that the name tells. Raises a usage error."""
+    name, compression = packing.unpacked_name(file.name)
+    kind = _FORMATS.get(name.suffix.lower())
+    if kind is None:
+        ends = f"{', '.join(_FORMATS)}, perhaps with {' or '.join(packing.SUFFIXES)} behind it"
+        raise click.BadParameter(f"the name ends in none of {ends}", param_hint="FILE")
+    if compression is not None and kind in (Format.PARQUET, Format.ARROW):
+        raise click.BadParameter(
+            f"a file of {kind.value} is not compressed as a whole: programs read parts of it; leave out "
+            f"{file.suffix}" + (", as Parquet compresses its columns" if kind is Format.PARQUET else ""),
+            param_hint="FILE",
+        )
+    return kind, compression
+
+
 class _Exporting:
     """Reads a snapshot and writes its records to an open file."""
 
-    def __init__(self, client: Client, export: Export, form: RecordForm, sink: IO[bytes], *, csv_safe: bool) -> None:
+    def __init__(self, client: Client, export: Export, form: RecordForm) -> None:
         self._client = client
         self._export = export
         self._form = form
-        self._sink = sink
-        self._csv_safe = csv_safe
 
-    def write(self, kind: Format) -> int:
+    def write(self, file: RecordFile) -> int:
         """Writes all records, and returns their number."""
         records = sum(self._export.parts)
-        file = RecordFile(kind, self._form, self._sink, csv_safe=self._csv_safe)
         with progress("{task.fields[figures]}", measured=records > 0) as bar:
             task = bar.add_task("exporting", total=records * (2 if file.looks else 1), figures="")
             if file.looks:
@@ -166,19 +184,23 @@ class _Exporting:
 class RecordFile:
     """A file of records, written piece by piece. Where `looks`, it must `look` at all payloads first ([3])."""
 
-    def __init__(self, kind: Format, form: RecordForm, sink: IO[bytes], *, csv_safe: bool = False) -> None:
-        """`kind`: NDJSON, JSON, CSV, PARQUET or ARROW. The sink stays open."""
+    def __init__(
+        self, kind: Format, form: RecordForm, sink: IO[bytes], *, csv_safe: bool = False, keeps_all: bool = True
+    ) -> None:
+        """`kind`: NDJSON, JSON, CSV, PARQUET or ARROW. `keeps_all`: a record that the columns do not keep stands whole
+        in a column of its own. The sink stays open."""
         self._kind = kind
         self._form = form
         self._sink = sink
+        self._keeps_all = keeps_all and not (csv_safe and kind is Format.CSV)  # such a CSV is for people
         self._quoted = quoted_safely if csv_safe else quoted_cell
-        self._names: dict[str, None] = {}
+        self._seen = CsvKept(form)
         self._schema: ArrowSchema | None = None
         self._writer: _Writer | None = None
         if kind in (Format.PARQUET, Format.ARROW):
             from sow_cli.arrow import ArrowSchema
 
-            self._schema = ArrowSchema(form)
+            self._schema = ArrowSchema(form, keeps_all=self._keeps_all)
         self.looks = _is_read_twice(kind, form)
 
     def look(self, payloads: Sequence[bytes]) -> None:
@@ -186,8 +208,7 @@ class RecordFile:
         if self._schema is not None:
             self._schema.look(payloads)
         else:
-            for payload in payloads:
-                self._names.update(dict.fromkeys(self._form.payloads.fields(payload) or ()))
+            self._seen.look(payloads)
 
     def write(self, columns: BatchColumns) -> None:
         """Writes some records."""
@@ -209,9 +230,12 @@ class RecordFile:
 
             return ArrowFile(self._sink, self._schema, is_parquet=self._kind is Format.PARQUET)
         if self._kind is Format.CSV:
-            names = self._names
-            found = Columns(form.payloads, [(name,) for name in names], chosen=True) if names else form.columns(())
-            return _Csv(CsvRows(form, found, self._quoted), self._sink)
+            seen = self._seen
+            found = form.columns(())
+            if seen.names:
+                found = Columns(form.payloads, [(name,) for name in seen.names], chosen=True, mixed=seen.mixed)
+            keeps = seen.keeps if self._keeps_all and seen.lacks and seen.names else None
+            return _Csv(CsvRows(form, found, self._quoted, keeps), self._sink)
         return _Json(form, self._sink) if self._kind is Format.JSON else _Ndjson(form, self._sink)
 
 

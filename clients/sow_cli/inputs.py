@@ -17,18 +17,20 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from io import BufferedReader, BytesIO
-from itertools import islice
+from itertools import chain, islice
+from json import JSONDecoder
 from math import isfinite
-from pathlib import PurePath
 from typing import Any, Final, Literal, Protocol, TypeAlias, cast, get_args
 
 import click
 import msgspec
 
-from sow_cli import display
-from sow_cli.columns import METADATA_COLUMNS, Path, path_of
-from sow_cli.lines import LINE_BYTES_MAX, BadLine, Item, Parse, canonical_text, chunks
-from sow_client import MessageTypeName
+from sow_cli import cells, packing, recoding
+from sow_cli.cells import Quoted
+from sow_cli.columns import METADATA_COLUMNS, Path, below, path_of
+from sow_cli.kept import agree, named_payload
+from sow_cli.lines import NEVER_MICROS, BadLine, Item, Parse, canonical_text, chunks, is_record
+from sow_client import MessageTypeName, PayloadForm
 
 Kind: TypeAlias = Literal["ndjson", "json", "csv", "parquet", "arrow"]
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
@@ -45,14 +47,20 @@ _SUFFIXES: Final[Mapping[str, Kind]] = {
     ".arrow": "arrow",
     ".feather": "arrow",
 }
+_SEPARATOR: Final = re.compile("sep=(.)")
+_INDEX: Final = re.compile(r"__index_level_\d+__")
+"""The name of a column where pandas keeps an index that has no name: no field."""
 _JSON_BYTES_MAX: Final = 2**30
-_GZIP: Final = b"\x1f\x8b"
 _MARK: Final = "\ufeff".encode()
 """The mark that programs of Windows write in front of UTF-8. It belongs to no record."""
 _BATCH_ROWS: Final = 10_000
 _ROWS_LOOKED_AT: Final = 1_000
+_UNQUOTED: Final = {f"_{name}" for name in ("version", "publish_time_micros", "expire_time_micros", "sequence")}
+_NO_UTF8: Final = "a text is no UTF-8; see --encoding"
+_NO_SPACE: Final = re.compile(r"\S")
 _NUMBER: Final = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 _INT: Final = re.compile(r"-?(?:0|[1-9][0-9]*)")
+_NULL: Final = msgspec.Raw(b"null")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _encode: Final = msgspec.json.Encoder(decimal_format="number").encode
 
@@ -77,6 +85,8 @@ class Target:
     separator: str = "\x01"
     has_key: bool = False
     """True: the key comes from fields of the payload."""
+    rejects: bool = False
+    """True: the topic refuses records with a lifetime, also with one that never ends (rule L3)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +98,16 @@ class Reading:
     types: Mapping[str, ColumnType] = field(default_factory=dict)
     """The types of columns of CSV; under "" that of all others. Without one, the first rows tell."""
     delimiter: str | None = None
-    with_metadata: bool = False
-    """True: the records have their own expire times."""
+    records: bool | None = None
+    """True: lines are records; False: they are documents; None: as the first line tells."""
+    record: Parse | None = None
+    """Makes a record of a line that is one."""
+    stamps: bool = False
+    """True: records of an export keep their expire times."""
+    absent: int | None = NEVER_MICROS
+    """The expire time of those that have none."""
+    encoding: str | None = None
+    """Of a text; None: UTF-8, or as a mark in front of the text tells."""
     keyed: Parse | None = None
     """Gives a document its key."""
     keep_spaces: bool = False
@@ -100,21 +118,26 @@ def opened(
     file: BufferedReader, name: str, parse: Parse, reading: Reading, target: Target, *, size: int | None
 ) -> Input:
     """The input of a file or a pipe of this name. `parse` is for lines; `size`: the bytes of the file, if known."""
-    suffix = PurePath(name).suffix.lower()
-    if not reading.keep_spaces and not file.isatty() and file.peek(2)[:2] == _GZIP:
-        raise click.UsageError(f"the input is compressed; decompress it: gunzip -c {display.safe(name)} | sow …")
+    content = packing.unpacked(file, name, as_it_is=reading.keep_spaces)
+    if content is not file:
+        file, size = content, None
+    suffix = packing.unpacked_name(name)[0].suffix.lower()
     kind = reading.kind or _SUFFIXES.get(suffix)
+    if kind in ("parquet", "arrow"):
+        return ArrowInput(file, reading, target, is_parquet=kind == "parquet")
+    if not reading.keep_spaces:
+        if not file.isatty():
+            packing.refuse_others(file, name)
+        file = recoding.recoded(file, name, reading.encoding)
     if reading.kind is None and kind in (None, "json"):
-        kind = _kind_of_start(file, kind) if target.message_type == "json" and not file.isatty() else None
-    match kind:
-        case "csv":
-            delimiter = reading.delimiter or ("\t" if suffix == ".tsv" else ",")
-            return CsvInput(file, delimiter, reading, target, size=size)
-        case "parquet" | "arrow":
-            return ArrowInput(file, reading, target, is_parquet=kind == "parquet")
-        case "json":
-            return JsonInput(file, parse, size=size)
-    return LineInput(file, parse, size=size, keep_spaces=reading.keep_spaces)
+        is_text = target.message_type == "json" or not reading.keep_spaces
+        kind = _kind_of_start(file, kind) if is_text and not file.isatty() else None
+    if kind == "csv":
+        delimiter = reading.delimiter or ("\t" if suffix == ".tsv" else None)
+        return CsvInput(file, delimiter, reading, target, size=size)
+    if kind == "json":
+        return JsonInput(file, parse, reading, size=size)
+    return LineInput(file, parse, reading, size=size)
 
 
 def _kind_of_start(file: BufferedReader, named: Kind | None) -> Kind | None:
@@ -132,18 +155,23 @@ class LineInput:
 
     unit = "line"
 
-    def __init__(self, file: BufferedReader, parse: Parse, *, size: int | None, keep_spaces: bool = False) -> None:
+    def __init__(self, file: BufferedReader, parse: Parse, reading: Reading, *, size: int | None) -> None:
         self.total = size
         self._file = file
         self._parse = parse
-        self._spaces = b"" if keep_spaces else b" \t\r"
+        self._reading = reading
+        self._spaces = b"" if reading.keep_spaces else b" \t\r"
 
     def __iter__(self) -> Iterator[tuple[list[Outcome], int]]:
-        is_first = bool(self._spaces)  # with --raw each byte belongs to a payload
-        for chunk in chunks(self._file):
+        is_text = bool(self._spaces)  # with --raw each byte belongs to a payload
+        is_first = is_unknown = is_text
+        for chunk in chunks(self._file, recoding.line_end(self._file) if is_text else b"\n"):
             if is_first and chunk:
                 chunk[0] = chunk[0] and chunk[0].removeprefix(_MARK)
                 is_first = False
+            if is_unknown and (first := next(filter(None, chunk), None)) is not None:
+                self._parse = parse_of(first, self._parse, self._reading)
+                is_unknown = False
             yield self._outcomes(chunk), sum([0 if line is None else len(line) + 1 for line in chunk])
 
     def _outcomes(self, lines: list[bytes | None]) -> list[Outcome]:
@@ -152,7 +180,7 @@ class LineInput:
         add = outcomes.append
         for line in lines:  # without further calls: there may be millions
             if line is None:
-                add(BadLine("PAYLOAD_TOO_LARGE", "the line is longer than 16 MiB"))
+                add(BadLine("PAYLOAD_TOO_LARGE", "the line is longer than 48 MiB"))
                 continue
             text = line.strip(spaces) if spaces else line
             try:
@@ -161,6 +189,31 @@ class LineInput:
                 bad.text = text
                 add(bad)
         return outcomes
+
+
+def _one_after_another(whole: bytes) -> list[bytes]:
+    """Documents over several lines each, as `jq .` writes them; none where the text is something else."""
+    decode, at, documents = JSONDecoder().raw_decode, 0, []
+    try:
+        text = whole.decode()
+        if is_json(text.partition("\n")[0].encode()):
+            return []  # lines, of which one is bad
+        while at < len(text.rstrip()):
+            at = _NO_SPACE.search(text, at).start()  # type: ignore[union-attr]  # there is more than space
+            end = decode(text, at)[1]
+            documents.append(text[at:end].encode())
+            at = end
+    except ValueError:
+        return []
+    return documents
+
+
+def parse_of(first: bytes, document: Parse, reading: Reading) -> Parse:
+    """What makes a record of each line, if this is the first one: lines that `sow export` and `sow query` have written
+    are records."""
+    if reading.records is None and reading.record is not None and is_record(first):
+        return reading.record
+    return document
 
 
 def _attempted(parse: Parse, text: bytes) -> Outcome:
@@ -176,10 +229,11 @@ class JsonInput:
 
     unit = "record"
 
-    def __init__(self, file: BufferedReader, parse: Parse, *, size: int | None) -> None:
+    def __init__(self, file: BufferedReader, parse: Parse, reading: Reading, *, size: int | None) -> None:
         self.total = size
         self._file = file
         self._parse = parse
+        self._reading = reading
 
     def __iter__(self) -> Iterator[tuple[list[Outcome], int]]:
         whole = self._file.read(_JSON_BYTES_MAX + 1)
@@ -194,10 +248,11 @@ class JsonInput:
         elif is_json(whole):
             documents = [whole]
         else:
-            documents = [line for line in whole.split(b"\n") if line.strip()]
+            documents = _one_after_another(whole) or [line for line in whole.split(b"\n") if line.strip()]
+        parse = parse_of(documents[0], self._parse, self._reading) if documents else self._parse
         for start in range(0, len(documents), _BATCH_ROWS):
             batch = documents[start : start + _BATCH_ROWS]
-            yield [_attempted(self._parse, one) for one in batch], round(len(whole) * len(batch) / len(documents))
+            yield [_attempted(parse, one) for one in batch], round(len(whole) * len(batch) / len(documents))
 
 
 class CsvInput:
@@ -206,8 +261,9 @@ class CsvInput:
     unit = "record"
 
     def __init__(
-        self, file: BufferedReader, delimiter: str, reading: Reading, target: Target, *, size: int | None
+        self, file: BufferedReader, delimiter: str | None, reading: Reading, target: Target, *, size: int | None
     ) -> None:
+        """`delimiter`: None: as the first line tells."""
         self.total = size
         self._file = file
         self._delimiter = delimiter
@@ -217,43 +273,42 @@ class CsvInput:
         self._in_chunk = 0
 
     def __iter__(self) -> Iterator[tuple[list[Outcome], int]]:
-        csv.field_size_limit(LINE_BYTES_MAX)
-        reader = csv.reader(self._lines(), delimiter=self._delimiter, strict=True)
-        try:
-            header = next(reader, [])
-        except csv.Error as error:
-            raise click.UsageError(f"the first line is no CSV: {error}") from error
+        lines = self._lines()
+        first_line = next(lines, "")
+        delimiter = self._delimiter or _delimiter_in(first_line)
+        if (told := _SEPARATOR.fullmatch(first_line.rstrip("\r"))) is not None:  # a line for Excel, before the names
+            first_line, delimiter = next(lines, ""), self._delimiter or told[1]
+        reader = cells.rows(chain([first_line], lines), delimiter)
+        header = next(reader, [])
+        if isinstance(header, csv.Error):
+            raise click.UsageError(f"the first line is no CSV: {header}")
         if header and (unknown := self._reading.types.keys() - {"", *header}):
             raise click.UsageError(f"--types: the input has no column {min(unknown)!r}")
         maker = RecordMaker(header, self._reading, self._target)
         first = list(islice(self._rows(reader), _ROWS_LOOKED_AT))
-        cells = [_cell(self._type(name, number, first)) for number, name in enumerate(header)]
-        yield [_row(one, cells, maker) for one in first], self._taken()
+        is_own = _is_of_an_export(header, first)
+        makers = [self._maker(name, number, first, is_own) for number, name in enumerate(header)]
+        yield [_row(one, makers, maker) for one in first], self._taken()
         while rows := list(islice(self._rows(reader), _BATCH_ROWS)):
-            yield [_row(one, cells, maker) for one in rows], self._taken()
+            yield [_row(one, makers, maker) for one in rows], self._taken()
 
     def _lines(self) -> Iterator[str]:
         is_first = True
-        for chunk in chunks(self._file):
+        for chunk in chunks(self._file, recoding.line_end(self._file)):
             self._in_chunk = len(chunk)
             for line in chunk:
                 self._in_chunk -= 1
                 if line is None:
-                    raise click.UsageError("a line of the CSV is longer than 16 MiB")
+                    raise click.UsageError("a line of the CSV is longer than 48 MiB")
                 self._read += len(line) + 1
                 text = line.decode("utf-8", "surrogateescape")
-                yield (text.removeprefix("\ufeff") if is_first else text) + "\n"
+                yield text.removeprefix("\ufeff") if is_first else text
                 is_first = False
 
-    def _rows(self, reader: Iterator[list[str]]) -> Iterator[list[str] | csv.Error]:
+    def _rows(self, reader: Iterator[cells.Row]) -> Iterator[cells.Row]:
         """Rows, to the end of the chunk that was read: a pipe may have no more for a while."""
-        while True:
-            try:
-                yield next(reader)
-            except StopIteration:
-                return
-            except csv.Error as error:
-                yield error
+        for row in reader:
+            yield row
             if not self._in_chunk:
                 return
 
@@ -261,51 +316,100 @@ class CsvInput:
         read, self._read = self._read, 0
         return read
 
-    def _type(self, name: str, number: int, rows: Iterable[list[str] | csv.Error]) -> ColumnType:
+    def _maker(self, name: str, number: int, rows: Iterable[cells.Row], is_own: bool) -> Callable[[str], object]:
+        """What makes the value of a cell of this column."""
         types = self._reading.types
         known = types.get(name) or types.get("")
         if known is not None or name in METADATA_COLUMNS:
-            return known or "text"
-        cells = [row[number] for row in rows if isinstance(row, list) and len(row) > number and row[number]]
-        if not cells:
-            return "text"
-        if all(_NUMBER.fullmatch(cell) for cell in cells):
-            return "number"
-        if all(cell in ("true", "false") for cell in cells):
-            return "bool"
-        return "json" if all(cell[0] in "{[" and is_json(_bytes(cell)) for cell in cells) else "text"
+            return _cell(known or "text")
+        found = [row[number] for row in rows if isinstance(row, list) and len(row) > number and row[number]]
+        if is_own:
+            plain = [cell for cell in found if type(cell) is not Quoted]
+            if not plain:
+                return _own_cell(are_values=False)
+            are_values = all(cells.looks_like_a_value(cell) for cell in plain)
+            # An export quotes the texts of a column that has values, too. Where one stands without quotation marks,
+            # another program has written the file anew, and nothing but a text fits all cells.
+            return _own_cell(are_values=True) if are_values else _cell("text")
+        if not found:
+            return _cell("text")
+        if all(_NUMBER.fullmatch(cell) for cell in found):
+            return _cell("number")
+        if all(cell in ("true", "false") for cell in found):
+            return _cell("bool")
+        return _cell("json" if all(cell[0] in "{[" and cells.is_json(cell) for cell in found) else "text")
 
 
-def _row(row: list[str] | csv.Error, cells: Sequence[Callable[[str], object]], maker: RecordMaker) -> Outcome:
+def _delimiter_in(first_line: str) -> str:
+    """The delimiter that the names of the columns tell. Excel writes semicolons where numbers have a decimal comma, and
+    tabs as "Unicode text"."""
+    outside = re.sub(r'"[^"]*"', "", first_line)
+    return next((one for one in (",", ";", "\t") if one in outside), ",")
+
+
+def _is_of_an_export(header: Sequence[str], rows: Iterable[cells.Row]) -> bool:
+    """Whether `sow` has written the CSV, so that a cell in quotation marks is a text, whatever it looks like: it has
+    the numbers of metadata, without such marks. Other programs may put them around all cells."""
+    numbers = [number for number, name in enumerate(header) if name in _UNQUOTED]
+    whole = [row for row in rows if isinstance(row, list) and len(row) == len(header)]
+    return bool(numbers) and not any(type(row[number]) is Quoted for row in whole for number in numbers)
+
+
+def _row(row: cells.Row, makers: Sequence[Callable[[str], object]], maker: RecordMaker) -> Outcome:
     if isinstance(row, csv.Error):
         return BadLine("PAYLOAD_MALFORMED", f"no CSV: {row}")
     if not row:
         return None
-    if len(row) != len(cells):
-        return BadLine("PAYLOAD_MALFORMED", f"has {len(row)} cells where the first line has {len(cells)}")
+    if len(row) != len(makers):
+        return BadLine("PAYLOAD_MALFORMED", f"has {len(row)} cells where the first line has {len(makers)}")
     values: list[object] = []
-    for number, (cell, convert) in enumerate(zip(row, cells, strict=True)):
+    for number, (cell, convert) in enumerate(zip(row, makers, strict=True)):
         try:
-            values.append(convert(cell) if cell else None)
+            values.append(convert(cell) if cell or type(cell) is Quoted else None)
+        except UnicodeError:
+            return BadLine("PAYLOAD_MALFORMED", f"column {maker.names[number]}: {_NO_UTF8}")
         except ValueError as error:
             return BadLine("PAYLOAD_MALFORMED", f"column {maker.names[number]}: {cell[:40]!r} is {error}; see --types")
     return maker.outcome(values)
+
+
+def _own_cell(*, are_values: bool) -> Callable[[str], object]:
+    """What makes a value of the text of a cell in a file of an export. `are_values`: a cell without quotation marks is
+    a number, true, false or JSON; else it may be a text as well. In quotation marks it is a text, or an object or an
+    array: the text of one stands in `_payload` (`CsvKept`)."""
+
+    def made(cell: str) -> object:
+        if type(cell) is Quoted:
+            return msgspec.Raw(_bytes(cell)) if cell[:1] in ("{", "[") and cells.is_json(cell) else str(cell)
+        if cells.looks_like_a_value(cell):
+            return msgspec.Raw(_bytes(cell))
+        if are_values:
+            raise ValueError("not a number, true, false or JSON")
+        return cell
+
+    return made
 
 
 def _cell(kind: ColumnType) -> Callable[[str], object]:
     """What makes a value of the text of a cell; raises ValueError. Numbers keep their digits."""
 
     def number(text: str) -> object:
+        if not text:
+            return None  # `""`: some programs quote all cells, also empty ones
         if not (_INT if kind == "int" else _NUMBER).fullmatch(text):
             raise ValueError("not a whole number" if kind == "int" else "not a number")
         return msgspec.Raw(text.encode())
 
     def boolean(text: str) -> object:
+        if not text:
+            return None
         if text not in ("true", "false"):
             raise ValueError("not true or false")
         return text == "true"
 
     def json(text: str) -> object:
+        if not text:
+            return None
         data = _bytes(text)
         if not is_json(data):
             raise ValueError("not JSON")
@@ -342,7 +446,7 @@ class ArrowInput:
     def __init__(self, file: BufferedReader, reading: Reading, target: Target, *, is_parquet: bool) -> None:
         from importlib import import_module
 
-        from sow_cli.arrow import load_pyarrow
+        from sow_cli.arrow import check_types, load_pyarrow, told_in
 
         pa = load_pyarrow()
         self.total: int | None = None
@@ -353,17 +457,27 @@ class ArrowInput:
             if is_parquet:
                 table = import_module("pyarrow.parquet").ParquetFile(source)
                 self.total = table.metadata.num_rows
-                self._names: list[str] = table.schema_arrow.names
+                schema = table.schema_arrow
                 self._batches: Iterable[Any] = table.iter_batches(batch_size=_BATCH_ROWS)
             else:
                 is_file = source.read(6) == b"ARROW1"
                 source.seek(0)
                 opened_file = (pa.ipc.open_file if is_file else pa.ipc.open_stream)(source)
-                self._names = opened_file.schema.names
+                schema = opened_file.schema
                 number = opened_file.num_record_batches if is_file else 0
                 self._batches = (opened_file.get_batch(one) for one in range(number)) if is_file else opened_file
         except (pa.ArrowException, OSError, ValueError) as error:
             raise click.UsageError(f"cannot read the input: {error}") from error
+        check_types(schema)
+        self._columns = [number for number, name in enumerate(schema.names) if not _INDEX.fullmatch(name)]
+        self._names: list[str] = [schema.names[number] for number in self._columns]
+        self._told = told_in(schema)
+
+    def _own(self, name: str, values: list[object]) -> list[object]:
+        """The values of a column of a file that `sow` has written, as they were (`arrow.Told`)."""
+        if name in self._told.whole:
+            return [int(one) if type(one) is float and one.is_integer() else one for one in values]
+        return [_NULL if one is None else one for one in values] if name in self._told.nulls else values
 
     def __iter__(self) -> Iterator[tuple[list[Outcome], int]]:
         maker = RecordMaker(self._names, self._reading, self._target)
@@ -379,7 +493,10 @@ class ArrowInput:
                 raise click.UsageError(f"cannot read the input after record {read}: {error}") from error
             if batch is None:
                 return
-            columns = [read_values(pa, *one) for one in zip(self._names, batch.columns, strict=True)]
+            columns = [
+                self._own(name, read_values(pa, name, one))
+                for name, one in zip(self._names, [batch.column(number) for number in self._columns], strict=True)
+            ]
             yield [_first_bad(row) or maker.outcome(row) for row in zip(*columns, strict=True)], batch.num_rows
             read += batch.num_rows
 
@@ -396,16 +513,19 @@ class RecordMaker:
         self.names = names
         self._target = target
         self._keyed = reading.keyed
+        self._absent = reading.absent
         self._paths: list[tuple[int, Path]] = []
-        self._key = self._expires = self._payload = -1
+        self._key = self._expires = self._payload = self._whole = -1
         for number, name in enumerate(names):
             metadata = METADATA_COLUMNS.get(name)
-            if metadata == "key" and not target.has_key:
-                self._key = number
-            elif metadata == "expire_time" and reading.with_metadata:
-                self._expires = number
-            elif metadata is None:
+            if metadata is None:
                 self._paths.append((number, self._path(name)))
+            elif metadata == "key" and not target.has_key:
+                self._key = number
+            elif metadata == "expire_time" and reading.stamps:
+                self._expires = number
+            elif metadata == "payload":
+                self._whole = number
         if len(set(names)) < len(names):
             twice = next(name for name in names if list(names).count(name) > 1)
             raise click.UsageError(f"the column {twice!r} is there twice")
@@ -413,12 +533,12 @@ class RecordMaker:
         for number, path in self._paths:
             if any(path[:steps] in paths for steps in range(1, len(path))):
                 raise click.UsageError(f"the column {names[number]!r} is inside the field of another column")
-        if target.message_type == "binary" or (
-            target.message_type != "json" and [path for _, path in self._paths] == [("payload",)]
-        ):
+        fields = [names[number] for number, _ in self._paths]
+        if target.message_type == "binary" or (target.message_type != "json" and fields == ["payload"]):
             self._payload = next((number for number, path in self._paths if path == ("payload",)), -1)
             if self._payload < 0:
                 raise click.UsageError("a binary topic needs a column payload, and the input has none")
+        self._form = PayloadForm(target.message_type, target.separator)
 
     def _path(self, name: str) -> Path:
         try:
@@ -436,19 +556,26 @@ class RecordMaker:
             key = None if self._key < 0 else _key_text(values[self._key], self.names[self._key])
             if key is None and self._key >= 0 and self._keyed is None:
                 return BadLine("KEY_REQUIRED", f"column {self.names[self._key]} is empty")
-            item = Item(data, key, None if self._expires < 0 else _micros(values[self._expires]))
+            item = Item(data, key, None if self._expires < 0 else self._stamp(values[self._expires]))
             if self._keyed is not None:
                 return self._keyed(data)._replace(expire_time_micros=item.expire_time_micros)
         except BadLine as bad:
             return bad
-        except (TypeError, ValueError, UnicodeError, msgspec.MsgspecError) as error:
+        except UnicodeEncodeError:
+            return BadLine("PAYLOAD_MALFORMED", _NO_UTF8)
+        except (TypeError, ValueError, msgspec.MsgspecError) as error:
             return BadLine("PAYLOAD_MALFORMED", str(error))
         return item
 
+    def _stamp(self, value: object) -> int | None:
+        stamp = _micros(value)
+        return self._absent if stamp is None else stamp
+
     def _data(self, values: Sequence[object]) -> bytes:
         if self._payload >= 0:
-            payload = values[self._payload]
-            return payload if isinstance(payload, bytes) else base64.b64decode(str(payload or ""), validate=True)
+            return _bytes_of(values[self._payload])
+        if self._whole >= 0 and (whole := values[self._whole]) is not None:
+            return self._whole_payload(whole, values)
         document: dict[str, object] = {}
         for number, path in self._paths:
             value = values[number]
@@ -459,13 +586,23 @@ class RecordMaker:
                 inside = cast(dict[str, object], inside.setdefault(name, {}))
             inside[path[-1]] = _cleaned(value, self.names[number])
         if self._target.message_type in ("fix", "nvfix"):
-            separator = self._target.separator
-            for name, value in document.items():
-                if "=" in name or separator in name or separator in _text(value):
-                    raise BadLine("PAYLOAD_MALFORMED", f"column {name}: it has the separator of the fields")
-            return "".join([f"{name}={_text(value)}{separator}" for name, value in document.items()]).encode()
+            return named_payload(document, self._form)
         data = _encode(document)
         return data if self._target.message_type == "json" else _msgpack(msgspec.json.decode(data))
+
+    def _whole_payload(self, whole: object, values: Sequence[object]) -> bytes:
+        """The payload that stands in a column of its own; it must be the one that the other columns show (kept [2])."""
+        is_json_text = self._target.message_type == "json" and not isinstance(whole, bytes)
+        data = _bytes(_text_of(whole)) if is_json_text else _bytes_of(whole)
+        found = self._form.fields(data) or {}
+        for number, path in self._paths:
+            if not agree(below(found, path), values[number]):
+                raise BadLine(
+                    "PAYLOAD_MALFORMED",
+                    f"column {self.names[number]}: it is another value than in the record of the column _payload; "
+                    "empty _payload to publish the columns",
+                )
+        return data
 
 
 def _msgpack(document: dict[str, object]) -> bytes:
@@ -483,6 +620,14 @@ def _fits_msgpack(value: object) -> bool:
     except OverflowError:
         return False
     return True
+
+
+def _text_of(cell: object) -> str:
+    return bytes(cell).decode("utf-8", "surrogateescape") if isinstance(cell, msgspec.Raw) else str(cell)
+
+
+def _bytes_of(cell: object) -> bytes:
+    return cell if isinstance(cell, bytes) else base64.b64decode(_text_of(cell) if cell else "", validate=True)
 
 
 def _cleaned(value: object, name: str) -> object:
@@ -504,13 +649,6 @@ def _cleaned(value: object, name: str) -> object:
     return value
 
 
-def _text(value: object) -> str:
-    if isinstance(value, str):
-        return value
-    data = _encode(value)
-    return str(msgspec.json.decode(data)) if data[:1] == b'"' else data.decode()  # of dates, the text itself
-
-
 def _key_text(value: object, name: str) -> str | None:
     """The key that the server would make of a document with this value."""
     if value is None or isinstance(value, str):
@@ -525,8 +663,12 @@ def _micros(value: object) -> int | None:
     moment = value if isinstance(value, datetime) else None
     if moment is None:
         text = bytes(value).decode() if isinstance(value, msgspec.Raw) else str(value)
+        if not text:
+            return None  # `""`: some programs quote all cells, also empty ones
         if text.isdecimal():
             return int(text)
+        if _NUMBER.fullmatch(text) and (number := Decimal(text)) == number.to_integral_value():
+            return int(number)  # pandas has floats for whole numbers beside missing ones
         moment = datetime.fromisoformat(text)
     if moment.tzinfo is None:
         raise ValueError(f"the expire time {moment.isoformat()} has no time zone")

@@ -21,7 +21,10 @@ from sow_cli.columns import path_of
 from sow_client import InvalidArgument, PayloadForm
 from sow_client._keys import key_text
 
-LINE_BYTES_MAX: Final = 16 * 2**20  # a request holds no more (rule K8)
+LINE_BYTES_MAX: Final = 48 * 2**20  # the largest payload in base64, or with all of its quotation marks doubled
+PAYLOAD_BYTES_MAX: Final = 16 * 2**20  # a request holds no more (rule K8)
+NEVER_MICROS: Final = 2**63 - 1
+"""Of an item: it never expires, whatever the topic's own lifetime is."""
 _CHUNK_BYTES: Final = 256 * 1024
 
 
@@ -31,6 +34,7 @@ class Item(NamedTuple):
     data: bytes
     key: str | None = None
     expire_time_micros: int | None = None
+    """`NEVER_MICROS`: never. None: the lifetime that the command gives."""
 
 
 class BadLine(Exception):
@@ -47,12 +51,12 @@ class BadLine(Exception):
 Parse: TypeAlias = Callable[[bytes], Item]
 
 
-def chunks(stream: BufferedReader) -> Iterator[list[bytes | None]]:
+def chunks(stream: BufferedReader, end: bytes = b"\n") -> Iterator[list[bytes | None]]:
     """Yields the lines of `stream` in lists, without their line ends; None stands for one that is too long ([1])."""
     rest = b""
     skipping = False
     while data := stream.read1(_CHUNK_BYTES):
-        *whole, rest = (rest + data).split(b"\n")
+        *whole, rest = (rest + data).split(end)
         parts: list[bytes | None] = [line if len(line) <= LINE_BYTES_MAX else None for line in whole]
         if skipping and parts:
             parts[0], skipping = None, False
@@ -180,9 +184,37 @@ class _RecordLine(msgspec.Struct):
     expire_time_micros: int | None = None
 
 
-def record_form(form: PayloadForm, *, with_key: bool) -> Parse:
+class _WholeRecord(msgspec.Struct, forbid_unknown_fields=True):
+    """A line as `sow export` and `sow query` write it, and nothing else."""
+
+    topic: str
+    key: str
+    version: int
+    publish_time_micros: int
+    origin: str
+    sequence: int
+    payload: msgspec.Raw
+    payload_base64: str | msgspec.UnsetType = msgspec.UNSET
+    expire_time_micros: int | msgspec.UnsetType = msgspec.UNSET
+
+
+_decode_whole: Final = msgspec.json.Decoder(_WholeRecord).decode
+
+
+def is_record(line: bytes) -> bool:
+    """Whether a line is a whole record, with all of its metadata, and no document."""
+    if not line.lstrip().startswith(b"{"):
+        return False
+    try:
+        _decode_whole(line)
+    except (msgspec.MsgspecError, ValueError):
+        return False
+    return True
+
+
+def record_form(form: PayloadForm, *, with_key: bool, stamps: bool, absent: int | None) -> Parse:
     """Lines as `sow query --format ndjson` writes them, of payloads of a form. `with_key`: the topic needs a key, and
-    gets the line's."""
+    gets the line's. `stamps`: records keep their expire times, and `absent` stands for one that has none."""
     decode = msgspec.json.Decoder(_RecordLine).decode
     decode_text = msgspec.json.Decoder(str).decode
 
@@ -209,6 +241,7 @@ def record_form(form: PayloadForm, *, with_key: bool) -> Parse:
             raise BadLine(error.reason, error.message) from error
         if with_key and record.key is None:
             raise BadLine("KEY_REQUIRED", "the record has no key, which the topic needs")
-        return Item(data, record.key if with_key else None, record.expire_time_micros)
+        stamp = record.expire_time_micros
+        return Item(data, record.key if with_key else None, (absent if stamp is None else stamp) if stamps else None)
 
     return parsed

@@ -20,7 +20,7 @@ import click
 from sow_cli import arguments, display
 from sow_cli.exits import SERVER_SAID_NO
 from sow_cli.ignored import remark_at_once
-from sow_cli.lines import Item, LineNumbers
+from sow_cli.lines import NEVER_MICROS, Item, LineNumbers
 from sow_cli.output import Fact, Output, note, output_option, progress
 from sow_cli.session import Session
 from sow_cli.sources import (
@@ -40,6 +40,7 @@ from sow_client import Client, LoadFigures, LoadPart, LoadStager
 
 _BATCH_RECORDS: Final = 5_000
 _EXPIRE_TIME: Final = 2  # LifetimeKind
+_NEVER: Final = 3
 
 
 @click.command(short_help="Replace the content of a topic.")
@@ -52,7 +53,6 @@ _EXPIRE_TIME: Final = 2  # LifetimeKind
     help="Lifetime of the records; it begins when a record is applied.",
 )
 @click.option("--raw", is_flag=True, help="Each line is an unchanged payload, whatever the topic's message type.")
-@click.option("--records", is_flag=True, help="Each line is a record as `sow query --format ndjson` writes it.")
 @click.option("--skip-bad", is_flag=True, help="Load the other records where some are bad.")
 @click.option("--allow-empty", is_flag=True, help="Empty the topic where the input has no record.")
 @click.option("-f", "--force", is_flag=True, help="Do not ask first.")
@@ -66,7 +66,6 @@ def load(
     files: tuple[BufferedReader, ...],
     ttl: str | None,
     raw: bool,
-    records: bool,
     skip_bad: bool,
     allow_empty: bool,
     force: bool,
@@ -83,18 +82,20 @@ def load(
     Examples:
       sow load venues venues.csv --force
       sow load orders orders.parquet --ttl 12h --skip-bad --errors bad.ndjson
-      sow query orders --format ndjson | sow load copy --records --force
+      sow query orders --format ndjson | sow load copy --force
     """
-    arguments.refuse_together(("--raw", raw), ("--records", records), ("--key-field", given["key_field"] is not None))
+    arguments.refuse_together(
+        ("--raw", raw), ("--records", given["records"] is True), ("--key-field", given["key_field"] is not None)
+    )
     arguments.refuse_together(("--raw", raw), (f"--as {given['kind']}", given["kind"] not in (None, "ndjson")))
     inputs = tuple(map(buffered, files)) or (standard_input(),)
-    reading = reading_of(given, with_metadata=records, keep_spaces=raw)
     started = time.monotonic()
     refusals = Refusals(errors_file(given, inputs))
     with session.client() as client:
         described = client.describe_topic(topic)
         target = target_of(described)
-        parse = line_parser(reading, target, records=records, as_it_is=raw)
+        reading = reading_of(given, target, has_lifetime=ttl is not None, keep_spaces=raw)
+        parse = line_parser(reading, target, as_it_is=raw)
         is_told = remark_at_once(described, is_given=ttl not in (None, "never"))
         confirm(f"Replace the content of topic {topic}?", force=force)
         with _open_load(client, topic) as load_id:
@@ -156,10 +157,12 @@ def _hand_over(stager: LoadStager, batch: list[Item], ttl: str | None) -> bool:
         [item.data for item in batch],
         keys=keys or None,
         lifetime=ttl,
-        lifetime_kinds=[0 if time is None else _EXPIRE_TIME for time in times] if own else None,
-        lifetime_micros=[time or 0 for time in times] if own else None,
+        lifetime_kinds=[0 if time is None else _NEVER if time == NEVER_MICROS else _EXPIRE_TIME for time in times]
+        if own
+        else None,
+        lifetime_micros=[0 if time == NEVER_MICROS else time or 0 for time in times] if own else None,
     )
-    return own
+    return any(time not in (None, NEVER_MICROS) for time in times)
 
 
 def _check(refused: int, staged: int, *, skip_bad: bool, allow_empty: bool) -> None:

@@ -24,7 +24,7 @@ import click
 from sow_cli import arguments, display
 from sow_cli.exits import SERVER_SAID_NO
 from sow_cli.ignored import count_ignored, remark, remark_at_once, told_in_remarks
-from sow_cli.lines import BadLine, Item, LineNumbers, Parse, SentItems
+from sow_cli.lines import NEVER_MICROS, BadLine, Item, LineNumbers, Parse, SentItems
 from sow_cli.output import Fact, Output, note, output_option
 from sow_cli.session import Session
 from sow_cli.sources import (
@@ -117,7 +117,6 @@ class Tally:
     help="With --delta: fields to remove from each record, such as /note.",
 )
 @click.option("--raw", is_flag=True, help="Each line is an unchanged payload, whatever the topic's message type.")
-@click.option("--records", is_flag=True, help="Each line is a record as `sow query --format ndjson` writes it.")
 @click.option(
     "--batch",
     "batch_records",
@@ -159,7 +158,6 @@ def publish(
     delta: bool,
     unset: tuple[tuple[str, ...], ...],
     raw: bool,
-    records: bool,
     batch_records: int,
     durability: DurabilityName | None,
     if_absent: bool,
@@ -179,10 +177,11 @@ def publish(
     the exit code is then 1. With --strict the first bad record ends the command: all before it are published, none
     after it.
 
-    With --records lines carry their key, if the topic needs one, and their expire time, which overrides --ttl:
+    Files of `sow export`, and lines of `sow query --format ndjson`, become the same records: with their keys, if the
+    topic needs them, and their expire times, unless --ttl or --expire-at gives others:
 
     \b
-      sow query orders --format ndjson | sow publish copy --records --ttl never
+      sow query orders --format ndjson | sow publish copy
 
     \b
     Examples:
@@ -195,19 +194,19 @@ def publish(
       sow publish images --key logo logo.png
     """
     arguments.refuse_together(("--ttl", ttl is not None), ("--expire-at", expire_at is not None))
-    _check_input(data, key, files, given, raw=raw, records=records)
+    _check_input(data, key, files, given, raw=raw)
     if unset and not delta:
         raise click.UsageError("--unset is for --delta: a plain publish replaces the whole record")
     arguments.refuse_together(("--keep-ttl", keep_ttl), (f"--ttl-mode {ttl_mode}", ttl_mode == "extend"))
     condition = _condition(if_absent, if_present, if_version, of_one=data is not None or key is not None)
     lifetime = Lifetime(ttl, expire_at, keep_ttl or ttl_mode == "keep", ttl_mode == "extend")
-    reading = reading_of(given, with_metadata=records, keep_spaces=raw)
     inputs: tuple[BufferedReader, ...] = tuple(map(buffered, files)) or (standard_input(),)
     with session.client() as client, told_in_remarks():
         found = described_topic(client, topic)
         target = target_of(found)
         is_told = remark_at_once(found, is_given=expire_at is not None or ttl not in (None, "never"))
-        parse = line_parser(reading, target, records=records, as_it_is=raw or (key is not None and data is None))
+        reading = reading_of(given, target, has_lifetime=bool(ttl or expire_at), keep_spaces=raw)
+        parse = line_parser(reading, target, as_it_is=raw or (key is not None and data is None))
         merging = Merging(delta, [path for some in unset for path in some] or None)
         job = _Job(client, topic, lifetime, merging, durability, batch_records, condition)
         if data is not None or key is not None:
@@ -241,10 +240,9 @@ def _check_input(
     given: InputOptions,
     *,
     raw: bool,
-    records: bool,
 ) -> None:
     """Refuses options that contradict each other about where the records and their keys come from."""
-    of_lines = given["kind"] in (None, "ndjson")
+    of_lines, records = given["kind"] in (None, "ndjson"), given["records"] is True
     arguments.refuse_together(("--data", data is not None), ("FILE", bool(files)))
     arguments.refuse_together(("--data", data is not None), ("--records", records))
     arguments.refuse_together(
@@ -353,7 +351,10 @@ def _publish_all(job: _Job, source: FileInput, tally: Tally) -> None:
             for _, item in source.records(numbers, bad, lambda: publisher.acknowledged):
                 sent.add(item)
                 data, key, expire_time_micros = item
-                send(data, key=key, expire_at=expire_time_micros)
+                if expire_time_micros == NEVER_MICROS:
+                    send(data, key=key, ttl="never")
+                else:
+                    send(data, key=key, expire_at=expire_time_micros)
     except (SowError, KeyboardInterrupt, click.UsageError) as error:
         # [3]. Later lines may have been applied as well. Publishing them again does no harm, as they have keys.
         settled = publisher.acknowledged
@@ -405,7 +406,7 @@ def _publish_strictly(job: _Job, source: FileInput, tally: Tally) -> bool:
     batch_bytes = 0
     batch_records = min(job.batch_records, _STRICT_RECORDS_MAX)
 
-    def bad(line: int, reason: str, message: str, text: bytes) -> None:
+    def bad(line: int, reason: str, message: str, text: Item | bytes) -> None:
         raise _Stop(line, reason, message, text)
 
     def send() -> None:
@@ -453,13 +454,13 @@ def _publish_atomically(job: _Job, run: list[tuple[int, Item]], tally: Tally) ->
 def _send(job: _Job, items: list[Item], *, atomic: bool = False) -> list[Published | Refusal]:
     """Publishes records that have one lifetime."""
     keys = [item.key for item in items if item.key is not None]
-    own_expire_time = items[0].expire_time_micros
+    own = items[0].expire_time_micros
     return job.client.publish_many(
         job.topic,
         [item.data for item in items],
         keys=keys if len(keys) == len(items) else None,
-        ttl=job.lifetime.ttl if own_expire_time is None else None,
-        expire_at=job.lifetime.expire_at if own_expire_time is None else own_expire_time,
+        ttl=job.lifetime.ttl if own is None else "never" if own == NEVER_MICROS else None,
+        expire_at=job.lifetime.expire_at if own is None else None if own == NEVER_MICROS else own,
         keep_ttl=job.lifetime.keep,
         extend_ttl=job.lifetime.extend,
         only_if_absent=job.condition.absent,

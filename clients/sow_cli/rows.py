@@ -21,6 +21,7 @@ from typing import Final, TypeAlias
 import msgspec
 
 from sow_cli import display
+from sow_cli.cells import InQuotes
 from sow_cli.columns import METADATA, Columns, is_number, metadata_heading, one_line
 from sow_client import MessageTypeName, PackedRecords, PayloadForm, Record, RecordBatch, SowError, TopicSettings
 
@@ -168,7 +169,8 @@ def record_lines(columns: BatchColumns, form: RecordForm) -> list[RecordLine]:
     elif form.payload_is_json:
         payloads = map(msgspec.Raw, columns.payloads)
     else:
-        payloads, exact = zip(*[json_payload(payload, form) for payload in columns.payloads], strict=True)
+        told = [json_payload(payload, form) for payload in columns.payloads]
+        payloads, exact = [one for one, _ in told], [one for _, one in told]
     return list(
         map(
             RecordLine,
@@ -219,12 +221,25 @@ def harmless_text(text: str) -> str:
 class CsvRows:
     """Records as lines of CSV: the key, the fields, the other metadata; or the columns that the user named."""
 
-    def __init__(self, form: RecordForm, columns: Columns | None, quoted: Callable[[str], str] = quoted_cell) -> None:
-        """`columns`: of the fields; None: the payloads have none. `quoted` makes cells of texts."""
+    def __init__(
+        self,
+        form: RecordForm,
+        columns: Columns | None,
+        quoted: Callable[[str], str] = quoted_cell,
+        keeps: Callable[[bytes], bool] | None = None,
+    ) -> None:
+        """`columns`: of the fields; None: the payloads have none. `quoted` makes cells of texts. `keeps`: whether the
+        columns keep a payload; one that they do not keep stands whole in one more, `_payload`."""
         self._form = form
         self._quoted = quoted
+        self._keeps = keeps
         self.columns = columns
-        fields = self.columns.headings if self.columns else () if form.keys_only else ("payload",)
+        fields: tuple[str, ...] = () if form.keys_only else ("_payload" if form.payload_is_json else "payload",)
+        if self.columns:
+            fields = self.columns.headings
+            if fields == ("payload",) and not form.payload_is_json and not form.select:
+                fields = ("/payload",)  # a column `payload` alone stands for whole payloads
+            fields = fields if keeps is None else (*fields, "_payload")
         if form.select:
             left = iter(fields)
             self.headings = [metadata_heading(name[1:]) if name[0] == "@" else next(left) for name in form.select]
@@ -263,12 +278,16 @@ class CsvRows:
         quoted = self._quoted
         if self.columns:
             # Column by column: most columns have nothing to quote, and one search in all of their cells shows it.
-            for column in zip(*map(self.columns.texts, payloads), strict=True):
+            made = self.columns.cells if quoted is quoted_cell else self.columns.texts
+            for column in zip(*map(made, payloads), strict=True):
                 together = "".join([cell or '"' for cell in column])
                 if quoted is quoted_cell and not _QUOTABLE.search(together):
                     yield column
                 else:
-                    yield ["" if cell is None else quoted(cell) for cell in column]
+                    yield ["" if cell is None else cell if type(cell) is InQuotes else quoted(cell) for cell in column]
+            if self._keeps is not None:
+                form, keeps = self._form, self._keeps
+                yield ["" if keeps(payload) else quoted(payload_text(payload, form)) for payload in payloads]
         elif not self._form.keys_only:
             yield [quoted(payload_text(payload, self._form)) for payload in payloads]
 

@@ -24,9 +24,20 @@ import click
 import msgspec
 from rich.cells import cell_len
 
-from sow_cli import arguments, display
+from sow_cli import arguments, display, recoding
 from sow_cli.inputs import COLUMN_TYPES, KINDS, ColumnType, Kind, Reading, Target, is_json, opened
-from sow_cli.lines import BadLine, Item, LineNumbers, Parse, base64_payload, document, keyed_by, record_form
+from sow_cli.lines import (
+    NEVER_MICROS,
+    PAYLOAD_BYTES_MAX,
+    BadLine,
+    Item,
+    LineNumbers,
+    Parse,
+    base64_payload,
+    document,
+    keyed_by,
+    record_form,
+)
 from sow_cli.output import Fact, note, progress
 from sow_client import PayloadForm, Topic
 
@@ -66,7 +77,7 @@ class FileInput:
         self._started = time.monotonic()
 
     def records(
-        self, numbers: LineNumbers, bad: Callable[[int, str, str, bytes], None], settled: Callable[[], int]
+        self, numbers: LineNumbers, bad: Callable[[int, str, str, Item | bytes], None], settled: Callable[[], int]
     ) -> Iterator[tuple[int, Item]]:
         """Yields (number of the line or record, record); reports bad ones to `bad` and continues when that returns.
 
@@ -77,9 +88,11 @@ class FileInput:
             for outcome in outcomes:
                 number += 1
                 if type(outcome) is Item:
-                    position += 1
-                    yield number, outcome
-                    continue
+                    if len(outcome.data) <= PAYLOAD_BYTES_MAX:
+                        position += 1
+                        yield number, outcome
+                        continue
+                    bad(number, "PAYLOAD_TOO_LARGE", "the payload is larger than 16 MiB", outcome)
                 numbers.skip(position)
                 if isinstance(outcome, BadLine):
                     bad(number, outcome.reason, outcome.message, outcome.text)
@@ -222,6 +235,18 @@ def input_options(command: Command) -> Command:
             help="Types of the columns of CSV: text, number, int, bool or json; without a name, of all.  [default: as "
             "the first rows tell]",
         ),
+        click.option(
+            "--encoding",
+            type=recoding.encoding,
+            metavar="NAME",
+            help="Of lines, JSON and CSV, such as cp1252.  [default: UTF-8, or as a mark at their begin tells]",
+        ),
+        click.option(
+            "--records/--no-records",
+            default=None,
+            help="Whether lines are records as `sow export` and `sow query --format ndjson` write them, and documents "
+            "come with their keys and expire times.  [default: as the input tells]",
+        ),
         click.option("--as", "kind", type=click.Choice(KINDS), help="How to read FILE.  [default: as its name tells]"),
         click.option(
             "--key-field",
@@ -239,6 +264,8 @@ class InputOptions(TypedDict):
     errors: Path | None
     delimiter: str | None
     types: tuple[tuple[str, ...], ...]
+    encoding: str | None
+    records: bool | None
     kind: Kind | None
     key_field: str | None
 
@@ -261,20 +288,36 @@ def errors_file(given: InputOptions, inputs: Iterable[BufferedReader]) -> Binary
     return opened_file
 
 
-def reading_of(given: InputOptions, *, with_metadata: bool, keep_spaces: bool = False) -> Reading:
-    """How the options want files to be read. Raises a usage error."""
+def reading_of(given: InputOptions, target: Target, *, has_lifetime: bool, keep_spaces: bool = False) -> Reading:
+    """How the options want files to be read. `has_lifetime`: one is given for all records. Raises a usage error."""
     types: dict[str, ColumnType] = {}
     for one in [one for some in given["types"] for one in some]:
         name, _, kind = one.rpartition("=")
         if kind not in COLUMN_TYPES:
             raise click.BadParameter(f"{kind!r} is none of {', '.join(COLUMN_TYPES)}", param_hint="--types")
         types[name] = kind
-    key_field = given["key_field"]
+    key_field, records = given["key_field"], given["records"]
     try:
         keyed = None if key_field is None else keyed_by(key_field)
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--key-field") from error
-    return Reading(given["kind"], types, given["delimiter"], with_metadata, keyed, keep_spaces)
+    # A lifetime on the command line is for every record, unless --records says that records have their own.
+    stamps = records is True or (records is None and not has_lifetime)
+    absent = None if has_lifetime or target.rejects else NEVER_MICROS
+    form = PayloadForm(target.message_type, target.separator)
+    record = record_form(form, with_key=not target.has_key, stamps=stamps, absent=absent)
+    return Reading(
+        given["kind"],
+        types,
+        given["delimiter"],
+        records,
+        None if keep_spaces or keyed is not None else record,
+        stamps,
+        absent,
+        given["encoding"],
+        keyed,
+        keep_spaces,
+    )
 
 
 def target_of(topic: Topic | None) -> Target:
@@ -282,18 +325,17 @@ def target_of(topic: Topic | None) -> Target:
     if topic is None:
         return Target()
     settings = topic.settings
-    return Target(settings.message_type, settings.fix_separator, bool(settings.key))
+    rejects = settings.expiration == "reject"
+    return Target(settings.message_type, settings.fix_separator, bool(settings.key), rejects)
 
 
-def line_parser(reading: Reading, target: Target, *, records: bool, as_it_is: bool) -> Parse:
+def line_parser(reading: Reading, target: Target, *, as_it_is: bool) -> Parse:
     """What makes a record of a line. `as_it_is`: its bytes are the payload, whatever the message type."""
-    is_json = target.message_type == "json"
-    if records:
-        form = PayloadForm(target.message_type, target.separator)
-        return record_form(form, with_key=not target.has_key)
+    if reading.records and reading.record is not None:
+        return reading.record
     if reading.keyed is not None:
         return reading.keyed
-    return document if is_json or as_it_is else base64_payload
+    return document if target.message_type == "json" or as_it_is else base64_payload
 
 
 def standard_input() -> BufferedReader:

@@ -4,6 +4,7 @@
 [2]  No value changes on its way into a table: a text is never taken for a time, and a whole number that fits no column
      of whole numbers is not rounded. A column of several types is text: of each value its JSON.
 [3]  A NaN or an infinity is never published, and never becomes null without being asked to.
+[4]  All rows of a frame are checked before the first one is given out: none is sent where one cannot be.
 """
 
 from __future__ import annotations
@@ -11,15 +12,18 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from decimal import Decimal
+from functools import partial
 from importlib import import_module
 from itertools import chain
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, get_args
+from uuid import UUID
 
 from sow_client._documents import decode, is_json_object, not_finite
 from sow_client._keys import Key
 from sow_client._payloads import PayloadForm
 from sow_client._records import NEVER_MICROS, RecordBatch, invalid
-from sow_client.errors import InvalidArgument
+from sow_client.errors import InvalidArgument, SowError
 
 MetadataName: TypeAlias = Literal["key", "version", "publish_time", "expire_time", "origin", "sequence"]
 """Metadata of records as columns of a table, where their names begin with "_": "_key"."""
@@ -27,7 +31,12 @@ NanMode: TypeAlias = Literal["refuse", "null"]
 """What becomes of NaN in a frame: it is refused, or published as null. pandas has NaN for missing values, too."""
 
 JSON: Final = PayloadForm()
-METADATA: Final = tuple(f"_{name}" for name in get_args(MetadataName))
+METADATA: Final = (*(f"_{name}" for name in get_args(MetadataName)), "_payload")
+"""Columns that are no fields of documents."""
+WHOLE: Final = "_payload"
+"""In files of `sow export`: records that the other columns do not keep."""
+PLAIN_EXTENSIONS: Final = ("arrow.uuid", "arrow.json", "arrow.bool8", "pandas.interval")
+"""Extension types of Arrow whose values have a form in JSON."""
 PAYLOAD: Final = "payload"
 """The column of payloads without fields."""
 ROWS_AT_ONCE: Final = 1_000
@@ -77,8 +86,35 @@ def to_pandas(table: Any) -> Any:
 
 
 def to_polars(table: Any) -> Any:
-    """The table as a `polars.DataFrame`."""
-    return _library("polars", "polars").from_arrow(table)
+    """The table as a `polars.DataFrame`. Types that polars does not have become those that hold the same values."""
+    polars, pa = _library("polars", "polars"), _library("pyarrow", "polars")
+    for at, field in enumerate(table.schema):
+        kind = _in_polars(pa, field.type)
+        if kind == field.type:
+            continue
+        try:
+            table = table.set_column(at, field.with_type(kind), table.column(at).cast(kind))
+        except pa.ArrowException as error:
+            raise invalid(
+                "schema", f"polars has no type for the field {field.name!r}, {field.type}: {error}"
+            ) from error
+    return polars.from_arrow(table)
+
+
+def _in_polars(pa: Any, kind: Any) -> Any:
+    """The type as one that polars reads. It ends the process's call with a panic for some others."""
+    types = pa.types
+    if types.is_decimal256(kind):
+        return pa.decimal128(min(kind.precision, 38), kind.scale)
+    if types.is_run_end_encoded(kind):
+        return _in_polars(pa, kind.value_type)
+    if types.is_struct(kind):
+        return pa.struct([field.with_type(_in_polars(pa, field.type)) for field in kind])
+    if types.is_map(kind):
+        return pa.map_(kind.key_type, _in_polars(pa, kind.item_type))
+    if types.is_list(kind) or types.is_list_view(kind):
+        return pa.list_(_in_polars(pa, kind.value_type))
+    return kind
 
 
 def _checked_metadata(metadata: Iterable[MetadataName]) -> tuple[MetadataName, ...]:
@@ -131,13 +167,19 @@ def _fields(pa: Any, batches: Sequence[RecordBatch], schema: object) -> dict[str
         return _of_form(pa, payloads, None if forms else form, schema)
     if not is_json_object(payloads[0]):
         return {PAYLOAD: pa.array(payloads, pa.binary())}
-    table = _read(pa, payloads, schema)
-    if table is None:
+    chosen: Sequence[Any] = () if schema is None else tuple(schema)
+    unread = [field for field in chosen if not _is_read(pa, field.type)]
+    known = [field for field in chosen if field not in unread]
+    table = _read(pa, payloads, pa.schema(known) if chosen else schema) if known or not chosen else None
+    if table is None or unread:
         try:
             documents = list(map(decode, payloads))
         except ValueError:
             return {PAYLOAD: pa.array(payloads, pa.binary())}  # bytes that begin like JSON
-        return _one_by_one(pa, documents, schema)
+        if table is None:
+            return _one_by_one(pa, documents, schema)
+        columns = _one_by_one(pa, documents, pa.schema(unread))
+        return {field.name: columns[field.name] if field in unread else table[field.name] for field in chosen}
     return dict(zip(table.column_names, table.columns, strict=True))
 
 
@@ -147,6 +189,18 @@ def _of_form(pa: Any, payloads: Sequence[bytes], form: PayloadForm | None, schem
     if None in documents:
         return {PAYLOAD: pa.array(payloads, pa.binary())}
     return _one_by_one(pa, [PayloadForm.in_columns(document) for document in documents], schema)
+
+
+def _is_read(pa: Any, kind: Any) -> bool:
+    """Whether Arrow's reader of JSON makes columns of this type."""
+    pa_json = import_module("pyarrow.json")
+    try:
+        pa_json.read_json(
+            pa.BufferReader(b"{}\n"), parse_options=pa_json.ParseOptions(explicit_schema=pa.schema([("a", kind)]))
+        )
+    except pa.ArrowException:
+        return False
+    return True
 
 
 def _read(pa: Any, payloads: Sequence[bytes], schema: Any) -> Any:
@@ -263,9 +317,36 @@ def _of_type(pa: Any, values: Sequence[Any], field: Any) -> Any:
     try:
         if pa.types.is_integer(field.type) and (cut := [one for one in values if type(one) is float and one % 1]):
             raise pa.ArrowInvalid(f"{cut[0]} is no whole number")  # Arrow would cut it
-        return pa.array(values, field.type)
-    except (pa.ArrowException, OverflowError) as error:
+        return pa.array([_fitting(pa, value, field.type) for value in values], field.type)
+    except (pa.ArrowException, OverflowError, TypeError, ValueError, ArithmeticError) as error:
         raise invalid("schema", f"the field {field.name!r} has values that are not {field.type}: {error}") from error
+
+
+def _fitting(pa: Any, value: Any, kind: Any) -> Any:
+    """A value of JSON as Arrow takes it for this type: it makes no time, no decimal and no UUID of a text."""
+    types = pa.types
+    if value is None:
+        return None
+    if types.is_dictionary(kind) or types.is_run_end_encoded(kind):
+        return _fitting(pa, value, kind.value_type)
+    if types.is_decimal(kind):
+        return value if isinstance(value, int) else Decimal(value if isinstance(value, str) else repr(value))
+    if isinstance(value, dict):
+        if types.is_struct(kind):
+            return {field.name: _fitting(pa, value.get(field.name), field.type) for field in kind}
+        if types.is_map(kind):
+            by_number = types.is_integer(kind.key_type)  # names of JSON are texts
+            return [
+                (int(name) if by_number else name, _fitting(pa, one, kind.item_type)) for name, one in value.items()
+            ]
+    if isinstance(value, list) and hasattr(kind, "value_type"):
+        return [_fitting(pa, one, kind.value_type) for one in value]
+    if isinstance(value, str):
+        if types.is_temporal(kind) and not types.is_duration(kind):
+            return pa.scalar(value, pa.string()).cast(kind)
+        if getattr(kind, "extension_name", "") == "arrow.uuid":
+            return UUID(value).bytes
+    return value
 
 
 # ---- tables as documents ----
@@ -288,9 +369,11 @@ def rows(
     expire_time_column: str | None,
     nan: NanMode,
     form: PayloadForm = JSON,
+    check: Callable[[Row], object] = bool,
 ) -> Iterator[Row]:
     """The rows of a frame. Columns of metadata, such as "_key", and those of lifetimes are no fields of the documents.
-    Raises InvalidArgument before the first row where a column cannot be published."""
+    `check` raises where a row cannot be sent. Raises InvalidArgument before the first row where one cannot be
+    published ([4])."""
     if nan not in get_args(NanMode):
         raise invalid("nan", f'{nan!r} is neither "refuse" nor "null"')
     pa = _library("pyarrow", "arrow")
@@ -303,7 +386,18 @@ def rows(
     if ttl_column is not None and ttl_column == expire_time_column:
         raise invalid("expire_time_column", "is ttl_column, too")
     fields = [name for name in table.column_names if name not in METADATA and name not in lifetimes]
-    return _rows(table, fields, keys, isinstance(key, str), ttl_column, expire_time_column, form)
+    if WHOLE in table.column_names and table[WHOLE].null_count < len(table):
+        raise invalid(
+            "frame",
+            f"the column {WHOLE!r} has whole records, which the other columns do not keep: publish the file with `sow "
+            "publish`, or drop the column to publish the others",
+        )
+    made = partial(_rows, table, fields, keys, isinstance(key, str), ttl_column, expire_time_column, form)
+    # Made twice, so that memory holds no second copy of the frame.
+    for index, row in enumerate(made()):
+        with _told(index):
+            check(row)
+    return made()
 
 
 def _rows(
@@ -315,11 +409,12 @@ def _rows(
     expire_time: str | None,
     form: PayloadForm,
 ) -> Iterator[Row]:
+    pa = import_module("pyarrow")
     index = 0
     has_null = form.message_type in ("json", "msgpack")
     whole = len(fields) == len(table.column_names)
     for batch in table.to_batches(max_chunksize=ROWS_AT_ONCE):
-        for row in batch.to_pylist():
+        for row in _values(pa, batch, index):
             with _told(index):
                 document = row if whole else {name: row[name] for name in fields}
                 values = tuple(row[name] for name in keys)
@@ -336,14 +431,37 @@ def _rows(
             index += 1
 
 
+def _values(pa: Any, batch: Any, start: int) -> list[dict[str, Any]]:
+    """The rows of a batch as values of Python, maps as objects. Raises InvalidArgument with the number of a row."""
+    try:
+        rows: list[dict[str, Any]] = batch.to_pylist(maps_as_pydicts="strict")
+    except (pa.ArrowException, ValueError, OverflowError, KeyError):
+        for row in range(len(batch)):
+            for name, column in zip(batch.schema.names, batch.columns, strict=True):
+                try:
+                    column[row].as_py(maps_as_pydicts="strict")
+                except (pa.ArrowException, ValueError, OverflowError, KeyError) as error:
+                    raise InvalidArgument(
+                        f"row {start + row}: /{name} has no form in JSON: {error}",
+                        reason="PAYLOAD_MALFORMED",
+                        details={"field": "frame", "path": f"/{name}", "row": str(start + row)},
+                    ) from error
+        raise
+    return rows
+
+
 @contextmanager
 def _told(index: int) -> Iterator[None]:
     """Adds the number of the row to an error."""
     try:
         yield
-    except InvalidArgument as error:
+    except SowError as error:
         raise InvalidArgument(
             f"row {index}: {error.message}", reason=error.reason, details=error.details | {"row": str(index)}
+        ) from error
+    except (TypeError, ValueError) as error:
+        raise InvalidArgument(
+            f"row {index}: {error}", reason="INVALID_ARGUMENT", details={"field": "frame", "row": str(index)}
         ) from error
 
 
@@ -373,6 +491,9 @@ def _of_pandas(pa: Any, frame: Any, nan: NanMode) -> Any:
     for name, series in frame.items():
         if str(series.dtype).startswith("float"):  # of numpy; the Float64 of pandas has nulls
             arrays.append(pa.array(series.to_numpy(), from_pandas=False))  # NaN stays NaN, to be refused or asked for
+            continue
+        if str(series.dtype).startswith("period"):  # Arrow has ordinals for them
+            arrays.append(pa.array([None if text == "NaT" else text for text in series.astype(str)], pa.string()))
             continue
         if str(series.dtype) == "object":
             for index, value in enumerate(series):
@@ -408,6 +529,11 @@ def _checked(pa: Any, table: Any, nan: NanMode) -> Any:
     if len(set(table.column_names)) < len(table.column_names):
         raise invalid("frame", f"has several columns of one name: {', '.join(table.column_names)}")
     for at, field in enumerate(table.schema):
+        if name := foreign_type(field):
+            raise invalid(
+                "frame",
+                f"the column {field.name!r} has the type {name}, whose values sow does not know; cast it to text",
+            )
         column = table.column(at)
         if pa.types.is_floating(field.type):
             if nan == "null":
@@ -427,6 +553,23 @@ def _checked(pa: Any, table: Any, nan: NanMode) -> Any:
                 raise invalid("frame", f"the column {field.name!r} has times finer than microseconds") from error
         table = table.set_column(at, field.name, column)
     return table
+
+
+def foreign_type(field: Any) -> str:
+    """The name of an extension type of Arrow, in this field of a schema or below it, whose values have no form in JSON:
+    the periods of pandas are ordinals, the opaque types of DuckDB bytes. Empty: there is none."""
+    told = (field.metadata or {}).get(b"ARROW:extension:name", b"").decode(errors="replace")
+    return _foreign(field.type, told)
+
+
+def _foreign(kind: Any, told: str = "") -> str:
+    name: str = getattr(kind, "extension_name", told)
+    if name and name not in PLAIN_EXTENSIONS:
+        return name
+    kind = getattr(kind, "storage_type", kind)
+    if hasattr(kind, "index_type"):  # a dictionary
+        return _foreign(kind.value_type)
+    return next(filter(None, (foreign_type(kind.field(number)) for number in range(kind.num_fields))), "")
 
 
 def _micros(pa: Any, kind: Any) -> Any:

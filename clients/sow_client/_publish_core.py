@@ -36,11 +36,12 @@ from operator import add
 from typing import Final, NamedTuple, TypeAlias, cast
 
 from sow.v1 import sow_pb2, types_pb2
-from sow_client import _reads, _statuses, _writes
+from sow_client import _lifetimes, _reads, _statuses, _writes
 from sow_client._contract import needed
 from sow_client._failover import LOSSES, FailoverPublish
+from sow_client._keys import Key, optional_key
 from sow_client._lifetimes import Lifetime
-from sow_client._records import invalid
+from sow_client._records import ExpireAt, Ttl, invalid
 from sow_client.errors import PublishFailed, Refusal, SowError, error_of_reason
 
 BATCH_BYTES: Final = 4 * 1024 * 1024
@@ -295,6 +296,19 @@ def check_sizes(payloads: Sequence[bytes], keys: Sequence[str] | None) -> None:
     if keys and (longest := max(map(len, keys))) > KEY_CHARACTERS_MAX:
         row = next(index for index, key in enumerate(keys) if len(key) == longest)
         raise key_too_large(keys[row], f"keys[{row}]")
+
+
+def check_row(payload: bytes, key: Key | None, ttl: Ttl | None, expire_at: ExpireAt | None) -> None:
+    """Raises what a publisher would raise for this record."""
+    if len(payload) > PAYLOAD_BYTES_MAX:
+        raise payload_too_large(len(payload))
+    _lifetimes.lifetime(ttl, expire_at)
+    text = optional_key(key)
+    if text is not None:
+        if len(text) > KEY_CHARACTERS_MAX:
+            raise key_too_large(text)
+        if not _well_formed(text):
+            raise invalid("key", "is no well-formed Unicode: it has half of a surrogate pair")
 
 
 def _check_length(name: str, column: Sequence[object], payloads: Sequence[bytes]) -> None:

@@ -362,6 +362,12 @@ def plan_rows(schema: StructType, writing: Writing, topic: TopicFacts) -> RowPla
                 "payload=binary and one column with the documents",
             )
         for field in rest:
+            if field.name == "_payload":
+                raise SowSourceError(
+                    "SCHEMA_UNSUPPORTED",
+                    "column _payload has whole records of an exported file, which the other columns do not keep",
+                    "publish the file with `sow publish`, or drop the column to write the others",
+                )
             _check_type(field.dataType, field.name, 0)
     op = "_op" if "_op" in schema.names else None
     if op is None and "onDelete" in writing.given:

@@ -243,6 +243,7 @@ def test_a_metadata_column_is_no_part_of_the_document(name: str) -> None:
     ("schema", "topic", "options", "said"),
     [
         ("id int", KEYLESS, {}, "option keyColumn: is missing"),
+        ("id int, _payload string", KEYED, {}, "column _payload has whole records of an exported file"),
         ("id int", KEYED, {"key_column": "id"}, "option keyColumn: topic orders has key fields"),
         ("id int", KEYLESS, {"key_column": "x"}, "there is no column 'x'; the columns are id"),
         ("id double", KEYLESS, {"key_column": "id"}, "cast it to string"),

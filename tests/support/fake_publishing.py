@@ -236,11 +236,13 @@ class FakePublisher:
     def acknowledged(self) -> int:
         return self.applied + self.duplicates + self.refused
 
-    def publish(self, data: bytes, *, key: str | None = None, expire_at: int | None = None) -> None:
+    def publish(self, data: bytes, *, key: str | None = None, ttl: object = None, expire_at: int | None = None) -> None:
         position = self.acknowledged
         if position == self.breaks_at:
             raise self.breaks_with
-        outcome = self._client._apply(self._topic, data, key, self._ttl, expire_at, position, self._merge)
+        outcome = self._client._apply(
+            self._topic, data, key, self._ttl if ttl is None else ttl, expire_at, position, self._merge
+        )
         if isinstance(outcome, Refusal):
             self.refused += 1
             self._on_refusal(outcome)

@@ -48,7 +48,11 @@ def typed(*batches: Sequence[object]) -> tuple[str, list[object]]:
         ([["a"], [1]], "string", ["a", "1"]),
         ([[1], [True]], "string", ["1", "true"]),
         ([[2**53 + 1], [0.5]], "string", [str(2**53 + 1), "0.5"]),
-        ([[2**63], [1]], "string", [str(2**63), "1"]),
+        ([[2**63], [1]], "uint64", [2**63, 1]),
+        ([[2**64 - 1, 1], [-1]], "string", [str(2**64 - 1), "1", "-1"]),
+        ([[2**64]], "string", [str(2**64)]),
+        ([[{"a": 2**63}], [{"a": 0}]], "struct<a: uint64>", [{"a": 2**63}, {"a": 0}]),
+        ([[[2**63]], [[-1]]], "string", [f"[{2**63}]", "[-1]"]),
         ([[[1]], [[2.5]], [None]], "list<item: double>", [[1.0], [2.5], None]),
         ([[{"a": 1}], [{"b": None}]], "struct<a: int64, b: string>", [{"a": 1, "b": None}, {"a": None, "b": None}]),
         ([[{"a": 1}], [{"a": "x"}]], "string", ['{"a":1}', '{"a":"x"}']),
@@ -68,8 +72,8 @@ def test_a_value_that_does_not_fit_a_stream_ends_it(first: object, later: object
     schema = ArrowSchema(RecordForm("t", message_type="json"))
     schema.look(columns({"v": first}).payloads)
 
-    with pytest.raises(click.ClickException, match="a value of v does not fit"):
-        schema.batch(columns({"v": later}))
+    with pytest.raises(click.ClickException, match="a value of v, in the record b, does not fit"):
+        schema.batch(columns({"v": first}, {"v": later}))
 
 
 def test_fields_that_only_later_records_have_are_told() -> None:

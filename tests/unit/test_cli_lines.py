@@ -101,11 +101,11 @@ def test_a_key_of_many_digits_is_exact() -> None:
 @pytest.mark.parametrize("line", [b"[]", b"{", b'{"key":"a"}', b'{"payload":{},"key":7}'])
 def test_a_line_that_is_no_record_is_malformed(line: bytes) -> None:
     with pytest.raises(BadLine) as caught:
-        record_form(PayloadForm(), with_key=True)(line)
+        record_form(PayloadForm(), with_key=True, stamps=True, absent=None)(line)
     assert caught.value.reason == "PAYLOAD_MALFORMED"
 
 
 def test_a_record_of_another_type_needs_base64_text() -> None:
     with pytest.raises(BadLine) as caught:
-        record_form(PayloadForm("binary"), with_key=True)(b'{"key":"a","payload":{}}')
+        record_form(PayloadForm("binary"), with_key=True, stamps=True, absent=None)(b'{"key":"a","payload":{}}')
     assert caught.value.reason == "PAYLOAD_MALFORMED"

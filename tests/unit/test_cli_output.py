@@ -353,9 +353,9 @@ def test_csv_for_spreadsheets_has_no_formulas(client: FakeClient) -> None:
 
     expected = {key: f"'{key}" if key in FORMULAS else key for key in keys}
     assert {one["_key"] for one in read("--csv-safe")} == set(expected.values())
-    assert {one["payload"] for one in read("--csv-safe")} == {"'-5"}
+    assert {one["_payload"] for one in read("--csv-safe")} == {"'-5"}
     assert [one["_key"] for one in read()] == sorted(keys)
-    assert {one["payload"] for one in read()} == {"-5"}
+    assert {one["_payload"] for one in read()} == {"-5"}
 
 
 def test_payloads_in_base64_are_guarded_too(client: FakeClient) -> None:

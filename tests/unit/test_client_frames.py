@@ -6,6 +6,7 @@ import json
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any
+from uuid import UUID
 
 import numpy as np
 import pandas as pd
@@ -22,6 +23,7 @@ __all__ = ["loop", "script", "server"]  # fixtures
 
 NEVER = 2**63 - 1
 NAN = float("nan")
+STAMP = datetime(2030, 1, 1, tzinfo=UTC)
 
 
 def columns(*payloads: bytes, keys_only: bool = False) -> types_pb2.RecordColumns:
@@ -345,3 +347,96 @@ def test_objects_of_python_in_polars_are_refused() -> None:
 def test_a_series_is_no_frame() -> None:
     with pytest.raises(TypeError, match="a Series is no frame"):
         rows(pd.Series([1]))
+
+
+# ---- what frames have that JSON has not ----
+
+
+def test_maps_are_objects() -> None:
+    """Story: `sow publish` made objects of the maps of a Parquet file, and `publish_frame` lists of pairs."""
+    maps = pa.table({"m": pa.array([{"a": 1}, None, {}], pa.map_(pa.string(), pa.int64()))})
+    assert [json.loads(row.payload) for row in published(maps)] == [{"m": {"a": 1}}, {"m": None}, {"m": {}}]
+    twice = pa.table({"m": pa.array([[("a", 1)], [("a", 1), ("a", 2)]], pa.map_(pa.string(), pa.int64()))})
+    with pytest.raises(InvalidArgument, match="row 1: /m has no form in JSON"):
+        published(twice)
+
+
+def test_periods_are_texts_and_no_ordinals() -> None:
+    """Story: the month 2024-01 was published as 648."""
+    months = pd.Series(pd.period_range("2024-01", periods=2, freq="M"))
+    months[1] = pd.NaT
+    assert [json.loads(row.payload) for row in published(pd.DataFrame({"month": months}))] == [
+        {"month": "2024-01"},
+        {"month": None},
+    ]
+
+
+def test_values_that_only_their_program_knows_are_refused() -> None:
+    """Story: a BIT of DuckDB was published as the base64 of its bytes inside, a period in a table as a number."""
+    bits = pa.ExtensionArray.from_storage(pa.opaque(pa.binary(), "bit", "DuckDB"), pa.array([b"\x04"], pa.binary()))
+    period = pa.array(pd.Series(pd.period_range("2024-01", periods=1, freq="M")))
+    inside = pa.StructArray.from_arrays([bits], names=["x"])
+    lists = pa.ListArray.from_arrays(pa.array([0, 1], pa.int32()), bits)
+    unknown = pa.schema([pa.field("u", pa.int64(), metadata={b"ARROW:extension:name": b"mine"})])
+    for one, name in (
+        (pa.table({"c": bits}), "arrow.opaque"),
+        (pa.table({"c": period}), "pandas.period"),
+        (pa.table({"c": inside}), "arrow.opaque"),
+        (pa.table({"c": lists}), "arrow.opaque"),
+        (pa.table([pa.array([1])], schema=unknown), "mine"),
+    ):
+        with pytest.raises(InvalidArgument, match=f"has the type {name}, whose values sow does not know"):
+            published(one)
+
+
+def published(frame: object, **options: Any) -> list[_frames.Row]:
+    chosen: dict[str, Any] = {"key": None, "ttl_column": None, "expire_time_column": None, "nan": "refuse"}
+    return list(_frames.rows(frame, **(chosen | options)))
+
+
+def test_whole_records_beside_their_columns_are_not_dropped() -> None:
+    """`_payload` of an exported file has records that the other columns do not keep."""
+    with pytest.raises(InvalidArgument, match="the column '_payload' has whole records"):
+        published(pa.table({"a": [1, 2], "_payload": [None, '{"a":2,"b":null}']}))
+    nothing = pa.table({"a": [1], "_payload": pa.nulls(1, pa.string())})
+    assert [row.payload for row in published(nothing)] == [b'{"a":1}']
+
+
+SCHEMA: list[tuple[str, Any, object, object]] = [
+    ("a", pa.dictionary(pa.int32(), pa.string()), "x", "x"),
+    ("b", pa.float16(), 1.5, 1.5),
+    ("c", pa.map_(pa.string(), pa.int64()), {"k": 1}, [("k", 1)]),
+    ("d", pa.decimal256(50, 2), 12.5, Decimal("12.50")),
+    ("e", pa.large_list(pa.int64()), [1, 2], [1, 2]),
+    ("f", pa.list_(pa.int64(), 2), [1, 2], [1, 2]),
+    ("g", pa.map_(pa.int32(), pa.timestamp("us", "UTC")), {"7": STAMP.isoformat()}, [(7, STAMP)]),
+    ("h", pa.uuid(), "5aac7e05-36cb-421b-bb06-00097fdafb21", UUID("5aac7e05-36cb-421b-bb06-00097fdafb21")),
+    ("i", pa.timestamp("us", "UTC"), STAMP.isoformat(), STAMP),
+    ("j", pa.duration("us"), 5, timedelta(microseconds=5)),
+    ("k", pa.list_view(pa.int64()), [1], [1]),
+    ("l", pa.binary(2), "ab", b"ab"),
+]
+
+
+def test_a_schema_may_have_types_that_the_json_reader_of_arrow_lacks() -> None:
+    """Story: a dictionary, a float16 or a map ended `to_arrow` with an error of Arrow."""
+    document = {name: value for name, _, value, _ in SCHEMA}
+    schema = pa.schema([(name, kind) for name, kind, _, _ in SCHEMA])
+    made = table(json.dumps(document).encode(), b"{}", schema=schema)
+    assert made.schema == schema
+    assert made.to_pylist() == [{name: read for name, _, _, read in SCHEMA}, dict.fromkeys(schema.names)]
+    assert list(_frames.to_pandas(made)) == schema.names
+    assert _frames.to_polars(made).columns == schema.names
+    for name, kind, _, _ in SCHEMA:
+        alone = table(json.dumps(document).encode(), schema=pa.schema([(name, kind)]))
+        assert alone.schema.field(name).type == kind, name
+    for kind, wrong in ((pa.float16(), "x"), (pa.uuid(), "x"), (pa.map_(pa.string(), pa.int64()), 1)):
+        with pytest.raises(InvalidArgument, match="the field 'a' has values that are not"):
+            table(json.dumps({"a": wrong}).encode(), schema=pa.schema([("a", kind)]))
+
+
+def test_a_type_that_polars_does_not_hold_is_refused_and_no_panic() -> None:
+    """`from_arrow` of polars ends with a panic, which is no Exception, at a decimal of 256 bits."""
+    large = pa.table({"d": pa.array([Decimal(10) ** 45], pa.decimal256(50, 2))})
+    with pytest.raises(InvalidArgument, match="polars has no type for the field 'd'"):
+        _frames.to_polars(large)

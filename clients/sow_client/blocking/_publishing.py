@@ -244,15 +244,22 @@ class Publishing(Calls):
         the documents; the index of pandas is left out. A missing value is published as null.
 
         NaN and infinities are refused with InvalidArgument, with the path and the row, before anything is sent. With
-        `nan="null"` a NaN is published as null: pandas has it for missing values. (NaN inside lists and structs is
-        found at its row; the rows before it are published.) Raises PublishFailed if the server has refused records; all
-        others are applied. The other arguments are those of `publisher`. Needs `sow[arrow]`.
+        `nan="null"` a NaN is published as null: pandas has it for missing values. All rows are checked before the first
+        one is sent; InvalidArgument names a row that cannot be. Maps become objects, periods of pandas text. Raises
+        PublishFailed if the server has refused records; all others are applied. The other arguments are those of
+        `publisher`. Needs `sow[arrow]`.
         """
         from sow_client import _frames  # lazily: few programs need it
 
         form = self._form(topic)
         rows = _frames.rows(
-            frame, key=key, ttl_column=ttl_column, expire_time_column=expire_time_column, nan=nan, form=form
+            frame,
+            key=key,
+            ttl_column=ttl_column,
+            expire_time_column=expire_time_column,
+            nan=nan,
+            form=form,
+            check=lambda row: _publish_core.check_row(row.payload, row.key, row.ttl, row.expire_at),
         )
         publisher = self.publisher(
             topic,

@@ -1,0 +1,173 @@
+"""An exported file is published as the same records: keys, payloads, also the types of values, and expire times."""
+
+from __future__ import annotations
+
+import io
+from array import array
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sow_cli import packing
+from sow_cli.exporting import RecordFile
+from sow_cli.inputs import Reading, Target, opened
+from sow_cli.lines import Item, base64_payload, document, record_form
+from sow_cli.output import Format
+from sow_cli.rows import NEVER_MICROS, BatchColumns, RecordForm
+from sow_cli.sources import buffered
+from sow_client import MessageTypeName, PayloadForm
+from tests.support.examples import examples
+
+FORMATS = {
+    "ndjson": Format.NDJSON,
+    "json": Format.JSON,
+    "csv": Format.CSV,
+    "csv.gz": Format.CSV,
+    "ndjson.zst": Format.NDJSON,
+    "parquet": Format.PARQUET,
+    "arrow": Format.ARROW,
+}
+WORDS = ["", "x", "a,b", 'say "x"', "two\nlines", "\r", "\r\n", "007", "-1.5e3", "12", "true", "null", "[1]", '{"a":1}']
+NAMES = [
+    "a",
+    "b",
+    "c d",
+    "",
+    "/a",
+    "/a/b",
+    "_key",
+    "_payload",
+    "payload",
+    "@key",
+    'q"',
+    "a,b",
+    "_expire_time",
+    "[",
+    "é",
+]
+texts = st.sampled_from(WORDS) | st.text(max_size=4)
+numbers = (
+    st.integers(-3, 3)
+    | st.integers(-(2**70), 2**70)
+    | st.sampled_from([2**53, 2**53 + 1, 2**63 - 1, 2**63, 2**64 - 1, -(2**63), -(2**63) - 1])
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.sampled_from([0.0, -0.0, 1.0, 0.5, 2.0**53, 1e22])
+)
+scalars = st.none() | st.booleans() | texts | numbers
+values = st.recursive(
+    scalars,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["a", "b", ""]), inner, max_size=2),
+    max_leaves=5,
+)
+objects = st.dictionaries(st.sampled_from(NAMES), values, max_size=4)
+alike = st.lists(  # records with the same fields, as they mostly are
+    st.fixed_dictionaries({"a": st.integers() | st.floats(-9, 9)}, optional={"b": texts, "c": st.booleans()}),
+    max_size=6,
+)
+packed_values = st.recursive(
+    st.none() | st.booleans() | texts | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.binary(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["a", "b"]), inner, max_size=2),
+    max_leaves=5,
+)
+tags = st.sampled_from([b"35", b"55", b"44", b"58", b"x"])
+flat = st.lists(
+    st.tuples(tags, st.sampled_from([b"", b"D", b"9.50", b"a=b", b"\xff\xfe", b'"', b"1,2", b"\r", b"\n"])),
+    min_size=1,
+    max_size=5,
+).map(lambda fields: b"".join([name + b"=" + value + b"\x01" for name, value in fields]))
+
+PAYLOADS = {
+    "json": (st.lists(objects | scalars | st.lists(scalars, max_size=2), max_size=6) | alike).map(
+        lambda some: [msgspec.json.encode(one) for one in some]
+    ),
+    "msgpack": st.lists(
+        (st.dictionaries(st.sampled_from(NAMES), packed_values, max_size=4) | packed_values).map(msgspec.msgpack.encode)
+        | st.just(b"\x81\x01\xa1x"),  # a map whose key is a number
+        max_size=6,
+    ),
+    "fix": st.lists(flat | flat.map(lambda one: one[:-1]), max_size=6),
+    "nvfix": st.lists(flat, max_size=6),
+    "binary": st.lists(st.binary(max_size=6), max_size=6),
+}
+
+
+class Kept(NamedTuple):
+    """A record as it matters."""
+
+    key: str | None
+    payload: object
+    expire_time_micros: int | None
+
+
+def typed(value: object) -> object:
+    """A value that equals another one only if the types do, too."""
+    if isinstance(value, dict):
+        return {name: typed(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [typed(one) for one in value]
+    return (type(value), repr(value))
+
+
+def of(message_type: MessageTypeName, payload: bytes) -> object:
+    if message_type == "json":
+        return typed(msgspec.json.decode(payload))
+    if message_type == "msgpack":
+        return typed(msgspec.msgpack.decode(payload, strict=False))
+    return payload
+
+
+def written(kind: str, form: RecordForm, batches: Sequence[BatchColumns]) -> bytes:
+    sink = io.BytesIO()
+    with packing.packed(sink, packing.unpacked_name(f"a.{kind}")[1]) as inside:
+        file = RecordFile(FORMATS[kind], form, inside)
+        for batch in batches if file.looks else ():
+            file.look(batch.payloads)
+        for batch in batches:
+            file.write(batch)
+        file.close()
+    return sink.getvalue()
+
+
+def read(kind: str, message_type: MessageTypeName, data: bytes) -> list[Kept]:
+    is_json = message_type == "json"
+    record = record_form(PayloadForm(message_type), with_key=True, stamps=True, absent=NEVER_MICROS)
+    file = buffered(io.BytesIO(data))
+    parse = document if is_json else base64_payload
+    reading = Reading(record=record, stamps=True)
+    source = opened(file, f"a.{kind}", parse, reading, Target(message_type), size=None)
+    outcomes = [one for chunk, _ in source for one in chunk if one is not None]
+    for one in outcomes:
+        assert isinstance(one, Item), one
+    items = [one for one in outcomes if isinstance(one, Item)]
+    return [Kept(one.key, of(message_type, one.data), one.expire_time_micros) for one in items]
+
+
+@pytest.mark.parametrize("message_type", PAYLOADS)
+@settings(max_examples=examples(400))
+@given(data=st.data())
+def test_an_export_published_again_is_the_same_content(message_type: MessageTypeName, data: st.DataObject) -> None:
+    payloads = data.draw(PAYLOADS[message_type])
+    some = len(payloads)
+    stamps = data.draw(st.lists(st.sampled_from([0, 7, NEVER_MICROS]), min_size=some, max_size=some))
+    keys = data.draw(st.lists(texts, min_size=some, max_size=some))
+    cut = data.draw(st.integers(0, some))
+
+    def batch(part: slice) -> BatchColumns:
+        numbers = array("q", [7] * len(payloads[part]))
+        origins = ["x"] * len(numbers)
+        return BatchColumns(keys[part], numbers, numbers, stamps[part], origins, numbers, payloads[part])
+
+    batches = [batch(slice(0, cut)), batch(slice(cut, some))]
+    form = RecordForm("t", message_type=message_type)
+
+    exported = {kind: written(kind, form, batches) for kind in FORMATS}
+
+    expected = [
+        Kept(key, of(message_type, payload), stamp) for key, payload, stamp in zip(keys, payloads, stamps, strict=True)
+    ]
+    for kind, file in exported.items():
+        assert read(kind, message_type, file) == expected, kind
