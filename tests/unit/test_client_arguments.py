@@ -234,7 +234,7 @@ def test_a_delete_selects_in_exactly_one_way() -> None:
         values = {
             "keys": None,
             "filter_text": None,
-            "data": None,
+            "payload": None,
             "everything": False,
             "dry_run": False,
             "durability": None,
@@ -243,13 +243,13 @@ def test_a_delete_selects_in_exactly_one_way() -> None:
         return _writes.delete_request("orders", **chosen)
 
     assert request(keys=["1"]).by_keys.keys == ["1"]
-    assert request(data={"id": 1}).by_payload == b'{"id":1}'
+    assert request(payload=b'{"id":1}').by_payload == b'{"id":1}'
     assert request(everything=True).all
     assert request(filter_text="/a = 1").by_filter == "/a = 1"
     for wrong in (
         {},
         {"keys": ["1"], "everything": True},
-        {"keys": ["1"], "data": b"{}"},
+        {"keys": ["1"], "payload": b"{}"},
         {"filter_text": "true", "everything": True},
         {"filter_text": " "},  # every record, by an empty variable
     ):
