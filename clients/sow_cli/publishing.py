@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
@@ -23,7 +24,14 @@ import click
 
 from sow_cli import arguments, display
 from sow_cli.exits import SERVER_SAID_NO
-from sow_cli.ignored import count_ignored, remark, remark_at_once, told_in_remarks
+from sow_cli.ignored import (
+    count_ignored,
+    remark,
+    remark_at_once,
+    remark_created,
+    remark_if_past,
+    told_in_remarks,
+)
 from sow_cli.lines import BadLine, Item, LineNumbers, Parse, SentItems
 from sow_cli.output import Fact, Output, note, output_option
 from sow_cli.session import Session
@@ -207,18 +215,22 @@ def publish(
         found = described_topic(client, topic)
         target = target_of(found)
         is_told = remark_at_once(found, is_given=expire_at is not None or ttl not in (None, "never"))
+        remark_if_past(found, expire_at)
         parse = line_parser(reading, target, records=records, as_it_is=raw or (key is not None and data is None))
         merging = Merging(delta, [path for some in unset for path in some] or None)
         job = _Job(client, topic, lifetime, merging, durability, batch_records, condition)
         if data is not None or key is not None:
             whole = inputs[0].read() if data is None else data.encode("utf-8", "surrogateescape")
             output.one(published_facts(topic, _publish_one(job, whole, parse, key)))
+            tell_created(client, topic, found)
             return
         tally = Tally(Refusals(errors_file(given, inputs), of_json=target.message_type == "json"))
         for file in inputs:
             source = FileInput(file, parse, reading, target, in_progress="publishing", several=len(inputs) > 1)
             if not _publish_file(job, source, tally, strict=strict):
                 break
+        if tally.published:
+            tell_created(client, topic, found)
     tally.refusals.sum_up()
     output.one(_summary(topic, tally))
     if tally.ttls_ignored and not is_told:
@@ -478,6 +490,13 @@ def described_topic(client: Client, name: str) -> Topic | None:
         return client.describe_topic(name)
     except NotFound:
         return None
+
+
+def tell_created(client: Client, name: str, found: Topic | None) -> None:
+    """Tells that the topic is new, if it was not `found` before."""
+    if found is None:
+        with suppress(SowError):  # all is published; a caller may lack the right to list topics
+            remark_created(name, [topic.name for topic in client.topics()])
 
 
 def published_facts(topic: str, done: Published) -> list[Fact]:

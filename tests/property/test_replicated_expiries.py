@@ -1,8 +1,8 @@
 """Changes of another instance that come late: each kind of subscriber hears the same of those that are over (L7, J12).
 
-Two stores on one time. Records with short lives are published, updated and touched at one, and shipped to the other once
-time has gone on. Nobody there is handed a record that is over, and all that a subscriber has in the end is what it would
-have from a query.
+Two stores on one time. Records with short lives are published, updated and touched at one, and shipped to the other
+once time has gone on. Nobody there is handed a record that is over, and all that a subscriber has in the end is what it
+would have from a query.
 """
 
 from __future__ import annotations
