@@ -13,9 +13,6 @@ from decimal import Decimal
 from typing import Final
 
 from sow_server.engine.values.errors import Reason, StoreError
-from typing import Final
-
-from sow_server.engine.values.errors import Reason, StoreError
 
 TOPIC_NAME: Final = re.compile(r"[A-Za-z0-9_.:-]{1,200}\Z")
 OWNED_NAME: Final = re.compile(r"(?:[A-Za-z0-9_.:@-]{1,200}/)?[A-Za-z0-9_.:-]{1,200}\Z")
