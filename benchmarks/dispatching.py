@@ -62,7 +62,7 @@ def _in_process(setting: Setting, accounts: Sequence[str]) -> Row:
     def micros_per_change(followed: FollowedTopic) -> float:
         groups: list[Group] = []
         begin = time.perf_counter()
-        for change in changes_of(topic, chunk, start=0, stop=changes, find=lambda sequence: None, live=True):
+        for change in changes_of(topic, chunk, start=0, stop=changes, find=lambda sequence: None):
             followed.dispatch(change, 0, groups)
         spent = time.perf_counter() - begin
         found.append([(group.filter_text, row.sequence) for group in groups for row in group.rows])

@@ -16,6 +16,7 @@ from sow.durations import DurationError, parse_micros
 from sow.sizes import SizeError, parse_bytes
 from sow_cli.columns import METADATA, Path, steps
 from sow_client import UNLIMITED
+from sow_client._keys import key_text
 
 NONE: Final = "none"
 """Removes a setting."""
@@ -151,6 +152,16 @@ def key(text: str) -> str:
     except UnicodeEncodeError as error:
         raise click.BadParameter(f"{text!r} is not UTF-8") from error
     return text
+
+
+parts_option: Final = click.option(
+    "--parts", is_flag=True, help="The KEYs are the parts of one key, one for each key field, in order: LH 400."
+)
+
+
+def whole_keys(keys: tuple[str, ...], *, parts: bool) -> tuple[str, ...]:
+    """The keys; with `parts` the one key that they are the parts of, in which a | or \\ of a part is escaped (K4)."""
+    return (key_text(keys),) if parts and keys else keys
 
 
 def index(text: str) -> str:

@@ -139,7 +139,9 @@ def is_unanswered(error: SowError) -> bool:
 def describe(error: SowError) -> str:
     """Reason and message, then each detail on a line of its own."""
     lines = [f"{error.reason}: {display.safe_lines(error.message)}"]
-    lines += [f"  {name}: {display.safe(str(value))}" for name, value in sorted(error.details.items())]
+    # The message has the name of the topic that is missing, which is told for programs.
+    told = {name: value for name, value in error.details.items() if name != "topic"}
+    lines += [f"  {name}: {display.safe(str(value))}" for name, value in sorted(told.items())]
     if error.retry_after is not None:
         lines.append(f"  retry after: {error.retry_after:g} s")
     return "\n".join(lines)

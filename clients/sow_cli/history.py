@@ -19,7 +19,7 @@ from sow_cli.columns import one_line, text
 from sow_cli.output import Fact, Format, Output, note, output_option
 from sow_cli.rows import RecordForm, payload_text, shown_payload
 from sow_cli.session import Session
-from sow_client import EARLIEST, Client, PastChange, PayloadForm, Topic
+from sow_client import EARLIEST, Client, PastChange, PayloadForm, SowError, Topic
 
 _KEPT_MAX: Final = 10_000
 """Changes that are told without --last."""
@@ -41,11 +41,12 @@ _NAMES: Final = (
 
 @click.command(short_help="Tell the story of one key.")
 @click.argument("topic")
-@click.argument("key", type=arguments.key)
+@click.argument("keys", nargs=-1, required=True, type=arguments.key, metavar="KEY")
+@arguments.parts_option
 @click.option("--last", type=click.IntRange(min=1), metavar="N", help="Only the last N changes.")
 @output_option
 @click.pass_obj
-def history(session: Session, topic: str, key: str, last: int | None, output: Output) -> None:
+def history(session: Session, topic: str, keys: tuple[str, ...], parts: bool, last: int | None, output: Output) -> None:
     """Tell the story of the record KEY of TOPIC, from the journal: each publish with the fields that it changed, each
     new lifetime, and why the record ended.
 
@@ -57,6 +58,10 @@ def history(session: Session, topic: str, key: str, last: int | None, output: Ou
       sow history orders 1
       sow history sessions alice --last 10 --format json
     """
+    keys = arguments.whole_keys(keys, parts=parts)
+    if len(keys) > 1:
+        raise click.UsageError("one KEY, or with --parts the parts of one")
+    (key,) = keys
     most = last or _KEPT_MAX
     with session.client() as client:
         described = client.describe_topic(topic)
@@ -111,7 +116,13 @@ def _committed(client: Client, topic: Topic, sequence: int) -> int:
     while high - low > 1:
         middle = (low + high) // 2
         start = datetime.fromtimestamp(middle / 1000, UTC)
-        if _sequence(client.plan_changes(topic.name, start=start).start) < sequence:
+        try:
+            reached = _sequence(client.plan_changes(topic.name, start=start).start)
+        except SowError as error:
+            if error.reason != "TIME_IN_FUTURE":
+                raise
+            reached = sequence  # nothing comes before that time that is not there now
+        if reached < sequence:
             low = middle
         else:
             high = middle

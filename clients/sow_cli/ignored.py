@@ -5,8 +5,10 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 
 from sow_cli.output import note
+from sow_cli.session import near_names
 from sow_client import LifetimeIgnoredWarning, Published, Refusal, Topic
 
 
@@ -32,6 +34,23 @@ def remark_at_once(topic: Topic | None, *, is_given: bool) -> bool:
         return False
     remark(topic.name)
     return True
+
+
+def remark_if_past(topic: Topic | None, expire_at: datetime | None) -> None:
+    """Remarks if an expire time in an option is over: then it deletes live records (rule L7)."""
+    if topic is None or expire_at is None or expire_at > datetime.now(UTC):
+        return
+    if topic.settings.expiration not in ("disabled", "reject") and topic.settings.min_ttl is None:
+        note(
+            f"{expire_at:%Y-%m-%dT%H:%M:%SZ} is over: the records expire at once, and live ones of their keys are gone"
+        )
+
+
+def remark_created(topic: str, names: Iterable[str]) -> None:
+    """Tells that a publish has created its topic, which may have been a mistyped name."""
+    near = near_names(topic, names)
+    meant = f"; was {near[0]} meant? `sow topic delete {topic}` deletes this one" if near else ""
+    note(f"there was no topic {topic}: this publish has created it{meant}")
 
 
 @contextmanager

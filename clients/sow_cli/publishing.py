@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
@@ -23,7 +24,14 @@ import click
 
 from sow_cli import arguments, display
 from sow_cli.exits import SERVER_SAID_NO
-from sow_cli.ignored import count_ignored, remark, remark_at_once, told_in_remarks
+from sow_cli.ignored import (
+    count_ignored,
+    remark,
+    remark_at_once,
+    remark_created,
+    remark_if_past,
+    told_in_remarks,
+)
 from sow_cli.lines import NEVER_MICROS, BadLine, Item, LineNumbers, Parse, SentItems
 from sow_cli.output import Fact, Output, note, output_option
 from sow_cli.session import Session
@@ -195,8 +203,6 @@ def publish(
     """
     arguments.refuse_together(("--ttl", ttl is not None), ("--expire-at", expire_at is not None))
     _check_input(data, key, files, given, raw=raw)
-    if unset and not delta:
-        raise click.UsageError("--unset is for --delta: a plain publish replaces the whole record")
     arguments.refuse_together(("--keep-ttl", keep_ttl), (f"--ttl-mode {ttl_mode}", ttl_mode == "extend"))
     condition = _condition(if_absent, if_present, if_version, of_one=data is not None or key is not None)
     lifetime = Lifetime(ttl, expire_at, keep_ttl or ttl_mode == "keep", ttl_mode == "extend")
@@ -204,26 +210,33 @@ def publish(
     with session.client() as client, told_in_remarks():
         found = described_topic(client, topic)
         target = target_of(found)
-        is_told = remark_at_once(found, is_given=expire_at is not None or ttl not in (None, "never"))
+        is_told = remark_lifetime(found, ttl, expire_at)
         reading = reading_of(given, target, has_lifetime=bool(ttl or expire_at), keep_spaces=raw)
         parse = line_parser(reading, target, as_it_is=raw or (key is not None and data is None))
-        merging = Merging(delta, [path for some in unset for path in some] or None)
-        job = _Job(client, topic, lifetime, merging, durability, batch_records, condition)
+        job = _Job(client, topic, lifetime, _merging(delta, unset), durability, batch_records, condition)
         if data is not None or key is not None:
             whole = inputs[0].read() if data is None else data.encode("utf-8", "surrogateescape")
             output.one(published_facts(topic, _publish_one(job, whole, parse, key)))
+            tell_created(client, topic, found, published=1)
             return
         tally = Tally(Refusals(errors_file(given, inputs), of_json=target.message_type == "json"))
         for file in inputs:
             source = FileInput(file, parse, reading, target, in_progress="publishing", several=len(inputs) > 1)
             if not _publish_file(job, source, tally, strict=strict):
                 break
+        tell_created(client, topic, found, published=tally.published)
     tally.refusals.sum_up()
     output.one(_summary(topic, tally))
     if tally.ttls_ignored and not is_told:
         remark(topic)
     if tally.refusals.total:
         click.get_current_context().exit(SERVER_SAID_NO)
+
+
+def _merging(delta: bool, unset: tuple[tuple[str, ...], ...]) -> Merging:
+    if unset and not delta:
+        raise click.UsageError("--unset is for --delta: a plain publish replaces the whole record")
+    return Merging(delta, [path for some in unset for path in some] or None)
 
 
 def _condition(absent: bool, present: bool, version: int | None, *, of_one: bool) -> Condition:
@@ -479,6 +492,19 @@ def described_topic(client: Client, name: str) -> Topic | None:
         return client.describe_topic(name)
     except NotFound:
         return None
+
+
+def remark_lifetime(found: Topic | None, ttl: str | None, expire_at: datetime | None) -> bool:
+    """Remarks on a lifetime in an option that is over, or has no effect. True: it has none."""
+    remark_if_past(found, expire_at)
+    return remark_at_once(found, is_given=expire_at is not None or ttl not in (None, "never"))
+
+
+def tell_created(client: Client, name: str, found: Topic | None, *, published: int) -> None:
+    """Tells that the topic is new, if it was not `found` before."""
+    if found is None and published:
+        with suppress(SowError):  # all is published; a caller may lack the right to list topics
+            remark_created(name, [topic.name for topic in client.topics()])
 
 
 def published_facts(topic: str, done: Published) -> list[Fact]:

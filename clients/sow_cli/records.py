@@ -15,7 +15,7 @@ import click
 from sow.durations import parse_micros
 from sow_cli import arguments, display
 from sow_cli.exits import SERVER_SAID_NO
-from sow_cli.ignored import count_ignored, remark, told_in_remarks
+from sow_cli.ignored import count_ignored, remark, remark_if_past, told_in_remarks
 from sow_cli.output import (
     Fact,
     Format,
@@ -64,6 +64,7 @@ _min_position_option = click.option(
 @click.command(short_help="Show the records of some keys.")
 @click.argument("topic")
 @click.argument("keys", nargs=-1, required=True, type=arguments.key, metavar="KEY...")
+@arguments.parts_option
 @_projection_options
 @click.option(
     "--touch", type=arguments.ttl, metavar="DURATION|never", help="Also give the records this lifetime from now on."
@@ -83,6 +84,7 @@ def get(
     *,
     topic: str,
     keys: tuple[str, ...],
+    parts: bool,
     select: tuple[tuple[str, ...], ...],
     exclude: tuple[tuple[str, ...], ...],
     touch: str | None,
@@ -99,10 +101,12 @@ def get(
     Examples:
       sow get orders 1
       sow get orders 1 2 3 --select /id,/price --format csv
+      sow get flights LH 400 --parts
       sow get images logo --raw > logo.png
       sow get fix-orders 17 --raw --soh '|'
       sow get sessions alice --touch 20m --touch-below 5m
     """
+    keys = arguments.whole_keys(keys, parts=parts)
     if touch_below is not None and touch is None:
         raise click.UsageError("--touch-below needs --touch")
     named, include, leave_out = _paths(select, exclude)
@@ -330,6 +334,7 @@ def count(
 @click.command(short_help="Delete records.")
 @click.argument("topic")
 @click.option("--key", "keys", multiple=True, type=arguments.key, metavar="KEY", help="Delete this key (repeatable).")
+@arguments.parts_option
 @click.option(
     "--filter",
     "filter_text",
@@ -353,6 +358,7 @@ def delete(
     *,
     topic: str,
     keys: tuple[str, ...],
+    parts: bool,
     filter_text: str | None,
     data: BufferedReader | None,
     everything: bool,
@@ -374,6 +380,7 @@ def delete(
       sow delete orders --data order.json
       sow delete orders --all --dry-run
     """
+    keys = arguments.whole_keys(keys, parts=parts)
     if bool(keys) + (filter_text is not None) + (data is not None) + everything != 1:
         raise click.UsageError("give exactly one of --key, --filter, --data and --all")
     arguments.refuse_together(("--if-version", bool(versions)), ("--dry-run", dry_run))
@@ -415,6 +422,7 @@ def delete(
 @click.command(short_help="Renew or change lifetimes.")
 @click.argument("topic")
 @click.argument("keys", nargs=-1, required=True, type=arguments.key, metavar="KEY...")
+@arguments.parts_option
 @click.option("--ttl", type=arguments.ttl, metavar="DURATION|never", help="New lifetime from now on, such as 30s.")
 @click.option("--expire-at", type=arguments.instant, metavar="TIME", help="When to expire: 2030-01-31T12:00:00Z.")
 @click.option(
@@ -431,6 +439,7 @@ def touch(
     *,
     topic: str,
     keys: tuple[str, ...],
+    parts: bool,
     ttl: str | None,
     expire_at: datetime | None,
     only: TouchOnlyName | None,
@@ -451,10 +460,13 @@ def touch(
       sow touch sessions alice --ttl 20m --only later
     """
     arguments.refuse_together(("--ttl", ttl is not None), ("--expire-at", expire_at is not None))
+    keys = arguments.whole_keys(keys, parts=parts)
     _check_versions(versions, keys, "KEY")
     with session.client() as client, told_in_remarks():
         if ttl is None and expire_at is None:
             _check_default(client, topic)
+        if expire_at is not None:
+            remark_if_past(client.describe_topic(topic), expire_at)
         outcomes = client.touch(
             topic,
             list(keys),
@@ -485,15 +497,17 @@ def _check_default(client: Client, topic: str) -> None:
 @click.command(short_help="Take lifetimes away.")
 @click.argument("topic")
 @click.argument("keys", nargs=-1, required=True, type=arguments.key, metavar="KEY...")
+@arguments.parts_option
 @output_option
 @click.pass_obj
-def persist(session: Session, topic: str, keys: tuple[str, ...], output: Output) -> None:
+def persist(session: Session, topic: str, keys: tuple[str, ...], parts: bool, output: Output) -> None:
     """Remove the lifetime of records of TOPIC: they never expire, unless the topic has a maximum lifetime.
 
     \b
     Example:
       sow persist sessions alice
     """
+    keys = arguments.whole_keys(keys, parts=parts)
     with session.client() as client:
         outcomes = client.touch(topic, list(keys), ttl="never")
     _write_outcomes(output, topic, keys, outcomes)

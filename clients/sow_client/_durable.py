@@ -31,6 +31,7 @@ from typing import Final, Protocol
 from sow.v1 import sow_pb2
 from sow_client import _statuses
 from sow_client._aio_subscription import AsyncSubscription, OpenAioSubscription
+from sow_client._arguments import refused_by_name
 from sow_client._change_frames import prefix_of
 from sow_client._lines import Home
 from sow_client._records import Change, invalid
@@ -432,6 +433,7 @@ def _bookmark_of(done: Change | str) -> str | None:
     return done.bookmark if isinstance(done, Change) else done
 
 
+@refused_by_name
 class DurableSubscription(Subscription):
     """The consumer of a durable subscription: an iterator of changes without an end, used by one thread.
 
@@ -582,6 +584,7 @@ class _AioAcknowledger:
                 await self._hurry.wait()
 
 
+@refused_by_name
 class AsyncDurableSubscription(AsyncSubscription):
     """`DurableSubscription` for asyncio: the same with `async for` and `await`, used by one task."""
 

@@ -28,12 +28,20 @@ def key_text(key: Key, field: str = "key") -> str:
     """The record key as a text. Raises TypeError for a value that no key has, InvalidArgument for NaN, infinities and
     an empty tuple. `field` names the argument."""
     if type(key) is str:
-        return key
+        return key if key.isascii() else _whole(key, field)
     if not isinstance(key, tuple):
-        return _canonical(key, field)
+        return _whole(_canonical(key, field), field)
     if not key:
         raise invalid(field, "is an empty tuple; it needs a value for each key field")
-    return "|".join([_canonical(one, field).replace("\\", "\\\\").replace("|", "\\|") for one in key])
+    return _whole("|".join([_canonical(one, field).replace("\\", "\\\\").replace("|", "\\|") for one in key]), field)
+
+
+def _whole(text: str, field: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise invalid(field, f"{reprlib.repr(text)} has half a surrogate pair at character {error.start + 1}") from None
+    return text
 
 
 def optional_key(key: Key | None) -> str | None:
@@ -43,7 +51,7 @@ def optional_key(key: Key | None) -> str | None:
 
 def key_texts(keys: Iterable[Key], field: str = "keys") -> list[str]:
     """The record keys as texts."""
-    return [key if type(key) is str else key_text(key, field) for key in checked_list(keys, field)]
+    return [key if type(key) is str and key.isascii() else key_text(key, field) for key in checked_list(keys, field)]
 
 
 def checked_list(values: Iterable[_Value], field: str, *, of: str = "keys") -> Iterable[_Value]:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from datetime import datetime
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from google.protobuf import timestamp_pb2
 
 from sow.v1 import types_pb2
 from sow_client._records import NEVER_MICROS, ExpireAt, Never, Ttl, datetime_of, invalid, micros_of, ttl_micros
+
+_MICROS_MIN: Final = 10**14
+"""In March 1973. Seconds and milliseconds of our time are less. The server judges by its own clock (rule L18)."""
 
 
 class Lifetime(NamedTuple):
@@ -61,6 +64,12 @@ def _expire_micros(moment: ExpireAt) -> int:
         if type(moment) is not int:  # one reader would take a float for seconds, another for microseconds
             raise invalid("expire_at", f"a {type(moment).__name__} is not a point in time")
         micros = moment
+        if 0 <= micros < _MICROS_MIN:
+            raise invalid(
+                "expire_at",
+                f"{micros} is more than ten years ago; it counts microseconds since 1970, not seconds or milliseconds; "
+                "a datetime, or ttl for a time from now, has no such doubt",
+            )
     if micros < 0:
         raise invalid("expire_at", "is before 1970", reason="LIFETIME_NEGATIVE")
     if micros > NEVER_MICROS:

@@ -171,7 +171,7 @@ class Publisher(PublisherBase):
             self._append(payload)
         else:
             # `optional_key`, whose calls would take three times as long.
-            text = key if key is None or type(key) is str else key_text(key)
+            text = key if key is None or (type(key) is str and key.isascii()) else key_text(key)
             if text is not None and len(text) > KEY_CHARACTERS_MAX:
                 raise key_too_large(text)
             self._core.plain = False

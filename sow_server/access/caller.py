@@ -14,7 +14,7 @@ from sow_server.access.needs import Action, Need
 from sow_server.access.permissions import ALLOWED, Decision, Permissions
 from sow_server.engine.catalog.topics import Topic, Topics, check_name
 from sow_server.engine.formats.topic_formats import zeros_before
-from sow_server.engine.values.errors import Reason, StoreError
+from sow_server.engine.values.errors import Reason, StoreError, no_topic
 from sow_server.engine.values.keys import parse_path
 from sow_server.engine.values.model import MessageType
 from sow_server.filters.restriction import UNRESTRICTED, Restriction
@@ -306,7 +306,7 @@ class Call:
                 f"topic: {self.owner} lacks the permission {action.value} on {name}",
                 field="topic",
             )
-        return StoreError(Reason.TOPIC_NOT_FOUND, f"topic: there is no topic {name!r}", field="topic")
+        return no_topic(name)
 
     def leave(self) -> None:
         """Gives back the limits that it has held since it was admitted."""

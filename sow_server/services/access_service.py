@@ -12,7 +12,7 @@ from sow_server.access.permissions import Permissions
 from sow_server.access_control import AccessControl
 from sow_server.engine.catalog.topics import check_name
 from sow_server.engine.commit.requests import payload_key
-from sow_server.engine.values.errors import Reason, StoreError
+from sow_server.engine.values.errors import Reason, StoreError, no_topic
 from sow_server.filters import print_filter, print_path
 from sow_server.filters.restriction import Restriction
 from sow_server.query.filtering import permitted
@@ -92,7 +92,7 @@ class AccessService:
         """Tells which grant has the record among its rows."""
         topic = call.existing(request.topic)
         if topic is None:
-            raise StoreError(Reason.TOPIC_NOT_FOUND, f"topic: there is no topic {request.topic!r}", field="topic")
+            raise no_topic(request.topic)
         key = request.key.encode()
         if not key and topic.settings.key:
             key = payload_key(topic, request.payload)

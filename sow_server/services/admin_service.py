@@ -25,7 +25,7 @@ from sow_server.engine.durables.commits import DurableCommits
 from sow_server.engine.upkeep import Upkeep
 from sow_server.engine.values import lifetimes, model
 from sow_server.engine.values.clock import GuardedClock
-from sow_server.engine.values.errors import Reason, StoreError
+from sow_server.engine.values.errors import StoreError, no_topic
 from sow_server.engine.values.policies import Declared, Policy, declared_warnings, planned_journal_bytes, warnings
 from sow_server.filters.restriction import UNRESTRICTED
 from sow_server.services import convert
@@ -205,7 +205,7 @@ class AdminService(InspectionService):
         found = call.existing(name)
         if found is None or not call.sees(found):
             check_name(name)
-            raise StoreError(Reason.TOPIC_NOT_FOUND, f"topic: there is no topic {name!r}", field="topic")
+            raise no_topic(name)
         return found
 
     def _figures_told(self, call: Call, topic: Topic) -> bool:

@@ -12,7 +12,7 @@ from typing import Final
 from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.disk.layout import HeaderColumns
 from sow_server.engine.reading import Cuts
-from sow_server.engine.values.errors import Reason, StoreError
+from sow_server.engine.values.errors import Reason, StoreError, no_topic
 from sow_server.filters import print_filter
 from sow_server.filters.restriction import UNRESTRICTED, Restriction
 from sow_server.query.filtering import RecordFilter, callers_filter
@@ -106,7 +106,7 @@ class TopicFilters:
     def _restriction(self, topic: Topic) -> Restriction:
         restriction = self._part_of(topic)
         if restriction is None:
-            raise StoreError(Reason.TOPIC_NOT_FOUND, f"topic: there is no topic {topic.name!r}", field="topic")
+            raise no_topic(topic.name)
         return restriction
 
     def _filter(self, topic: Topic, restriction: Restriction) -> RecordFilter | None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from sow_server.access.caller import Call, Granted
 from sow_server.access.needs import Action
 from sow_server.engine.disk.layout import read_header
-from sow_server.engine.values.errors import Reason, StoreError
+from sow_server.engine.values.errors import no_topic
 from sow_server.engine.values.model import Delete, Publish, PublisherPosition, RecordMatcher, Touch
 from sow_server.filters.restriction import UNRESTRICTED
 from sow_server.query.filtering import permitted, rows_filter
@@ -25,7 +25,7 @@ def permit_publish(call: Call, publish: Publish, *, dynamic: bool) -> None:
         if dynamic and restriction.rows is None and call.may_create(publish.topic):
             call.creates("topics", publish.topic)
             return
-        raise StoreError(Reason.TOPIC_NOT_FOUND, f"topic: there is no topic {publish.topic!r}", field="topic")
+        raise no_topic(publish.topic)
     if restriction is not UNRESTRICTED:
         publish.permits = permitted(*call.topic(publish.topic, Action.PUBLISH))
 

@@ -7,7 +7,7 @@ journal, which finds the previous change of the key by its sequence (rule J1).
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Final, NamedTuple
 
 from sow_server.engine.catalog.topics import Topic
@@ -71,10 +71,9 @@ class ChangeChunk(NamedTuple):
     """The values that all changes of one journal chunk share."""
 
     topic: Topic
-    commit_time: int
     find: Find
-    live: bool
-    """Whether they go to the subscribers that were attached at their commit."""
+    handed_over: Collection[int]
+    """The sequences of records that were due when they were put, and are handed over all the same (rule L7)."""
 
 
 ChangeFields = tuple[int, int, bytes, bytes, int, int, int, int, int, bytes | None]
@@ -179,9 +178,7 @@ class Change(Version):
 
     @property
     def _falls_due(self) -> bool:
-        # A record that was due at its own commit goes to the subscribers attached then, and to nobody else (rule L7).
-        chunk = self._chunk
-        return self.topic.acts and not (chunk.live and self.expire_time <= chunk.commit_time)
+        return self.topic.acts and self.sequence not in self._chunk.handed_over
 
     @property
     def put_row(self) -> Row:
@@ -262,7 +259,7 @@ def changes_of(
     stop: int,
     find: Find,
     previous_values: Sequence[bytes | None] | None = None,
-    live: bool = False,
+    handed_over: Collection[int] = (),
     buried: bool = False,
 ) -> list[Change]:
     """The changes of a chunk from index `start` up to `stop`, excluded. Leaves out those whose key does not fit into a
@@ -272,7 +269,7 @@ def changes_of(
     before: Sequence[bytes | None] = [None] * len(version) if previous_values is None else previous_values[start:stop]
     keys = changes.keys[start:stop]
     told = all_told(keys)
-    chunk = ChangeChunk(topic, changes.commit_time_micros, find, live)
+    chunk = ChangeChunk(topic, find, handed_over)
     return [
         Change(chunk, fields)
         for fields in zip(

@@ -55,18 +55,20 @@ Schedule = Callable[[Callable[[], None]], object]
 class _TopicChanges:
     """The changes of one followed topic in a commit."""
 
-    __slots__ = ("_effort", "_largest", "changes", "followed", "previous_values", "size")
+    __slots__ = ("_effort", "_largest", "changes", "followed", "handed_over", "previous_values", "size")
 
     def __init__(
         self,
         followed: FollowedTopic,
         changes: Changes,
         previous_values: Sequence[bytes | None] | None,
+        handed_over: Collection[int],
         size: int,
     ) -> None:
         self.followed = followed
         self.changes = changes
         self.previous_values = previous_values
+        self.handed_over = handed_over
         self.size = size
         """Bytes of all payloads, and of the records that they replace."""
         self._largest = 0
@@ -358,7 +360,7 @@ class Dispatcher:
                         chunk_size += sum([len(value) for value in previous_values if value is not None])
                     size += CHANGE_BYTES * len(payloads) + chunk_size
                     changes = chunk.finish(commit.commit_time_micros)
-                    chunks.append(_TopicChanges(followed, changes, previous_values, chunk_size))
+                    chunks.append(_TopicChanges(followed, changes, previous_values, chunk.handed_over, chunk_size))
             if chunks or commit.dropped:
                 self._backlog.append(_FollowedCommit(commit.last_sequence, chunks, commit.dropped, size))
                 self._backlog_bytes += size
@@ -547,7 +549,7 @@ class Dispatcher:
             stop=stop,
             find=lambda sequence: self._find(topic, sequence),
             previous_values=chunk.previous_values,
-            live=True,
+            handed_over=chunk.handed_over,
             buried=chunk.followed.hears_burials,
         )
 

@@ -61,6 +61,8 @@ def test_a_stamp_is_within_the_topics_bounds_or_the_lifetime_is_refused(
                 assert lifetime != ABSENT
             case Reason.LIFETIME_NEGATIVE:
                 assert lifetime.micros < 0
+            case Reason.INVALID_ARGUMENT:
+                assert ahead < -TTL_MAX_MICROS
             case other:
                 assert other is Reason.LIFETIME_TOO_LONG
                 assert ahead > TTL_MAX_MICROS

@@ -204,6 +204,8 @@ def stamp(settings: TopicSettings, lifetime: Lifetime, now: int) -> int | Reason
         if micros < 0:
             return Reason.LIFETIME_NEGATIVE
         ttl = micros if kind is LifetimeKind.TTL else micros - now
+        if ttl < -TTL_MAX_MICROS:
+            return Reason.INVALID_ARGUMENT
         if ttl > TTL_MAX_MICROS:
             return Reason.LIFETIME_TOO_LONG
         wanted = now + ttl

@@ -20,7 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant
 from sow_server.engine.commit.draft import Draft
 from sow_server.engine.commit.options import WriterOptions
 from sow_server.engine.commit.writer import Writer
-from sow_server.engine.disk.layout import DELETE, EXPIRE
+from sow_server.engine.disk.layout import DELETE, EXPIRE, PUT
 from sow_server.engine.store import StoreOptions
 from sow_server.subscriptions import dispatch, replay, snapshot
 from sow_server.subscriptions.frames import (
@@ -169,7 +169,9 @@ class SubscriptionChecks(RuleBasedStateMachine):
         now = self.rig.clock.now_micros()
         for row in frame.rows:
             if row.op is ChangeOp.PUT and row.expire_time <= now:
-                assert row.expire_time <= self.oracle.at[row.sequence].commit_time
+                happened = self.oracle.at[row.sequence]
+                assert happened.kind == PUT, "a touch that ends a life is no publish (L7)"
+                assert row.expire_time <= happened.commit_time
 
     def _reached(self, client: Client, bookmark: int) -> None:
         assert bookmark >= client.bookmark or not client.received

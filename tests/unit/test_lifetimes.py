@@ -165,9 +165,20 @@ def test_ten_years_is_a_lifetime() -> None:
     assert expire_time(ENABLED, Lifetime(LifetimeKind.EXPIRE_TIME, stamp), NOW) == stamp
 
 
+@pytest.mark.parametrize("settings", [ENABLED, TopicSettings(expiration=Expiration.DISABLED)])
+def test_an_expire_time_more_than_ten_years_ago_is_another_unit(settings: TopicSettings) -> None:
+    """Rule L18: seconds that were taken for microseconds were a moment of 1970, and the record was gone at once."""
+    earliest = NOW - TTL_MAX_MICROS
+    assert expire_time(settings, Lifetime(LifetimeKind.EXPIRE_TIME, earliest), NOW) == earliest
+    for micros in (0, NOW // 10**6, NOW // 1000, earliest - 1):
+        with pytest.raises(LifetimeError) as caught:
+            expire_time(settings, Lifetime(LifetimeKind.EXPIRE_TIME, micros), NOW)
+        assert caught.value.reason is Reason.INVALID_ARGUMENT
+
+
 def test_an_expire_time_in_the_past_is_legal() -> None:
     """Rule L7."""
-    assert expire_time(ENABLED, Lifetime(LifetimeKind.EXPIRE_TIME, 0), NOW) == 0
+    assert expire_time(ENABLED, Lifetime(LifetimeKind.EXPIRE_TIME, NOW - 1), NOW) == NOW - 1
     assert expire_time(ENABLED, Lifetime(LifetimeKind.TTL, 0), NOW) == NOW
 
 

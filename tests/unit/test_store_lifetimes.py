@@ -169,6 +169,8 @@ def test_records_of_several_key_fields_in_fix_expire_each_by_itself(rig: Rig) ->
         (Lifetime(LifetimeKind.TTL, 3_653 * DAY + 1), Reason.LIFETIME_TOO_LONG),
         (Lifetime(LifetimeKind.TTL, 2**63 - 1), Reason.LIFETIME_TOO_LONG),
         (Lifetime(LifetimeKind.EXPIRE_TIME, 2**63 - 1), Reason.LIFETIME_TOO_LONG),
+        (Lifetime(LifetimeKind.EXPIRE_TIME, START - 3_653 * DAY - 1), Reason.INVALID_ARGUMENT),
+        (Lifetime(LifetimeKind.EXPIRE_TIME, START // SECOND), Reason.INVALID_ARGUMENT),
     ],
 )
 @pytest.mark.parametrize("expiration", [Expiration.ENABLED, Expiration.DISABLED])
@@ -244,7 +246,7 @@ def test_an_update_may_keep_the_stamp(rig: Rig) -> None:
         Lifetime(LifetimeKind.TTL, 0),
         Lifetime(LifetimeKind.EXPIRE_TIME, START),
         Lifetime(LifetimeKind.EXPIRE_TIME, START - DAY),
-        Lifetime(LifetimeKind.EXPIRE_TIME, 0),
+        Lifetime(LifetimeKind.EXPIRE_TIME, START - 3_653 * DAY),
     ],
 )
 def test_a_record_that_is_due_at_once_supersedes_the_current_one_and_expires_in_the_same_commit(

@@ -8,6 +8,7 @@ This package is the source of both clients: clients/generate_blocking.py makes `
 
 from __future__ import annotations
 
+from sow_client._arguments import refused_by_name
 from sow_client.aio._following import AsyncFollowing
 from sow_client.aio._inspecting import AsyncInspecting
 from sow_client.aio._leasing import AsyncLeasing
@@ -15,6 +16,7 @@ from sow_client.aio._loading import AsyncLoading
 from sow_client.aio._snapshots import AsyncSnapshots
 
 
+@refused_by_name
 class AsyncClient(AsyncLeasing, AsyncSnapshots, AsyncFollowing, AsyncLoading, AsyncInspecting):
     """A connection to a sow server. It connects at the first call, and again by itself after a break.
 

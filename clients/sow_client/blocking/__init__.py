@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sow_client._arguments import refused_by_name
 from sow_client.blocking._following import Following
 from sow_client.blocking._inspecting import Inspecting
 from sow_client.blocking._leasing import Leasing
@@ -9,6 +10,7 @@ from sow_client.blocking._loading import Loading
 from sow_client.blocking._snapshots import Snapshots
 
 
+@refused_by_name
 class Client(Leasing, Snapshots, Following, Loading, Inspecting):
     """A connection to a sow server. It connects at the first call, and again by itself after a break.
 

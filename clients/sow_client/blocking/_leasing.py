@@ -10,6 +10,7 @@ from typing import Final, Literal, Self
 
 from sow.v1 import sow_pb2
 from sow_client import _reads, _statuses, _writes
+from sow_client._arguments import refused_by_name
 from sow_client._documents import Document
 from sow_client._keys import Key, optional_key
 from sow_client._lease_core import Joining, LeaseCore, Lock, Seen, Ticker, lease_now
@@ -43,6 +44,7 @@ class Leasing(Publishing, Reading, Administration):
         return Lease(self, LeaseCore(ttl), on_lost=on_lost)
 
 
+@refused_by_name
 class Lease:
     """Keys that are renewed while their holder runs, and are deleted when it leaves.
 

@@ -14,7 +14,7 @@ from sow_server.engine.catalog.indexes import INDEXES_MAX, NO_INDEXES, Indexes
 from sow_server.engine.disk.layout import StoredStatistics, u32
 from sow_server.engine.formats.payloads import Decode, DeriveKeys, Format
 from sow_server.engine.formats.topic_formats import format_of, index_paths, key_paths
-from sow_server.engine.values.errors import Reason, StoreError
+from sow_server.engine.values.errors import Reason, StoreError, no_topic
 from sow_server.engine.values.keys import TOPIC_NAME
 from sow_server.engine.values.model import MessageType, TopicSettings
 from sow_server.engine.values.policies import (
@@ -214,7 +214,7 @@ class Topics:
         topic = self.by_name.get(name)
         if topic is None:
             check_name(name)
-            raise StoreError(Reason.TOPIC_NOT_FOUND, f"topic: there is no topic {name!r}", field="topic")
+            raise no_topic(name)
         return topic
 
     def add(self, topic: Topic) -> None:

@@ -241,13 +241,14 @@ class Draft:
         expire_time: int,
         version: int | None = None,
         origin: int | None = None,
+        hand_over: bool = False,
         expire_due: bool = True,
     ) -> tuple[int, int]:
         """Puts a record over the live one with `head`; returns its version and sequence. Its version and origin are new
         ones of this instance, unless those of a peer are given.
 
         A record that is due already is put and expired in this commit (rules L7, R5), unless not `expire_due`: then the
-        caller expires it.
+        caller expires it. `hand_over`: the subscribers attached now get it all the same.
         """
         version, origin, sequence = self._minted(version), self.origin if origin is None else origin, self.next_sequence
         chunk = self.chunk(topic)
@@ -283,6 +284,8 @@ class Draft:
             self.count(topic, 0, len(payload) - read_header(head).payload_bytes)
         if topic.acts:
             if expire_time <= self.now:
+                if hand_over and chunk is not None:
+                    chunk.handed_over.add(sequence)
                 if expire_due:
                     self.expire(topic, key, store_key, new_head)
             elif expire_time != NEVER and (head is None or expire_time < read_header(head).expire_time_micros):

@@ -120,7 +120,17 @@ def _deliver(draft: Draft, target: Topic, keys: list[bytes], payloads: list[byte
     source, draft.journal.source = draft.journal.source, 0  # [3]
     for key, store_key, payload in zip(keys, store_keys, payloads, strict=True):
         head = draft.live_head(target, key, store_key)
-        draft.put(target, key, store_key, head, payload, change=PUT, publish_time=draft.now, expire_time=expire_time)
+        draft.put(
+            target,
+            key,
+            store_key,
+            head,
+            payload,
+            change=PUT,
+            publish_time=draft.now,
+            expire_time=expire_time,
+            hand_over=True,
+        )
     letters.hops -= 1
     draft.journal.source = source
 

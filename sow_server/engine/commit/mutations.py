@@ -22,6 +22,7 @@ from sow_server.engine.disk.layout import (
 from sow_server.engine.formats.payloads import BadRecord
 from sow_server.engine.values import lifetimes
 from sow_server.engine.values.errors import Reason, StoreError
+from sow_server.engine.values.keys import wrong_parts
 from sow_server.engine.values.lifetimes import LifetimeError
 from sow_server.engine.values.model import (
     NEVER,
@@ -146,6 +147,8 @@ def _touch_one(draft: Draft, topic: Topic, index: int, key: bytes, request: Touc
         return Refusal(index, error.reason, error.message)
     head = draft.live_head(topic, key, store_key)
     if head is None or (permits is not None and not permits.has(key, draft.body(store_key))):
+        if head is None and (wrong := wrong_parts(topic.settings.key, key.decode())):
+            return Refusal(index, Reason.INVALID_ARGUMENT, f"key: {wrong}")
         return Refusal(index, Reason.RECORD_NOT_FOUND, f"key: there is no live record {_shown(key)}")
     if condition is not None and (failed := failed_condition(condition, head, index)) is not None:
         return failed

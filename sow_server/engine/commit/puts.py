@@ -436,6 +436,7 @@ def _put_one(draft: Draft, topic: Topic, job: Job, request: Publish, index: int,
         change=PUT,
         publish_time=draft.now,
         expire_time=expire_time,
+        hand_over=True,
         expire_due=not due,
     )
     delivered = None

@@ -44,6 +44,9 @@ class ChunkBuilder:
     previous_values: list[bytes | None] | None = None
     """If a follower needs them: the stored values of the records that were replaced or removed, None if there was no
     live one. Not journaled: a reader of the journal finds them by `previous`."""
+    handed_over: set[int] = field(default_factory=set)
+    """The sequences of records that were due when they were put, and go to the subscribers attached now (rule L7). Not
+    journaled, as nobody else gets them."""
     change: bytearray = field(default_factory=bytearray)
     version: Column = field(default_factory=Column)
     publish_time: Column = field(default_factory=Column)

@@ -37,7 +37,7 @@ from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.commit.origins import Origins
 from sow_server.engine.disk.layout import EXPIRE_TIME, ORIGIN, PAYLOAD, VERSION, header_columns, i64, u16
 from sow_server.engine.reading import Cuts, ManyCut
-from sow_server.engine.values.errors import Reason, StoreError
+from sow_server.engine.values.errors import Reason, StoreError, no_topic
 
 BUCKETS_MAX: Final = 65_536
 VERSIONS_MAX: Final = 1_000_000
@@ -165,7 +165,7 @@ def _cut(cuts: Cuts, topic: str, skips: Skips) -> ManyCut:
     cut = cuts.many(lambda topics: [found for found in topics if found.name == topic], skipped=skips)
     if not cut.topics:
         cut.close()
-        raise StoreError(Reason.TOPIC_NOT_FOUND, f"topic: there is no topic {topic!r}", field="topic")
+        raise no_topic(topic)
     return cut
 
 

@@ -126,5 +126,12 @@ class StoreError(Exception):
         self.details: dict[str, str] = dict(details or {})
 
 
+def no_topic(name: str) -> StoreError:
+    """There is no topic of that name, as far as the caller sees; the name is told to programs, too."""
+    return StoreError(
+        Reason.TOPIC_NOT_FOUND, f"topic: there is no topic {name!r}", field="topic", details={"topic": name}
+    )
+
+
 class OpenError(Exception):
     """The data directory cannot be opened. The message names the fault and the remedy."""

@@ -45,7 +45,8 @@ def expire_time(settings: TopicSettings, lifetime: Lifetime, now_micros: int) ->
     On a topic with expiration disabled a record's own lifetime is stamped unclamped, and a record without one gets
     none: defaults and bounds belong to topics that act on expiration.
 
-    Raises LifetimeError for a negative or too long lifetime, or any lifetime where the topic rejects them.
+    Raises LifetimeError for a negative or too long lifetime, an expire time more than ten years ago (rule L18), or any
+    lifetime where the topic rejects them.
     """
     kind, micros = lifetime
     if kind is not LifetimeKind.ABSENT and settings.expiration is Expiration.REJECT:
@@ -57,6 +58,13 @@ def expire_time(settings: TopicSettings, lifetime: Lifetime, now_micros: int) ->
         ttl: int | None = micros
     elif kind is LifetimeKind.EXPIRE_TIME:
         _check_range("expire_time", micros, micros - now_micros)
+        if now_micros - micros > TTL_MAX_MICROS:
+            # Somebody has given seconds or milliseconds: the record would be gone at once, and acknowledged.
+            raise LifetimeError(
+                Reason.INVALID_ARGUMENT,
+                f"expire_time: {micros} is more than ten years ago; it counts microseconds since 1970, not seconds or "
+                "milliseconds",
+            )
         ttl = micros - now_micros
     elif kind is LifetimeKind.ABSENT and settings.expiration is Expiration.ENABLED:
         ttl = settings.default_ttl_micros
