@@ -23,6 +23,7 @@ import msgspec
 
 from sow_cli import arguments, display
 from sow_cli.columns import Columns
+from sow_cli.filter_parameters import Values, param_option
 from sow_cli.output import Fact, Format, Output, file_output_option, moment, progress, select_option, selected
 from sow_cli.rows import BatchColumns, CsvRows, RecordForm, quoted_cell, quoted_safely, record_lines
 from sow_cli.session import Session
@@ -57,6 +58,7 @@ _FIELDS_MAX: Final = 100
 @click.argument("topic")
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--filter", "filter_text", metavar="FILTER", help="Only records that match.")
+@param_option
 @select_option
 @file_output_option
 @click.pass_obj
@@ -66,6 +68,7 @@ def export(
     topic: str,
     file: Path,
     filter_text: str | None,
+    parameters: Values | None,
     select: tuple[tuple[str, ...], ...],
     output: Output,
 ) -> None:
@@ -95,7 +98,7 @@ def export(
     started = time.monotonic()
     with session.client() as client:
         form = RecordForm.of(topic, client.describe_topic(topic).settings, select=named)
-        opened = client.open_export(topic, filter_text)
+        opened = client.open_export(topic, filter_text, parameters)
         try:
             with replaced(file) as sink:
                 written = _Exporting(client, opened, form, sink, csv_safe=output.csv_safe).write(kind)
