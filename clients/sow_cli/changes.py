@@ -10,6 +10,7 @@ from datetime import datetime
 import click
 
 from sow_cli import arguments
+from sow_cli.filter_parameters import Values, param_option
 from sow_cli.messages import TopicForms, is_colourful, message_writer
 from sow_cli.output import Output, note, record_output_option
 from sow_cli.session import Session
@@ -19,6 +20,7 @@ from sow_client import EARLIEST
 @click.command(short_help="Show the changes of a topic up to now.")
 @click.argument("topic")
 @click.argument("filter_text", metavar="[FILTER]", required=False)
+@param_option
 @click.option(
     "--key", "keys", multiple=True, type=arguments.key, metavar="KEY", help="Only changes of this key (repeatable)."
 )
@@ -34,8 +36,10 @@ from sow_client import EARLIEST
 @click.pass_obj
 def changes(
     session: Session,
+    *,
     topic: str,
     filter_text: str | None,
+    parameters: Values | None,
     keys: tuple[str, ...],
     start: str | datetime | None,
     end: str | None,
@@ -63,7 +67,13 @@ def changes(
             if plan.entries:
                 history = plan.start if filter_text else None
                 for change in client.changes(
-                    topic, plan.start, plan.end, filter=filter_text, history=history, keys=keys or None
+                    topic,
+                    plan.start,
+                    plan.end,
+                    filter=filter_text,
+                    parameters=parameters,
+                    history=history,
+                    keys=keys or None,
                 ):
                     writer.write(change)
         finally:

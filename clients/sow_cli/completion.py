@@ -46,10 +46,10 @@ KEYWORDS: Final = (
     "AND", "OR", "NOT", "IN", "BETWEEN", "LIKE", "BEGINS WITH", "ENDS WITH", "CONTAINS", "IS NULL", "IS NOT NULL",
     "TRUE", "FALSE", "NULL",
 )  # fmt: skip
-METADATA: Final = ("@key", "@version", "@publish_time", "@expire_time", "@topic")
+METADATA: Final = ("@key", "@version", "@publish_time", "@expire_time", "@topic", "@sequence", "@origin")
 FUNCTIONS: Final = (
-    "ABS(", "ARRAY_COUNT(", "CEIL(", "COALESCE(", "CONCAT(", "FLOOR(", "IF(", "LENGTH(", "LOWER(", "NOW_MICROS(",
-    "REPLACE(", "ROUND(", "SUBSTR(", "TRIM(", "UPPER(",
+    "ABS(", "ARRAY_COUNT(", "CEIL(", "COALESCE(", "CONCAT(", "DATE_MICROS(", "FLOOR(", "FORMAT_TIME(", "IF(", "INSTR(",
+    "LENGTH(", "LOWER(", "NOW_MICROS(", "REPLACE(", "REVERSE(", "ROUND(", "SUBSTR(", "TRIM(", "UPPER(",
 )  # fmt: skip
 
 _LAST_WORD: Final = re.compile(r"[^\s()=<>!,+*%]*\Z")

@@ -23,6 +23,7 @@ import msgspec
 
 from sow_cli import arguments, display, packing
 from sow_cli.columns import Columns
+from sow_cli.filter_parameters import Values, param_option
 from sow_cli.kept import CsvKept
 from sow_cli.output import Fact, Format, Output, file_output_option, moment, progress, select_option, selected
 from sow_cli.rows import BatchColumns, CsvRows, RecordForm, quoted_cell, quoted_safely, record_lines
@@ -58,6 +59,7 @@ _FIELDS_MAX: Final = 100
 @click.argument("topic")
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--filter", "filter_text", metavar="FILTER", help="Only records that match.")
+@param_option
 @select_option
 @click.option("--lossy", is_flag=True, help="Only the columns: records that they do not keep come back as others.")
 @file_output_option
@@ -68,6 +70,7 @@ def export(
     topic: str,
     file: Path,
     filter_text: str | None,
+    parameters: Values | None,
     select: tuple[tuple[str, ...], ...],
     lossy: bool,
     output: Output,
@@ -99,7 +102,7 @@ def export(
     started = time.monotonic()
     with session.client() as client:
         form = RecordForm.of(topic, client.describe_topic(topic).settings, select=named)
-        opened = client.open_export(topic, filter_text)
+        opened = client.open_export(topic, filter_text, parameters)
         try:
             with replaced(file) as plain, packing.packed(plain, compression) as sink:
                 made = RecordFile(kind, form, sink, csv_safe=output.csv_safe, keeps_all=not lossy)

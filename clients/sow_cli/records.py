@@ -15,6 +15,7 @@ import click
 from sow.durations import parse_micros
 from sow_cli import arguments, display
 from sow_cli.exits import SERVER_SAID_NO
+from sow_cli.filter_parameters import Values, param_option
 from sow_cli.ignored import count_ignored, remark, remark_if_past, told_in_remarks
 from sow_cli.output import (
     Fact,
@@ -139,6 +140,7 @@ def get(
 @click.command(short_help="Show the records of a topic.")
 @click.argument("topic")
 @click.argument("filter_text", metavar="[FILTER]", required=False)
+@param_option
 @click.option(
     "--order-by",
     multiple=True,
@@ -174,6 +176,7 @@ def query(
     *,
     topic: str,
     filter_text: str | None,
+    parameters: Values | None,
     order_by: tuple[str, ...],
     keys: tuple[tuple[str, ...], ...],
     top: int | None,
@@ -203,6 +206,7 @@ def query(
       sow query orders --top 20
       sow query orders "/price > 9 AND /symbol LIKE '^I'" --order-by "/price DESC"
       sow query orders --select /id,/price,@expire_time --format csv > orders.csv
+      sow query orders "/symbol = :symbol AND /price > :low" --param "symbol=$SYMBOL" --param low:=9.5
       sow query orders "/symbol = 'IBM'" --explain
       sow query orders --order-by "/price DESC" --watch 2s
       sow query orders --order-by "/price DESC" --page 20
@@ -218,31 +222,28 @@ def query(
     # One more than is shown tells whether there are more.
     limit = TERMINAL_RECORDS_MAX if top is None and not count_only and sys.stdout.isatty() else None
     wanted, order = [key for some in keys for key in some] or None, list(order_by) or None
+    selection = topic, filter_text, parameters
     with session.client() as client:
         if explain:
-            explained = partial(client.explain, topic, filter_text, order_by=order, keys=wanted, run=not no_run)
-            output.one(_plan_facts(topic, explained(skip_n=skip, top_n=top)))
+            explained = partial(client.explain, *selection, order_by=order, keys=wanted, run=not no_run)
+            _show_plan(topic, explained(skip_n=skip, top_n=top), output)
             return
         if count_only and not (wanted or top or skip):
-            output.one(_count_facts(topic, client.count(topic, filter_text, min_position=min_position)))
+            output.one(_count_facts(topic, client.count(*selection, min_position=min_position)))
             return
         without_payload = keys_only or count_only or (bool(named) and include is None)
         form = _form(client, topic, output, keys_only=without_payload, select=named)
         if page is not None:
-            asked = partial(client.page, topic, filter_text, page_size=page, page_token=after or "", order_by=order)
+            asked = partial(client.page, *selection, page_size=page, page_token=after or "", order_by=order)
             asked = partial(asked, select=include, exclude=leave_out, min_position=min_position)
             _show_page(asked(keys_only=form.keys_only), form, output)
             return
-        part = partial(client.query, topic, filter_text, order_by=order, keys=wanted, keys_only=form.keys_only)
+        part = partial(client.query, *selection, order_by=order, keys=wanted, keys_only=form.keys_only)
         part = partial(part, select=include, exclude=leave_out, skip_n=skip, min_position=min_position)
-
-        def ask(top_n: int | None) -> QueryResult:
-            return part(top_n=top_n, with_plan=with_plan)
-
         if watch is not None:
-            _watch(form, watch, ask, top)
+            _watch(form, watch, lambda top_n: part(top_n=top_n), top)
             return
-        with ask(top if limit is None else limit + 1) as result:
+        with part(top_n=top if limit is None else limit + 1, with_plan=with_plan) as result:
             if count_only:
                 output.one(_count_facts(topic, sum(len(batch) for batch in result.batches())))
                 return
@@ -272,6 +273,7 @@ def _show_page(page: Page, form: RecordForm, output: Output) -> None:
         note(f"the next page: --after {page.next_page_token}")
     elif output.is_table:
         note("this is the last page")
+    _remark_on_fields(page.footer.absent_fields)
 
 
 def _check_watch(watch: str | None, output: Output, *, count_only: bool, explain: bool, with_plan: bool) -> None:
@@ -291,6 +293,8 @@ def _remark_on(result: QueryResult, batches: _Watched, written: int, form: Recor
     """Remarks on what a query has shown, and has not."""
     if result.plan is not None:
         note(_way(result.plan))
+    if result.footer is not None:
+        _remark_on_fields(result.footer.absent_fields)
     if batches.more:
         note(f"the first {display.records(written)}, and there are more: --top N shows N, a pipe all of them")
     if not output.is_table or result.footer is None:
@@ -303,6 +307,12 @@ def _remark_on(result: QueryResult, batches: _Watched, written: int, form: Recor
         remark(form.topic)
 
 
+def _remark_on_fields(paths: Sequence[str]) -> None:
+    """A filter with a mistyped name finds nothing, or everything, and is no error."""
+    for path in paths:
+        note(f"no record that was read has a value in {display.safe(path)}: is the name right?")
+
+
 TERMINAL_RECORDS_MAX: Final = 1_000
 """A terminal is shown so many records of a query, unless the user asks for more."""
 
@@ -310,6 +320,7 @@ TERMINAL_RECORDS_MAX: Final = 1_000
 @click.command(short_help="Count the records of a topic.")
 @click.argument("topic")
 @click.argument("filter_text", metavar="[FILTER]", required=False)
+@param_option
 @_min_position_option
 @output_option
 @click.pass_obj
@@ -317,6 +328,7 @@ def count(
     session: Session,
     topic: str,
     filter_text: str | None,
+    parameters: Values | None,
     min_position: str | None,
     output: Output,
 ) -> None:
@@ -328,7 +340,7 @@ def count(
       sow count orders "/price > 9"
     """
     with session.client() as client:
-        output.one(_count_facts(topic, client.count(topic, filter_text, min_position=min_position)))
+        output.one(_count_facts(topic, client.count(topic, filter_text, parameters, min_position=min_position)))
 
 
 @click.command(short_help="Delete records.")
@@ -341,6 +353,7 @@ def count(
     metavar="FILTER",
     help="Delete the records that match, each only if it still matches then.",
 )
+@param_option
 @click.option(
     "--data",
     type=click.File("rb"),
@@ -360,6 +373,7 @@ def delete(
     keys: tuple[str, ...],
     parts: bool,
     filter_text: str | None,
+    parameters: Values | None,
     data: BufferedReader | None,
     everything: bool,
     versions: tuple[int, ...],
@@ -383,6 +397,8 @@ def delete(
     keys = arguments.whole_keys(keys, parts=parts)
     if bool(keys) + (filter_text is not None) + (data is not None) + everything != 1:
         raise click.UsageError("give exactly one of --key, --filter, --data and --all")
+    if parameters and filter_text is None:
+        raise click.UsageError("--param is for the parameters of --filter")
     arguments.refuse_together(("--if-version", bool(versions)), ("--dry-run", dry_run))
     _check_versions(versions, keys, "--key")
     if everything and not dry_run:
@@ -401,6 +417,7 @@ def delete(
             keys=list(keys) or None,
             only_if_versions=versions or None,
             filter=filter_text,
+            parameters=parameters,
             data=document,
             all=everything,
             dry_run=dry_run,
@@ -607,6 +624,11 @@ def _way(plan: QueryPlan) -> str:
     if plan.index_path:
         way = f"reads the index on {display.safe(plan.index_path)}, then its records"
     return f"{way}: {display.records(plan.scanned)} read, {display.count(plan.index_entries)} entries of indexes"
+
+
+def _show_plan(topic: str, plan: QueryPlan, output: Output) -> None:
+    output.one(_plan_facts(topic, plan))
+    _remark_on_fields(plan.absent_fields)
 
 
 def _plan_facts(topic: str, plan: QueryPlan) -> list[Fact]:

@@ -21,6 +21,7 @@ from click.core import ParameterSource
 from sow.durations import parse_micros
 from sow_cli import arguments, display, live
 from sow_cli.connection import default_format
+from sow_cli.filter_parameters import Values, param_option
 from sow_cli.messages import MARKS, MessageWriter, TopicForms, is_colourful, message_writer
 from sow_cli.output import Output, message_output_option, note
 from sow_cli.session import Session
@@ -44,6 +45,7 @@ _WAIT_SECONDS: Final = 0.5
 @click.command(short_help="Follow the changes of a topic.")
 @click.argument("topic")
 @click.argument("filter_text", metavar="[FILTER]", required=False)
+@param_option
 @click.option("--sow", is_flag=True, help="First the current records; on a terminal, a live table of them.")
 @click.option(
     "--select",
@@ -100,6 +102,7 @@ def subscribe(
     *,
     topic: str,
     filter_text: str | None,
+    parameters: Values | None,
     sow: bool,
     select: tuple[tuple[str, ...], ...],
     order_by: tuple[str, ...],
@@ -153,8 +156,8 @@ def subscribe(
         if durable is not None:
             gaps = _Gaps(topic)
             of_durable: DurableSettingsArguments = {"replicated": True} if replicated else {}
-            consume = partial(client.durable, topic, durable, filter_text, start=start, force=force, select=fields)
-            consume = partial(consume, oof=oof, changes=changes, on_interruption=_tell, on_gap=gaps.tell)
+            consume = partial(client.durable, topic, durable, filter_text, parameters, start=start, force=force)
+            consume = partial(consume, select=fields, oof=oof, changes=changes, on_interruption=_tell, on_gap=gaps.tell)
             consumer = consume(**of_durable)
             writer = message_writer(output, forms, several_topics=False, colour=is_colourful(), select=fields or ())
             written = _consume(consumer, gaps, writer, limit=limit, lasting=lasting, acknowledges=ack is not False)
@@ -164,11 +167,10 @@ def subscribe(
         if as_live_table:
             table = live.LiveTable(forms, several_topics=pattern, order=order, top=top, select=fields or ())
             shown = live.LiveDisplay(table, forms)
-        opened = partial(_open, client, topic, filter_text, pattern=pattern, sow=sow, oof=oof or as_live_table)
-        opened = partial(
-            opened, delta=delta, changes=changes, conflation=conflation, select=fields, snapshot_max=snapshot_max
-        )
-        opened = partial(opened, on_interruption=_tell if shown is None else shown.tell)
+        opened = partial(_open, client, topic, filter_text, parameters, pattern=pattern, sow=sow, delta=delta)
+        opened = partial(opened, oof=oof or as_live_table, changes=changes, conflation=conflation, select=fields)
+        tell = _tell if shown is None else shown.tell
+        opened = partial(opened, snapshot_max=snapshot_max, on_interruption=tell)
         subscription = _opened_patiently(opened, start, topic if pattern else None)
         writer = message_writer(output, forms, several_topics=pattern, colour=is_colourful(), select=fields or ())
         _show(subscription, shown, writer, output, limit=limit, lasting=lasting)
@@ -362,6 +364,7 @@ def _open(
     client: Client,
     topic: str,
     wanted: str | None,
+    parameters: Values | None,
     *,
     pattern: bool,
     sow: bool,
@@ -379,6 +382,7 @@ def _open(
         return client.sow_and_subscribe(
             name,
             wanted,
+            parameters,
             topic_pattern=topic_pattern,
             oof=oof,
             delta=delta,
@@ -391,6 +395,7 @@ def _open(
     return client.subscribe(
         name,
         wanted,
+        parameters,
         topic_pattern=topic_pattern,
         oof=oof,
         delta=delta,

@@ -10,6 +10,7 @@ import click
 
 from sow_cli import arguments, display, settings
 from sow_cli.exits import SERVER_SAID_NO
+from sow_cli.filter_parameters import Values, param_option
 from sow_cli.output import Fact, Output, length, moment, note, output_option, progress
 from sow_cli.session import Session
 from sow_client import (
@@ -212,17 +213,20 @@ def delete(session: Session, output: Output, name: str, force: bool, unshipped: 
 @click.option("--cap", type=arguments.duration, metavar="DURATION", help="Only lifetimes that are longer are lowered.")
 @click.option("--clear", is_flag=True, help="Records never expire, unless the topic has a --max-ttl.")
 @click.option("--filter", "wanted", metavar="FILTER", help="Only records that match.")
+@param_option
 @click.option("--dry-run", is_flag=True, help="Only count what would be restamped.")
 @output_option
 @click.pass_obj
 def restamp(
     session: Session,
+    *,
     output: Output,
     name: str,
     lifetime: str | None,
     cap: str | None,
     clear: bool,
     wanted: str | None,
+    parameters: Values | None,
     dry_run: bool,
 ) -> None:
     """Give existing records of the topic NAME another lifetime, by exactly one of --set, --cap and --clear.
@@ -243,7 +247,15 @@ def restamp(
         def show(so_far: Restamped) -> None:
             bar.update(task, figures=display.records(so_far.matched if dry_run else so_far.restamped))
 
-        done = client.restamp(name, mode, ttl=lifetime or cap, filter=wanted, dry_run=dry_run, on_progress=show)
+        done = client.restamp(
+            name,
+            mode,
+            ttl=lifetime or cap,
+            filter=wanted,
+            parameters=parameters,
+            dry_run=dry_run,
+            on_progress=show,
+        )
     facts = [
         Fact("topic", name, name),
         Fact("matched", done.matched, display.records(done.matched)),

@@ -19,6 +19,7 @@ from sow_client import _lifetimes, _statuses
 from sow_client._change_frames import changes_of
 from sow_client._keys import Key, key_texts
 from sow_client._packed import PackedColumn, PackedRecords, column_values, packed
+from sow_client._parameters import Parameters, parameter_values
 from sow_client._records import EARLIEST, Change, Start, Ttl, invalid, ttl_micros
 from sow_client._subscription import PASSING_REASONS
 from sow_client.errors import SowError
@@ -120,6 +121,7 @@ def read_request(
     start: str,
     end: str,
     filter_text: str | None,
+    parameters: Parameters | None = None,
     *,
     columns: Iterable[str],
     lines: bool,
@@ -143,6 +145,7 @@ def read_request(
         start_bookmark=start,
         end_bookmark=end,
         filter=filter_text or "",
+        parameters=parameter_values(parameters),
         columns=column_values(columns),
         lines=lines,
         batch_size=batch_size,

@@ -2,7 +2,8 @@
 
 [1]  A request with such a field goes only to a server whose contract has it: else "delete at this version" would be
      a delete. The client asks a server for its contract once for a connection, and only when it needs to know.
-[2]  `FIELDS` has every field that the first release did not have, in a call that it had. `HARMLESS` has those that
+[2]  `FIELDS` has every field that the first release did not have, in a call that it had, and those that calls of a
+     later contract were given after that. `HARMLESS` has those that
      may be ignored. A call that a server does not have at all is UNIMPLEMENTED.
 """
 
@@ -14,7 +15,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from google.protobuf.message import Message
 
-from sow.v1 import admin_pb2, sow_pb2, types_pb2
+from sow.v1 import admin_pb2, snapshot_pb2, sow_pb2, types_pb2
 from sow_client.errors import FailedPrecondition, SowError
 
 
@@ -51,17 +52,28 @@ _SETTINGS: Final = (
     "dead_letter_by_key",
     "on_missing",
 )
+_PARAMETERS: Final = {"parameters": 3}
 _PUBLISH: Final = (_EXTEND, _REPLICATED, "delta", "unset_paths")
 
 FIELDS: Final[Mapping[type[Message], Mapping[str, int]]] = {
     sow_pb2.PublishRequest: dict.fromkeys(_PUBLISH, 2),
     sow_pb2.PublishStreamRequest: dict.fromkeys(_PUBLISH, 2),
     sow_pb2.GetRequest: dict.fromkeys(("touch", "touch_below_micros", "min_position"), 2),
-    sow_pb2.QueryRequest: dict.fromkeys(("filter", "order_by", "explain", "min_position", "with_plan", "plan_only"), 2),
-    sow_pb2.SowDeleteRequest: dict.fromkeys(("by_keys.versions", "by_filter", _REPLICATED, "publisher"), 2),
+    sow_pb2.QueryRequest: {
+        **dict.fromkeys(("filter", "order_by", "explain", "min_position", "with_plan", "plan_only"), 2),
+        **_PARAMETERS,
+    },
+    sow_pb2.SubscribeRequest: _PARAMETERS,
+    sow_pb2.SowDeleteRequest: {
+        **dict.fromkeys(("by_keys.versions", "by_filter", _REPLICATED, "publisher"), 2),
+        **_PARAMETERS,
+    },
     sow_pb2.TouchRequest: dict.fromkeys((_REPLICATED, "only", "atomic", "versions"), 2),
     admin_pb2.CreateTopicRequest: {f"settings.{name}": 2 for name in _SETTINGS},
     admin_pb2.AlterTopicRequest: {f"settings.{name}": 2 for name in _SETTINGS},
+    admin_pb2.RestampRequest: _PARAMETERS,
+    snapshot_pb2.OpenExportRequest: _PARAMETERS,
+    snapshot_pb2.ReadChangesRequest: _PARAMETERS,
 }
 """By request: the path of a field, perhaps with its value, and the first contract that has it."""
 HARMLESS: Final[Mapping[str, str]] = {

@@ -19,6 +19,7 @@ from typing import Final
 from sow.v1 import snapshot_pb2
 from sow_client import _statuses
 from sow_client._packed import PackedRecords, column_values, packed
+from sow_client._parameters import Parameters, parameter_values
 from sow_client._records import Ttl, datetime_of, invalid, ttl_micros
 from sow_client.errors import SowError
 
@@ -49,6 +50,7 @@ class Export:
 def open_request(
     topic: str,
     filter_text: str | None,
+    parameters: Parameters | None = None,
     *,
     parts: int,
     lease: Ttl | None,
@@ -62,6 +64,7 @@ def open_request(
     return snapshot_pb2.OpenExportRequest(
         topic=topic,
         filter=filter_text or "",
+        parameters=parameter_values(parameters),
         parts=min(parts, 2**32 - 1),
         lease_micros=0 if lease is None else ttl_micros(lease, "lease"),
         idle_lease_micros=0 if idle_lease is None else ttl_micros(idle_lease, "idle_lease"),

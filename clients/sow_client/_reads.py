@@ -9,6 +9,7 @@ from typing import Final
 from sow.v1 import sow_pb2, types_pb2
 from sow_client._keys import Key, checked_list, key_texts
 from sow_client._lifetimes import lifetime_message, zoned_micros
+from sow_client._parameters import Parameters, parameter_values
 from sow_client._records import (
     EARLIEST,
     NEVER_MICROS,
@@ -120,6 +121,7 @@ def order_text(order_by: str | Iterable[str] | None) -> str:
 def query_request(
     topic: str,
     filter_text: str | None = None,
+    parameters: Parameters | None = None,
     *,
     order_by: str | Iterable[str] | None = None,
     explain: bool = False,
@@ -158,6 +160,7 @@ def query_request(
         skip_n=skip_n,
         top_n=top_n or 0,
         filter=filter_text or "",
+        parameters=parameter_values(parameters),
         order_by=order_text(order_by),
         explain=explain,
         min_position=min_position or "",
@@ -187,6 +190,7 @@ def _plan(footer: sow_pb2.QueryFooter) -> QueryPlan:
         returned=footer.returned,
         filter=plan.filter,
         order_by=plan.order_by,
+        absent_fields=tuple(footer.absent_fields),
     )
 
 
@@ -220,7 +224,13 @@ class QueryProgress:
             self.header = QueryHeader(response.header.bookmark, response.header.as_of_micros)
         elif kind == "footer":
             footer = response.footer
-            self.footer = QueryFooter(footer.matched, footer.returned, footer.scanned, footer.next_page_token)
+            self.footer = QueryFooter(
+                footer.matched,
+                footer.returned,
+                footer.scanned,
+                footer.next_page_token,
+                tuple(footer.absent_fields),
+            )
             self.plan = _plan(footer) if footer.HasField("plan") else None
         return None
 
@@ -259,6 +269,7 @@ class QueryProgress:
 def subscribe_request(
     topic: str | None,
     filter_text: str | None,
+    parameters: Parameters | None = None,
     *,
     topic_pattern: str | None,
     sow: bool,
@@ -285,6 +296,7 @@ def subscribe_request(
         topic=topic or "",
         topic_pattern=topic_pattern or "",
         filter=filter_text or "",
+        parameters=parameter_values(parameters),
         sow=sow,
         oof=oof,
         delta=delta,

@@ -470,6 +470,8 @@ class QueryFooter:
     """Stored records that were read to find the matches."""
     next_page_token: str
     """The token of the next page; empty if this was the last one, or if the query was not paged."""
+    absent_fields: tuple[str, ...] = ()
+    """Fields of the filter in which no record that was read has a value: perhaps they are mistyped. Rule: Q10."""
 
 
 AccessName: TypeAlias = Literal["points", "key_ranges", "index", "scan", "nothing", "unknown"]
@@ -502,6 +504,8 @@ class QueryPlan:
     """The filter as the server understood it; empty: none."""
     order_by: str
     """The order as the server understood it; empty: key order."""
+    absent_fields: tuple[str, ...] = ()
+    """Fields of the filter in which no record that was read has a value: perhaps they are mistyped. Rule: Q10."""
 
 
 @dataclass(frozen=True, slots=True)

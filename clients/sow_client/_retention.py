@@ -11,6 +11,7 @@ import msgspec
 from sow.v1 import admin_pb2, sow_pb2
 from sow_client import _admin, _lifetimes, _reads
 from sow_client._change_frames import changes_of, prefix_of
+from sow_client._parameters import Parameters
 from sow_client._records import EARLIEST, Change, Start, Ttl, datetime_of, invalid
 from sow_client._reports import Browsed, Durable, DurableConsumer, DurableFigures, Policy, PolicyTargetName, Rewound
 from sow_client._setting_values import DurableSettingsArguments, SettingValue, TopicSettingsArguments
@@ -33,6 +34,7 @@ def durable_request(
     topic: str,
     name: str,
     filter_text: str | None,
+    parameters: Parameters | None = None,
     *,
     start: Start | None,
     force: bool,
@@ -48,6 +50,7 @@ def durable_request(
     request = _reads.subscribe_request(
         topic,
         filter_text,
+        parameters,
         topic_pattern=None,
         sow=False,
         oof=oof,

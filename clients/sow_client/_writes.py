@@ -10,6 +10,7 @@ from sow.v1 import admin_pb2, sow_pb2, types_pb2
 from sow_client._documents import Document, encode
 from sow_client._keys import Key, checked_list, key_text, key_texts
 from sow_client._lifetimes import lifetime_message
+from sow_client._parameters import Parameters, parameter_values
 from sow_client._reads import RECORDS_PER_REQUEST_MAX, changing_filter, texts
 from sow_client._records import (
     Deleted,
@@ -321,6 +322,7 @@ def delete_request(
     keys: Iterable[Key] | None,
     filter_text: str | None,
     payload: bytes | None,
+    parameters: Parameters | None = None,
     everything: bool,
     dry_run: bool,
     durability: DurabilityName | None,
@@ -331,12 +333,20 @@ def delete_request(
         raise invalid("only_if_versions", "is for deletes by keys")
     if (keys is not None) + (filter_text is not None) + (payload is not None) + everything != 1:
         raise invalid("keys", "give exactly one of keys, filter, data and all=True")
+    if parameters is not None and filter_text is None:
+        raise invalid("parameters", "belong to filter")
     request = sow_pb2.SowDeleteRequest(topic=topic, dry_run=dry_run, durability=durability_value(durability))
     if keys is not None:
         request.by_keys.keys.extend(key_texts(keys))
         request.by_keys.versions.extend(only_if_versions or ())
     elif filter_text is not None:
-        request.by_filter = changing_filter(filter_text)
+        request = sow_pb2.SowDeleteRequest(
+            topic=topic,
+            by_filter=changing_filter(filter_text),
+            parameters=parameter_values(parameters),
+            dry_run=dry_run,
+            durability=durability_value(durability),
+        )
     elif payload is not None:
         request.by_payload = payload
     else:
@@ -394,6 +404,7 @@ def restamp_request(
     topic: str,
     mode: RestampMode,
     filter_text: str | None,
+    parameters: Parameters | None = None,
     *,
     ttl: Ttl | None,
     expire_at: ExpireAt | None,
@@ -408,6 +419,7 @@ def restamp_request(
     return admin_pb2.RestampRequest(
         topic=topic,
         filter="" if filter_text is None else changing_filter(filter_text),
+        parameters=parameter_values(parameters),
         mode=admin_pb2.RestampMode.Value(f"RESTAMP_MODE_{mode.upper()}"),
         lifetime=chosen,
         dry_run=dry_run,

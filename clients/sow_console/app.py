@@ -33,6 +33,7 @@ from starlette.types import ASGIApp
 from starlette.websockets import WebSocket
 
 from sow_client import SowError, Unavailable, __version__
+from sow_client._parameters import parameters_of
 from sow_console import documents, live, texts
 from sow_console.exports import KINDS, Files, Kind, begun
 from sow_console.guards import Guard, Place, is_loopback, place_of
@@ -265,10 +266,11 @@ class Console:
             raise HTTPException(503, f"{EXPORTS_MAX} files are being made already; try again in a while")
         view = self._view(request, session)
         topic, filter_text = view.argument("topic"), view.argument("filter")
-        columns = request.query_params.getlist("column")
+        columns, values = request.query_params.getlist("column"), view.argument("parameters")
         self._exports += 1
         try:
-            pieces = await begun(view.client, files.make, cast(Kind, kind), topic, filter_text, columns)
+            given = parameters_of(values) if values else None
+            pieces = await begun(view.client, files.make, cast(Kind, kind), topic, filter_text, columns, given)
         except (SowError, ValueError) as error:
             self._exports -= 1
             raise HTTPException(400, getattr(error, "message", str(error))) from error

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal, Protocol, TypeAlias, cast
 
 from sow_client import AsyncClient, Export, PackedColumn, PackedRecords, SowError, TopicSettings
+from sow_client._parameters import Parameters
 
 Kind: TypeAlias = Literal["ndjson", "csv", "parquet"]
 KINDS: Final[Mapping[str, str]] = {
@@ -61,13 +62,19 @@ class Files:
 
 
 async def begun(
-    client: AsyncClient, make: MakeFile, kind: Kind, topic: str, filter_text: str, columns: Sequence[str]
+    client: AsyncClient,
+    make: MakeFile,
+    kind: Kind,
+    topic: str,
+    filter_text: str,
+    columns: Sequence[str],
+    parameters: Parameters | None = None,
 ) -> AsyncGenerator[bytes, None]:
     """The file, piece by piece. Raises SowError and ValueError at once where there is none to begin."""
     sink = io.BytesIO()
     settings = (await client.describe_topic(topic)).settings
     file = make(kind, topic, settings, columns, sink)
-    opened = await client.open_export(topic, filter_text or None, lease=LEASE)
+    opened = await client.open_export(topic, filter_text or None, parameters, lease=LEASE)
     return _pieces(client, opened, file, sink)
 
 

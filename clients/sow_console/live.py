@@ -238,6 +238,7 @@ class RecordFrames:
             async with self._client.subscribe(
                 self._query.topic,
                 self._query.filter or None,
+                self._query.values,
                 oof=True,
                 start=bookmark,
                 on_interruption=self._interrupted,

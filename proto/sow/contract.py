@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-CONTRACT: Final = 2
+CONTRACT: Final = 3
 """That of this source. `DescribeInstance` tells it."""
 UNDESCRIBED: Final = 1
 """That of servers that do not tell one: the first release."""

@@ -78,9 +78,9 @@ class Store:
         self.instance: Final = opened.instance
 
         # Topics, policies, origins.
-        self.topics: Final = _load_topics(rocks, clock.now_micros())
-        policies = PoliciesInForce(load_policies(rocks), options.defaults)
         self.origins: Final = Origins(rocks, opened.origins, opened.origin)
+        self.topics: Final = _load_topics(rocks, self.origins, clock.now_micros())
+        policies = PoliciesInForce(load_policies(rocks), options.defaults)
         self.unsound: Final = SoundnessReports()
 
         # The writer, the ways to it, and reading.
@@ -227,8 +227,9 @@ class Store:
         self.writer.sync_now()
 
 
-def _load_topics(rocks: Rocks, now_micros: int) -> Topics:
+def _load_topics(rocks: Rocks, origins: Origins, now_micros: int) -> Topics:
     topics = Topics()
+    topics.origins = origins
     for topic in load_topics(rocks):
         topic.last_use_micros = now_micros  # its use before the start is unknown (rule T1)
         topics.add(topic)

@@ -209,7 +209,7 @@ def _all_prefixes(parts: Iterable[_PerField[frozenset[str]]]) -> _PerField[froze
 # --- single conditions -----------------------------------------------------------------------------------------------
 
 _Literal: TypeAlias = Null | Boolean | Number | Text
-_TEXT_FIELDS: Final = (_KEY, Metadata(MetadataName.TOPIC))
+_TEXT_FIELDS: Final = (_KEY, Metadata(MetadataName.TOPIC), Metadata(MetadataName.ORIGIN))
 # The possible beginnings of the canonical text of a number.
 _NUMBER_BEGINNING: Final = re.compile(r"-?(?:[0-9][0-9.e+-]*|i|in|inf)?")
 _LARGE_DIGITS: Final = 16

@@ -103,6 +103,8 @@ _METADATA: Final = {
     MetadataName.PUBLISH_TIME: ("publish_time_micros", _ValueKinds.NUMBER),
     MetadataName.EXPIRE_TIME: ("expire_time_micros", _MAYBE_NUMBER),
     MetadataName.TOPIC: ("topic", _ValueKinds.TEXT),
+    MetadataName.SEQUENCE: ("sequence", _ValueKinds.NUMBER),
+    MetadataName.ORIGIN: ("origin", _ValueKinds.TEXT),
 }
 _RESULTS: Final = {
     Function.LENGTH: _MAYBE_NUMBER,
@@ -117,6 +119,10 @@ _RESULTS: Final = {
     Function.FLOOR: _MAYBE_NUMBER,
     Function.CEIL: _MAYBE_NUMBER,
     Function.COALESCE: _ANY,
+    Function.INSTR: _MAYBE_NUMBER,
+    Function.REVERSE: _MAYBE_TEXT,
+    Function.DATE_MICROS: _MAYBE_NUMBER,
+    Function.FORMAT_TIME: _MAYBE_TEXT,
 }
 _OPERATORS: Final[dict[Comparison, type[ast.cmpop]]] = {
     Comparison.EQUAL: ast.Eq,

@@ -61,6 +61,8 @@ TEXT_BYTE: Final = 10
 PATTERN_BYTE: Final = 50
 DIGIT: Final = 20
 """Arithmetic, per byte of a record that is one large integer: 80 µs for two of 4,300 digits."""
+TIME: Final = 300_000
+"""DATE_MICROS and FORMAT_TIME: mostly 3 µs, and 300 for the longest form."""
 LARGEST_TEXT: Final = 2**20 * TEXT_BYTE
 """No function makes a longer text (values [6])."""
 
@@ -94,6 +96,12 @@ def _own(node: Expression) -> Cost:
             return _text(_size(node.arguments[0]))
         case FunctionCall(Function.REPLACE | Function.CONCAT):
             return _text(_size(node))
+        case FunctionCall(Function.REVERSE):
+            return _text(_size(node.arguments[0]))
+        case FunctionCall(Function.INSTR, (text, _)):
+            return _text(_size(text)).plus(_text(_size(node.arguments[1])))
+        case FunctionCall(Function.DATE_MICROS | Function.FORMAT_TIME):
+            return Cost(TIME)
         case Like(operand, _):
             size = _size(operand)
             return Cost(NODE + PATTERN_BYTE * size.more, PATTERN_BYTE * size.times, ELEMENT)
@@ -130,8 +138,10 @@ def _size(expression: Expression) -> _Size:
         case Negate() | Arithmetic() | FunctionCall(Function.ABS | Function.ROUND | Function.FLOOR | Function.CEIL):
             sizes = [_size(child) for child in children(expression)]
             return _bounded(sum([size.times for size in sizes]), 30 + sum([size.more for size in sizes]))
-        case FunctionCall(Function.LOWER | Function.UPPER, (argument,)):
+        case FunctionCall(Function.LOWER | Function.UPPER | Function.REVERSE, (argument,)):
             return _size(argument)
+        case FunctionCall(Function.FORMAT_TIME):
+            return _Size(0, 6_000)
         case FunctionCall(Function.TRIM | Function.SUBSTR, (argument, *_)):
             return _size(argument)
         case FunctionCall(Function.REPLACE, (argument, Text(old), Text(new))):

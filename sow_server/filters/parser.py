@@ -2,7 +2,7 @@
 
 LENGTH_BYTES_MAX, NESTING_MAX, TERMS_MAX, FUNCTIONS_MAX, LIST_ITEMS_MAX and PATTERNS_MAX bound the cost of one filter;
 each has its own error. Nesting counts parentheses, functions, NOT, minus and chains of arithmetic, but not the operands
-of AND and OR.
+of AND and OR. The value of a parameter is put into the tree where its name stands (parameters [1]).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import contextlib
 import functools
 import re
 from collections.abc import Sequence
+from contextvars import ContextVar
 from typing import Final, NamedTuple, TypeAlias
 
 from lark import Lark, Token, Transformer
@@ -19,6 +20,8 @@ from lark.exceptions import UnexpectedInput, UnexpectedToken
 from sow_server.engine.values.fields import INTEGER_DIGITS_MAX
 from sow_server.engine.values.patterns import PatternError, searcher
 from sow_server.filters.errors import FilterError
+from sow_server.filters.parameters import Parameter, Parameters
+from sow_server.filters.printer import print_filter
 from sow_server.filters.tree import (
     ARGUMENTS,
     LITERALS,
@@ -65,21 +68,27 @@ PATTERNS_MAX: Final = 100
 """LIKE conditions in a filter: each keeps a compiled pattern in memory."""
 
 
-def parse(text: str) -> Filter:
-    """The tree of a filter. Raises FilterError."""
+def parse(text: str, parameters: Parameters = ()) -> Filter:
+    """The tree of a filter, with the values of its parameters in it. Raises FilterError."""
     try:
         length = len(text.encode())
     except UnicodeEncodeError as error:
         raise FilterError("not a Unicode character", error.start, text.encode(errors="replace").decode()) from None
     if length > LENGTH_BYTES_MAX:
         raise FilterError(f"a filter of {length} bytes, more than the limit of {LENGTH_BYTES_MAX}")
+    given = _Given({each.name: each for each in parameters}, LENGTH_BYTES_MAX - length)
+    token = _GIVEN.set(given)
     try:
         tree: object = _lark().parse(text)
     except UnexpectedInput as error:
         raise _unexpected(error, text) from None
     except _Fault as fault:
         raise FilterError(fault.what, fault.position, text) from None
+    finally:
+        _GIVEN.reset(token)
     assert isinstance(tree, _Part), "the transformer makes a part of every rule"
+    for name in given.by_name.keys() - given.used:
+        raise FilterError(f"there is no parameter :{name} in it, and a value of this name is given")
     return tree.node
 
 
@@ -110,6 +119,47 @@ class _Part(NamedTuple):
     terms: int
     functions: int
     patterns: int
+    parameter: Parameter | None = None
+    """The parameter of which it is the value. While this is a list, the node stands for nothing."""
+
+
+class _Given:
+    """The parameters of the text that is being parsed."""
+
+    def __init__(self, by_name: dict[str, Parameter], room: int) -> None:
+        """`room`: the bytes that their values may add to the filter (parameters [2])."""
+        self.by_name = by_name
+        self.used: set[str] = set()
+        self._room = room
+
+    def use(self, token: Token) -> Parameter:
+        name = token[1:]
+        parameter = self.by_name.get(name)
+        if parameter is None:
+            others = ", ".join([f":{other}" for other in list(self.by_name)[:10]])
+            raise _Fault(
+                f"no value is given for the parameter :{name:.80}" + (f"; there is {others}" if others else ""),
+                _position(token),
+            )
+        self.used.add(name)
+        if len(parameter.literals) > LIST_ITEMS_MAX:
+            count = len(parameter.literals)
+            raise _Fault(
+                f"the parameter :{name} is a list of {count}, more than the limit of {LIST_ITEMS_MAX},",
+                _position(token),
+            )
+        self.take(parameter.length_bytes, _position(token), f"with the value of :{name}")
+        return parameter
+
+    def take(self, size: int, position: int, why: str) -> None:
+        """Counts bytes that the filter has beyond its text."""
+        self._room -= size
+        if self._room < 0:
+            raise _Fault(f"{why} the filter is longer than the limit of {LENGTH_BYTES_MAX} bytes", position)
+
+
+_GIVEN: Final[ContextVar[_Given]] = ContextVar("given")
+"""The parser is made once, with its builder; so the parameters of one text reach the builder from the side."""
 
 
 class _List(NamedTuple):
@@ -151,26 +201,40 @@ def _built(node: Expression, pieces: Sequence[_Child]) -> _Part:
     patterns = 1 if isinstance(node, Like) else 0
     for piece in pieces:
         for part in (piece,) if isinstance(piece, _Part) else piece.parts if isinstance(piece, _List) else ():
+            _refuse_list(part)
             depth = max(depth, part.depth + 1)
             terms += part.terms
             functions += part.functions
             patterns += part.patterns
-            if terms > TERMS_MAX:
-                raise _Fault(f"more conditions and functions than the limit of {TERMS_MAX}", part.position)
-            if functions > FUNCTIONS_MAX:
-                raise _Fault(f"more functions than the limit of {FUNCTIONS_MAX}", part.position)
-            if patterns > PATTERNS_MAX:
-                raise _Fault(f"more LIKE conditions than the limit of {PATTERNS_MAX}", part.position)
+            _check_counts(_Part(node, position, depth, terms, functions, patterns), part.position)
     if depth > NESTING_MAX:
         raise _Fault(f"nested deeper than the limit of {NESTING_MAX}", position)
     return _Part(node, position, depth, terms, functions, patterns)
+
+
+def _check_counts(part: _Part, position: int) -> None:
+    if part.terms > TERMS_MAX:
+        raise _Fault(f"more conditions and functions than the limit of {TERMS_MAX}", position)
+    if part.functions > FUNCTIONS_MAX:
+        raise _Fault(f"more functions than the limit of {FUNCTIONS_MAX}", position)
+    if part.patterns > PATTERNS_MAX:
+        raise _Fault(f"more LIKE conditions than the limit of {PATTERNS_MAX}", position)
 
 
 def _nodes(pieces: Sequence[_Child]) -> list[Expression]:
     return [piece.node for piece in pieces if isinstance(piece, _Part)]
 
 
+def _refuse_list(part: _Part) -> None:
+    if part.parameter is not None and part.parameter.is_list:
+        name = part.parameter.name
+        raise _Fault(
+            f"the parameter :{name} is a list, which only IN, BEGINS WITH, ENDS WITH and CONTAINS take,", part.position
+        )
+
+
 def _condition(part: _Part) -> Expression:
+    _refuse_list(part)
     if not may_be_condition(part.node):
         raise _Fault("expected a condition", part.position)
     return part.node
@@ -206,8 +270,25 @@ class _Builder(Transformer[Token, _Part]):
     def listed(self, pieces: list[_Child]) -> _Part:
         (operand,) = _nodes(pieces)
         items = pieces[-2]
-        assert isinstance(items, _List), "IN ( literals )"
-        return self._perhaps_not(In(operand, _literals(items)), pieces)
+        assert isinstance(items, _List), "IN ( items )"
+        others = [part.node for part in items.parts if not isinstance(part.node, LITERALS)]
+        if not others:
+            return self._perhaps_not(_member_of(operand, _literals(items)), pieces)
+        # Literals in one list are looked up; whatever else is compared with is a comparison of its own.
+        known = [In(operand, _literals(items))] if len(others) < len(items.parts) else []
+        each: list[Expression] = [*known, *[Compare(Comparison.EQUAL, operand, other) for other in others]]
+        part = self._perhaps_not(Or(tuple(each)) if len(each) > 1 else each[0], pieces)
+        return _repeated(part, pieces[0], len(each))
+
+    def listed_by_name(self, pieces: list[_Child]) -> _Part:
+        (operand,) = _nodes(pieces[:-1])
+        part = pieces[-1]
+        assert isinstance(part, _Part), "IN parameter"
+        assert part.parameter is not None, "its value"
+        if not part.parameter.is_list:
+            kind = part.parameter.kind
+            raise _Fault(f"the parameter :{part.parameter.name} is {kind}, and IN takes a list,", part.position)
+        return self._perhaps_not(_member_of(operand, part.parameter.literals), pieces[:-1])
 
     def between(self, pieces: list[_Child]) -> _Part:
         operand, low, high = _nodes(pieces)
@@ -217,14 +298,23 @@ class _Builder(Transformer[Token, _Part]):
         (operand,) = _nodes(pieces)
         token = pieces[-1]
         assert isinstance(token, Token), "LIKE TEXT"
-        pattern = _unquoted(token)
-        try:
-            searcher(pattern)
-        except PatternError as error:
-            raise _Fault(f"expected a regular expression; {error}", _position(token)) from None
-        return self._perhaps_not(Like(operand, pattern), pieces)
+        return self._perhaps_not(_like(operand, _unquoted(token), _position(token)), pieces)
+
+    def like_by_name(self, pieces: list[_Child]) -> _Part:
+        (operand,) = _nodes(pieces[:-1])
+        part = pieces[-1]
+        assert isinstance(part, _Part), "LIKE parameter"
+        assert part.parameter is not None, "its value"
+        if not isinstance(part.node, Text) or part.parameter.is_list:
+            name, kind = part.parameter.name, part.parameter.kind
+            raise _Fault(f"the parameter :{name} is {kind}, and LIKE takes a text,", part.position)
+        return self._perhaps_not(_like(operand, part.node.value, part.position), pieces[:-1])
 
     def tested(self, pieces: list[_Child]) -> _Part:
+        part = pieces[-1]
+        if isinstance(part, _Part) and part.parameter is not None and part.parameter.is_list:
+            (operand,) = _nodes(pieces[:-1])
+            return self._perhaps_not(_any_text(_text_test(pieces[-2]), operand, part.parameter.literals), pieces[:-1])
         operand, wanted = _nodes(pieces)
         return self._perhaps_not(Matches(_text_test(pieces[-2]), operand, (wanted,)), pieces)
 
@@ -232,7 +322,7 @@ class _Builder(Transformer[Token, _Part]):
         (operand,) = _nodes(pieces)
         wanted = pieces[-2]
         assert isinstance(wanted, _List), "TEXT_TEST ( several )"
-        return self._perhaps_not(Matches(_text_test(pieces[-4]), operand, _literals(wanted)), pieces)
+        return self._perhaps_not(_any_text(_text_test(pieces[-4]), operand, _literals(wanted)), pieces)
 
     def is_null(self, pieces: list[_Child]) -> _Part:
         (operand,) = _nodes(pieces)
@@ -295,6 +385,13 @@ class _Builder(Transformer[Token, _Part]):
     def null(self, pieces: list[_Child]) -> _Part:
         return _built(Null(), pieces)
 
+    def parameter(self, pieces: list[_Child]) -> _Part:
+        (token,) = pieces
+        assert isinstance(token, Token), "PARAMETER"
+        parameter = _GIVEN.get().use(token)
+        node = Null() if parameter.is_list else parameter.literals[0]
+        return _built(node, pieces)._replace(parameter=parameter)
+
     def call(self, pieces: list[_Child]) -> _Part:
         word, _, arguments, _ = pieces
         assert isinstance(arguments, _List), "WORD ( arguments )"
@@ -322,16 +419,55 @@ class _Builder(Transformer[Token, _Part]):
     def arguments(self, pieces: list[_Child]) -> _List:
         return _List([piece for piece in pieces if isinstance(piece, _Part)])
 
-    def literals(self, pieces: list[_Child]) -> _List:
-        if len(pieces) > LIST_ITEMS_MAX:
-            raise _Fault(f"a list of {len(pieces)}, more than the limit of {LIST_ITEMS_MAX},", _position(pieces[0]))
-        return self.arguments(pieces)
+    def items(self, pieces: list[_Child]) -> _List:
+        items: list[_Part] = []
+        for part in self.arguments(pieces).parts:
+            if part.parameter is not None and part.parameter.is_list:  # its members stand in its place
+                items += [part._replace(node=each, parameter=None) for each in part.parameter.literals]
+            else:
+                items.append(part)
+        if len(items) > LIST_ITEMS_MAX:
+            raise _Fault(f"a list of {len(items)}, more than the limit of {LIST_ITEMS_MAX},", _position(pieces[0]))
+        return _List(items)
 
-    several = literals
+    several = items
 
 
 def _literals(items: _List) -> tuple[Literal, ...]:
     return tuple([part.node for part in items.parts if isinstance(part.node, (Null, Boolean, Number, Text))])
+
+
+def _member_of(operand: Expression, items: tuple[Literal, ...]) -> Expression:
+    """IN; false for the list of a parameter that has no member, whatever the operand."""
+    return In(operand, items) if items else Boolean(False)
+
+
+def _repeated(part: _Part, operand: _Child, count: int) -> _Part:
+    """The part with the bounded things that come of an operand that stands in it `count` times. Without this, lists in
+    operands of lists would double a filter with every few characters."""
+    assert isinstance(operand, _Part), "a sum"
+    more = count - 1
+    _GIVEN.get().take(more * len(print_filter(operand.node).encode()), part.position, "with this list")
+    made = part._replace(
+        terms=part.terms + count + more * operand.terms,
+        functions=part.functions + more * operand.functions,
+        patterns=part.patterns + more * operand.patterns,
+    )
+    _check_counts(made, part.position)
+    return made
+
+
+def _any_text(test: TextTest, operand: Expression, texts: tuple[Literal, ...]) -> Expression:
+    """BEGINS WITH and the like, for a list."""
+    return Matches(test, operand, texts) if texts else Boolean(False)
+
+
+def _like(operand: Expression, pattern: str, position: int) -> Like:
+    try:
+        searcher(pattern)
+    except PatternError as error:
+        raise _Fault(f"expected a regular expression; {error}", position) from None
+    return Like(operand, pattern)
 
 
 def _text_test(piece: _Child) -> TextTest:
@@ -396,12 +532,53 @@ def _unexpected(error: UnexpectedInput, text: str) -> FilterError:
         return FilterError("expected the end of a text; its quote is never closed", position, text)
     what = f"expected {_expected(accepted)}"
     word = _BARE_WORD.match(text, position)
-    if "PATH" in accepted and word and not _KEYWORDS.match(word[0]):
+    advice = _of_sql(text, position)
+    if advice:
+        what += f"; {advice}"
+    elif "PATH" in accepted and word and not _KEYWORDS.match(word[0]):
         if text[position - 1 : position] == "-":
             what += "; a name with a hyphen is put in brackets: /[a-b]"
         else:
-            what += f"; a field is written /{word[0]}, a text '{word[0]}'"
+            inner = f", one inside another /{word[0].replace('.', '/')}" if "." in word[0] else ""
+            what += f"; a field is written /{word[0]}{inner}, a text '{word[0]}'"
     return FilterError(what, position, text)
+
+
+_SQL: Final = (
+    (
+        r"(?:SELECT|WITH)\b",
+        "a filter is no SQL: write only the condition, as it stands after WHERE, with fields as /name",
+    ),
+    (
+        r"(?:DELETE|UPDATE|INSERT)\b",
+        "a filter is no SQL: it is only a condition, with fields as /name; the call says what becomes of the records",
+    ),
+    (r"WHERE\b", "a filter is the condition alone: leave out WHERE, and write fields as /name"),
+    (
+        r"(?:LIMIT|TOP|FETCH|OFFSET)\b",
+        "a filter does not say how many records: that is top_n and skip_n, in the command --top and --skip",
+    ),
+    (r"ORDER\s+BY\b", "a filter does not say the order: that is order_by, in the command --order-by"),
+    (r"(?:GROUP\s+BY|HAVING)\b", "a filter groups nothing: it only selects records"),
+    (r"(?:I|R)LIKE\b", "LIKE takes a regular expression, LIKE '(?i)abc' in upper or lower case"),
+    (r"(?:REGEXP|SIMILAR)\b|=?~", "a regular expression is written LIKE 'pattern'"),
+    (r"(?:NOTNULL|ISNULL|(?<=NOT )NULL)\b", "write IS NULL or IS NOT NULL"),
+    (r"EXISTS\b", "write /field IS NOT NULL"),
+    (r"CASE\b", "write IF(condition, x, y)"),
+    (r"(?:AS|FROM|JOIN|UNION)\b", "a filter is no SQL, only a condition with fields as /name"),
+    (r";|--|/\*", "a filter is one condition, without ; and comments"),
+    (r"\?|%[(s]|\$[\w{]|:\d", "a parameter is written :name, and its value is given by this name"),
+    (r"[`\\]", "a field is written /name, and one with other characters /[odd name]"),
+)
+"""Beginnings of texts in SQL, and what to write here instead."""
+_NO_FIELD: Final = r"(?!\s*(?:[=<>!]|(?:IN|LIKE|IS|NOT|BETWEEN|BEGINS|ENDS|CONTAINS)\b))"
+"""A word before an operator is a field without its slash, also one that SQL knows."""
+_SQL_WORDS: Final = tuple([(re.compile(f"(?:{text}){_NO_FIELD}", re.IGNORECASE), advice) for text, advice in _SQL])
+
+
+def _of_sql(text: str, position: int) -> str:
+    """Advice where the text goes on in SQL; empty: it does not."""
+    return next((advice for beginning, advice in _SQL_WORDS if beginning.match(text, position)), "")
 
 
 def _expected(accepted: set[str]) -> str:

@@ -20,6 +20,10 @@ class Meta(NamedTuple):
     topic: str
     now_micros: int
     """The same for the whole request."""
+    sequence: int = 0
+    """Of the change that made the record what it is, in the journal of this instance."""
+    origin: str = ""
+    """The name of the instance that wrote it."""
 
 
 Matcher = Callable[[object, Meta], bool]

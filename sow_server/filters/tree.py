@@ -65,6 +65,8 @@ class MetadataName(enum.Enum):
     PUBLISH_TIME = "publish_time"
     EXPIRE_TIME = "expire_time"
     TOPIC = "topic"
+    SEQUENCE = "sequence"
+    ORIGIN = "origin"
 
 
 class Function(enum.Enum):
@@ -83,6 +85,10 @@ class Function(enum.Enum):
     IF = "IF"
     ARRAY_COUNT = "ARRAY_COUNT"
     NOW_MICROS = "NOW_MICROS"
+    INSTR = "INSTR"
+    REVERSE = "REVERSE"
+    DATE_MICROS = "DATE_MICROS"
+    FORMAT_TIME = "FORMAT_TIME"
 
 
 ARGUMENTS: Final[dict[Function, tuple[int, int | None]]] = {
@@ -101,6 +107,10 @@ ARGUMENTS: Final[dict[Function, tuple[int, int | None]]] = {
     Function.IF: (3, 3),
     Function.ARRAY_COUNT: (1, 1),
     Function.NOW_MICROS: (0, 0),
+    Function.INSTR: (2, 2),
+    Function.REVERSE: (1, 1),
+    Function.DATE_MICROS: (1, 1),
+    Function.FORMAT_TIME: (2, 2),
 }
 """How many arguments each function takes, at least and at most; None: any number."""
 

@@ -24,6 +24,7 @@ from typing import Any, Final, TypeAlias
 
 from sow_server.engine.values.fields import INTEGER_DIGITS_MAX, INTEGER_LIMIT, Scalar, as_float, elements, number_of
 from sow_server.engine.values.keys import EXACT_MAX, KeyFieldError, canonical_text
+from sow_server.filters.times import date_micros, format_time
 from sow_server.filters.tree import Comparison, Function, Operator, TextTest
 
 Truth: TypeAlias = bool | None
@@ -476,6 +477,27 @@ def _replace(value: object, old: object, new: object) -> str | None:
     return text.replace(sought, instead)
 
 
+def _instr(value: object, sought: object) -> int | None:
+    """The position of a text in another, from 1; 0: it is not there."""
+    text, part = text_of(value), text_of(sought)
+    return None if text is None or part is None else text.find(part) + 1
+
+
+def _reverse(value: object) -> str | None:
+    text = text_of(value)
+    return None if text is None else text[::-1]
+
+
+def _date_micros(value: object) -> int | None:
+    text = text_of(value)
+    return None if text is None else date_micros(text)
+
+
+def _format_time(value: object, pattern: object) -> str | None:
+    micros, form = number_of(value), text_of(pattern)
+    return None if micros is None or form is None else format_time(micros, form)
+
+
 def _abs(value: object) -> int | float | None:
     number = number_of(value)
     return None if number is None else _bounded(abs(number))
@@ -549,5 +571,9 @@ FUNCTIONS: Final[dict[Function, Callable[..., object]]] = {
     Function.FLOOR: _floor,
     Function.CEIL: _ceil,
     Function.COALESCE: _coalesce,
+    Function.INSTR: _instr,
+    Function.REVERSE: _reverse,
+    Function.DATE_MICROS: _date_micros,
+    Function.FORMAT_TIME: _format_time,
 }
 """The functions of single values. IF, ARRAY_COUNT and NOW_MICROS are compiled in place."""

@@ -21,6 +21,7 @@ from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.keys import parse_path
 from sow_server.engine.values.model import NEVER, MessageType, PermittedRows, RecordMatcher
 from sow_server.filters import Filter, FilterError, Meta, Predicate, compile_filter, parse, print_filter
+from sow_server.filters.parameters import NO_VALUES, Parameters, Values, parameters
 from sow_server.filters.restriction import UNRESTRICTED, Restriction, joined
 from sow_server.filters.tree import Metadata, MetadataName, walk
 
@@ -44,8 +45,8 @@ class RecordFilter:
     """Metadata that is known without a record: the topic and the request's `now`."""
     matches: RecordMatcher
     """Whether a live record matches, by its record key and its stored value (header and payload)."""
-    payloads: Format
-    """Decodes payloads."""
+    topic: Topic
+    """Decodes payloads, and knows the names of origins."""
     asked: str = ""
     """The canonical text of the part that the caller gave; "": none."""
     granted: RecordFilter | None = None
@@ -59,18 +60,24 @@ class RecordFilter:
     def at(self, now_micros: int) -> RecordFilter:
         """The same filter at another `now`: a filter may be needed before the cut, which has the `now`."""
         meta = self.fixed_meta._replace(now_micros=now_micros)
-        matcher = _matcher(self.predicate, self.payloads, meta, uses_metadata=self.uses_metadata)
+        matcher = _matcher(self.predicate, self.topic, meta, uses_metadata=self.uses_metadata)
         return replace(self, fixed_meta=meta, matches=matcher)
 
 
 def callers_filter(
-    topic: Topic, text: str, restriction: Restriction, now_micros: int = 0, *, allow_now: bool = True
+    topic: Topic,
+    text: str,
+    restriction: Restriction,
+    now_micros: int = 0,
+    *,
+    allow_now: bool = True,
+    given: Values = NO_VALUES,
 ) -> RecordFilter | None:
     """The filter of a request, within the part of the topic that its caller may see (rules A4, A5); None: all records.
-    Raises StoreError as `record_filter`."""
-    if not text and restriction.rows is None:
+    `given`: the values of its parameters. Raises StoreError as `record_filter`."""
+    if not text and restriction.rows is None and not given:
         return None
-    return record_filter(topic, text, now_micros, allow_now=allow_now, restriction=restriction)
+    return record_filter(topic, text, now_micros, allow_now=allow_now, restriction=restriction, given=given)
 
 
 def record_filter(
@@ -80,15 +87,19 @@ def record_filter(
     *,
     allow_now: bool = True,
     restriction: Restriction = UNRESTRICTED,
+    given: Values = NO_VALUES,
 ) -> RecordFilter:
-    """The filter `text` for the records of `topic`, at one `now`. "" only with `restriction.rows`.
+    """The filter `text` for the records of `topic`, at one `now`. "" only with `restriction.rows`. `given`: the values
+    of its parameters (rule Q9).
 
     Raises StoreError: FILTER_INVALID with the position and a caret, in its details also as `position`;
     UNSUPPORTED_FOR_MESSAGE_TYPE if it reads fields of a binary topic.
     """
-    compiled = _compiled if len(text) <= CACHED_CHARACTERS_MAX else _compiled.__wrapped__
     try:
-        found = compiled(text, topic.settings.key, allow_now, restriction)
+        bound = parameters(given)
+        length = len(text) + sum([each.length_bytes for each in bound])
+        compiled = _compiled if length <= CACHED_CHARACTERS_MAX else _compiled.__wrapped__
+        found = compiled(text, topic.settings.key, allow_now, restriction, bound)
     except FilterError as error:
         details = {"position": str(error.position)} if error.position >= 0 else None
         raise StoreError(Reason.FILTER_INVALID, f"filter: {error.message}", field="filter", details=details) from None
@@ -151,10 +162,8 @@ def _on(topic: Topic, found: _Compiled, now_micros: int) -> RecordFilter:
     if topic.settings.message_type is MessageType.FIX and (zeros := zeros_before(found.predicate.fields)):
         raise StoreError(Reason.FILTER_INVALID, f"filter: {zeros}", field="filter")
     meta = Meta("", 0, 0, None, topic.name, now_micros)
-    matcher = _matcher(found.predicate, topic.format, meta, uses_metadata=found.uses_metadata)
-    return RecordFilter(
-        found.tree, found.text, found.predicate, found.uses_metadata, meta, matcher, topic.format, found.asked
-    )
+    matcher = _matcher(found.predicate, topic, meta, uses_metadata=found.uses_metadata)
+    return RecordFilter(found.tree, found.text, found.predicate, found.uses_metadata, meta, matcher, topic, found.asked)
 
 
 class _Compiled(NamedTuple):
@@ -168,9 +177,14 @@ class _Compiled(NamedTuple):
 
 
 @lru_cache(maxsize=CACHED_FILTERS)
-def _compiled(text: str, key: tuple[str, ...], allow_now: bool, restriction: Restriction) -> _Compiled:
+def _compiled(
+    text: str, key: tuple[str, ...], allow_now: bool, restriction: Restriction, bound: Parameters
+) -> _Compiled:
     # Parsing and compiling take milliseconds, and services use the same few filters again and again.
-    own = parse(text) if text or restriction.rows is None else None
+    if not text and bound:
+        raise FilterError(f"there is none, and a value of the parameter :{bound[0].name} is given")
+    # The rows of a grant were parsed without parameters: a caller's values say nothing about what it may see.
+    own = parse(text, bound) if text or restriction.rows is None else None
     tree = joined(own, restriction)
     assert tree is not None, "without rows the text was parsed"
     if restriction.rows is not None and own is not None:
@@ -190,9 +204,9 @@ def _compiled_tree(tree: Filter, key: tuple[str, ...], *, allow_now: bool, asked
     return _Compiled(tree, print_filter(tree), predicate, uses_metadata, asked)
 
 
-def _matcher(predicate: Predicate, payloads: Format, fixed: Meta, *, uses_metadata: bool) -> RecordMatcher:
+def _matcher(predicate: Predicate, topic: Topic, fixed: Meta, *, uses_metadata: bool) -> RecordMatcher:
     """The cheapest sufficient function: a scan calls it for every record."""
-    matches, decode = predicate.matches, payloads.decode
+    matches, decode = predicate.matches, topic.format.decode
     if predicate.constant is not None:
         constant = predicate.constant
         return lambda key, value: constant
@@ -209,6 +223,8 @@ def _matcher(predicate: Predicate, payloads: Format, fixed: Meta, *, uses_metada
             expire_time,
             fixed.topic,
             fixed.now_micros,
+            header.sequence,
+            topic.origins.names[header.origin],
         )
 
     if predicate.uses_payload:

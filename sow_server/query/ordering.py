@@ -264,17 +264,17 @@ def order(topic: Topic, text: str) -> Order:
     numeric = message_type in (MessageType.FIX, MessageType.NVFIX)
     down = terms[0].descending
     return Order(
-        terms, print_order(terms), decode, tuple([_column(term, down=down, numeric=numeric) for term in terms])
+        terms, print_order(terms), decode, tuple([_column(topic, term, down=down, numeric=numeric) for term in terms])
     )
 
 
-def _column(term: Term, *, down: bool, numeric: bool) -> Column:
+def _column(topic: Topic, term: Term, *, down: bool, numeric: bool) -> Column:
     if term.descending == down:
         ranking = Ranking.DESCENDING if down else Ranking.ASCENDING
     else:
         ranking = Ranking.TURNED_ASCENDING if down else Ranking.TURNED_DESCENDING
     if isinstance(term.field, Metadata):
-        return _metadata_column(term.field.name, ranking)
+        return _metadata_column(topic, term.field.name, ranking)
     steps: Steps = term.field.steps
     plain = not ranking.turned
 
@@ -288,7 +288,7 @@ def _column(term: Term, *, down: bool, numeric: bool) -> Column:
     return column
 
 
-def _metadata_column(name: MetadataName, ranking: Ranking) -> Column:
+def _metadata_column(topic: Topic, name: MetadataName, ranking: Ranking) -> Column:
     def ranked(values: Sequence[bytes], keys: Sequence[bytes]) -> list[SortKey]:
         match name:
             case MetadataName.KEY:
@@ -300,6 +300,11 @@ def _metadata_column(name: MetadataName, ranking: Ranking) -> Column:
             case MetadataName.EXPIRE_TIME:
                 times = header_columns(values).expire_time
                 return [(Kind.NUMBER, time) if time != NEVER else ranking.null for time in times]
+            case MetadataName.SEQUENCE:
+                return [(Kind.NUMBER, sequence) for sequence in header_columns(values).sequence]
+            case MetadataName.ORIGIN:
+                names = topic.origins.names
+                return [(Kind.TEXT, names[origin]) for origin in header_columns(values).origin]
             case MetadataName.TOPIC:
                 return [ranking.null] * len(keys)  # one object for all
 

@@ -27,6 +27,7 @@ from sow_server.engine.formats.topic_formats import key_paths
 from sow_server.engine.reading import Cut, CutSource
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.filters import print_path
+from sow_server.query.absence import AbsentFields
 from sow_server.query.filtering import RecordFilter
 from sow_server.query.hits import HITS_BYTES_MAX, packed
 from sow_server.query.ordering import Order, Row, Sorter
@@ -160,6 +161,9 @@ class Scan:
             unreadable=query.unreadable,
         )
         found = sieve(query.topic, query.filter, self.cut.now_micros)
+        self._absent = None if found is None or query.filter is None else AbsentFields(query.topic, query.filter)
+        if found is not None and self._absent is not None:
+            found = self._absent.looking(found)
         self._judging = None if found is None else Judging(found, clock)
 
     def next_batch(self) -> RecordBatch | None:
@@ -221,6 +225,11 @@ class Scan:
     def footer(self) -> Footer:
         """The figures of the answer, once there are no more batches."""
         return Footer(self._matched, self._returned, self._scanned, self._token)
+
+    @property
+    def absent_fields(self) -> tuple[str, ...]:
+        """Those of the filter, as paths, in which no record that was read has a value (rule Q10)."""
+        return () if self._absent is None else self._absent.paths
 
     def explanation(self) -> Explanation:
         """The way that found the records, once there are no more batches."""

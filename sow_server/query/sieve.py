@@ -13,6 +13,7 @@ from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.disk.layout import HEADER_BYTES, header_columns
 from sow_server.engine.values.model import NEVER
 from sow_server.filters import Meta
+from sow_server.filters.tree import Metadata, MetadataName, walk
 from sow_server.query.filtering import RecordFilter
 
 Sieve: TypeAlias = Callable[[Sequence[bytes], Sequence[bytes]], Sequence[bool]]
@@ -28,10 +29,11 @@ def sieve(topic: Topic, given: RecordFilter | None, now_micros: int) -> Sieve | 
     fixed = given.fixed_meta._replace(now_micros=now_micros)
     decode = topic.format.decoder(predicate.fields) if predicate.uses_payload else None
 
+    more = any(isinstance(node, Metadata) and node.name in _MORE for node in walk(given.tree))
+
     def metas(keys: Sequence[bytes], values: Sequence[bytes]) -> Iterable[Meta]:
         columns = header_columns(values)
-        return map(
-            Meta,
+        most = (
             map(_text, keys),
             columns.version,
             columns.publish_time,
@@ -39,6 +41,10 @@ def sieve(topic: Topic, given: RecordFilter | None, now_micros: int) -> Sieve | 
             repeat(fixed.topic),
             repeat(now_micros),
         )
+        if not more:
+            return map(Meta, *most)
+        names = topic.origins.names
+        return map(Meta, *most, columns.sequence, [names[origin] for origin in columns.origin])
 
     if given.uses_metadata:
         if decode is None:
@@ -54,6 +60,9 @@ def sieve(topic: Topic, given: RecordFilter | None, now_micros: int) -> Sieve | 
     decoded = decode
     return lambda keys, values: [matches(decoded(value[HEADER_BYTES:]), fixed) for value in values]
 
+
+_MORE: Final = (MetadataName.SEQUENCE, MetadataName.ORIGIN)
+"""Metadata that few filters read, and that would cost all others a tenth of their time."""
 
 JUDGED_FIRST: Final = 16
 """Records that a filter judges without a look at the clock, at first; then more or fewer, as it is quick."""

@@ -18,6 +18,7 @@ from typing import Final, NamedTuple
 from sow_server.engine.disk.rocks import Damaged, RocksError
 from sow_server.engine.following import Moment, TopicImage
 from sow_server.engine.values.errors import Reason, StoreError
+from sow_server.filters.parameters import NO_VALUES, Values
 from sow_server.filters.restriction import Restriction
 from sow_server.services.exporting import ReadPart
 
@@ -87,7 +88,8 @@ class OpenQuery(NamedTuple):
 
 
 class OpenExport(NamedTuple):
-    """An export to open, the number of stored records in its topic, and the caller that has the turn."""
+    """An export to open, the number of stored records in its topic, and the caller that has the turn. `text` is its
+    filter, `given` has the values of its parameters."""
 
     caller: str
     text: str
@@ -96,6 +98,7 @@ class OpenExport(NamedTuple):
     topic: TopicImage
     records: int
     restriction: Restriction
+    given: Values = NO_VALUES
 
 
 class OpenPart(NamedTuple):

@@ -34,6 +34,7 @@ from sow_server.engine.values.clock import GuardedClock
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import MICROS
 from sow_server.engine.values.turns import CALLER
+from sow_server.filters.parameters import NO_VALUES, Values
 from sow_server.filters.restriction import Restriction
 from sow_server.reader_processes.messages import (
     Connection,
@@ -385,11 +386,12 @@ class ReaderProcesses:
         parts: int,
         *,
         owner: str,
+        given: Values = NO_VALUES,
         lost: Callable[[str], None],
     ) -> RemoteExport | None:
         """Opens an export (`services.exporting.LongExports`). Raises StoreError."""
         image = self._image(topic)
-        asked = OpenExport(CALLER.get(), text, parts, owner, image, topic.statistics.records, restriction)
+        asked = OpenExport(CALLER.get(), text, parts, owner, image, topic.statistics.records, restriction, given)
         found = await self._begun(Kind.EXPORT, asked, topic, image)
         if found is None:
             return None

@@ -26,7 +26,7 @@ import uvloop
 
 from sow.v1 import sow_pb2
 from sow_server import malloc
-from sow_server.engine.catalog.topics import Topic
+from sow_server.engine.catalog.topics import KnownOrigins, Topic
 from sow_server.engine.disk.layout import StoredStatistics
 from sow_server.engine.disk.rocks import Failed, RocksError, RocksOptions, Stale
 from sow_server.engine.following import Follower, Moment, TopicImage
@@ -160,6 +160,7 @@ class ReaderProcess:
         )
         try:
             names = await self._agreed(run, answer.scan.cut)
+            _know(answer.scan.query.topic, names)
             while (message := await self._work(asked.caller, lambda: answer.step(names))) is not None:
                 await self._piece(run, message)
                 if (share := answer.scan.waits_for) is not None:
@@ -188,6 +189,7 @@ class ReaderProcess:
         )
         try:
             names = await self._agreed(run, export.cut)
+            _know(export.topic, names)
             while not await self._work(asked.caller, export.prepare):
                 pass  # in a large topic it takes longer than the server waits for a cut
             self._exports[run.number] = export, names
@@ -201,7 +203,16 @@ class ReaderProcess:
     def _open_export(self, asked: OpenExport, moment: Moment) -> Export:
         topic = asked.topic.topic(StoredStatistics(records=asked.records))
         cuts = self._follower.at(moment, self._skipped)
-        return export_of(cuts, topic, asked.text, asked.restriction, asked.parts, self._splits, owner=asked.owner)
+        return export_of(
+            cuts,
+            topic,
+            asked.text,
+            asked.restriction,
+            asked.parts,
+            self._splits,
+            owner=asked.owner,
+            given=asked.given,
+        )
 
     async def _read(self, run: _Run, asked: OpenPart) -> None:
         found = self._exports.get(asked.export)
@@ -271,6 +282,12 @@ class ReaderProcess:
 def _topic(image: TopicImage) -> Topic:
     """Each topic is made once, because its format compiles decoders."""
     return image.topic()
+
+
+def _know(topic: Topic, names: Sequence[str]) -> None:
+    """Before its records are judged. Names only become more, and readers share the topic."""
+    if len(names) > len(topic.origins.names):
+        topic.origins = KnownOrigins(names)
 
 
 async def run(descriptor: int) -> None:

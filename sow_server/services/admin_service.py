@@ -29,6 +29,7 @@ from sow_server.engine.values.errors import StoreError, no_topic
 from sow_server.engine.values.policies import Declared, Policy, declared_warnings, planned_journal_bytes, warnings
 from sow_server.filters.restriction import UNRESTRICTED
 from sow_server.services import convert
+from sow_server.services.filter_values import filter_values
 from sow_server.services.followers import Followers
 from sow_server.services.health_service import HealthService
 from sow_server.services.inspection_service import InspectionService, Observed
@@ -391,11 +392,12 @@ class AdminService(InspectionService):
         except lifetimes.LifetimeError as error:
             raise StoreError(error.reason, error.message, field="lifetime") from None
         text = request.filter or "true"
+        given = filter_values(request.parameters)
         progress = admin_pb2.RestampResponse()
         if request.dry_run:
-            progress.matched = await count_selected(self._reading.cuts, self._readers, granted, text)
+            progress.matched = await count_selected(self._reading.cuts, self._readers, granted, text, given=given)
         else:
-            async with aclosing(selected(self._reading.cuts, self._readers, granted, text)) as batches:
+            async with aclosing(selected(self._reading.cuts, self._readers, granted, text, given=given)) as batches:
                 async for keys, matches in batches:
                     submitted = await self._changes.submit_patiently(
                         model.Restamp(topic.name, keys, mode, lifetime, topic_id=topic.id, matches=matches)

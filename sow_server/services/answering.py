@@ -28,6 +28,7 @@ from sow_server.query.projection import projection
 from sow_server.query.scan import Query, Scan, point_keys
 from sow_server.query.sort_memory import SortShare
 from sow_server.services import convert
+from sow_server.services.filter_values import filter_values
 
 T = TypeVar("T")
 
@@ -54,7 +55,7 @@ def query_of(topic: Topic, request: sow_pb2.QueryRequest, restriction: Restricti
         page_size=request.page_size,
         page_token=request.page_token,
         # With `now` 0: the scan takes the `now` of its cut.
-        filter=callers_filter(topic, request.filter, restriction),
+        filter=callers_filter(topic, request.filter, restriction, given=filter_values(request.parameters)),
         order=callers_order(topic, request.order_by, restriction.hidden),
         explain=request.explain,
         plan_only=request.plan_only,
@@ -106,6 +107,7 @@ class QueryAnswer:
                 scanned=footer.matched if self._restricted else footer.scanned,
                 next_page_token=footer.next_page_token,
                 plan=convert.query_plan(self.scan) if self.scan.query.tells_plan else None,
+                absent_fields=self.scan.absent_fields,
             )
         ).SerializeToString()
 

@@ -18,8 +18,10 @@ from sow_server.engine.formats.payloads import Projection
 from sow_server.engine.values.bookmarks import parse
 from sow_server.engine.values.keys import TOPIC_NAME
 from sow_server.engine.values.model import MICROS, MessageType
+from sow_server.filters.parameters import Values
 from sow_server.query.filtering import RecordFilter, callers_filter
 from sow_server.services import convert, packing
+from sow_server.services.filter_values import filter_values
 from sow_server.services.ownership import OwnedDurables
 from sow_server.services.reading import StoreReading
 from sow_server.services.submissions import settle
@@ -181,8 +183,8 @@ class ChangesService:
             reading.cuts,
             reading.instance,
             topic,
-            await asyncio.shield(self._work(lambda: _filter(granted, text)))
-            if text or restriction.rows is not None
+            await asyncio.shield(self._work(lambda: _filter(granted, text, filter_values(request.parameters))))
+            if text or request.parameters or restriction.rows is not None
             else None,
             start=start,
             end=end,
@@ -303,9 +305,9 @@ def _share(share: int, shares: int) -> KeyShare | None:
     return KeyShare(share, shares) if shares > 1 else None
 
 
-def _filter(granted: Granted, text: str) -> RecordFilter | None:
+def _filter(granted: Granted, text: str, given: Values) -> RecordFilter | None:
     # There is no `now` to give, as NOW_MICROS() is refused: a range that is read again must give the same changes.
-    return callers_filter(granted.topic, text, granted.restriction, allow_now=False)
+    return callers_filter(granted.topic, text, granted.restriction, allow_now=False, given=given)
 
 
 def _fill(

@@ -14,6 +14,7 @@ from sow.v1 import snapshot_pb2
 from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.reading import CutSource
 from sow_server.engine.values.model import MessageType
+from sow_server.filters.parameters import NO_VALUES, Values
 from sow_server.filters.restriction import Restriction
 from sow_server.query.export_splits import SplitCache
 from sow_server.query.export_tokens import write_token
@@ -72,11 +73,20 @@ class ServedExport(LeasedExport, Protocol):
 
 
 def export_of(
-    cuts: CutSource, topic: Topic, text: str, restriction: Restriction, parts: int, splits: SplitCache, *, owner: str
+    cuts: CutSource,
+    topic: Topic,
+    text: str,
+    restriction: Restriction,
+    parts: int,
+    splits: SplitCache,
+    *,
+    owner: str,
+    given: Values = NO_VALUES,
 ) -> Export:
-    """The export of a request; it is to be prepared. Raises StoreError."""
-    given = callers_filter(topic, text, restriction)
-    return Export(cuts, topic, given, parts, splits, owner=owner, restriction=restriction)
+    """The export of a request; it is to be prepared. `given`: the values of the filter's parameters. Raises
+    StoreError."""
+    wanted = callers_filter(topic, text, restriction, given=given)
+    return Export(cuts, topic, wanted, parts, splits, owner=owner, restriction=restriction)
 
 
 class PartAnswer:
@@ -131,6 +141,7 @@ class LongExports(Protocol):
         parts: int,
         *,
         owner: str,
+        given: Values = NO_VALUES,
         lost: Callable[[str], None],
     ) -> ServedExport | None:
         """Opens an export whose filter is `text`. `lost` is called with its id when its process is lost. None: no

@@ -124,7 +124,7 @@ class Queries:
 
     async def _opened(self, granted: Granted, request: sow_pb2.QueryRequest) -> Scan:
         paths = len(request.select.include) + len(request.select.exclude)
-        parses = request.filter or request.order_by or granted.restriction.rows is not None
+        parses = request.filter or request.parameters or request.order_by or granted.restriction.rows is not None
         if not parses and len(request.keys) <= HERE_KEYS and paths <= HERE_PATHS:
             return self._scan(granted, request, CALLER.get())
         # Parsing, compiling and planning may take milliseconds.

@@ -16,6 +16,7 @@ from sow_server.engine.commit.soundness import Fault, RowLimits, row_fault
 from sow_server.engine.disk.layout import SEQUENCE, i64
 from sow_server.engine.reading import Cuts
 from sow_server.engine.values.model import RecordMatcher
+from sow_server.filters.parameters import NO_VALUES, Values
 from sow_server.query.filtering import record_filter
 from sow_server.query.scan import Query, RecordBatch, Scan
 from sow_server.services.answering import close_after, opened
@@ -41,12 +42,14 @@ async def selected(
     granted: Granted,
     text: str,
     *,
+    given: Values = NO_VALUES,
     unreadable: bool = False,
     busy: Callable[[], bool] = lambda: False,
 ) -> AsyncGenerator[Selected, None]:
     """The records that match the filter `text` now, of those that are granted, `CHANGE_RECORDS` at a time; the last
-    batch may have fewer. "" only where rows are granted. `unreadable`: also records whose key does not fit into a
-    message (rule R13). While `busy`, all but the first batch are of `BUSY_RECORDS`.
+    batch may have fewer. "" only where rows are granted. `given`: the values of its parameters. `unreadable`: also
+    records whose key does not fit into a message (rule R13). While `busy`, all but the first batch are of
+    `BUSY_RECORDS`.
 
     One cut and one `now` for all of them, also for NOW_MICROS() in `matches`. Close it, as it holds the cut. Raises
     StoreError.
@@ -54,12 +57,14 @@ async def selected(
     loop = asyncio.get_running_loop()
     # Parsing a long filter takes a while, which must not block the event loop.
     topic, restriction = granted
-    given = await loop.run_in_executor(readers, lambda: record_filter(topic, text, 0, restriction=restriction))
-    query = Query(topic, filter=given, keys_only=True, batch_size=CHANGE_RECORDS, unreadable=unreadable)
+    wanted = await loop.run_in_executor(
+        readers, lambda: record_filter(topic, text, 0, restriction=restriction, given=given)
+    )
+    query = Query(topic, filter=wanted, keys_only=True, batch_size=CHANGE_RECORDS, unreadable=unreadable)
     scan = await opened(loop.run_in_executor(readers, Scan, cuts, query))
     reading: asyncio.Future[RecordBatch | None] | None = None
     try:
-        matches = _unless_unchanged(given.at(scan.cut.now_micros).matches, scan.cut.sequence)
+        matches = _unless_unchanged(wanted.at(scan.cut.now_micros).matches, scan.cut.sequence)
         found: list[bytes] = []
         size = CHANGE_RECORDS
         reading = loop.run_in_executor(readers, scan.step)
@@ -85,14 +90,14 @@ def _unless_unchanged(matches: RecordMatcher, sequence: int) -> RecordMatcher:
 
 
 async def count_selected(
-    cuts: Cuts, readers: Executor, granted: Granted, text: str, *, unreadable: bool = False
+    cuts: Cuts, readers: Executor, granted: Granted, text: str, *, given: Values = NO_VALUES, unreadable: bool = False
 ) -> int:
     """How many of the granted records match the filter `text` now."""
     topic, restriction = granted
-    given = await asyncio.get_running_loop().run_in_executor(
-        readers, lambda: record_filter(topic, text, 0, restriction=restriction)
+    wanted = await asyncio.get_running_loop().run_in_executor(
+        readers, lambda: record_filter(topic, text, 0, restriction=restriction, given=given)
     )
-    return await count(cuts, readers, Query(topic, filter=given, count_only=True, unreadable=unreadable))
+    return await count(cuts, readers, Query(topic, filter=wanted, count_only=True, unreadable=unreadable))
 
 
 async def count(cuts: Cuts, readers: Executor, query: Query) -> int:

@@ -32,6 +32,7 @@ from sow_server.services.answering import opened
 from sow_server.services.changes_service import PIN_IDLE_TTL_MAX_MICROS, ChangesService
 from sow_server.services.convert import invalid
 from sow_server.services.exporting import LongExports, OwnExport, PartReading, ReadPart, ServedExport, export_of
+from sow_server.services.filter_values import filter_values
 from sow_server.services.ownership import OwnedDurables
 from sow_server.services.reading import StoreReading
 from sow_server.subscriptions.consumers import Consumers
@@ -92,6 +93,7 @@ class SnapshotService(ChangesService):
                     request.filter,
                     request.parts,
                     owner=call.owner,
+                    given=filter_values(request.parameters),
                     lost=lambda export_id: self._exports.close(export_id, "the process that read it has ended"),
                 )
             if export is None:
@@ -139,7 +141,16 @@ class SnapshotService(ChangesService):
     ) -> OwnExport:
         def made() -> Export:
             splits = self._exports.splits
-            return export_of(self._reading.cuts, topic, request.filter, restriction, request.parts, splits, owner=owner)
+            return export_of(
+                self._reading.cuts,
+                topic,
+                request.filter,
+                restriction,
+                request.parts,
+                splits,
+                owner=owner,
+                given=filter_values(request.parameters),
+            )
 
         export = await opened(asyncio.get_running_loop().run_in_executor(self._readers, made))
         turn = asyncio.Lock()

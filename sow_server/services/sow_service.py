@@ -27,10 +27,12 @@ from sow_server.engine.values.keys import check_parts
 from sow_server.engine.values.lifetimes import LifetimeError
 from sow_server.engine.values.model import Delete, Durability, Lifetime, Outcome, PublishChannel
 from sow_server.engine.values.policies import NOTHING
+from sow_server.filters.parameters import NO_VALUES, Values
 from sow_server.query.filtering import callers_filter, record_filter, rows_filter
 from sow_server.query.scan import Query, RecordBatch, Scan, point_keys
 from sow_server.services import convert, subscribe_convert
 from sow_server.services.answering import close_after
+from sow_server.services.filter_values import filter_values
 from sow_server.services.followers import Followers
 from sow_server.services.getting import Getting, LongGets
 from sow_server.services.guard import readable
@@ -286,11 +288,11 @@ class SowService:
             rights=call.rights(action) if request.topic_pattern else "",
         )
         with call.holding("subscriptions"):
-            # Checking many held ranges takes milliseconds.
+            # Checking many held ranges, or values of parameters, takes milliseconds.
             loop = asyncio.get_running_loop()
-            held = request.HasField("held")
+            held = request.HasField("held") or bool(request.parameters)
             asked = await loop.run_in_executor(self._readers, convert_request) if held else convert_request()
-            if request.filter or not call.unrestricted:
+            if request.filter or request.parameters or not call.unrestricted:
                 # Parsing and compiling may take milliseconds.
                 await loop.run_in_executor(self._readers, self._hub.prepare, asked)
             source: Subscription | Consumer
@@ -438,6 +440,8 @@ class SowService:
         selection = request.WhichOneof("selection")
         if selection is None:
             raise convert.invalid("selection", "one of by_keys, by_payload, by_filter or all is needed")
+        if request.parameters and selection != "by_filter":
+            raise convert.invalid("parameters", "belong to by_filter")
         if request.HasField("publisher") and selection in ("all", "by_filter"):
             raise convert.invalid("publisher", "is for deletes by key and by document")
         if selection == "all":
@@ -453,7 +457,10 @@ class SowService:
         elif selection == "by_filter":
             if not request.by_filter:
                 record_filter(topic, "", 0)  # raises: an empty filter selects nothing, and not everything
-            responses = self._delete_matching(granted, request.by_filter, durability, dry_run=request.dry_run)
+            given = filter_values(request.parameters)
+            responses = self._delete_matching(
+                granted, request.by_filter, durability, given=given, dry_run=request.dry_run
+            )
         else:
             delete = Delete(topic.name, durability=durability)
             if request.HasField("publisher"):
@@ -501,19 +508,27 @@ class SowService:
         return point_keys(delete.keys)
 
     async def _delete_matching(
-        self, granted: Granted, text: str, durability: Durability, *, dry_run: bool
+        self, granted: Granted, text: str, durability: Durability, *, given: Values = NO_VALUES, dry_run: bool
     ) -> AsyncGenerator[sow_pb2.SowDeleteResponse, None]:
-        """Deletes the records that match now, in batches, each record if it still matches then. Each answer tells the
-        progress."""
+        """Deletes the records that match now, in batches, each record if it still matches then. `given`: the values of
+        the filter's parameters. Each answer tells the progress."""
         topic = granted.topic
         if dry_run:
-            matched = await count_selected(self._reading.cuts, self._readers, granted, text, unreadable=True)
+            matched = await count_selected(
+                self._reading.cuts, self._readers, granted, text, given=given, unreadable=True
+            )
             yield sow_pb2.SowDeleteResponse(matched=matched, done=True)
             return
         self._changes.check(topic.name, durability)
         progress = sow_pb2.SowDeleteResponse()
         found = selected(
-            self._reading.cuts, self._readers, granted, text, unreadable=True, busy=lambda: self._commits.busy
+            self._reading.cuts,
+            self._readers,
+            granted,
+            text,
+            given=given,
+            unreadable=True,
+            busy=lambda: self._commits.busy,
         )
         async with aclosing(found) as batches:
             async for keys, matches in batches:

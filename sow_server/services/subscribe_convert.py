@@ -15,6 +15,7 @@ from sow_server.engine.values.bookmarks import HELD_MAX, parse
 from sow_server.filters.restriction import Restriction
 from sow_server.query.scan import RecordBatch
 from sow_server.services import convert
+from sow_server.services.filter_values import filter_values
 from sow_server.services.reading import StoreReading
 from sow_server.services.topic_filters import TopicFilters
 from sow_server.subscriptions.consumer import Attachment
@@ -59,6 +60,7 @@ def request(
         message.select.exclude,
         message.batch_size or 1000,
         part_of,
+        given=filter_values(message.parameters),
         known=message.view,
         held=_held(message, reading),
         snapshot_max=message.snapshot_max,

@@ -14,6 +14,7 @@ from sow_server.engine.disk.layout import HeaderColumns
 from sow_server.engine.reading import Cuts
 from sow_server.engine.values.errors import Reason, StoreError, no_topic
 from sow_server.filters import print_filter
+from sow_server.filters.parameters import NO_VALUES, Values
 from sow_server.filters.restriction import UNRESTRICTED, Restriction
 from sow_server.query.filtering import RecordFilter, callers_filter
 from sow_server.query.projection import projection
@@ -36,15 +37,18 @@ class TopicFilters:
         batch_size: int,
         part_of: Callable[[Topic], Restriction | None] = lambda topic: UNRESTRICTED,
         *,
+        given: Values = NO_VALUES,
         known: bytes = b"",
         held: Callable[[Snapshot, str], Snapshot] | None = None,
         snapshot_max: int = 0,
     ) -> None:
-        """`part_of`: the part of a topic that the subscriber may see; None: nothing of it. `known`: the name of the
-        view on which its position or its records are; empty: any. `held` leaves the records that it holds out of the
-        snapshot of the topic named. `snapshot_max`: the most records of a snapshot; 0: all."""
+        """`part_of`: the part of a topic that the subscriber may see; None: nothing of it. `given`: the values of
+        the filter's parameters. `known`: the name of the view on which its position or its records are; empty: any.
+        `held` leaves the records that it holds out of the snapshot of the topic named. `snapshot_max`: the most
+        records of a snapshot; 0: all."""
         self._cuts = cuts
         self._text = text
+        self._given = given
         self._include, self._exclude = tuple(include), tuple(exclude)
         self._batch_size = batch_size
         self._part_of = part_of
@@ -116,7 +120,11 @@ class TopicFilters:
             return self._filters[key]
         known = self._by_key.get((settings.key, restriction))
         # There is no `now` to give, as NOW_MICROS() is refused.
-        found = callers_filter(topic, self._text, restriction, allow_now=False) if known is None else known.on(topic)
+        found = (
+            callers_filter(topic, self._text, restriction, allow_now=False, given=self._given)
+            if known is None
+            else known.on(topic)
+        )
         self._filters[key] = found
         if found is not None:
             self._by_key[settings.key, restriction] = found

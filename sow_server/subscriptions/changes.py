@@ -33,10 +33,29 @@ UNKNOWN: Final = Unknown.UNKNOWN
 class Version:
     """A record as it was at one time."""
 
-    __slots__ = ("_document", "_meta", "expire_time", "key", "payload", "publish_time", "topic", "version")
+    __slots__ = (
+        "_document",
+        "_made",
+        "_meta",
+        "expire_time",
+        "key",
+        "origin",
+        "payload",
+        "publish_time",
+        "topic",
+        "version",
+    )
 
     def __init__(
-        self, topic: Topic, key: bytes, payload: bytes, version: int, publish_time: int, expire_time: int
+        self,
+        topic: Topic,
+        key: bytes,
+        payload: bytes,
+        version: int,
+        publish_time: int,
+        expire_time: int,
+        origin: int,
+        sequence: int,
     ) -> None:
         self.topic = topic
         self.key = key
@@ -44,8 +63,15 @@ class Version:
         self.version = version
         self.publish_time = publish_time
         self.expire_time = expire_time
+        self.origin = origin
+        self._made = sequence
         self._document: dict[str, object] | None = None
         self._meta: Meta | None = None
+
+    @property
+    def record_sequence(self) -> int:
+        """The sequence of the change that made the record."""
+        return self._made
 
     @property
     def document(self) -> dict[str, object]:
@@ -62,7 +88,14 @@ class Version:
         if found is None:
             expire_time = None if self.expire_time == NEVER else self.expire_time
             found = self._meta = Meta(
-                self.key.decode(), self.version, self.publish_time, expire_time, self.topic.name, 0
+                self.key.decode(),
+                self.version,
+                self.publish_time,
+                expire_time,
+                self.topic.name,
+                0,
+                self.record_sequence,
+                self.topic.origins.names[self.origin],
             )
         return found
 
@@ -94,7 +127,6 @@ class Change(Version):
         "_put_row",
         "_removed_row",
         "kind",
-        "origin",
         "previous",
         "sequence",
     )
@@ -123,6 +155,11 @@ class Change(Version):
         self._removed_row: Row | None = None
 
     @property
+    def record_sequence(self) -> int:
+        """As the change before has left it, where this one removes it."""
+        return self.previous if self.removes else self.sequence
+
+    @property
     def removes(self) -> bool:
         """Whether it removes the record: a delete or an expiry, or a delete of a record that is not here."""
         return self.kind == DELETE or self.kind == EXPIRE or self.kind == BURY
@@ -148,6 +185,8 @@ class Change(Version):
                 head.version,
                 head.publish_time_micros,
                 head.expire_time_micros,
+                head.origin,
+                head.sequence,
             )
         entry = self._chunk.find(self.previous)
         if entry is None:
@@ -160,6 +199,8 @@ class Change(Version):
             entry.version,
             entry.publish_time_micros,
             entry.expire_time_micros,
+            entry.origin,
+            self.previous,
         )
 
     @property

@@ -135,7 +135,7 @@ def _compare(
     spark = lake.sparkSession
     source = spark.read.format("sow").schema(_read_schema(lake, on, schema))
     for name, value in given.items():
-        if name.lower().removeprefix("read.") not in ("filter", "partitions", "lease", "server"):
+        if name.lower().removeprefix("read.") not in ("filter", "parameters", "partitions", "lease", "server"):
             source = source.option(name, value)
     source = source.option("server", reading.connecting.server).option("export", export.id)
     held = source.load(reading.topic)
@@ -216,7 +216,9 @@ def _export(client: Client, reading: Reading) -> Export:
     lease = f"{reading.lease_micros}us" if reading.lease_micros else None
     return retried(
         reading.connecting,
-        lambda: client.open_export(reading.topic, reading.filter or None, parts=reading.partitions, lease=lease),
+        lambda: client.open_export(
+            reading.topic, reading.filter or None, reading.parameters, parts=reading.partitions, lease=lease
+        ),
         full=True,
     )
 

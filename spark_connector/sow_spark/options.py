@@ -26,6 +26,8 @@ from typing import Final, Literal, TypeAlias, TypeVar, get_args
 
 from sow.durations import DurationError, format_micros, parse_micros
 from sow.sizes import SizeError, parse_bytes
+from sow_client import InvalidArgument
+from sow_client._parameters import Parameters, parameters_of
 from sow_spark.errors import SowSourceError, option_error
 
 ReadUse: TypeAlias = Literal["snapshot", "stream"]
@@ -104,6 +106,8 @@ class Reading:
     topic_pattern: str | None = None
     """The topics whose whole names match this regular expression; in a stream also those that come later."""
     filter: str = ""
+    parameters: Parameters | None = None
+    """The values of the names in `filter`."""
     snapshot: SnapshotOf = "first-read"
     """Batch: the instant that a DataFrame shows."""
     export: str | None = None
@@ -211,6 +215,7 @@ READ_OPTIONS: Final = (
     "topics",
     "topicPattern",
     "filter",
+    "parameters",
     "pushFilters",
     "snapshot",
     "export",
@@ -277,7 +282,9 @@ _CALLS: Final[Mapping[str, Mapping[str, str]]] = {
 def parse_reading(options: Mapping[str, str], use: ReadUse | None = None) -> Reading:
     """The options of reading. `use`: None if it is not known yet. Raises SowSourceError (OPTION_INVALID)."""
     given = _Given(options, READ_OPTIONS, WRITE_OPTIONS, "reading", _READ_USES, use)
-    given.exclude("export", ("filter", "partitions", "lease", "snapshot"), "it is set when the export is opened")
+    given.exclude(
+        "export", ("filter", "parameters", "partitions", "lease", "snapshot"), "it is set when the export is opened"
+    )
     given.exclude("export", ("pushFilters",), "its records are chosen when it is opened")
     given.exclude("export", ("topics", "topicPattern"), "it is one of one topic")
     given.exclude("jsonSchema", ("inferRecords",), "no sample is taken")
@@ -300,6 +307,7 @@ def parse_reading(options: Mapping[str, str], use: ReadUse | None = None) -> Rea
         json_schema=given.text("jsonSchema"),
         new_fields=new_fields,
         filter=given.text("filter") or "",
+        parameters=given.parameters(),
         push_filters={"true": True, "false": False}.get(given.word("pushFilters", _PUSHING) or "auto"),
         snapshot=given.word("snapshot", get_args(SnapshotOf)) or "first-read",
         export=given.text("export"),
@@ -441,6 +449,16 @@ class _Given:
         if value is not None and not value.strip():
             raise option_error(name, "is empty")
         return value
+
+    def parameters(self) -> Parameters | None:
+        """The values of the names in the filter."""
+        text = self.text("parameters")
+        if text is None:
+            return None
+        try:
+            return parameters_of(text)
+        except InvalidArgument as error:
+            raise option_error("parameters", error.message.removeprefix("parameters: ")) from None
 
     def topic(self) -> str:
         """The topic, by either name."""

@@ -198,6 +198,7 @@ class SnapshotReader(DataSourceReader):
                 lambda: client.open_export(
                     share.topic,
                     share.filter or None,
+                    self._reading.parameters,
                     parts=share.parts,
                     lease=_lease(self._reading),
                     idle_lease=IDLE_LEASE,
@@ -240,6 +241,7 @@ def opened(client: Client, reading: Reading, topic: str, text: str, parts: int) 
         lambda: client.open_export(
             topic,
             text or None,
+            reading.parameters,
             parts=parts,
             lease=_lease(reading),
             idle_lease=None if reading.is_fixed else IDLE_LEASE,

@@ -339,7 +339,7 @@ def _sampled(client: Client, topics: Sequence[Topic], reading: Reading) -> list[
 
 
 def _sample(client: Client, topic: str, reading: Reading) -> list[bytes]:
-    batches = client.query(topic, reading.filter or None, top_n=reading.infer_records).batches()
+    batches = client.query(topic, reading.filter or None, reading.parameters, top_n=reading.infer_records).batches()
     return [payload for batch in batches for payload in batch.payloads]
 
 

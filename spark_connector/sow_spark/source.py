@@ -49,6 +49,7 @@ class SowDataSource(DataSource):
         topics                      in place of topic: several, with commas
         topicPattern                in place of topic: all whose whole names match this regular expression
         filter                      only records that match, in the language of docs/filters.md
+        parameters                  the values of the names in filter, as a JSON object
         pushFilters = auto          Spark's filters are pushed, too: auto (where that is right), true, false
         columns                     the columns to read, of an inferred schema, with commas
         snapshot = first-read       once the snapshot has ended, the next action takes another one; load: never

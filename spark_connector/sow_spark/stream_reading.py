@@ -167,12 +167,20 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if topic.name in self._checked:
             return
         self._payload_form(topic)
-        if text := self._reading.filter:
+        if (text := self._reading.filter) or self._reading.parameters:
             # The range is empty, so only the filter is looked at.
             self._call(
                 "checking the filter",
                 lambda client: list(
-                    client.read_changes(topic.name, at, at, filter=text, columns=("version",), history=at)
+                    client.read_changes(
+                        topic.name,
+                        at,
+                        at,
+                        filter=text,
+                        parameters=self._reading.parameters,
+                        columns=("version",),
+                        history=at,
+                    )
                 ),
             )
         self._checked.add(topic.name)
@@ -373,6 +381,7 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     partition.start,
                     partition.end,
                     filter=reading.filter or None,
+                    parameters=reading.parameters,
                     columns=columns,
                     lines=lines,
                     batch_size=reading.batch_size,

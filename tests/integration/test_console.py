@@ -169,6 +169,33 @@ def test_a_wrong_filter_is_an_answer_with_its_column(
         assert json.loads(socket.recv(30))["error"]["position"] == 8
 
 
+def test_the_values_of_a_filter_are_json_in_their_own_field(
+    open_server: ServerProcess, console: RunningConsole, browser: httpx.Client
+) -> None:
+    attack = "' OR true OR /name = '"
+    with open_server.client() as client:
+        client.create_topic("named", key=["/id"])
+        client.publish_many("named", [{"id": 1, "name": attack}, {"id": 2, "name": "O'Brien"}])
+    about = {"topic": "named", "filter": "/name IN :names", "parameters": json.dumps({"names": [attack, "x"]})}
+    path = f"/{open_server.address}"
+    answer = browser.get(f"{path}/records.json", params=about)
+    assert answer.status_code == 200, answer.text
+    command = shlex.split(answer.json()["command"])
+    assert command[-4:-2] == ["--param", "names:=" + json.dumps([attack, "x"])]
+    parsed(command)
+    with console.socket(browser, f"{path}/records/live?{httpx.QueryParams(about)}") as socket:
+        assert [row[0] for row in json.loads(socket.recv(30))["rows"]] == ["1"]
+    lines = browser.get(f"{path}/export", params=about | {"kind": "ndjson"}).text.splitlines()
+    assert [json.loads(line)["key"] for line in lines] == ["1"]
+    page = browser.get(f"{path}/records", params=about).text
+    assert "OR true" in page
+    for wrong, word in (("{", "no JSON object"), ('{"nmes": []}', ":nmes"), ('{"names": "x"}', "takes a list")):
+        answer = browser.get(f"{path}/records.json", params=about | {"parameters": wrong})
+        assert (answer.status_code, word in answer.text) == (400, True), answer.text
+        answer = browser.get(f"{path}/export", params=about | {"parameters": wrong, "kind": "csv"})
+        assert answer.status_code == 400
+
+
 def test_the_server_page_has_each_setting_with_its_origin(open_server: ServerProcess, browser: httpx.Client) -> None:
     path = f"/{open_server.address}/server.json"
     every = browser.get(path).json()["settings"]

@@ -129,6 +129,8 @@ metas = st.builds(
     expire_time_micros=st.none() | st.sampled_from([1, 2, 100]),
     topic=st.sampled_from(["a", "b"]),
     now_micros=st.sampled_from([1, 2, 100]),
+    sequence=st.sampled_from([1, 2, 100]),
+    origin=st.sampled_from(["a", "b", "1"]),
 )
 
 

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from sow_server.engine.catalog.topics import Topic
+from sow_server.engine.catalog.topics import KnownOrigins, Topic
 from sow_server.engine.disk.layout import StoredStatistics, header
 from sow_server.engine.values.keys import parse_path
 from sow_server.engine.values.model import (
@@ -208,7 +208,9 @@ def published(rig: Rig, world: World) -> Iterator[Topic]:
 
 def evaluator(world: World, record: Record, now: int) -> NaiveFilter:
     expire_time = None if record.expire_time_micros == NEVER else record.expire_time_micros
-    meta = Meta(record.key.decode(), record.version, record.publish_time_micros, expire_time, "t", now)
+    meta = Meta(
+        record.key.decode(), record.version, record.publish_time_micros, expire_time, "t", now, record.sequence, "sow"
+    )
     return NaiveFilter(decoded(world.settings.message_type, record.payload), meta, world.key_paths)
 
 
@@ -505,6 +507,7 @@ def test_records_are_sorted_as_one_comparison_at_a_time_would(draw: Random) -> N
     world = narrow_world(draw)
     world = World(world.settings._replace(index=()), world.drafts[: draw.choice([1, 10, 30])])
     topic = Topic(1, "t", world.settings, in_config=False, create_time_micros=0, statistics=StoredStatistics())
+    topic.origins = KnownOrigins(("sow",))
     records = [
         Record(
             b"%02d" % number,

@@ -181,6 +181,10 @@ NODES: list[Expression] = [
     FunctionCall(Function.CONCAT, (SECRET, SECRET, SEEN)),
     FunctionCall(Function.ARRAY_COUNT, (SECRET,)),
     FunctionCall(Function.NOW_MICROS, ()),
+    FunctionCall(Function.INSTR, (SECRET, SECRET)),
+    FunctionCall(Function.FORMAT_TIME, (SECRET, SECRET)),
+    FunctionCall(Function.DATE_MICROS, (SECRET,)),
+    FunctionCall(Function.REVERSE, (SECRET,)),
     *[
         FunctionCall(function, (SECRET,))
         for function in (Function.LOWER, Function.UPPER, Function.TRIM, Function.ABS, Function.FLOOR, Function.CEIL)

@@ -247,7 +247,7 @@ def _identity(name: str, grant: Grant) -> Identity:
 
 def _portable(text: str) -> str:
     """A filter without what differs from topic to topic, and what `rows` cannot have."""
-    for name in ("@version", "@topic", "@publish_time", "@expire_time"):
+    for name in ("@version", "@topic", "@publish_time", "@expire_time", "@sequence", "@origin"):
         text = text.replace(name, "@key")
     return text.replace("NOW_MICROS()", "1")
 

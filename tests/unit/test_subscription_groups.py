@@ -184,7 +184,7 @@ def test_the_index_finds_every_filter_that_matches(
         assert found is not None
         index.add(*found, text)
     for document in documents:
-        version = Version(topic, b"k", json.dumps(document).encode(), 1, 1, NEVER)
+        version = Version(topic, b"k", json.dumps(document).encode(), 1, 1, NEVER, 0, 1)
         candidates = index.candidates(version)
         assert len(candidates) == len(set(candidates))
         assert {text for text, matcher in matchers.items() if matcher.holds(version)} <= set(candidates)

@@ -13,9 +13,11 @@ import grpc.aio
 from sow.v1 import admin_pb2, sow_pb2
 from sow_client import _lines, _reads, _retention, _statuses, _transport
 from sow_client._aio_subscription import AioSubscribeCall, AsyncSubscription, aio_opened
+from sow_client._contract import needed
 from sow_client._durable import Acknowledgements, AsyncDurableSubscription, DurableCore
 from sow_client._lines import Home
 from sow_client._live_view import AsyncLiveView, LiveCore, aio_loaded
+from sow_client._parameters import Parameters
 from sow_client._records import Change, Start, Ttl
 from sow_client._reports import Browsed, Durable, Gap, Rewound
 from sow_client._setting_values import DurableSettingsArguments
@@ -31,6 +33,7 @@ class AsyncFollowing(AsyncCalls):
         self,
         topic: str | None = None,
         filter: str | None = None,  # noqa: A002 - the name that users know from the contract
+        parameters: Parameters | None = None,
         *,
         topic_pattern: str | None = None,
         oof: bool = False,
@@ -48,13 +51,14 @@ class AsyncFollowing(AsyncCalls):
     ) -> AsyncSubscription:
         """The changes of the records of a topic that match `filter`, as they happen.
 
-        `topic_pattern` instead of `topic`: every topic whose whole name matches this regular expression (RE2), also
-        topics made later. `oof`: also report records that go out of focus. `delta`: send only the changed fields of
-        updates, and skip updates that change none, unless `empty_deltas`. `changes`: puts, deletes and expiries where
-        the new or the previous record matches, for pipelines. `start`: a bookmark, a datetime or EARLIEST; by default
-        now. `conflation`: the newest value of each key, at most once in this time. `progress`: the longest quiet time
-        before the server reports its position, which moves `bookmark`; by default 5 s. `select` or `exclude`: payload
-        fields to send, as paths. `batch_size`: the most records in one frame.
+        `parameters`: the values of the names in the filter, {"name": user} for "/Name = :name". `topic_pattern` instead
+        of `topic`: every topic whose whole name matches this regular expression (RE2), also topics made later. `oof`:
+        also report records that go out of focus. `delta`: send only the changed fields of updates, and skip updates
+        that change none, unless `empty_deltas`. `changes`: puts, deletes and expiries where the new or the previous
+        record matches, for pipelines. `start`: a bookmark, a datetime or EARLIEST; by default now. `conflation`: the
+        newest value of each key, at most once in this time. `progress`: the longest quiet time before the server
+        reports its position, which moves `bookmark`; by default 5 s. `select` or `exclude`: payload fields to send, as
+        paths. `batch_size`: the most records in one frame.
 
         After a break it reconnects for `retry_for` seconds (`math.inf`: for ever), then raises Unavailable.
         `on_interruption` gets the error, once, when an interruption begins, and None when the subscription continues.
@@ -65,6 +69,7 @@ class AsyncFollowing(AsyncCalls):
         request = _reads.subscribe_request(
             topic,
             filter,
+            parameters,
             topic_pattern=topic_pattern,
             sow=False,
             oof=oof,
@@ -84,6 +89,7 @@ class AsyncFollowing(AsyncCalls):
         self,
         topic: str | None = None,
         filter: str | None = None,  # noqa: A002 - the name that users know from the contract
+        parameters: Parameters | None = None,
         *,
         topic_pattern: str | None = None,
         oof: bool = False,
@@ -112,6 +118,7 @@ class AsyncFollowing(AsyncCalls):
         request = _reads.subscribe_request(
             topic,
             filter,
+            parameters,
             topic_pattern=topic_pattern,
             sow=True,
             oof=oof,
@@ -132,6 +139,7 @@ class AsyncFollowing(AsyncCalls):
         self,
         topic: str,
         filter: str | None = None,  # noqa: A002 - the name that users know from the contract
+        parameters: Parameters | None = None,
         *,
         on_change: Callable[[Change], object] | None = None,
         progress: Ttl | None = "1s",
@@ -155,6 +163,7 @@ class AsyncFollowing(AsyncCalls):
         request = _reads.subscribe_request(
             topic,
             filter,
+            parameters,
             topic_pattern=None,
             sow=True,
             oof=True,
@@ -182,6 +191,7 @@ class AsyncFollowing(AsyncCalls):
         topic: str,
         name: str,
         filter: str | None = None,  # noqa: A002 - the name that users know from the contract
+        parameters: Parameters | None = None,
         *,
         start: Start | None = None,
         force: bool = False,
@@ -214,6 +224,7 @@ class AsyncFollowing(AsyncCalls):
             topic,
             name,
             filter,
+            parameters,
             start=start,
             force=force,
             oof=oof,
@@ -323,7 +334,7 @@ class AsyncFollowing(AsyncCalls):
         move takes the subscription along."""
         if home is not None and home.moves:
             home.line = None
-        line = await self._transport.await_ready(connect_seconds, home)
+        line = await self._transport.await_ready(connect_seconds, home, needed(request))
         with _transport.unless_closed():
             call = _lines.at(line, self._sow.Subscribe)(request)
         if home is None:

@@ -14,10 +14,12 @@ import grpc.aio
 from sow.v1 import snapshot_pb2
 from sow_client import _changes, _exports, _lines, _statuses, _transport
 from sow_client._changes import ChangesPlan, Pin
+from sow_client._contract import needed
 from sow_client._exports import Export
 from sow_client._keys import Key
 from sow_client._lines import Home
 from sow_client._packed import PackedColumn, PackedRecords
+from sow_client._parameters import Parameters
 from sow_client._records import Change, Start, Ttl
 from sow_client.aio._calls import AsyncCalls
 from sow_client.errors import SowError
@@ -30,6 +32,7 @@ class AsyncSnapshots(AsyncCalls):
         self,
         topic: str,
         filter: str | None = None,  # noqa: A002 - the name that users know from the contract
+        parameters: Parameters | None = None,
         *,
         parts: int = 0,
         lease: Ttl | None = None,
@@ -39,10 +42,10 @@ class AsyncSnapshots(AsyncCalls):
     ) -> Export:
         """Opens a consistent export of the live records of a topic that match `filter`, to be read in parts.
 
-        `parts`: their approximate number; 0: the server decides. The export ends when it was not read or renewed for
-        `lease` (1 s to 24 h, by default 10 min). `idle_lease` counts instead, where it is shorter, before the first
-        reading and after a reading that was broken off. A call that breaks is not repeated: an export that it may have
-        opened ends by itself.
+        `parameters`: the values of the names in the filter. `parts`: their approximate number; 0: the server decides.
+        The export ends when it was not read or renewed for `lease` (1 s to 24 h, by default 10 min). `idle_lease`
+        counts instead, where it is shorter, before the first reading and after a reading that was broken off. A call
+        that breaks is not repeated: an export that it may have opened ends by itself.
 
         `successor_of`: the id of an export that has ended. All who ask for its successor with one `reader`, a name for
         the work that they share, get the same export, whoever asks first. NotFound (EXPORT_NOT_FOUND) says that this
@@ -53,6 +56,7 @@ class AsyncSnapshots(AsyncCalls):
         request = _exports.open_request(
             topic,
             filter,
+            parameters,
             parts=parts,
             lease=lease,
             idle_lease=idle_lease,
@@ -156,6 +160,7 @@ class AsyncSnapshots(AsyncCalls):
         end: str,
         *,
         filter: str | None = None,  # noqa: A002 - the name that users know from the contract
+        parameters: Parameters | None = None,
         columns: Iterable[str] = ("payload",),
         lines: bool = False,
         batch_size: int = 0,
@@ -166,17 +171,17 @@ class AsyncSnapshots(AsyncCalls):
     ) -> AsyncGenerator[PackedRecords, None]:
         """The changes after `start`, up to `end`, whose new or previous record matches `filter`, in order.
 
-        `columns`: any of payload, key, version, publish_time, expire_time, origin, sequence (of the change), op (which
-        includes the reasons). The record of a delete or an expiry is the removed one. `lines`: a line feed after each
-        payload. `batch_size`: the most changes at once, 0 for 10,000. A range may be read again, with the same result
-        as long as the journal reaches back to it. With a filter this needs `history`: the bookmark at which the whole
-        range begins, or an earlier one. The state of records before it is not looked up; they count as having matched.
-        `keys`: only the changes of these, for which nothing is looked up; not with `share`.
-        `share=(i, n)`: only the changes of the keys in the i-th of n shares. So n readers together read the whole
-        range, and one of them gets all changes of a key, in order. `elsewhere`: the reader was told changes by another
-        instance that this one may lack. It ends after the last change, or raises. After a break it reconnects, and
-        nothing comes twice. Raises ResyncRequired (BOOKMARK_TOO_OLD) when the journal no longer reaches back to the
-        range.
+        `parameters`: the values of the names in the filter. `columns`: any of payload, key, version, publish_time,
+        expire_time, origin, sequence (of the change), op (which includes the reasons). The record of a delete or an
+        expiry is the removed one. `lines`: a line feed after each payload. `batch_size`: the most changes at once, 0
+        for 10,000. A range may be read again, with the same result as long as the journal reaches back to it. With a
+        filter this needs `history`: the bookmark at which the whole range begins, or an earlier one. The state of
+        records before it is not looked up; they count as having matched. `keys`: only the changes of these, for which
+        nothing is looked up; not with `share`. `share=(i, n)`: only the changes of the keys in the i-th of n shares. So
+        n readers together read the whole range, and one of them gets all changes of a key, in order. `elsewhere`: the
+        reader was told changes by another instance that this one may lack. It ends after the last change, or raises.
+        After a break it reconnects, and nothing comes twice. Raises ResyncRequired (BOOKMARK_TOO_OLD) when the journal
+        no longer reaches back to the range.
 
         Rules: S2, J1, F18.
         """
@@ -185,6 +190,7 @@ class AsyncSnapshots(AsyncCalls):
             start,
             end,
             filter,
+            parameters,
             columns=columns,
             lines=lines,
             batch_size=batch_size,
@@ -202,6 +208,7 @@ class AsyncSnapshots(AsyncCalls):
         end: str,
         *,
         filter: str | None = None,  # noqa: A002 - the name that users know from the contract
+        parameters: Parameters | None = None,
         history: str | None = None,
         keys: Iterable[Key] | None = None,
     ) -> AsyncGenerator[Change, None]:
@@ -212,7 +219,14 @@ class AsyncSnapshots(AsyncCalls):
         Rules: S2, J1.
         """
         batches = self.read_changes(
-            topic, start, end, filter=filter, columns=_changes.ALL_COLUMNS, history=history, keys=keys
+            topic,
+            start,
+            end,
+            filter=filter,
+            parameters=parameters,
+            columns=_changes.ALL_COLUMNS,
+            history=history,
+            keys=keys,
         )
         async with aclosing(batches):
             async for batch in batches:
@@ -233,7 +247,7 @@ class AsyncSnapshots(AsyncCalls):
 
     async def _changes_of_call(self, core: _changes.ReadChangesCore, home: Home) -> AsyncGenerator[PackedRecords, None]:
         request = core.request(now=time.monotonic())
-        line = await self._transport.await_ready(home=home)
+        line = await self._transport.await_ready(home=home, needs=needed(request))
         with _transport.unless_closed():
             call = _lines.at(line, self._snapshots.ReadChanges)(request)
         try:

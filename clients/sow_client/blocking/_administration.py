@@ -12,7 +12,9 @@ import grpc
 from sow.v1 import access_pb2, admin_pb2
 from sow_client import _access, _admin, _failover, _replication, _retention, _statuses, _writes
 from sow_client._access import AccessDecision, CallerSession, Identity
+from sow_client._contract import needed
 from sow_client._failover import Instance
+from sow_client._parameters import Parameters
 from sow_client._records import ExpireAt, Restamped, RestampMode, Ttl
 from sow_client._reports import (
     BackupMade,
@@ -93,20 +95,24 @@ class Administration(Calls):
         ttl: Ttl | None = None,
         expire_at: ExpireAt | None = None,
         filter: str | None = None,  # noqa: A002 - the name that users know from the contract
+        parameters: Parameters | None = None,
         dry_run: bool = False,
         on_progress: Callable[[Restamped], object] | None = None,
     ) -> Restamped:
         """Applies a lifetime to existing records, or to those that match `filter`.
 
-        "set": `ttl` or `expire_at` replaces each record's lifetime; "cap": it lowers longer lifetimes, and never, to
-        it; "clear": the records never expire, unless the topic has a max_ttl. `dry_run` only counts. Many records are
-        restamped in steps, each record only if it still matches at its step; `on_progress` gets the figures after each
-        step. When the connection breaks, completed steps stay done.
+        `parameters`: the values of the names in the filter. "set": `ttl` or `expire_at` replaces each record's
+        lifetime; "cap": it lowers longer lifetimes, and never, to it; "clear": the records never expire, unless the
+        topic has a max_ttl. `dry_run` only counts. Many records are restamped in steps, each record only if it still
+        matches at its step; `on_progress` gets the figures after each step. When the connection breaks, completed steps
+        stay done.
 
         Rule: L13.
         """
-        request = _writes.restamp_request(topic, mode, filter, ttl=ttl, expire_at=expire_at, dry_run=dry_run)
-        self._transport.await_ready()
+        request = _writes.restamp_request(
+            topic, mode, filter, parameters, ttl=ttl, expire_at=expire_at, dry_run=dry_run
+        )
+        self._transport.await_ready(needs=needed(request))
         try:
             for response in self._admin.Restamp(request):
                 restamped = _writes.restamped(response)

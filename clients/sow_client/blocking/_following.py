@@ -12,9 +12,11 @@ import grpc
 
 from sow.v1 import admin_pb2, sow_pb2
 from sow_client import _lines, _reads, _retention, _statuses
+from sow_client._contract import needed
 from sow_client._durable import Acknowledgements, DurableCore, DurableSubscription
 from sow_client._lines import Home
 from sow_client._live_view import LiveCore, LiveView, loaded
+from sow_client._parameters import Parameters
 from sow_client._records import Change, Start, Ttl
 from sow_client._reports import Browsed, Durable, Gap, Rewound
 from sow_client._setting_values import DurableSettingsArguments
@@ -30,6 +32,7 @@ class Following(Calls):
         self,
         topic: str | None = None,
         filter: str | None = None,  # noqa: A002 - the name that users know from the contract
+        parameters: Parameters | None = None,
         *,
         topic_pattern: str | None = None,
         oof: bool = False,
@@ -47,13 +50,14 @@ class Following(Calls):
     ) -> Subscription:
         """The changes of the records of a topic that match `filter`, as they happen.
 
-        `topic_pattern` instead of `topic`: every topic whose whole name matches this regular expression (RE2), also
-        topics made later. `oof`: also report records that go out of focus. `delta`: send only the changed fields of
-        updates, and skip updates that change none, unless `empty_deltas`. `changes`: puts, deletes and expiries where
-        the new or the previous record matches, for pipelines. `start`: a bookmark, a datetime or EARLIEST; by default
-        now. `conflation`: the newest value of each key, at most once in this time. `progress`: the longest quiet time
-        before the server reports its position, which moves `bookmark`; by default 5 s. `select` or `exclude`: payload
-        fields to send, as paths. `batch_size`: the most records in one frame.
+        `parameters`: the values of the names in the filter, {"name": user} for "/Name = :name". `topic_pattern` instead
+        of `topic`: every topic whose whole name matches this regular expression (RE2), also topics made later. `oof`:
+        also report records that go out of focus. `delta`: send only the changed fields of updates, and skip updates
+        that change none, unless `empty_deltas`. `changes`: puts, deletes and expiries where the new or the previous
+        record matches, for pipelines. `start`: a bookmark, a datetime or EARLIEST; by default now. `conflation`: the
+        newest value of each key, at most once in this time. `progress`: the longest quiet time before the server
+        reports its position, which moves `bookmark`; by default 5 s. `select` or `exclude`: payload fields to send, as
+        paths. `batch_size`: the most records in one frame.
 
         After a break it reconnects for `retry_for` seconds (`math.inf`: for ever), then raises Unavailable.
         `on_interruption` gets the error, once, when an interruption begins, and None when the subscription continues.
@@ -64,6 +68,7 @@ class Following(Calls):
         request = _reads.subscribe_request(
             topic,
             filter,
+            parameters,
             topic_pattern=topic_pattern,
             sow=False,
             oof=oof,
@@ -83,6 +88,7 @@ class Following(Calls):
         self,
         topic: str | None = None,
         filter: str | None = None,  # noqa: A002 - the name that users know from the contract
+        parameters: Parameters | None = None,
         *,
         topic_pattern: str | None = None,
         oof: bool = False,
@@ -111,6 +117,7 @@ class Following(Calls):
         request = _reads.subscribe_request(
             topic,
             filter,
+            parameters,
             topic_pattern=topic_pattern,
             sow=True,
             oof=oof,
@@ -131,6 +138,7 @@ class Following(Calls):
         self,
         topic: str,
         filter: str | None = None,  # noqa: A002 - the name that users know from the contract
+        parameters: Parameters | None = None,
         *,
         on_change: Callable[[Change], object] | None = None,
         progress: Ttl | None = "1s",
@@ -154,6 +162,7 @@ class Following(Calls):
         request = _reads.subscribe_request(
             topic,
             filter,
+            parameters,
             topic_pattern=None,
             sow=True,
             oof=True,
@@ -181,6 +190,7 @@ class Following(Calls):
         topic: str,
         name: str,
         filter: str | None = None,  # noqa: A002 - the name that users know from the contract
+        parameters: Parameters | None = None,
         *,
         start: Start | None = None,
         force: bool = False,
@@ -213,6 +223,7 @@ class Following(Calls):
             topic,
             name,
             filter,
+            parameters,
             start=start,
             force=force,
             oof=oof,
@@ -319,7 +330,7 @@ class Following(Calls):
         move takes the subscription along."""
         if home is not None and home.moves:
             home.line = None
-        line = self._transport.await_ready(connect_seconds, home)
+        line = self._transport.await_ready(connect_seconds, home, needed(request))
         call = _lines.at(line, self._sow.Subscribe)(request)
         if home is None:
             self._transport.follows(line, call)

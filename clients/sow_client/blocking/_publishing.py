@@ -15,6 +15,7 @@ from sow_client._contract import KNOWN_ELSEWHERE, needed
 from sow_client._documents import Document
 from sow_client._keys import Key, optional_key
 from sow_client._lines import Home
+from sow_client._parameters import Parameters
 from sow_client._publish_core import Ack, OpenedPublisher, PublishCore, PublisherOptions, StreamDefaults
 from sow_client._publisher import Publisher, StreamCall
 from sow_client._records import NEVER, Deleted, DurabilityName, ExpireAt, Published, TouchOnlyName, Ttl
@@ -452,6 +453,7 @@ class Publishing(Calls):
         keys: Iterable[Key] | None = None,
         only_if_versions: Iterable[int] | None = None,
         filter: str | None = None,  # noqa: A002 - the name that users know from the contract
+        parameters: Parameters | None = None,
         data: Document | None = None,
         all: bool = False,  # noqa: A002 - the name that users know from the contract
         dry_run: bool = False,
@@ -464,11 +466,12 @@ class Publishing(Calls):
     ) -> Deleted:
         """Deletes records by exactly one of `keys`, `filter`, `data` (its key is derived as for a publish), `all`.
 
-        `only_if_versions` has a version for each of the `keys`; a record with another version stays. `dry_run` only
-        counts. Many records are deleted in steps, each record only if it still matches at its step; `on_progress` gets
-        the figures after each step. When the connection breaks, completed steps stay done. With `publisher_id`, by keys
-        or data only, the delete belongs to that publisher's work: it is refused with PUBLISHER_FENCED when an epoch
-        later than `epoch` has begun, with UNIT_DONE when `unit` is finished.
+        `parameters`: the values of the names in the filter. `only_if_versions` has a version for each of the `keys`; a
+        record with another version stays. `dry_run` only counts. Many records are deleted in steps, each record only if
+        it still matches at its step; `on_progress` gets the figures after each step. When the connection breaks,
+        completed steps stay done. With `publisher_id`, by keys or data only, the delete belongs to that publisher's
+        work: it is refused with PUBLISHER_FENCED when an epoch later than `epoch` has begun, with UNIT_DONE when `unit`
+        is finished.
 
         Rules: D1, P6.
         """
@@ -478,6 +481,7 @@ class Publishing(Calls):
             keys=keys,
             filter_text=filter,
             payload=payload,
+            parameters=parameters,
             everything=all,
             dry_run=dry_run,
             durability=durability,

@@ -13,6 +13,7 @@ from sow.v1 import sow_pb2
 from sow_client import _lines, _reads, _statuses
 from sow_client._contract import needed
 from sow_client._keys import Key, key_texts
+from sow_client._parameters import Parameters
 from sow_client._queries import QUERY_ATTEMPTS_MAX, QUERY_RETRY_SECONDS, QueryResult
 from sow_client._records import Page, QueryPlan, Record, RecordBatch, Ttl, invalid
 from sow_client.blocking._calls import Calls
@@ -77,6 +78,7 @@ class Reading(Calls):
         self,
         topic: str,
         filter: str | None = None,  # noqa: A002 - the name that users know from the contract
+        parameters: Parameters | None = None,
         *,
         order_by: str | Iterable[str] | None = None,
         keys: Iterable[Key] | None = None,
@@ -92,19 +94,22 @@ class Reading(Calls):
     ) -> QueryResult:
         """The live records of a topic that match `filter`, from one instant.
 
-        `order_by`: one or more of "/price", "/price DESC", "@expire_time" …; by default the order of keys. `keys`: only
-        these. `select` or `exclude`: payload fields to return, as paths; `keys_only`: no payloads; `skip_n`, `top_n`: a
-        part of the result; `batch_size`: records in one message, and so in a batch of `QueryResult.batches`;
-        `min_position`: as for `get_many`. The call is made when the first record is asked for, and repeated if it
-        breaks before it. `timeout`: raises DeadlineExceeded if the whole answer has not come within so many seconds;
-        None: an answer may take as long as it takes. `with_plan`: the result's `plan` tells after the last record how
-        they were found.
+        `parameters`: the values of the names in the filter, {"name": user} for "/Name = :name". A value from outside
+        belongs there, and never into the filter's text. It is a text, an int of any size, a float, a bool, None, or a
+        list of these for IN. `order_by`: one or more of "/price", "/price DESC", "@expire_time" …; by default the order
+        of keys. `keys`: only these. `select` or `exclude`: payload fields to return, as paths; `keys_only`: no
+        payloads; `skip_n`, `top_n`: a part of the result; `batch_size`: records in one message, and so in a batch of
+        `QueryResult.batches`; `min_position`: as for `get_many`. The call is made when the first record is asked for,
+        and repeated if it breaks before it. `timeout`: raises DeadlineExceeded if the whole answer has not come within
+        so many seconds; None: an answer may take as long as it takes. `with_plan`: the result's `plan` tells after the
+        last record how they were found.
 
-        Rules: Q1, Q2, Q3.
+        Rules: Q1, Q2, Q3, Q9.
         """
         request = _reads.query_request(
             topic,
             filter,
+            parameters,
             order_by=order_by,
             keys=keys,
             select=select,
@@ -122,6 +127,7 @@ class Reading(Calls):
         self,
         topic: str,
         filter: str | None = None,  # noqa: A002 - the name that users know from the contract
+        parameters: Parameters | None = None,
         *,
         page_size: int,
         page_token: str = "",
@@ -144,6 +150,7 @@ class Reading(Calls):
         request = _reads.query_request(
             topic,
             filter,
+            parameters,
             order_by=order_by,
             keys_only=keys_only,
             select=select,
@@ -163,12 +170,13 @@ class Reading(Calls):
         self,
         topic: str,
         filter: str | None = None,  # noqa: A002 - the name that users know from the contract
+        parameters: Parameters | None = None,
         *,
         min_position: str | None = None,
     ) -> int:
         """The number of live records of a topic, or of those that match `filter`. `min_position`: as for `get_many`."""
         progress = _reads.QueryProgress(topic)
-        request = _reads.query_request(topic, filter, count_only=True, min_position=min_position)
+        request = _reads.query_request(topic, filter, parameters, count_only=True, min_position=min_position)
         with closing(self._batches(request, progress)) as batches:
             for _ in batches:
                 raise _statuses.malformed("records, where only their number was asked for")
@@ -178,6 +186,7 @@ class Reading(Calls):
         self,
         topic: str,
         filter: str | None = None,  # noqa: A002 - the name that users know from the contract
+        parameters: Parameters | None = None,
         *,
         order_by: str | Iterable[str] | None = None,
         keys: Iterable[Key] | None = None,
@@ -193,6 +202,7 @@ class Reading(Calls):
         request = _reads.query_request(
             topic,
             filter,
+            parameters,
             order_by=order_by,
             explain=run,
             keys=keys,

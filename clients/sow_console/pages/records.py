@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Generic, Protocol, TypeVar
 
-from sow_client import AsyncClient, QueryFooter, QueryHeader, QueryPlan, Record
+from sow_client import AsyncClient, InvalidArgument, QueryFooter, QueryHeader, QueryPlan, Record
+from sow_client._parameters import Parameters, parameters_of
 from sow_console import documents
 from sow_console.pages.page import Facts, View
 
@@ -34,15 +36,35 @@ class Asked:
 
     topic: str
     filter: str
+    parameters: str
+    """The values of the names in the filter, as a JSON object; empty: none."""
     order: str
     rows: int
     count: bool
     """Whether all matches are to be counted, whatever it costs."""
 
     @property
+    def values(self) -> Parameters | None:
+        """The parameters. Raises InvalidArgument."""
+        return parameters_of(self.parameters) if self.parameters else None
+
+    @property
+    def options(self) -> list[str]:
+        """The parameters as options of the command; none while they are wrong."""
+        try:
+            values = self.values or {}
+        except InvalidArgument:
+            return []
+        return [
+            word
+            for name, value in values.items()
+            for word in ("--param", f"{name}={value}" if isinstance(value, str) else f"{name}:={json.dumps(value)}")
+        ]
+
+    @property
     def words(self) -> list[str]:
         """The command that does the same."""
-        words = ["query", self.topic, *([self.filter] if self.filter else [])]
+        words = ["query", self.topic, *([self.filter] if self.filter else []), *self.options]
         if self.order:
             words += ["--order-by", self.order]
         return [*words, "--top", str(self.rows)]
@@ -69,6 +91,7 @@ def asked(arguments: Mapping[str, str]) -> Asked:
     return Asked(
         arguments.get("topic", "").strip(),
         arguments.get("filter", "").strip(),
+        arguments.get("parameters", "").strip(),
         arguments.get("order", "").strip(),
         min(ROWS_MAX, max(1, int(rows))) if rows.isdecimal() and len(rows) < 9 else ROWS,
         arguments.get("count", "") == "1",
@@ -80,7 +103,12 @@ async def answer(client: AsyncClient, query: Asked, make: Make[_Made]) -> Answer
     byte_count = 0
     records: list[_Made] = []
     async with client.query(
-        query.topic, query.filter or None, order_by=query.order or None, top_n=query.rows + 1, with_plan=True
+        query.topic,
+        query.filter or None,
+        query.values,
+        order_by=query.order or None,
+        top_n=query.rows + 1,
+        with_plan=True,
     ) as result:
         async for record in result:
             byte_count += len(record.payload)
@@ -92,7 +120,7 @@ async def answer(client: AsyncClient, query: Asked, make: Make[_Made]) -> Answer
         return Answer(header, footer, records, more=False, matched=len(records), plan=plan)
     statistics = (await client.describe_topic(query.topic)).statistics
     is_small = statistics is not None and statistics.live_records <= AGAIN_MAX
-    matched = await client.count(query.topic, query.filter or None) if is_small or query.count else None
+    matched = await client.count(query.topic, query.filter or None, query.values) if is_small or query.count else None
     return Answer(header, footer, records[:-1], more=True, matched=matched, plan=plan)
 
 
@@ -116,7 +144,9 @@ async def facts(view: View) -> Facts:
         "query": query,
         "topics": names,
         "command": view.command(*query.words) if query.topic else "",
-        "follow": view.command("subscribe", query.topic, *([query.filter] if query.filter else []), "--sow")
+        "follow": view.command(
+            "subscribe", query.topic, *([query.filter] if query.filter else []), *query.options, "--sow"
+        )
         if query.topic
         else "",
         "save": view.command(
@@ -124,6 +154,7 @@ async def facts(view: View) -> Facts:
             query.topic,
             f"{query.topic}.csv",
             *(["--filter", query.filter] if query.filter else []),
+            *query.options,
             "--csv-safe",
         )
         if query.topic

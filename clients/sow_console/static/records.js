@@ -344,7 +344,8 @@ function explain(plan) {
 
 /** @param {import("./live.js").Frame} frame */
 function wrong(frame) {
-  const found = frame.error?.field === "filter" ? frame.error : null;
+  const isAbout = frame.error?.field === "filter" || frame.error?.field.startsWith("parameters");
+  const found = isAbout ? frame.error : null;
   filterError.hidden = !found;
   filter.setAttribute("aria-invalid", String(Boolean(found)));
   byId("scroll").hidden = Boolean(found);

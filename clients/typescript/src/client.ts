@@ -11,7 +11,7 @@ import {
 import { DEFAULT_SERVER, fromEnvironment, type Tls, type Token } from "./channel.js";
 import { type Document, encode, type Key, recordKey, recordKeys } from "./documents.js";
 import { cut, invalid, malformed, type Refusal } from "./errors.js";
-import { type PublishRequest, type PublishResponse, QueryRequestSchema, SowService } from "./gen/sow/v1/sow_pb.js";
+import { type PublishRequest, type PublishResponse, SowService } from "./gen/sow/v1/sow_pb.js";
 import { type PublisherPosition, PublisherPositionSchema } from "./gen/sow/v1/types_pb.js";
 import { PublishCore, Publisher } from "./publisher.js";
 import { QueryResult } from "./query.js";
@@ -226,8 +226,12 @@ export class Client {
   }
 
   /** The number of live records of a topic, or of those that match `filter`. */
-  async count(topic: string, filter = "", { minPosition = "" }: Pick<ReadOptions, "minPosition"> = {}): Promise<bigint> {
-    const request = create(QueryRequestSchema, { topic, filter, countOnly: true, minPosition });
+  async count(
+    topic: string,
+    filter = "",
+    options: Pick<QueryOptions, "minPosition" | "parameters"> = {},
+  ): Promise<bigint> {
+    const request = { ...queryRequest(topic, filter, options), countOnly: true };
     const result = new QueryResult(topic, () => this.#transport.stream(SowService.method.query, request, QUERY));
     if ((await result.all()).length > 0) {
       throw malformed("records, where only their number was asked for");

@@ -25,6 +25,7 @@ export {
   Unavailable,
 } from "./errors.js";
 export type { JsonValue } from "./json.js";
+export type { Parameters, ParameterScalar } from "./parameters.js";
 export type { Ack, Publisher } from "./publisher.js";
 export type { QueryFooter, QueryHeader, QueryResult } from "./query.js";
 export type { Change, Deleted, DurabilityName, JsonObject, Published, StoredRecord } from "./records.js";

@@ -23,6 +23,7 @@ import {
   TouchRequestSchema,
 } from "./gen/sow/v1/sow_pb.js";
 import { type Condition, ConditionSchema, type Lifetime, TtlMode } from "./gen/sow/v1/types_pb.js";
+import { type Parameters, parameterValues } from "./parameters.js";
 import type { Ack } from "./publisher.js";
 import { type DurabilityName, durabilityValue } from "./records.js";
 import type { OnInterruption } from "./subscription.js";
@@ -99,6 +100,8 @@ export interface ReadOptions extends ProjectionOptions {
 }
 
 export interface QueryOptions extends ReadOptions {
+  /** The values of the names in the filter, `{ name: user }` for `/Name = :name`: never put a value into its text. */
+  readonly parameters?: Parameters;
   /** Such as "/price DESC, /symbol"; by default the order of keys. */
   readonly orderBy?: string;
   /** Only these. */
@@ -118,6 +121,8 @@ export interface QueryOptions extends ReadOptions {
 export interface SubscribeOptions extends ProjectionOptions {
   /** Only records that match. */
   readonly filter?: string;
+  /** The values of the names in the filter. */
+  readonly parameters?: Parameters;
   /** A message says when a record goes out of focus: deleted, expired, or no longer matching (rule S2). */
   readonly oof?: boolean;
   /** Of a record that stays in focus only the changed fields (rule S3). */
@@ -154,6 +159,8 @@ export interface DeleteOptions {
   /** With `keys`: a version for each; the record is deleted only if it still has it. */
   readonly onlyIfVersions?: readonly bigint[];
   readonly filter?: string;
+  /** With `filter`: the values of the names in it. */
+  readonly parameters?: Parameters;
   /** The document whose key is derived as for a publish. */
   readonly data?: Document;
   readonly all?: true;
@@ -227,6 +234,7 @@ export function deleteRequest(topic: string, options: DeleteOptions): SowDeleteR
   return create(SowDeleteRequestSchema, {
     topic,
     selection: selectionOf(options),
+    parameters: parameterValues(options.parameters),
     dryRun: options.dryRun ?? false,
     durability: durabilityValue(options.durability),
   });
@@ -239,6 +247,9 @@ function selectionOf(options: DeleteOptions): SowDeleteRequest["selection"] {
   }
   if (onlyIfVersions !== undefined && keys === undefined) {
     throw invalid("onlyIfVersions", "is for deletes by keys");
+  }
+  if (options.parameters !== undefined && filter === undefined) {
+    throw invalid("parameters", "belong to filter");
   }
   if (keys !== undefined) {
     const versions = [...(onlyIfVersions ?? [])];
@@ -274,6 +285,7 @@ export function queryRequest(topic: string, filter: string, options: QueryOption
   return create(QueryRequestSchema, {
     topic,
     filter,
+    parameters: parameterValues(options.parameters),
     keys,
     ...present({ select: projection(options) }),
     orderBy,
@@ -293,6 +305,7 @@ export function subscribeRequest(topics: Topics, options: SubscribeOptions, sow:
   return create(SubscribeRequestSchema, {
     ...(typeof topics === "string" ? { topic: topics } : { topicPattern: topics.pattern }),
     filter,
+    parameters: parameterValues(options.parameters),
     sow,
     oof,
     delta,

@@ -1816,11 +1816,33 @@ class RestampRequest(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class ParametersEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        @_builtins.property
+        def value(self) -> _types_pb2.Parameter: ...
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _types_pb2.Parameter | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     TOPIC_FIELD_NUMBER: _builtins.int
     FILTER_FIELD_NUMBER: _builtins.int
     MODE_FIELD_NUMBER: _builtins.int
     LIFETIME_FIELD_NUMBER: _builtins.int
     DRY_RUN_FIELD_NUMBER: _builtins.int
+    PARAMETERS_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """The topic's name."""
     filter: _builtins.str
@@ -1833,6 +1855,12 @@ class RestampRequest(_message.Message):
     def lifetime(self) -> _types_pb2.Lifetime:
         """The lifetime, for SET and CAP. It counts from the change of each record. Not with CLEAR."""
 
+    @_builtins.property
+    def parameters(self) -> _containers.MessageMap[_builtins.str, _types_pb2.Parameter]:
+        """The values of the parameters of `filter` by their names, such as `name` for `:name` (rule Q9). Each has to be in the
+        filter, and each of the filter has to be here.
+        """
+
     def __init__(
         self,
         *,
@@ -1841,10 +1869,11 @@ class RestampRequest(_message.Message):
         mode: Global___RestampMode.ValueType = ...,
         lifetime: _types_pb2.Lifetime | None = ...,
         dry_run: _builtins.bool = ...,
+        parameters: _abc.Mapping[_builtins.str, _types_pb2.Parameter] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["lifetime", b"lifetime"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dry_run", b"dry_run", "filter", b"filter", "lifetime", b"lifetime", "mode", b"mode", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dry_run", b"dry_run", "filter", b"filter", "lifetime", b"lifetime", "mode", b"mode", "parameters", b"parameters", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

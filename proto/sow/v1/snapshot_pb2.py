@@ -22,51 +22,60 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from sow.v1 import types_pb2 as sow_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15sow/v1/snapshot.proto\x12\x06sow.v1\"\x91\x02\n\rPackedRecords\x12\r\n\x05\x63ount\x18\x01 \x01(\r\x12\x10\n\x08payloads\x18\x02 \x01(\x0c\x12\x17\n\x0fpayload_offsets\x18\x03 \x01(\x0c\x12\x0c\n\x04keys\x18\x04 \x01(\x0c\x12\x13\n\x0bkey_offsets\x18\x05 \x01(\x0c\x12\x10\n\x08versions\x18\x06 \x01(\x0c\x12\x1c\n\x14publish_times_micros\x18\x07 \x01(\x0c\x12\x1b\n\x13\x65xpire_times_micros\x18\x08 \x01(\x0c\x12\x11\n\tsequences\x18\t \x01(\x0c\x12\x0f\n\x07origins\x18\n \x01(\x0c\x12\x14\n\x0corigin_names\x18\x0b \x03(\t\x12\x0b\n\x03ops\x18\x0c \x01(\x0c\x12\x0f\n\x07reasons\x18\r \x01(\x0c\"\x98\x01\n\x11OpenExportRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x0e\n\x06\x66ilter\x18\x02 \x01(\t\x12\r\n\x05parts\x18\x03 \x01(\r\x12\x14\n\x0clease_micros\x18\x04 \x01(\x03\x12\x19\n\x11idle_lease_micros\x18\x05 \x01(\x03\x12\x14\n\x0csuccessor_of\x18\x06 \x01(\t\x12\x0e\n\x06reader\x18\x07 \x01(\t\"\x97\x01\n\x12OpenExportResponse\x12\x11\n\texport_id\x18\x01 \x01(\t\x12\x10\n\x08\x62ookmark\x18\x02 \x01(\t\x12\x14\n\x0c\x61s_of_micros\x18\x03 \x01(\x03\x12\x14\n\x0clease_micros\x18\x04 \x01(\x03\x12!\n\x05parts\x18\x05 \x03(\x0b\x32\x12.sow.v1.ExportPart\x12\r\n\x05topic\x18\x06 \x01(\t\"\x1d\n\nExportPart\x12\x0f\n\x07records\x18\x01 \x01(\x04\"\xb4\x01\n\x11ReadExportRequest\x12\x11\n\texport_id\x18\x01 \x01(\t\x12\x0c\n\x04part\x18\x02 \x01(\r\x12%\n\x07\x63olumns\x18\x03 \x03(\x0e\x32\x14.sow.v1.PackedColumn\x12\r\n\x05lines\x18\x04 \x01(\x08\x12\x14\n\x0cresume_token\x18\x05 \x01(\x0c\x12\x12\n\nbatch_size\x18\x06 \x01(\r\x12\x0e\n\x06\x66ields\x18\x07 \x03(\t\x12\x0e\n\x06reader\x18\x08 \x01(\t\"1\n\x0c\x45xportFooter\x12\x10\n\x08returned\x18\x01 \x01(\x04\x12\x0f\n\x07scanned\x18\x02 \x01(\x04\"\x86\x01\n\x12ReadExportResponse\x12&\n\x05\x62\x61tch\x18\x01 \x01(\x0b\x32\x15.sow.v1.PackedRecordsH\x00\x12&\n\x06\x66ooter\x18\x02 \x01(\x0b\x32\x14.sow.v1.ExportFooterH\x00\x12\x14\n\x0cresume_token\x18\x03 \x01(\x0c\x42\n\n\x08response\"\'\n\x12RenewExportRequest\x12\x11\n\texport_id\x18\x01 \x01(\t\"\x85\x01\n\x13RenewExportResponse\x12\x14\n\x0clease_micros\x18\x01 \x01(\x03\x12\r\n\x05topic\x18\x02 \x01(\t\x12\x10\n\x08\x62ookmark\x18\x03 \x01(\t\x12\x14\n\x0c\x61s_of_micros\x18\x04 \x01(\x03\x12!\n\x05parts\x18\x05 \x03(\x0b\x32\x12.sow.v1.ExportPart\"\'\n\x12\x43loseExportRequest\x12\x11\n\texport_id\x18\x01 \x01(\t\"\x15\n\x13\x43loseExportResponse\"\xd0\x01\n\x12PlanChangesRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x12\n\x08\x62ookmark\x18\x02 \x01(\tH\x00\x12\x1b\n\x11start_time_micros\x18\x03 \x01(\x03H\x00\x12\x12\n\x08\x65\x61rliest\x18\x04 \x01(\x08H\x00\x12\x10\n\x06latest\x18\x05 \x01(\x08H\x00\x12\x14\n\x0c\x65nd_bookmark\x18\x06 \x01(\t\x12\x13\n\x0bmax_entries\x18\x07 \x01(\x04\x12\x11\n\tmax_bytes\x18\x08 \x01(\x04\x12\r\n\x05parts\x18\t \x01(\rB\x07\n\x05start\"\xff\x01\n\x13PlanChangesResponse\x12\x16\n\x0estart_bookmark\x18\x01 \x01(\t\x12\x14\n\x0c\x65nd_bookmark\x18\x02 \x01(\t\x12\x0f\n\x07\x65ntries\x18\x03 \x01(\x04\x12\r\n\x05\x62ytes\x18\x04 \x01(\x04\x12\x11\n\tpart_ends\x18\x05 \x03(\t\x12\x15\n\rhead_bookmark\x18\x06 \x01(\t\x12\x14\n\x0c\x65ntries_left\x18\x07 \x01(\x04\x12\x19\n\x11\x65\x61rliest_bookmark\x18\x08 \x01(\t\x12\r\n\x05marks\x18\t \x01(\t\x12\x1c\n\x0fleft_age_micros\x18\n \x01(\x03H\x00\x88\x01\x01\x42\x12\n\x10_left_age_micros\"\x85\x02\n\x12ReadChangesRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x16\n\x0estart_bookmark\x18\x02 \x01(\t\x12\x14\n\x0c\x65nd_bookmark\x18\x03 \x01(\t\x12\x0e\n\x06\x66ilter\x18\x04 \x01(\t\x12%\n\x07\x63olumns\x18\x05 \x03(\x0e\x32\x14.sow.v1.PackedColumn\x12\r\n\x05lines\x18\x06 \x01(\x08\x12\x12\n\nbatch_size\x18\x07 \x01(\r\x12\x18\n\x10history_bookmark\x18\x08 \x01(\t\x12\x0e\n\x06shares\x18\t \x01(\r\x12\r\n\x05share\x18\n \x01(\r\x12\x0c\n\x04keys\x18\x0b \x03(\t\x12\x11\n\telsewhere\x18\x0c \x01(\x08\"\x83\x01\n\x13ReadChangesResponse\x12&\n\x05\x62\x61tch\x18\x01 \x01(\x0b\x32\x15.sow.v1.PackedRecordsH\x00\x12&\n\x06\x66ooter\x18\x02 \x01(\x0b\x32\x14.sow.v1.ExportFooterH\x00\x12\x10\n\x08\x62ookmark\x18\x03 \x01(\tB\n\n\x08response\"k\n\x11PinJournalRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x10\n\x08\x62ookmark\x18\x03 \x01(\t\x12\x17\n\x0fidle_ttl_micros\x18\x04 \x01(\x03\x12\x0e\n\x06reader\x18\x05 \x01(\t\"7\n\x12PinJournalResponse\x12\x10\n\x08\x62ookmark\x18\x01 \x01(\t\x12\x0f\n\x07\x63reated\x18\x02 \x01(\x08*\x85\x02\n\x0cPackedColumn\x12\x1d\n\x19PACKED_COLUMN_UNSPECIFIED\x10\x00\x12\x19\n\x15PACKED_COLUMN_PAYLOAD\x10\x01\x12\x15\n\x11PACKED_COLUMN_KEY\x10\x02\x12\x19\n\x15PACKED_COLUMN_VERSION\x10\x03\x12\x1e\n\x1aPACKED_COLUMN_PUBLISH_TIME\x10\x04\x12\x1d\n\x19PACKED_COLUMN_EXPIRE_TIME\x10\x05\x12\x18\n\x14PACKED_COLUMN_ORIGIN\x10\x06\x12\x1a\n\x16PACKED_COLUMN_SEQUENCE\x10\x07\x12\x14\n\x10PACKED_COLUMN_OP\x10\x08\x32\x84\x04\n\x0fSnapshotService\x12\x43\n\nOpenExport\x12\x19.sow.v1.OpenExportRequest\x1a\x1a.sow.v1.OpenExportResponse\x12\x45\n\nReadExport\x12\x19.sow.v1.ReadExportRequest\x1a\x1a.sow.v1.ReadExportResponse0\x01\x12\x46\n\x0bRenewExport\x12\x1a.sow.v1.RenewExportRequest\x1a\x1b.sow.v1.RenewExportResponse\x12\x46\n\x0b\x43loseExport\x12\x1a.sow.v1.CloseExportRequest\x1a\x1b.sow.v1.CloseExportResponse\x12\x46\n\x0bPlanChanges\x12\x1a.sow.v1.PlanChangesRequest\x1a\x1b.sow.v1.PlanChangesResponse\x12H\n\x0bReadChanges\x12\x1a.sow.v1.ReadChangesRequest\x1a\x1b.sow.v1.ReadChangesResponse0\x01\x12\x43\n\nPinJournal\x12\x19.sow.v1.PinJournalRequest\x1a\x1a.sow.v1.PinJournalResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15sow/v1/snapshot.proto\x12\x06sow.v1\x1a\x12sow/v1/types.proto\"\x91\x02\n\rPackedRecords\x12\r\n\x05\x63ount\x18\x01 \x01(\r\x12\x10\n\x08payloads\x18\x02 \x01(\x0c\x12\x17\n\x0fpayload_offsets\x18\x03 \x01(\x0c\x12\x0c\n\x04keys\x18\x04 \x01(\x0c\x12\x13\n\x0bkey_offsets\x18\x05 \x01(\x0c\x12\x10\n\x08versions\x18\x06 \x01(\x0c\x12\x1c\n\x14publish_times_micros\x18\x07 \x01(\x0c\x12\x1b\n\x13\x65xpire_times_micros\x18\x08 \x01(\x0c\x12\x11\n\tsequences\x18\t \x01(\x0c\x12\x0f\n\x07origins\x18\n \x01(\x0c\x12\x14\n\x0corigin_names\x18\x0b \x03(\t\x12\x0b\n\x03ops\x18\x0c \x01(\x0c\x12\x0f\n\x07reasons\x18\r \x01(\x0c\"\x9d\x02\n\x11OpenExportRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x0e\n\x06\x66ilter\x18\x02 \x01(\t\x12\r\n\x05parts\x18\x03 \x01(\r\x12\x14\n\x0clease_micros\x18\x04 \x01(\x03\x12\x19\n\x11idle_lease_micros\x18\x05 \x01(\x03\x12\x14\n\x0csuccessor_of\x18\x06 \x01(\t\x12\x0e\n\x06reader\x18\x07 \x01(\t\x12=\n\nparameters\x18\x08 \x03(\x0b\x32).sow.v1.OpenExportRequest.ParametersEntry\x1a\x44\n\x0fParametersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12 \n\x05value\x18\x02 \x01(\x0b\x32\x11.sow.v1.Parameter:\x02\x38\x01\"\x97\x01\n\x12OpenExportResponse\x12\x11\n\texport_id\x18\x01 \x01(\t\x12\x10\n\x08\x62ookmark\x18\x02 \x01(\t\x12\x14\n\x0c\x61s_of_micros\x18\x03 \x01(\x03\x12\x14\n\x0clease_micros\x18\x04 \x01(\x03\x12!\n\x05parts\x18\x05 \x03(\x0b\x32\x12.sow.v1.ExportPart\x12\r\n\x05topic\x18\x06 \x01(\t\"\x1d\n\nExportPart\x12\x0f\n\x07records\x18\x01 \x01(\x04\"\xb4\x01\n\x11ReadExportRequest\x12\x11\n\texport_id\x18\x01 \x01(\t\x12\x0c\n\x04part\x18\x02 \x01(\r\x12%\n\x07\x63olumns\x18\x03 \x03(\x0e\x32\x14.sow.v1.PackedColumn\x12\r\n\x05lines\x18\x04 \x01(\x08\x12\x14\n\x0cresume_token\x18\x05 \x01(\x0c\x12\x12\n\nbatch_size\x18\x06 \x01(\r\x12\x0e\n\x06\x66ields\x18\x07 \x03(\t\x12\x0e\n\x06reader\x18\x08 \x01(\t\"1\n\x0c\x45xportFooter\x12\x10\n\x08returned\x18\x01 \x01(\x04\x12\x0f\n\x07scanned\x18\x02 \x01(\x04\"\x86\x01\n\x12ReadExportResponse\x12&\n\x05\x62\x61tch\x18\x01 \x01(\x0b\x32\x15.sow.v1.PackedRecordsH\x00\x12&\n\x06\x66ooter\x18\x02 \x01(\x0b\x32\x14.sow.v1.ExportFooterH\x00\x12\x14\n\x0cresume_token\x18\x03 \x01(\x0c\x42\n\n\x08response\"\'\n\x12RenewExportRequest\x12\x11\n\texport_id\x18\x01 \x01(\t\"\x85\x01\n\x13RenewExportResponse\x12\x14\n\x0clease_micros\x18\x01 \x01(\x03\x12\r\n\x05topic\x18\x02 \x01(\t\x12\x10\n\x08\x62ookmark\x18\x03 \x01(\t\x12\x14\n\x0c\x61s_of_micros\x18\x04 \x01(\x03\x12!\n\x05parts\x18\x05 \x03(\x0b\x32\x12.sow.v1.ExportPart\"\'\n\x12\x43loseExportRequest\x12\x11\n\texport_id\x18\x01 \x01(\t\"\x15\n\x13\x43loseExportResponse\"\xd0\x01\n\x12PlanChangesRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x12\n\x08\x62ookmark\x18\x02 \x01(\tH\x00\x12\x1b\n\x11start_time_micros\x18\x03 \x01(\x03H\x00\x12\x12\n\x08\x65\x61rliest\x18\x04 \x01(\x08H\x00\x12\x10\n\x06latest\x18\x05 \x01(\x08H\x00\x12\x14\n\x0c\x65nd_bookmark\x18\x06 \x01(\t\x12\x13\n\x0bmax_entries\x18\x07 \x01(\x04\x12\x11\n\tmax_bytes\x18\x08 \x01(\x04\x12\r\n\x05parts\x18\t \x01(\rB\x07\n\x05start\"\xff\x01\n\x13PlanChangesResponse\x12\x16\n\x0estart_bookmark\x18\x01 \x01(\t\x12\x14\n\x0c\x65nd_bookmark\x18\x02 \x01(\t\x12\x0f\n\x07\x65ntries\x18\x03 \x01(\x04\x12\r\n\x05\x62ytes\x18\x04 \x01(\x04\x12\x11\n\tpart_ends\x18\x05 \x03(\t\x12\x15\n\rhead_bookmark\x18\x06 \x01(\t\x12\x14\n\x0c\x65ntries_left\x18\x07 \x01(\x04\x12\x19\n\x11\x65\x61rliest_bookmark\x18\x08 \x01(\t\x12\r\n\x05marks\x18\t \x01(\t\x12\x1c\n\x0fleft_age_micros\x18\n \x01(\x03H\x00\x88\x01\x01\x42\x12\n\x10_left_age_micros\"\x8b\x03\n\x12ReadChangesRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x16\n\x0estart_bookmark\x18\x02 \x01(\t\x12\x14\n\x0c\x65nd_bookmark\x18\x03 \x01(\t\x12\x0e\n\x06\x66ilter\x18\x04 \x01(\t\x12%\n\x07\x63olumns\x18\x05 \x03(\x0e\x32\x14.sow.v1.PackedColumn\x12\r\n\x05lines\x18\x06 \x01(\x08\x12\x12\n\nbatch_size\x18\x07 \x01(\r\x12\x18\n\x10history_bookmark\x18\x08 \x01(\t\x12\x0e\n\x06shares\x18\t \x01(\r\x12\r\n\x05share\x18\n \x01(\r\x12\x0c\n\x04keys\x18\x0b \x03(\t\x12\x11\n\telsewhere\x18\x0c \x01(\x08\x12>\n\nparameters\x18\r \x03(\x0b\x32*.sow.v1.ReadChangesRequest.ParametersEntry\x1a\x44\n\x0fParametersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12 \n\x05value\x18\x02 \x01(\x0b\x32\x11.sow.v1.Parameter:\x02\x38\x01\"\x83\x01\n\x13ReadChangesResponse\x12&\n\x05\x62\x61tch\x18\x01 \x01(\x0b\x32\x15.sow.v1.PackedRecordsH\x00\x12&\n\x06\x66ooter\x18\x02 \x01(\x0b\x32\x14.sow.v1.ExportFooterH\x00\x12\x10\n\x08\x62ookmark\x18\x03 \x01(\tB\n\n\x08response\"k\n\x11PinJournalRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x10\n\x08\x62ookmark\x18\x03 \x01(\t\x12\x17\n\x0fidle_ttl_micros\x18\x04 \x01(\x03\x12\x0e\n\x06reader\x18\x05 \x01(\t\"7\n\x12PinJournalResponse\x12\x10\n\x08\x62ookmark\x18\x01 \x01(\t\x12\x0f\n\x07\x63reated\x18\x02 \x01(\x08*\x85\x02\n\x0cPackedColumn\x12\x1d\n\x19PACKED_COLUMN_UNSPECIFIED\x10\x00\x12\x19\n\x15PACKED_COLUMN_PAYLOAD\x10\x01\x12\x15\n\x11PACKED_COLUMN_KEY\x10\x02\x12\x19\n\x15PACKED_COLUMN_VERSION\x10\x03\x12\x1e\n\x1aPACKED_COLUMN_PUBLISH_TIME\x10\x04\x12\x1d\n\x19PACKED_COLUMN_EXPIRE_TIME\x10\x05\x12\x18\n\x14PACKED_COLUMN_ORIGIN\x10\x06\x12\x1a\n\x16PACKED_COLUMN_SEQUENCE\x10\x07\x12\x14\n\x10PACKED_COLUMN_OP\x10\x08\x32\x84\x04\n\x0fSnapshotService\x12\x43\n\nOpenExport\x12\x19.sow.v1.OpenExportRequest\x1a\x1a.sow.v1.OpenExportResponse\x12\x45\n\nReadExport\x12\x19.sow.v1.ReadExportRequest\x1a\x1a.sow.v1.ReadExportResponse0\x01\x12\x46\n\x0bRenewExport\x12\x1a.sow.v1.RenewExportRequest\x1a\x1b.sow.v1.RenewExportResponse\x12\x46\n\x0b\x43loseExport\x12\x1a.sow.v1.CloseExportRequest\x1a\x1b.sow.v1.CloseExportResponse\x12\x46\n\x0bPlanChanges\x12\x1a.sow.v1.PlanChangesRequest\x1a\x1b.sow.v1.PlanChangesResponse\x12H\n\x0bReadChanges\x12\x1a.sow.v1.ReadChangesRequest\x1a\x1b.sow.v1.ReadChangesResponse0\x01\x12\x43\n\nPinJournal\x12\x19.sow.v1.PinJournalRequest\x1a\x1a.sow.v1.PinJournalResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'sow.v1.snapshot_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_PACKEDCOLUMN']._serialized_start=2295
-  _globals['_PACKEDCOLUMN']._serialized_end=2556
-  _globals['_PACKEDRECORDS']._serialized_start=34
-  _globals['_PACKEDRECORDS']._serialized_end=307
-  _globals['_OPENEXPORTREQUEST']._serialized_start=310
-  _globals['_OPENEXPORTREQUEST']._serialized_end=462
-  _globals['_OPENEXPORTRESPONSE']._serialized_start=465
-  _globals['_OPENEXPORTRESPONSE']._serialized_end=616
-  _globals['_EXPORTPART']._serialized_start=618
-  _globals['_EXPORTPART']._serialized_end=647
-  _globals['_READEXPORTREQUEST']._serialized_start=650
-  _globals['_READEXPORTREQUEST']._serialized_end=830
-  _globals['_EXPORTFOOTER']._serialized_start=832
-  _globals['_EXPORTFOOTER']._serialized_end=881
-  _globals['_READEXPORTRESPONSE']._serialized_start=884
-  _globals['_READEXPORTRESPONSE']._serialized_end=1018
-  _globals['_RENEWEXPORTREQUEST']._serialized_start=1020
-  _globals['_RENEWEXPORTREQUEST']._serialized_end=1059
-  _globals['_RENEWEXPORTRESPONSE']._serialized_start=1062
-  _globals['_RENEWEXPORTRESPONSE']._serialized_end=1195
-  _globals['_CLOSEEXPORTREQUEST']._serialized_start=1197
-  _globals['_CLOSEEXPORTREQUEST']._serialized_end=1236
-  _globals['_CLOSEEXPORTRESPONSE']._serialized_start=1238
-  _globals['_CLOSEEXPORTRESPONSE']._serialized_end=1259
-  _globals['_PLANCHANGESREQUEST']._serialized_start=1262
-  _globals['_PLANCHANGESREQUEST']._serialized_end=1470
-  _globals['_PLANCHANGESRESPONSE']._serialized_start=1473
-  _globals['_PLANCHANGESRESPONSE']._serialized_end=1728
-  _globals['_READCHANGESREQUEST']._serialized_start=1731
-  _globals['_READCHANGESREQUEST']._serialized_end=1992
-  _globals['_READCHANGESRESPONSE']._serialized_start=1995
-  _globals['_READCHANGESRESPONSE']._serialized_end=2126
-  _globals['_PINJOURNALREQUEST']._serialized_start=2128
-  _globals['_PINJOURNALREQUEST']._serialized_end=2235
-  _globals['_PINJOURNALRESPONSE']._serialized_start=2237
-  _globals['_PINJOURNALRESPONSE']._serialized_end=2292
-  _globals['_SNAPSHOTSERVICE']._serialized_start=2559
-  _globals['_SNAPSHOTSERVICE']._serialized_end=3075
+  _globals['_OPENEXPORTREQUEST_PARAMETERSENTRY']._loaded_options = None
+  _globals['_OPENEXPORTREQUEST_PARAMETERSENTRY']._serialized_options = b'8\001'
+  _globals['_READCHANGESREQUEST_PARAMETERSENTRY']._loaded_options = None
+  _globals['_READCHANGESREQUEST_PARAMETERSENTRY']._serialized_options = b'8\001'
+  _globals['_PACKEDCOLUMN']._serialized_start=2582
+  _globals['_PACKEDCOLUMN']._serialized_end=2843
+  _globals['_PACKEDRECORDS']._serialized_start=54
+  _globals['_PACKEDRECORDS']._serialized_end=327
+  _globals['_OPENEXPORTREQUEST']._serialized_start=330
+  _globals['_OPENEXPORTREQUEST']._serialized_end=615
+  _globals['_OPENEXPORTREQUEST_PARAMETERSENTRY']._serialized_start=547
+  _globals['_OPENEXPORTREQUEST_PARAMETERSENTRY']._serialized_end=615
+  _globals['_OPENEXPORTRESPONSE']._serialized_start=618
+  _globals['_OPENEXPORTRESPONSE']._serialized_end=769
+  _globals['_EXPORTPART']._serialized_start=771
+  _globals['_EXPORTPART']._serialized_end=800
+  _globals['_READEXPORTREQUEST']._serialized_start=803
+  _globals['_READEXPORTREQUEST']._serialized_end=983
+  _globals['_EXPORTFOOTER']._serialized_start=985
+  _globals['_EXPORTFOOTER']._serialized_end=1034
+  _globals['_READEXPORTRESPONSE']._serialized_start=1037
+  _globals['_READEXPORTRESPONSE']._serialized_end=1171
+  _globals['_RENEWEXPORTREQUEST']._serialized_start=1173
+  _globals['_RENEWEXPORTREQUEST']._serialized_end=1212
+  _globals['_RENEWEXPORTRESPONSE']._serialized_start=1215
+  _globals['_RENEWEXPORTRESPONSE']._serialized_end=1348
+  _globals['_CLOSEEXPORTREQUEST']._serialized_start=1350
+  _globals['_CLOSEEXPORTREQUEST']._serialized_end=1389
+  _globals['_CLOSEEXPORTRESPONSE']._serialized_start=1391
+  _globals['_CLOSEEXPORTRESPONSE']._serialized_end=1412
+  _globals['_PLANCHANGESREQUEST']._serialized_start=1415
+  _globals['_PLANCHANGESREQUEST']._serialized_end=1623
+  _globals['_PLANCHANGESRESPONSE']._serialized_start=1626
+  _globals['_PLANCHANGESRESPONSE']._serialized_end=1881
+  _globals['_READCHANGESREQUEST']._serialized_start=1884
+  _globals['_READCHANGESREQUEST']._serialized_end=2279
+  _globals['_READCHANGESREQUEST_PARAMETERSENTRY']._serialized_start=547
+  _globals['_READCHANGESREQUEST_PARAMETERSENTRY']._serialized_end=615
+  _globals['_READCHANGESRESPONSE']._serialized_start=2282
+  _globals['_READCHANGESRESPONSE']._serialized_end=2413
+  _globals['_PINJOURNALREQUEST']._serialized_start=2415
+  _globals['_PINJOURNALREQUEST']._serialized_end=2522
+  _globals['_PINJOURNALRESPONSE']._serialized_start=2524
+  _globals['_PINJOURNALRESPONSE']._serialized_end=2579
+  _globals['_SNAPSHOTSERVICE']._serialized_start=2846
+  _globals['_SNAPSHOTSERVICE']._serialized_end=3362
 # @@protoc_insertion_point(module_scope)

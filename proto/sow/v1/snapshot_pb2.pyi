@@ -10,6 +10,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from sow.v1 import types_pb2 as _types_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -149,6 +150,27 @@ class OpenExportRequest(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class ParametersEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        @_builtins.property
+        def value(self) -> _types_pb2.Parameter: ...
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _types_pb2.Parameter | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     TOPIC_FIELD_NUMBER: _builtins.int
     FILTER_FIELD_NUMBER: _builtins.int
     PARTS_FIELD_NUMBER: _builtins.int
@@ -156,6 +178,7 @@ class OpenExportRequest(_message.Message):
     IDLE_LEASE_MICROS_FIELD_NUMBER: _builtins.int
     SUCCESSOR_OF_FIELD_NUMBER: _builtins.int
     READER_FIELD_NUMBER: _builtins.int
+    PARAMETERS_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """The topic's name."""
     filter: _builtins.str
@@ -175,6 +198,12 @@ class OpenExportRequest(_message.Message):
     """
     reader: _builtins.str
     """Names the work that reads the successor, such as one action of a program with many tasks: 1 to 200 characters."""
+    @_builtins.property
+    def parameters(self) -> _containers.MessageMap[_builtins.str, _types_pb2.Parameter]:
+        """The values of the parameters of `filter` by their names, such as `name` for `:name` (rule Q9). Each has to be in the
+        filter, and each of the filter has to be here.
+        """
+
     def __init__(
         self,
         *,
@@ -185,10 +214,11 @@ class OpenExportRequest(_message.Message):
         idle_lease_micros: _builtins.int = ...,
         successor_of: _builtins.str = ...,
         reader: _builtins.str = ...,
+        parameters: _abc.Mapping[_builtins.str, _types_pb2.Parameter] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["filter", b"filter", "idle_lease_micros", b"idle_lease_micros", "lease_micros", b"lease_micros", "parts", b"parts", "reader", b"reader", "successor_of", b"successor_of", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["filter", b"filter", "idle_lease_micros", b"idle_lease_micros", "lease_micros", b"lease_micros", "parameters", b"parameters", "parts", b"parts", "reader", b"reader", "successor_of", b"successor_of", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -623,6 +653,27 @@ class ReadChangesRequest(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class ParametersEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        @_builtins.property
+        def value(self) -> _types_pb2.Parameter: ...
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _types_pb2.Parameter | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     TOPIC_FIELD_NUMBER: _builtins.int
     START_BOOKMARK_FIELD_NUMBER: _builtins.int
     END_BOOKMARK_FIELD_NUMBER: _builtins.int
@@ -635,6 +686,7 @@ class ReadChangesRequest(_message.Message):
     SHARE_FIELD_NUMBER: _builtins.int
     KEYS_FIELD_NUMBER: _builtins.int
     ELSEWHERE_FIELD_NUMBER: _builtins.int
+    PARAMETERS_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """The topic's name."""
     start_bookmark: _builtins.str
@@ -675,6 +727,12 @@ class ReadChangesRequest(_message.Message):
         all keys.
         """
 
+    @_builtins.property
+    def parameters(self) -> _containers.MessageMap[_builtins.str, _types_pb2.Parameter]:
+        """The values of the parameters of `filter` by their names, such as `name` for `:name` (rule Q9). Each has to be in the
+        filter, and each of the filter has to be here.
+        """
+
     def __init__(
         self,
         *,
@@ -690,10 +748,11 @@ class ReadChangesRequest(_message.Message):
         share: _builtins.int = ...,
         keys: _abc.Iterable[_builtins.str] | None = ...,
         elsewhere: _builtins.bool = ...,
+        parameters: _abc.Mapping[_builtins.str, _types_pb2.Parameter] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "columns", b"columns", "elsewhere", b"elsewhere", "end_bookmark", b"end_bookmark", "filter", b"filter", "history_bookmark", b"history_bookmark", "keys", b"keys", "lines", b"lines", "share", b"share", "shares", b"shares", "start_bookmark", b"start_bookmark", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "columns", b"columns", "elsewhere", b"elsewhere", "end_bookmark", b"end_bookmark", "filter", b"filter", "history_bookmark", b"history_bookmark", "keys", b"keys", "lines", b"lines", "parameters", b"parameters", "share", b"share", "shares", b"shares", "start_bookmark", b"start_bookmark", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

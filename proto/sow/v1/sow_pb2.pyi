@@ -629,6 +629,27 @@ class QueryRequest(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class ParametersEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        @_builtins.property
+        def value(self) -> _types_pb2.Parameter: ...
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _types_pb2.Parameter | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     TOPIC_FIELD_NUMBER: _builtins.int
     KEYS_FIELD_NUMBER: _builtins.int
     SELECT_FIELD_NUMBER: _builtins.int
@@ -645,6 +666,7 @@ class QueryRequest(_message.Message):
     MIN_POSITION_FIELD_NUMBER: _builtins.int
     WITH_PLAN_FIELD_NUMBER: _builtins.int
     PLAN_ONLY_FIELD_NUMBER: _builtins.int
+    PARAMETERS_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """The topic's name."""
     batch_size: _builtins.int
@@ -689,6 +711,12 @@ class QueryRequest(_message.Message):
     def select(self) -> Global___Projection:
         """Payload fields to return. Unset: the whole payload. Not with `keys_only` or `count_only`."""
 
+    @_builtins.property
+    def parameters(self) -> _containers.MessageMap[_builtins.str, _types_pb2.Parameter]:
+        """The values of the parameters of `filter` by their names, such as `name` for `:name` (rule Q9). Each has to be in the
+        filter, and each of the filter has to be here.
+        """
+
     def __init__(
         self,
         *,
@@ -708,10 +736,11 @@ class QueryRequest(_message.Message):
         min_position: _builtins.str = ...,
         with_plan: _builtins.bool = ...,
         plan_only: _builtins.bool = ...,
+        parameters: _abc.Mapping[_builtins.str, _types_pb2.Parameter] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["select", b"select"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "count_only", b"count_only", "explain", b"explain", "filter", b"filter", "keys", b"keys", "keys_only", b"keys_only", "min_position", b"min_position", "order_by", b"order_by", "page_size", b"page_size", "page_token", b"page_token", "plan_only", b"plan_only", "select", b"select", "skip_n", b"skip_n", "top_n", b"top_n", "topic", b"topic", "with_plan", b"with_plan"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "count_only", b"count_only", "explain", b"explain", "filter", b"filter", "keys", b"keys", "keys_only", b"keys_only", "min_position", b"min_position", "order_by", b"order_by", "page_size", b"page_size", "page_token", b"page_token", "parameters", b"parameters", "plan_only", b"plan_only", "select", b"select", "skip_n", b"skip_n", "top_n", b"top_n", "topic", b"topic", "with_plan", b"with_plan"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -831,6 +860,7 @@ class QueryFooter(_message.Message):
     SCANNED_FIELD_NUMBER: _builtins.int
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     PLAN_FIELD_NUMBER: _builtins.int
+    ABSENT_FIELDS_FIELD_NUMBER: _builtins.int
     matched: _builtins.int
     """Live records that matched."""
     returned: _builtins.int
@@ -843,6 +873,12 @@ class QueryFooter(_message.Message):
     def plan(self) -> Global___QueryPlan:
         """The plan that found them. Only with `explain`, `with_plan` or `plan_only`."""
 
+    @_builtins.property
+    def absent_fields(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Fields of the filter, as paths, in which no record that the query read has a value: perhaps mistyped names. At most
+        the first 10,000 such records were looked at (rule Q10). Empty: none, or the caller may see only some rows.
+        """
+
     def __init__(
         self,
         *,
@@ -851,10 +887,11 @@ class QueryFooter(_message.Message):
         scanned: _builtins.int = ...,
         next_page_token: _builtins.str = ...,
         plan: Global___QueryPlan | None = ...,
+        absent_fields: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["plan", b"plan"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["matched", b"matched", "next_page_token", b"next_page_token", "plan", b"plan", "returned", b"returned", "scanned", b"scanned"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["absent_fields", b"absent_fields", "matched", b"matched", "next_page_token", b"next_page_token", "plan", b"plan", "returned", b"returned", "scanned", b"scanned"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -934,6 +971,27 @@ class SowDeleteRequest(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class ParametersEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        @_builtins.property
+        def value(self) -> _types_pb2.Parameter: ...
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _types_pb2.Parameter | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     TOPIC_FIELD_NUMBER: _builtins.int
     BY_KEYS_FIELD_NUMBER: _builtins.int
     BY_PAYLOAD_FIELD_NUMBER: _builtins.int
@@ -942,6 +1000,7 @@ class SowDeleteRequest(_message.Message):
     DRY_RUN_FIELD_NUMBER: _builtins.int
     DURABILITY_FIELD_NUMBER: _builtins.int
     PUBLISHER_FIELD_NUMBER: _builtins.int
+    PARAMETERS_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """The topic's name."""
     by_payload: _builtins.bytes
@@ -964,6 +1023,12 @@ class SowDeleteRequest(_message.Message):
         epoch of that publisher has begun, or the unit is finished (rule P6). Only by key and by document. Unset: no check.
         """
 
+    @_builtins.property
+    def parameters(self) -> _containers.MessageMap[_builtins.str, _types_pb2.Parameter]:
+        """The values of the parameters of `by_filter` by their names, such as `name` for `:name` (rule Q9). Each has to be in the
+        filter, and each of the filter has to be here.
+        """
+
     def __init__(
         self,
         *,
@@ -975,10 +1040,11 @@ class SowDeleteRequest(_message.Message):
         dry_run: _builtins.bool = ...,
         durability: _types_pb2.Durability.ValueType = ...,
         publisher: _types_pb2.PublisherPosition | None = ...,
+        parameters: _abc.Mapping[_builtins.str, _types_pb2.Parameter] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["all", b"all", "by_filter", b"by_filter", "by_keys", b"by_keys", "by_payload", b"by_payload", "publisher", b"publisher", "selection", b"selection"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["all", b"all", "by_filter", b"by_filter", "by_keys", b"by_keys", "by_payload", b"by_payload", "dry_run", b"dry_run", "durability", b"durability", "publisher", b"publisher", "selection", b"selection", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["all", b"all", "by_filter", b"by_filter", "by_keys", b"by_keys", "by_payload", b"by_payload", "dry_run", b"dry_run", "durability", b"durability", "parameters", b"parameters", "publisher", b"publisher", "selection", b"selection", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_selection: _TypeAlias = _typing.Literal["by_keys", "by_payload", "all", "by_filter"]  # noqa: Y015
     _WhichOneofArgType_selection: _TypeAlias = _typing.Literal["selection", b"selection"]  # noqa: Y015
@@ -1228,6 +1294,27 @@ class SubscribeRequest(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class ParametersEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        @_builtins.property
+        def value(self) -> _types_pb2.Parameter: ...
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _types_pb2.Parameter | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     TOPIC_FIELD_NUMBER: _builtins.int
     TOPIC_PATTERN_FIELD_NUMBER: _builtins.int
     FILTER_FIELD_NUMBER: _builtins.int
@@ -1247,6 +1334,7 @@ class SubscribeRequest(_message.Message):
     HELD_FIELD_NUMBER: _builtins.int
     VIEW_FIELD_NUMBER: _builtins.int
     SNAPSHOT_MAX_FIELD_NUMBER: _builtins.int
+    PARAMETERS_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """The topic's name. Exactly one of `topic` and `topic_pattern` is needed."""
     topic_pattern: _builtins.str
@@ -1302,6 +1390,12 @@ class SubscribeRequest(_message.Message):
         it would find the same ones (rule F4). SnapshotBegin tells whether it does.
         """
 
+    @_builtins.property
+    def parameters(self) -> _containers.MessageMap[_builtins.str, _types_pb2.Parameter]:
+        """The values of the parameters of `filter` by their names, such as `name` for `:name` (rule Q9). Each has to be in the
+        filter, and each of the filter has to be here.
+        """
+
     def __init__(
         self,
         *,
@@ -1324,10 +1418,11 @@ class SubscribeRequest(_message.Message):
         held: Global___HeldRanges | None = ...,
         view: _builtins.bytes = ...,
         snapshot_max: _builtins.int = ...,
+        parameters: _abc.Mapping[_builtins.str, _types_pb2.Parameter] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["bookmark", b"bookmark", "durable", b"durable", "earliest", b"earliest", "held", b"held", "select", b"select", "start", b"start", "start_time_micros", b"start_time_micros"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "bookmark", b"bookmark", "changes", b"changes", "conflation_micros", b"conflation_micros", "delta", b"delta", "durable", b"durable", "earliest", b"earliest", "empty_deltas", b"empty_deltas", "filter", b"filter", "held", b"held", "oof", b"oof", "progress_micros", b"progress_micros", "select", b"select", "snapshot_max", b"snapshot_max", "sow", b"sow", "start", b"start", "start_time_micros", b"start_time_micros", "topic", b"topic", "topic_pattern", b"topic_pattern", "view", b"view"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "bookmark", b"bookmark", "changes", b"changes", "conflation_micros", b"conflation_micros", "delta", b"delta", "durable", b"durable", "earliest", b"earliest", "empty_deltas", b"empty_deltas", "filter", b"filter", "held", b"held", "oof", b"oof", "parameters", b"parameters", "progress_micros", b"progress_micros", "select", b"select", "snapshot_max", b"snapshot_max", "sow", b"sow", "start", b"start", "start_time_micros", b"start_time_micros", "topic", b"topic", "topic_pattern", b"topic_pattern", "view", b"view"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_start: _TypeAlias = _typing.Literal["bookmark", "start_time_micros", "earliest"]  # noqa: Y015
     _WhichOneofArgType_start: _TypeAlias = _typing.Literal["start", b"start"]  # noqa: Y015

@@ -785,6 +785,106 @@ class RecordColumns(_message.Message):
 Global___RecordColumns: _TypeAlias = RecordColumns  # noqa: Y015
 
 @_typing.final
+class Parameter(_message.Message):
+    """The value of a parameter of a filter. It is a value of its type wherever it stands, and never text of the filter."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SCALAR_FIELD_NUMBER: _builtins.int
+    LIST_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def scalar(self) -> Global___Scalar:
+        """A single value."""
+
+    @_builtins.property
+    def list(self) -> Global___ScalarList:
+        """A list, for IN, BEGINS WITH, ENDS WITH and CONTAINS. An empty list has no member."""
+
+    def __init__(
+        self,
+        *,
+        scalar: Global___Scalar | None = ...,
+        list: Global___ScalarList | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["list", b"list", "scalar", b"scalar", "value", b"value"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["list", b"list", "scalar", b"scalar", "value", b"value"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_value: _TypeAlias = _typing.Literal["scalar", "list"]  # noqa: Y015
+    _WhichOneofArgType_value: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_value) -> _WhichOneofReturnType_value | None: ...
+
+Global___Parameter: _TypeAlias = Parameter  # noqa: Y015
+
+@_typing.final
+class Scalar(_message.Message):
+    """A single value."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NULL_FIELD_NUMBER: _builtins.int
+    BOOLEAN_FIELD_NUMBER: _builtins.int
+    INTEGER_FIELD_NUMBER: _builtins.int
+    LARGE_INTEGER_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    null: _builtins.bool
+    """true: null. false is refused."""
+    boolean: _builtins.bool
+    """A boolean."""
+    integer: _builtins.int
+    """An integer."""
+    large_integer: _builtins.str
+    """An integer of any size, in decimal digits, perhaps with a minus in front; at most 4,300 digits."""
+    number: _builtins.float
+    """Any other number. One that is no number (NaN) is null."""
+    text: _builtins.str
+    """A text."""
+    def __init__(
+        self,
+        *,
+        null: _builtins.bool = ...,
+        boolean: _builtins.bool = ...,
+        integer: _builtins.int = ...,
+        large_integer: _builtins.str = ...,
+        number: _builtins.float = ...,
+        text: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["boolean", b"boolean", "integer", b"integer", "large_integer", b"large_integer", "null", b"null", "number", b"number", "text", b"text", "value", b"value"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["boolean", b"boolean", "integer", b"integer", "large_integer", b"large_integer", "null", b"null", "number", b"number", "text", b"text", "value", b"value"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_value: _TypeAlias = _typing.Literal["null", "boolean", "integer", "large_integer", "number", "text"]  # noqa: Y015
+    _WhichOneofArgType_value: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_value) -> _WhichOneofReturnType_value | None: ...
+
+Global___Scalar: _TypeAlias = Scalar  # noqa: Y015
+
+@_typing.final
+class ScalarList(_message.Message):
+    """A list of values."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ITEMS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def items(self) -> _containers.RepeatedCompositeFieldContainer[Global___Scalar]:
+        """The values, at most 10,000."""
+
+    def __init__(
+        self,
+        *,
+        items: _abc.Iterable[Global___Scalar] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["items", b"items"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ScalarList: _TypeAlias = ScalarList  # noqa: Y015
+
+@_typing.final
 class DurableSettings(_message.Message):
     """Settings of a durable subscription. An unset field takes the setting of the topic."""
 

@@ -6,9 +6,9 @@ The registry is changed by the writer thread alone, after the commit that stored
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import MappingProxyType
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from sow_server.engine.catalog.indexes import INDEXES_MAX, NO_INDEXES, Indexes
 from sow_server.engine.disk.layout import StoredStatistics, u32
@@ -39,6 +39,20 @@ Takers: TypeAlias = Callable[[bytes, bytes, float], int]
 thread; it may search until the given time of `perf_counter`."""
 
 
+class OriginNames(Protocol):
+    """The names of the instances that have written records, by their numbers."""
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Never changed, perhaps replaced by a longer one."""
+
+
+class KnownOrigins(NamedTuple):
+    """Names that are known once and for all."""
+
+    names: Sequence[str]
+
+
 class Topic:
     """One topic. The writer thread replaces its changing parts after a commit.
 
@@ -64,6 +78,7 @@ class Topic:
         "key_paths",
         "last_use_micros",
         "name",
+        "origins",
         "prefix",
         "previous_wanted",
         "settings",
@@ -99,6 +114,8 @@ class Topic:
         """The number of followers of the topic's changes; changed under the writer's cut lock."""
         self.previous_wanted = 0
         """The number of them that need the replaced records, too; likewise."""
+        self.origins: OriginNames = KnownOrigins(())
+        """For the numbers in its records. Set when the topic is added to the others, or before its records are read."""
         self.takers: Takers | None = None
         """Counts the attached subscribers to which a record that is due at once is delivered (rule L7); None: nobody
         follows the topic."""
@@ -187,6 +204,8 @@ class Topics:
     def __init__(self) -> None:
         self.by_name: MappingProxyType[str, Topic] = MappingProxyType({})
         self.by_id: MappingProxyType[int, Topic] = MappingProxyType({})
+        self.origins: OriginNames = KnownOrigins(())
+        """Set by the store, for every topic."""
         self.version = 0
         """Rises when a topic is added or removed, and with every change of settings."""
         self.created: Callable[[Topic], None] = lambda topic: None
@@ -219,6 +238,7 @@ class Topics:
 
     def add(self, topic: Topic) -> None:
         """Adds a topic."""
+        topic.origins = self.origins
         self._replace({**self.by_name, topic.name: topic})
         self.settled(topic)
 

@@ -3,11 +3,13 @@
 import assert from "node:assert/strict";
 import test, { after, before, describe } from "node:test";
 import {
+  type Change,
   Client,
   ConditionFailed,
   dateOf,
   InvalidArgument,
   NotFound,
+  type Parameters,
   PublishFailed,
   type Published,
   type Refusal,
@@ -91,6 +93,33 @@ describe("one server", { skip: NO_SERVER }, () => {
     const record = (await client.get("blobs", "all|\\é"))!;
     assert.deepEqual(Uint8Array.from(record.payload), bytes);
     assert.throws(() => record.data, refusedAs("PAYLOAD_MALFORMED"));
+  });
+
+  test("a text of a user is a value of a filter, and never a part of it", async () => {
+    const names = ["O'Brien", "' OR true OR /name = '", "\\", "null", "5", "🚗", ""];
+    const records = names.map((name, id) => ({ id: `n${id}`, name, n: BigInt(id), big: 2n ** 64n + BigInt(id) }));
+    await client.publishMany("orders", records);
+    for (const [id, name] of names.entries()) {
+      const found = await client.query("orders", "/name = :name", { parameters: { name } }).all();
+      assert.deepEqual(found.map(({ key }) => key), [`n${id}`]);
+    }
+    const keys = async (filter: string, parameters: Parameters) =>
+      (await client.query("orders", `${filter} AND @key BEGINS WITH 'n'`, { parameters }).all()).map(({ key }) => key);
+    assert.deepEqual(await keys("/n = :n", { n: 3 }), ["n3"]);
+    assert.deepEqual(await keys("/n IN :some", { some: [1n, 2, "x", true, null] }), ["n1", "n2"]);
+    assert.deepEqual(await keys("/n < :n", { n: 0.5 }), ["n0"]);
+    assert.equal(await client.count("orders", "/name = :name", { parameters: { name: names[1]! } }), 1n);
+    const attack = { filter: "/name = :name", parameters: { name: names[1]! } };
+    assert.equal((await client.delete("orders", { ...attack, dryRun: true })).matched, 1n);
+    const changes = await client.sowAndSubscribe("orders", attack);
+    const first: Change = (await changes.next()).value!;
+    assert.ok(first.op === "sow" && first.key === "n1");
+    await changes.close();
+    await assert.rejects(client.query("orders", "/name = :name").all(), refusedAs("FILTER_INVALID"));
+    await assert.rejects(client.count("orders", "/name = 'x'", { parameters: { name: "x" } }), refusedAs("FILTER_INVALID"));
+    await assert.rejects(client.delete("orders", { all: true, parameters: { name: "x" } }), InvalidArgument);
+    assert.throws(() => client.query("orders", "/name = :name", { parameters: { name: "\ud800" } }), InvalidArgument);
+    assert.equal((await client.delete("orders", { filter: "@key IN :keys", parameters: { keys: records.map(({ id }) => id) } })).deleted, 7n);
   });
 
   test("a query is of one instant, with filter, order and counts", async () => {
