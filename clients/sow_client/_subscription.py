@@ -35,7 +35,7 @@ import grpc
 import grpc.aio
 
 from sow.v1 import sow_pb2
-from sow_client import _statuses
+from sow_client import _ends, _statuses
 from sow_client._change_frames import changes_of, marks_of, prefix_of
 from sow_client._records import Change, ChangeReason, RecordBatch, invalid
 from sow_client.errors import SowError
@@ -335,10 +335,9 @@ class _Reader:
         self._delay = delay
         self._outcomes: SimpleQueue[sow_pb2.SubscribeResponse | SowError] = SimpleQueue()
         self._demand: SimpleQueue[bool] = SimpleQueue()  # True: another frame is wanted; False: no more
-        self._lock = threading.Lock()  # of the two that follow
         self._cancelled = False
         self._call: SubscribeCall | None = None
-        threading.Thread(target=self._run, name="sow-subscription", daemon=True).start()
+        _ends.StreamThread(self._run, "sow-subscription", self.cancel).start()
 
     def take(self, seconds: float | None = None) -> sow_pb2.SubscribeResponse | SowError | None:
         """Waits for the next frame, or for the error that ended the call; None: neither came in these seconds."""
@@ -350,10 +349,9 @@ class _Reader:
         return outcome
 
     def cancel(self) -> None:
-        """Ends the call; a waiting consumer gets an error."""
-        with self._lock:
-            self._cancelled = True
-            call = self._call
+        """Ends the call; a waiting consumer gets an error. A finalizer may call it: it takes no lock (_ends [1])."""
+        self._cancelled = True  # set first, look second, as `_run` does: one of both sees the other
+        call = self._call
         self._outcomes.put(_statuses.closed("subscription"))
         self._demand.put(False)
         if call is not None:
@@ -365,10 +363,8 @@ class _Reader:
             if self._rest(self._delay):
                 return
             call = self._open_call(self._request)
-            with self._lock:
-                self._call = call
-                cancelled = self._cancelled
-            if cancelled:
+            self._call = call
+            if self._cancelled:
                 call.cancel()  # `cancel` came before the call was known, and could not cancel it
             while True:
                 self._outcomes.put(next(call))
@@ -496,7 +492,8 @@ class Subscription:
         self.close()
 
     def __del__(self) -> None:
-        self.close()
+        if (reader := self._reader) is not None:
+            reader.cancel()
 
     def _advance(self, give_up: float | None = None) -> bool:
         """Takes in the next frame, or begins the next call; False when it was closed, or the time is over."""
