@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -220,7 +221,9 @@ def query(
             output.one(_plan_facts(topic, explained(skip_n=skip, top_n=top)))
             return
         if count_only and not (wanted or top or skip):
-            output.one(_count_facts(topic, client.count(topic, filter_text, min_position=min_position)))
+            output.one(
+                _count_facts(topic, client.count(topic, filter_text, min_position=min_position, timeout=math.inf))
+            )
             return
         without_payload = keys_only or count_only or (bool(named) and include is None)
         form = _form(client, topic, output, keys_only=without_payload, select=named)
@@ -324,7 +327,7 @@ def count(
       sow count orders "/price > 9"
     """
     with session.client() as client:
-        output.one(_count_facts(topic, client.count(topic, filter_text, min_position=min_position)))
+        output.one(_count_facts(topic, client.count(topic, filter_text, min_position=min_position, timeout=math.inf)))
 
 
 @click.command(short_help="Delete records.")

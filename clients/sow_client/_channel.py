@@ -18,6 +18,7 @@ import os
 import re
 import ssl
 import time
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -342,6 +343,7 @@ class CheckedChannel:
         self._channel = channel
         self._bearer = bearer
         self._measured = measured
+        self._streams: weakref.WeakSet[Any] = weakref.WeakSet()
         self._closed_error = ValueError if isinstance(channel, grpc.Channel) else ()
 
     def unary_unary(self, *arguments: Any, **named: Any) -> _Call:
@@ -357,13 +359,20 @@ class CheckedChannel:
         return self._streamed(self._checked(self._channel.stream_stream(*arguments, **named), one_request=False))
 
     def _streamed(self, method: _Call) -> _Call:
-        if not isinstance(self._channel, grpc.Channel):
-            return method
+        blocking = isinstance(self._channel, grpc.Channel)
 
         def call(request: Any, timeout: float | None = None) -> Any:
-            return _ends.Stream(method(request, timeout=timeout))
+            made = method(request, timeout=timeout)
+            stream = _ends.Stream(made) if blocking else made
+            self._streams.add(stream)
+            return stream
 
         return call
+
+    @property
+    def open_streams(self) -> int:
+        """Calls with a stream of answers that have not ended."""
+        return sum(not stream.done() for stream in list(self._streams))
 
     def _checked(self, method: _Call, *, one_request: bool) -> _Call:
         measured, closed_error, bearer = self._measured and one_request, self._closed_error, self._bearer

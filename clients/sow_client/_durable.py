@@ -29,7 +29,7 @@ from types import TracebackType
 from typing import Final, Protocol
 
 from sow.v1 import sow_pb2
-from sow_client import _ends, _statuses
+from sow_client import _ends, _statuses, _timeouts
 from sow_client._aio_subscription import AsyncSubscription, OpenAioSubscription
 from sow_client._change_frames import prefix_of
 from sow_client._lines import Home
@@ -91,7 +91,7 @@ class Acknowledgements:
         """The last sequence that the server is known to have acknowledged."""
         self._topic = topic
         self._name = name
-        self._retry_for = retry_for
+        self._retry_for = _timeouts.seconds(retry_for, "retry_for")
         self._session = ""
         self._prefix = ""
         self._left: set[str] = set()  # prefixes of attachments at other instances ([6])

@@ -153,6 +153,10 @@ class Stream:
             self._ends.calls.pop(id(self._call), None)
             raise
 
+    def done(self) -> bool:
+        """Whether it has ended, or was ended."""
+        return self._over
+
     def cancel(self) -> None:
         """Ends the call soon."""
         if not self._over:

@@ -253,6 +253,14 @@ def request_too_large(size: int, field: str = "request") -> SowError:
     )
 
 
+def crowded(message: str, streams: int) -> str:
+    """The message of a call whose time is over, where its connection answers no other call either."""
+    return (
+        f"{message}: {streams} streams of this client are open on its connection, and it answers no further call. "
+        "Calls beyond the server's streams_per_connection_max wait until one of them ends (rule N4)"
+    )
+
+
 def out_of_time(what: str) -> DeadlineExceeded:
     """The error of a wait whose time is over."""
     return DeadlineExceeded(f"{what} did not end in time", reason="DEADLINE_EXCEEDED")

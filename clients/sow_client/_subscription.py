@@ -35,7 +35,7 @@ import grpc
 import grpc.aio
 
 from sow.v1 import sow_pb2
-from sow_client import _ends, _statuses
+from sow_client import _ends, _statuses, _timeouts
 from sow_client._change_frames import changes_of, marks_of, prefix_of
 from sow_client._records import Change, ChangeReason, RecordBatch, invalid
 from sow_client.errors import SowError
@@ -69,12 +69,10 @@ class SubscriptionCore:
         `on_interruption` gets the error, once, when an established subscription is interrupted, and None when it is
         established again.
         """
-        if retry_for < 0:
-            raise invalid("retry_for", f"{retry_for} is negative")
         self.stood = False
         """The server has confirmed the subscription once."""
         self._request = request
-        self._retry_for = retry_for
+        self._retry_for = _timeouts.seconds(retry_for, "retry_for")
         self._connect_timeout = connect_timeout
         self._backoff = _statuses.Backoff()
         self._standing = False  # the server has confirmed the current call
@@ -454,7 +452,7 @@ class Subscription:
     def next(self, timeout: float | None = None) -> Change | None:
         """The next change; None if none comes within `timeout` seconds. Nothing is lost then, and the subscription goes
         on. Raises Cancelled (CLOSED) when it is closed."""
-        change = self._next(timeout)
+        change = self._next(_timeouts.perhaps(timeout, "timeout"))
         if change is None and self._closed:
             raise _statuses.closed("subscription")
         return change
@@ -466,6 +464,7 @@ class Subscription:
         iteration ends when the subscription is closed. `bookmark` is the position after the whole list.
         """
         checked_size(size)
+        timeout = _timeouts.perhaps(timeout, "timeout")
         while not self._closed:
             first = self._next(timeout)
             if first is not None or not self._closed:

@@ -122,7 +122,7 @@ class AsyncAdministration(AsyncCalls):
                     if response.done:
                         return restamped
         except grpc.RpcError as error:
-            raise self._transport.failure(error) from error
+            raise await self._transport.failure(error) from error
         raise _statuses.cut("the answer to the restamp")
 
     async def check_topic(
@@ -151,7 +151,7 @@ class AsyncAdministration(AsyncCalls):
                     if response.done:
                         return found
         except grpc.RpcError as error:
-            raise self._transport.failure(error) from error
+            raise await self._transport.failure(error) from error
         raise _statuses.cut("the answer to the check")
 
     async def status(self) -> Status:
@@ -250,7 +250,7 @@ class AsyncAdministration(AsyncCalls):
                     if on_topic is not None:
                         on_topic(done[-1])
         except grpc.RpcError as error:
-            raise self._transport.failure(error) from error
+            raise await self._transport.failure(error) from error
         return done
 
     async def repair_replication(
@@ -275,7 +275,7 @@ class AsyncAdministration(AsyncCalls):
                     if on_topic is not None:
                         on_topic(done[-1])
         except grpc.RpcError as error:
-            raise self._transport.failure(error) from error
+            raise await self._transport.failure(error) from error
         return done
 
     async def add_peer(

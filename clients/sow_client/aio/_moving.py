@@ -23,11 +23,11 @@ from sow.v1 import admin_pb2, admin_pb2_grpc
 from sow_client import _failover, _transport
 from sow_client._addresses import Address, Prefer
 from sow_client._channel import Tls, aio_open_channel
-from sow_client._connection import HEALTH_CHECK, AioConnection
+from sow_client._connection import CAUSE_SECONDS_MAX, HEALTH_CHECK, AioConnection
 from sow_client._contract import Needed, too_old
 from sow_client._failover import Instance, Search
 from sow_client._lines import ASKED, Cancellable, CurrentChannel, Home, Line, Lines, OnFailover, cancel, last_first
-from sow_client._statuses import closed, error_of_status, reason_of
+from sow_client._statuses import closed, crowded, error_like, error_of_status, reason_of
 from sow_client._tokens import Token
 from sow_client._transport import AioClosing, AioTurn, AioWatch
 from sow_client.errors import SowError
@@ -131,11 +131,28 @@ class AsyncTransport:
         if reason in _failover.LOSSES:
             self.lines.doubt(reason)
 
-    def failure(self, error: grpc.RpcError) -> SowError:
+    async def failure(self, error: grpc.RpcError) -> SowError:
         """The error of a call that is not repeated."""
         translated = error_of_status(error)
         self.doubt(translated.reason)
-        return self.lines.named(translated)
+        return await self.explained(translated, self.lines.present())
+
+    async def explained(self, error: SowError, line: _Line) -> SowError:
+        """An error as the program gets it. Of a call whose time is over it tells whether others are in its way (rule
+        N4): the client's streams may have all places of the connection. gRPC does not tell, so another call asks."""
+        streams = line.calls.open_streams
+        if error.reason != "DEADLINE_EXCEEDED" or not streams:
+            return self.lines.named(error)
+        check: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = line.channel.unary_unary(HEALTH_CHECK)
+        try:
+            with _transport.unless_closed():
+                await check(b"", timeout=CAUSE_SECONDS_MAX)
+        except grpc.RpcError as unanswered:
+            if error_of_status(unanswered).reason == "DEADLINE_EXCEEDED":
+                return error_like(error, crowded(error.message, streams))
+        except (SowError, ValueError):  # the client is closed; ValueError comes from gRPC
+            pass
+        return error
 
     def follows(self, line: _Line, call: Cancellable) -> None:
         """A subscription has begun; a move ends it."""
