@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import _thread
+import asyncio
 import ipaddress
 import json
 import os
@@ -24,7 +25,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias, cast
 
 import grpc
 import grpc._channel
@@ -260,6 +261,32 @@ def _close(close: Callable[[], object], end: _thread.LockType) -> None:
 
 def aio_open_channel(server: str, credentials: grpc.ChannelCredentials | None, options: Options) -> grpc.aio.Channel:
     """A channel for the asynchronous client; it connects at the first call."""
+    return cast(grpc.aio.Channel, _AioChannel(server, credentials, options))
+
+
+class _AioChannel:
+    """A channel that is opened by its first call. gRPC binds a channel to an event loop when it is made, and where none
+    runs it takes another one than that of the calls."""
+
+    def __init__(self, server: str, credentials: grpc.ChannelCredentials | None, options: Options) -> None:
+        self._opening = partial(_aio_open, server, credentials, options)
+        self._channel: grpc.aio.Channel | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        if self._channel is None:
+            asyncio.get_running_loop()  # raises RuntimeError where none runs
+            self._channel = self._opening()
+        return getattr(self._channel, name)
+
+    async def close(self) -> None:
+        """As gRPC's."""
+        if self._channel is not None:
+            await self._channel.close()
+
+
+def _aio_open(server: str, credentials: grpc.ChannelCredentials | None, options: Options) -> grpc.aio.Channel:
     if credentials is None:
         return grpc.aio.insecure_channel(server, options=options)
     return grpc.aio.secure_channel(server, credentials, options=options)
