@@ -221,9 +221,7 @@ def query(
             output.one(_plan_facts(topic, explained(skip_n=skip, top_n=top)))
             return
         if count_only and not (wanted or top or skip):
-            output.one(
-                _count_facts(topic, client.count(topic, filter_text, min_position=min_position, timeout=math.inf))
-            )
+            output.one(_counted(client, topic, filter_text, min_position))
             return
         without_payload = keys_only or count_only or (bool(named) and include is None)
         form = _form(client, topic, output, keys_only=without_payload, select=named)
@@ -327,7 +325,7 @@ def count(
       sow count orders "/price > 9"
     """
     with session.client() as client:
-        output.one(_count_facts(topic, client.count(topic, filter_text, min_position=min_position, timeout=math.inf)))
+        output.one(_counted(client, topic, filter_text, min_position))
 
 
 @click.command(short_help="Delete records.")
@@ -573,6 +571,11 @@ def _paths(
 def _as_of(result: QueryResult) -> int:
     """The server's time, so that "expires in" is right even if this machine's clock is wrong."""
     return time.time_ns() // 1_000 if result.header is None else result.header.as_of_micros
+
+
+def _counted(client: Client, topic: str, filter_text: str | None, min_position: str | None) -> list[Fact]:
+    number = client.count(topic, filter_text, min_position=min_position, timeout=math.inf)  # Ctrl-C ends it
+    return _count_facts(topic, number)
 
 
 def _count_facts(topic: str, number: int) -> list[Fact]:

@@ -4,6 +4,7 @@
      more than those and one batch are held.
 [2]  A later record with another field, or with a value of another type, ends the stream with an error that names
      the field. Nothing is left out, cut or rounded.
+[3]  A stream has all records of the answer, or ends with an error.
 """
 
 from __future__ import annotations
