@@ -201,7 +201,14 @@ class FakeClient(FakePublishing, FakeInspecting):
         footer = QueryFooter(len(records), len(records), len(records), token)
         return Page(records, token, QueryHeader("e.7", NOW_MICROS), footer)
 
-    def count(self, topic: str, filter: str | None = None, *, min_position: object = None) -> int:  # noqa: A002 - likewise
+    def count(
+        self,
+        topic: str,
+        filter: str | None = None,  # noqa: A002 - likewise
+        *,
+        min_position: object = None,
+        timeout: object = None,
+    ) -> int:
         self._called("count", topic=topic, min_position=min_position)
         return len(self._matching(topic, filter))
 
