@@ -487,13 +487,16 @@ class Publisher(Figures):
         core: PublishCore,
         open_stream: OpenStream,
         *,
+        form: Callable[[], PayloadForm] = PayloadForm,
         next_epoch: Callable[[], OpenedPublisher] | None = None,
         on_ack: Callable[[Ack], object] | None = None,
         on_refusal: Callable[[Refusal], object] | None = None,
     ) -> None:
         """As `Sender`."""
         self._core = core
-        self._sender = sender = Sender(core, open_stream, next_epoch=next_epoch, on_ack=on_ack, on_refusal=on_refusal)
+        self._sender = sender = Sender(
+            core, open_stream, form=form, next_epoch=next_epoch, on_ack=on_ack, on_refusal=on_refusal
+        )
         # Without the method below, which would add a tenth to the cost of a record.
         self.publish = sender.publish  # type: ignore[method-assign]
 
