@@ -42,6 +42,7 @@ _WORDS: Final = tuple(
         (r"\b__a(iter|next|enter|exit)__", r"__\1__"),
         (r"\baclosing\b", "closing"),
         (r"\banext\b", "next"),
+        (r"  # noqa: ASYNC109[^\n]*", ""),
         (r"\bimport asyncio\n", "import time\n"),
         (r"\basyncio\.sleep\b", "time.sleep"),
         (r"\bimport grpc\.aio\n", ""),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -229,7 +230,7 @@ def query(
             _show_plan(topic, explained(skip_n=skip, top_n=top), output)
             return
         if count_only and not (wanted or top or skip):
-            output.one(_count_facts(topic, client.count(*selection, min_position=min_position)))
+            output.one(_counted(client, selection, min_position))
             return
         without_payload = keys_only or count_only or (bool(named) and include is None)
         form = _form(client, topic, output, keys_only=without_payload, select=named)
@@ -340,7 +341,7 @@ def count(
       sow count orders "/price > 9"
     """
     with session.client() as client:
-        output.one(_count_facts(topic, client.count(topic, filter_text, parameters, min_position=min_position)))
+        output.one(_counted(client, (topic, filter_text, parameters), min_position))
 
 
 @click.command(short_help="Delete records.")
@@ -601,6 +602,12 @@ def _paths(
 def _as_of(result: QueryResult) -> int:
     """The server's time, so that "expires in" is right even if this machine's clock is wrong."""
     return time.time_ns() // 1_000 if result.header is None else result.header.as_of_micros
+
+
+def _counted(client: Client, selection: tuple[str, str | None, Values | None], min_position: str | None) -> list[Fact]:
+    topic, filter_text, parameters = selection
+    number = client.count(topic, filter_text, parameters, min_position=min_position, timeout=math.inf)  # Ctrl-C ends it
+    return _count_facts(topic, number)
 
 
 def _count_facts(topic: str, number: int) -> list[Fact]:

@@ -220,6 +220,11 @@ class AsyncPublisher(PublisherBase):
             await self.abort()
         return False
 
+    def __del__(self) -> None:
+        # A timer or its task keeps it while there is something to send and the loop runs, so the loop has ended.
+        if (core := getattr(self, "_core", None)) is not None and not self._closing and core.unacknowledged:
+            self._warn_of_end(f"{core.unacknowledged} records may not have been sent")
+
     async def _seal_all(self) -> None:
         while self._pending:
             if self._core.room:

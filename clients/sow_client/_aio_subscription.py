@@ -14,7 +14,7 @@ import grpc
 import grpc.aio
 
 from sow.v1 import sow_pb2
-from sow_client import _statuses
+from sow_client import _statuses, _timeouts
 from sow_client._records import Change
 from sow_client._subscription import FRAMES, SubscriptionCore, broken_call, checked_size
 from sow_client._transport import RECONNECT_SECONDS, task_is_cancelled
@@ -99,7 +99,7 @@ class AsyncSubscription:
     async def next(self, timeout: float | None = None) -> Change | None:  # noqa: ASYNC109 - it ends no call
         """The next change; None if none comes within `timeout` seconds. Nothing is lost then, and the subscription goes
         on. Raises Cancelled (CLOSED) when it is closed."""
-        change = await self._next(timeout)
+        change = await self._next(_timeouts.perhaps(timeout, "timeout"))
         if change is None and self._closed.is_set():
             raise _statuses.closed("subscription")
         return change
@@ -116,6 +116,7 @@ class AsyncSubscription:
         iteration ends when the subscription is closed. `bookmark` is the position after the whole list.
         """
         checked_size(size)
+        timeout = _timeouts.perhaps(timeout, "timeout")
         while not self._closed.is_set():
             first = await self._next(timeout)
             if first is not None or not self._closed.is_set():

@@ -5,29 +5,33 @@
      connection breaks is reported as an error, because its outcome is not known.
 [2]  The end of a channel waits until each of its calls has ended. An exception that a signal raises between two lines
      of gRPC may leave a call whose end nobody reads, and the wait takes for ever. So a channel of a blocking client is
-     closed in a thread, also where the program drops it, and the program waits `CLOSE_SECONDS_MAX` at most.
+     closed in a thread, and the program waits `CLOSE_SECONDS_MAX` at most. One that the program drops is closed in
+     a thread for which nobody waits (_ends [1]).
 """
 
 from __future__ import annotations
 
 import _thread
+import asyncio
 import ipaddress
 import json
 import os
 import re
 import ssl
-import sys
 import time
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias, cast
 
 import grpc
 import grpc._channel
 import grpc.aio
 
+from sow_client import _ends
 from sow_client._records import invalid
 from sow_client._statuses import MESSAGE_BYTES_MAX, closed, request_too_large
 from sow_client._tokens import Bearer, Token
@@ -221,6 +225,7 @@ def open_channel(server: str, credentials: grpc.ChannelCredentials | None, optio
         channel = grpc.insecure_channel(server, options=options)
     else:
         channel = grpc.secure_channel(server, credentials, options=options)
+    _ends.ready()
     channel._call_state.__class__ = _Dropped  # type: ignore[attr-defined]  # gRPC offers no other way
     return channel
 
@@ -229,16 +234,12 @@ class _Dropped(grpc._channel._ChannelCallState):
     """What gRPC closes a channel by that was dropped. The channel itself may be gone by then."""
 
     def __del__(self) -> None:
-        if not sys.is_finalizing():  # else no other thread runs any more
-            close_aside([super().__del__])
+        _ends.hand_over(partial(_thread.start_new_thread, super().__del__, ()))
 
 
 def close_aside(closings: Iterable[Callable[[], object]]) -> None:
-    """Runs the ends of channels in threads of their own, and waits for them ([2]).
-
-    The garbage collector may call it in the middle of anything, so it takes no lock of the program's. At the end of the
-    program, when no thread can be started any more, the connections end with the process.
-    """
+    """Runs the ends of channels in threads of their own, and waits for them ([2]). At the end of the program, when no
+    thread can be started any more, the connections end with the process."""
     give_up = time.monotonic() + CLOSE_SECONDS_MAX
     ends = []
     with suppress(RuntimeError):
@@ -260,6 +261,32 @@ def _close(close: Callable[[], object], end: _thread.LockType) -> None:
 
 def aio_open_channel(server: str, credentials: grpc.ChannelCredentials | None, options: Options) -> grpc.aio.Channel:
     """A channel for the asynchronous client; it connects at the first call."""
+    return cast(grpc.aio.Channel, _AioChannel(server, credentials, options))
+
+
+class _AioChannel:
+    """A channel that is opened by its first call. gRPC binds a channel to an event loop when it is made, and where none
+    runs it takes another one than that of the calls."""
+
+    def __init__(self, server: str, credentials: grpc.ChannelCredentials | None, options: Options) -> None:
+        self._opening = partial(_aio_open, server, credentials, options)
+        self._channel: grpc.aio.Channel | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        if self._channel is None:
+            asyncio.get_running_loop()  # raises RuntimeError where none runs
+            self._channel = self._opening()
+        return getattr(self._channel, name)
+
+    async def close(self) -> None:
+        """As gRPC's."""
+        if self._channel is not None:
+            await self._channel.close()
+
+
+def _aio_open(server: str, credentials: grpc.ChannelCredentials | None, options: Options) -> grpc.aio.Channel:
     if credentials is None:
         return grpc.aio.insecure_channel(server, options=options)
     return grpc.aio.secure_channel(server, credentials, options=options)
@@ -343,6 +370,7 @@ class CheckedChannel:
         self._channel = channel
         self._bearer = bearer
         self._measured = measured
+        self._streams: weakref.WeakSet[Any] = weakref.WeakSet()
         self._closed_error = ValueError if isinstance(channel, grpc.Channel) else ()
 
     def unary_unary(self, *arguments: Any, **named: Any) -> _Call:
@@ -351,11 +379,27 @@ class CheckedChannel:
 
     def unary_stream(self, *arguments: Any, **named: Any) -> _Call:
         """As gRPC's."""
-        return self._checked(self._channel.unary_stream(*arguments, **named), one_request=True)
+        return self._streamed(self._checked(self._channel.unary_stream(*arguments, **named), one_request=True))
 
     def stream_stream(self, *arguments: Any, **named: Any) -> _Call:
         """As gRPC's. The maker of a stream's requests checks their size: an error here would end the stream."""
-        return self._checked(self._channel.stream_stream(*arguments, **named), one_request=False)
+        return self._streamed(self._checked(self._channel.stream_stream(*arguments, **named), one_request=False))
+
+    def _streamed(self, method: _Call) -> _Call:
+        blocking = isinstance(self._channel, grpc.Channel)
+
+        def call(request: Any, timeout: float | None = None) -> Any:
+            made = method(request, timeout=timeout)
+            stream = _ends.Stream(made) if blocking else made
+            self._streams.add(stream)
+            return stream
+
+        return call
+
+    @property
+    def open_streams(self) -> int:
+        """Calls with a stream of answers that have not ended."""
+        return sum(not stream.done() for stream in list(self._streams))
 
     def _checked(self, method: _Call, *, one_request: bool) -> _Call:
         measured, closed_error, bearer = self._measured and one_request, self._closed_error, self._bearer

@@ -29,7 +29,7 @@ from types import TracebackType
 from typing import Final, Protocol
 
 from sow.v1 import sow_pb2
-from sow_client import _statuses
+from sow_client import _ends, _statuses, _timeouts
 from sow_client._aio_subscription import AsyncSubscription, OpenAioSubscription
 from sow_client._arguments import refused_by_name
 from sow_client._change_frames import prefix_of
@@ -86,14 +86,13 @@ class Acknowledgements:
 
     def __init__(self, topic: str, name: str, *, retry_for: float) -> None:
         """`retry_for` bounds the seconds to deliver an acknowledgement."""
-        # Reentrant: the garbage collector may end a consumer in the thread that holds the lock.
-        self.lock = threading.RLock()
+        self.lock = threading.Lock()
         """Guards this object. Every user that shares it with another thread holds the lock."""
         self.confirmed = 0
         """The last sequence that the server is known to have acknowledged."""
         self._topic = topic
         self._name = name
-        self._retry_for = retry_for
+        self._retry_for = _timeouts.seconds(retry_for, "retry_for")
         self._session = ""
         self._prefix = ""
         self._left: set[str] = set()  # prefixes of attachments at other instances ([6])
@@ -506,8 +505,8 @@ class DurableSubscription(Subscription):
 
     def __del__(self) -> None:
         # No caller could get an error here, and none should wait.
-        self._acknowledger.stop()
-        super().close()
+        _ends.hand_over(self._acknowledger.stop)
+        super().__del__()
 
     def _end(self, seconds: float) -> None:
         try:

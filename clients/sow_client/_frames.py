@@ -49,7 +49,8 @@ _DIGITS_TO_ZERO: Final = bytes.maketrans(b"123456789", b"0" * 9)
 _SAMPLE_BYTES: Final = 1 << 16
 
 
-def _library(name: str, extra: str) -> Any:
+def library(name: str, extra: str) -> Any:
+    """A library of an extra. Raises ImportError with its name."""
     try:
         return import_module(name)
     except ImportError as error:
@@ -61,7 +62,7 @@ def _library(name: str, extra: str) -> Any:
 
 def to_arrow(batches: Sequence[RecordBatch], schema: object, metadata: Iterable[MetadataName]) -> Any:
     """The records of an answer as a `pyarrow.Table`: metadata first, then the fields."""
-    pa = _library("pyarrow", "arrow")
+    pa = library("pyarrow", "arrow")
     names = _checked_metadata(metadata)
     columns = {f"_{name}": _METADATA[name](pa, batches) for name in names}
     for name, column in _fields(pa, batches, schema).items():
@@ -76,7 +77,7 @@ def to_arrow(batches: Sequence[RecordBatch], schema: object, metadata: Iterable[
 def to_pandas(table: Any) -> Any:
     """The table as a `pandas.DataFrame`. A column of whole numbers or bools that has nulls gets a type of pandas that
     has them, such as Int64: as floats they would be rounded."""
-    pd, pa = _library("pandas", "pandas"), _library("pyarrow", "pandas")
+    pd, pa = library("pandas", "pandas"), library("pyarrow", "pandas")
     nullable = {pa.int64(): pd.Int64Dtype(), pa.uint64(): pd.UInt64Dtype(), pa.bool_(): pd.BooleanDtype()}
     frame = table.to_pandas()
     for name in table.column_names:
@@ -87,7 +88,7 @@ def to_pandas(table: Any) -> Any:
 
 def to_polars(table: Any) -> Any:
     """The table as a `polars.DataFrame`. Types that polars does not have become those that hold the same values."""
-    polars, pa = _library("polars", "polars"), _library("pyarrow", "polars")
+    polars, pa = library("polars", "polars"), library("pyarrow", "polars")
     for at, field in enumerate(table.schema):
         kind = _in_polars(pa, field.type)
         if kind == field.type:
@@ -181,6 +182,14 @@ def _fields(pa: Any, batches: Sequence[RecordBatch], schema: object) -> dict[str
         columns = _one_by_one(pa, documents, pa.schema(unread))
         return {field.name: columns[field.name] if field in unread else table[field.name] for field in chosen}
     return dict(zip(table.column_names, table.columns, strict=True))
+
+
+def documents(batch: RecordBatch) -> list[Any]:
+    """The documents of a batch whose payloads all have fields."""
+    form = batch.form
+    if form.message_type in ("json", ""):
+        return list(map(decode, batch.payloads))
+    return [PayloadForm.in_columns(form.fields(payload)) for payload in batch.payloads]
 
 
 def _of_form(pa: Any, payloads: Sequence[bytes], form: PayloadForm | None, schema: Any) -> dict[str, Any]:
@@ -376,7 +385,7 @@ def rows(
     published ([4])."""
     if nan not in get_args(NanMode):
         raise invalid("nan", f'{nan!r} is neither "refuse" nor "null"')
-    pa = _library("pyarrow", "arrow")
+    pa = library("pyarrow", "arrow")
     table = _checked(pa, _table(pa, frame, nan), nan)
     keys = [] if key is None else [key] if isinstance(key, str) else list(key)
     lifetimes = {ttl_column, expire_time_column} - {None}

@@ -32,7 +32,7 @@ from typing import Final, Protocol, Self, TypeVar
 
 from sow.checksums import RANGES_MAX, checksum
 from sow.v1 import sow_pb2
-from sow_client import _statuses
+from sow_client import _ends, _statuses, _timeouts
 from sow_client._aio_subscription import AioSubscribeCall, AsyncSubscription, OpenAioSubscription
 from sow_client._records import Change, Record, RecordBatch, html_table
 from sow_client._subscription import (
@@ -476,7 +476,7 @@ class LiveView(_Readable):
 
     def wait(self, seconds: float | None = None) -> bool:
         """Waits until the view is current, for at most `seconds`; False if it is not by then."""
-        self._settled.wait(seconds)
+        self._settled.wait(_timeouts.perhaps(seconds, "seconds"))
         self._check()
         return self.current
 
@@ -493,7 +493,7 @@ class LiveView(_Readable):
         self.close()
 
     def __del__(self) -> None:
-        self.close()
+        _ends.hand_over(self._subscription.close)
 
 
 def _keep(subscription: Subscription, core: LiveCore, on_change: Callable[[Change], object] | None) -> None:
@@ -543,7 +543,7 @@ class AsyncLiveView(_Readable):
     async def wait(self, seconds: float | None = None) -> bool:
         """Waits until the view is current, for at most `seconds`; False if it is not by then."""
         try:
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(_timeouts.perhaps(seconds, "seconds")):
                 await self._settled.wait()
         except TimeoutError:
             return False

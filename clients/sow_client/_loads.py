@@ -27,7 +27,7 @@ from typing import Final, Literal, Protocol, Self, cast
 import grpc
 
 from sow.v1 import load_pb2, types_pb2
-from sow_client import _lifetimes, _statuses, _writes
+from sow_client import _ends, _lifetimes, _statuses, _timeouts, _writes
 from sow_client._publish_core import IN_FLIGHT_BYTES_MAX, REFUSALS_KEPT_MAX, RETRIED_REASONS, check_sizes, fitting_rows
 from sow_client._records import Ttl, invalid
 from sow_client._transport import task_is_cancelled
@@ -194,7 +194,7 @@ class StageCore:
         self.refusals: list[Refusal] = []
         self._stager = secrets.randbits(64) | 1
         """Lets the server distinguish repeated rows from the rows of another stager with the same numbers."""
-        self._retry_for = retry_for
+        self._retry_for = _timeouts.seconds(retry_for, "retry_for")
         self._next_row = 1
         self._queued: deque[_Sealed] = deque()
         self._sent: deque[_Sealed] = deque()
@@ -394,7 +394,7 @@ class LoadStager(_Shell):
                 self._check()
                 self._core.queue(request)
                 if self._thread is None:
-                    self._thread = threading.Thread(target=self._run, name="sow-stager", daemon=True)
+                    self._thread = _ends.StreamThread(self._run, "sow-stager", self._end)
                     self._thread.start()
                 self._changed.notify_all()
 
@@ -425,6 +425,14 @@ class LoadStager(_Shell):
         if call is not None:
             call.cancel()
         self._thread.join()
+
+    def _end(self) -> None:
+        with self._lock:
+            self._closing = True
+            call = self._call
+            self._changed.notify_all()
+        if call is not None:
+            call.cancel()
 
     def __enter__(self) -> Self:
         return self
@@ -631,7 +639,7 @@ class CommitRetry:
 
     def __init__(self, retry_for: float) -> None:
         self._backoff = _statuses.Backoff()
-        self._retry_for = retry_for
+        self._retry_for = _timeouts.seconds(retry_for, "retry_for")
 
     def heard(self) -> None:
         """The server has sent progress."""

@@ -36,7 +36,7 @@ from operator import add
 from typing import Final, NamedTuple, TypeAlias, cast
 
 from sow.v1 import sow_pb2, types_pb2
-from sow_client import _lifetimes, _reads, _statuses, _writes
+from sow_client import _lifetimes, _reads, _statuses, _timeouts, _writes
 from sow_client._contract import needed
 from sow_client._failover import LOSSES, FailoverPublish
 from sow_client._keys import Key, optional_key
@@ -146,8 +146,8 @@ class PublisherOptions:
             raise invalid("batch_records", f"{self.batch_records} is not 1 to {_reads.RECORDS_PER_REQUEST_MAX}")
         if self.max_in_flight < 1:
             raise invalid("max_in_flight", f"{self.max_in_flight} is less than 1")
-        if self.linger < 0 or self.retry_for < 0:
-            raise invalid("linger" if self.linger < 0 else "retry_for", "is negative")
+        for name in ("linger", "retry_for"):
+            object.__setattr__(self, name, _timeouts.seconds(getattr(self, name), name))
 
 
 @dataclass(frozen=True, slots=True)

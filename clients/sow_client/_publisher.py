@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Final, Literal, NoReturn, Protocol, Self
@@ -12,7 +13,7 @@ from typing import Final, Literal, NoReturn, Protocol, Self
 import grpc
 
 from sow.v1 import sow_pb2
-from sow_client import _ignored, _lifetimes, _statuses
+from sow_client import _ends, _ignored, _lifetimes, _statuses
 from sow_client._documents import Document, encode
 from sow_client._keys import Key, key_text
 from sow_client._payloads import PayloadForm
@@ -34,29 +35,11 @@ from sow_client.errors import Refusal, SowError
 ANSWERS: Final = "the stream of acknowledgements"
 
 
-class PublisherBase:
-    """The common part of both publishers: the core, the callbacks, and the end. Owns no thread and no task."""
+class Figures:
+    """The figures that each publisher shows, of its core."""
 
-    def __init__(
-        self,
-        core: PublishCore,
-        on_ack: Callable[[Ack], object] | None,
-        on_refusal: Callable[[Refusal], object] | None,
-    ) -> None:
-        self._core = core
-        self._on_ack = on_ack
-        self._on_refusal = on_refusal
-        self._made_at = _ignored.place()
-        self._has_warned = False
-        self._closing = False
-        self._failure: BaseException | None = None
-        self._stopped = False  # closing, or failed
-        # Every record touches these, so they are kept here and not looked up in the core.
-        self._pending = core.pending
-        self._append = core.pending.append
-        self._batch_records = core.options.batch_records
-        self._filled = 0  # bytes since `publish` last sealed all there was
-        self._stream = 0  # number of the current stream; requests of an older one must not be sent
+    _core: PublishCore
+    _closing: bool
 
     def __repr__(self) -> str:
         core, state = self._core, ", closed" if self._closing else ""
@@ -93,6 +76,31 @@ class PublisherBase:
         """Records handed over and not yet settled."""
         return self._core.unacknowledged
 
+
+class PublisherBase(Figures):
+    """The common part of both publishers: the core, the callbacks, and the end. Owns no thread and no task."""
+
+    def __init__(
+        self,
+        core: PublishCore,
+        on_ack: Callable[[Ack], object] | None,
+        on_refusal: Callable[[Refusal], object] | None,
+    ) -> None:
+        self._core = core
+        self._on_ack = on_ack
+        self._on_refusal = on_refusal
+        self._made_at = _ignored.place()
+        self._has_warned = False
+        self._closing = False
+        self._failure: BaseException | None = None
+        self._stopped = False  # closing, or failed
+        # Every record touches these, so they are kept here and not looked up in the core.
+        self._pending = core.pending
+        self._append = core.pending.append
+        self._batch_records = core.options.batch_records
+        self._filled = 0  # bytes since `publish` last sealed all there was
+        self._stream = 0  # number of the current stream; requests of an older one must not be sent
+
     def _refuse(self, size: int) -> NoReturn:
         raise self._stop_error() if self._stopped else payload_too_large(size)
 
@@ -105,6 +113,18 @@ class PublisherBase:
             self._has_warned = True
             _ignored.warn(self._core.topic, self._made_at)
 
+    def _warn_of_end(self, why: str) -> None:
+        """Tells that nobody has closed it, which may have lost records."""
+        warnings.warn_explicit(
+            f"the publisher to {self._core.topic!r} was not closed: {why}; use it in a `with` block, or call close()",
+            ResourceWarning,
+            self._made_at.file,
+            self._made_at.line,
+            self._made_at.module,
+            self._made_at.registry,
+            source=self,
+        )
+
     def _deliver(self, ack: Ack) -> None:
         if self._on_ack is not None:
             self._on_ack(ack)
@@ -113,20 +133,9 @@ class PublisherBase:
                 self._on_refusal(refusal)
 
 
-class Publisher(PublisherBase):
-    """Publishes a stream of documents to one topic: buffered, pipelined, in order, each applied once.
-
-    Made by `Client.publisher`; use it in a `with` block, on one thread. Records are sent in batches of `batch_records`,
-    or `linger` seconds after the first record of a batch. Later batches do not wait for the acknowledgement of earlier
-    ones; `publish` waits while too many are unacknowledged. After a break the publisher connects again and sends the
-    unacknowledged records again, for `retry_for` seconds without progress. The server drops the records that it has
-    already.
-
-    Refused records are collected and raised as PublishFailed by `flush` and at the end of the block. With `on_refusal`
-    they go to that callback instead. Both callbacks run on the publisher's own thread and must not call the publisher.
-
-    Rule: P6.
-    """
+class Sender(PublisherBase):
+    """The machine of a blocking publisher: what its threads share. They refer to it, and not to the `Publisher`, so
+    that dropping the last reference to that can end them."""
 
     # Three threads share one lock: the user's fills the buffer and seals; gRPC's sender takes sealed requests through
     # `_requests` and seals lingering records; `_run` opens streams and reads acknowledgements.
@@ -156,11 +165,13 @@ class Publisher(PublisherBase):
         self._delivering = False  # a callback runs for settled records; `flush` waits for its end, too
         self._call: StreamCall | None = None
         self._thread: threading.Thread | None = None
+        self._give_up: float | None = None  # nobody closes it: when to stop
+        self._late = 0  # records that were not settled when the program ended
 
     def publish(
         self, data: Document, *, key: Key | None = None, ttl: Ttl | None = None, expire_at: ExpireAt | None = None
     ) -> None:
-        """Takes one record; `ttl` or `expire_at` overrides the publisher's own. May wait for room. Rule: L2."""
+        """As `Publisher.publish`."""
         # Every record pays for this half microsecond: locals, one append, no lock, and only the calls that data needs.
         payload = data if type(data) is bytes else self._encode(data)
         lifetime = None if ttl is None and expire_at is None else _lifetimes.lifetime(ttl, expire_at)
@@ -202,15 +213,7 @@ class Publisher(PublisherBase):
         lifetime_kinds: Iterable[int] | None = None,
         lifetime_micros: Iterable[int] | None = None,
     ) -> None:
-        """Takes many records at once, for a fraction of the cost of as many `publish` calls, and in order with those.
-
-        Each column has one entry per record. `keys` is for topics without key fields. `lifetime_kinds` (numbers of
-        `sow.v1.LifetimeKind`: 0 the publisher's own, 1 ttl, 2 expire time, 3 never) and `lifetime_micros`
-        (microseconds; 0 with kinds 0 and 3) are given together. May wait for room. Raises InvalidArgument with column
-        and row, and then takes none of the records.
-
-        Rules: K3, L2.
-        """
+        """As `Publisher.publish_columns`."""
         bulk = checked_columns(payloads, keys, lifetime_kinds, lifetime_micros)
         with self._lock:
             if self._stopped:
@@ -226,16 +229,7 @@ class Publisher(PublisherBase):
                     self._await_progress()
 
     def finish_unit(self, *, without_refused: bool = False) -> None:
-        """Finishes the publisher's `unit` in the same request and commit as the last records.
-
-        Until this call the last records are held back. It returns once the server has confirmed the end of the unit.
-
-        Raises PublishFailed when a record was refused since the publisher was made, also with `on_refusal`. All other
-        records are applied then, and the unit is not finished. It may be called again: `without_refused` finishes the
-        unit without the refused records, in a commit of its own.
-
-        Rule: P6.
-        """
+        """As `Publisher.finish_unit`."""
         core = self._core
         core.check_unit()
         with self._lock:
@@ -259,7 +253,7 @@ class Publisher(PublisherBase):
             raise failed
 
     def flush(self) -> None:
-        """Returns once all records so far are settled. Raises PublishFailed for refusals since the last flush."""
+        """As `Publisher.flush`."""
         with self._lock:
             self._core.release()
             self._drain()
@@ -268,21 +262,17 @@ class Publisher(PublisherBase):
         if failed is not None and self._on_refusal is None:
             raise failed
 
-    def close(self) -> None:
-        """Flushes and ends the stream. It may be called again. Raises as `flush` does."""
-        try:
-            if not self._closing:
-                self.flush()
-        finally:
-            self.abort()
-
-    def abort(self) -> None:
-        """Ends the stream at once. Unacknowledged records may or may not have been applied."""
+    def _end(self) -> StreamCall | None:
         with self._lock:
             self._closing = self._stopped = True
-            call = self._call
             self._work.notify_all()
             self._progress.notify_all()
+            return self._call
+
+    def abort(self) -> None:
+        """As `Publisher.abort`."""
+        call = self._end()
+        _ends.finished(self)
         if self._thread is None or self._thread is threading.current_thread():
             return
         if not self._core.unacknowledged:
@@ -291,24 +281,45 @@ class Publisher(PublisherBase):
             call.cancel()
         self._thread.join()
 
-    def __enter__(self) -> Self:
-        return self
+    # ---- an end without the user ----
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> Literal[False]:
-        if error is None:
-            self.close()
-        elif isinstance(error, Exception):
-            # Records from before the user's mistake are still sent. The user's exception is the one that is raised.
-            try:
-                self.close()
-            except SowError as failed:
-                if failed is not error:
-                    error.add_note(f"the publisher also failed: {failed}")
-        else:
-            self.abort()  # Ctrl-C does not wait for a server
-        return False
+    def dropped(self) -> None:
+        """The program has dropped its publisher. In the thread of the ends, which does not wait."""
+        if not self._closing:
+            give_up = time.monotonic() + _ends.FLUSH_SECONDS_MAX
+            threading.Thread(target=self.finish, args=(give_up,), name="sow-publisher-end", daemon=True).start()
+
+    def settle(self, give_up: float) -> None:
+        """See `_ends.Unfinished`."""
+        with self._lock:
+            self._late = self._core.unacknowledged
+            upto = self._core.acknowledged + self._late
+            if self._pending and self._core.room:
+                self._core.seal()
+            self._core.release()
+            self._wake()
+            while self._core.acknowledged < upto and not self._stopped and (left := give_up - time.monotonic()) > 0:
+                self._progress.wait(left)
+
+    def finish(self, give_up: float) -> None:
+        """See `_ends.Unfinished`."""
+        with self._lock:
+            if self._closing:
+                return
+            late, self._give_up = max(self._late, self._core.unacknowledged), give_up
+        why = ""
+        try:
+            self.flush()
+            if late:
+                why = f"{late} records were sent at its end"
+        except SowError as error:
+            left = self._core.unacknowledged
+            why = f"{left} records may not have been sent ({error})" if left else str(error)
+        except BaseException as error:  # noqa: BLE001 - of a callback
+            why = f"{self._core.unacknowledged} records may not have been sent ({error!r})"
+        self.abort()
+        if why:
+            self._warn_of_end(why)
 
     # ---- the user's thread, with the lock ----
 
@@ -335,15 +346,18 @@ class Publisher(PublisherBase):
 
     def _await_progress(self) -> None:
         if not self._stopped:
-            self._progress.wait()
+            self._progress.wait(None if self._give_up is None else max(0.0, self._give_up - time.monotonic()))
+            if self._give_up is not None and time.monotonic() >= self._give_up:
+                raise _statuses.out_of_time(ANSWERS)
         if self._stopped:
             raise self._stop_error()
 
     def _wake(self) -> None:
         self._idle = False
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="sow-publisher", daemon=True)
+            self._thread = _ends.StreamThread(self._run, "sow-publisher", self._end)
             self._thread.start()
+            _ends.unfinished(self)
         self._work.notify_all()
 
     # ---- gRPC's sender thread ----
@@ -451,6 +465,124 @@ class Publisher(PublisherBase):
                 self._delivering = False
                 self._progress.notify_all()
         return error
+
+
+class Publisher(Figures):
+    """Publishes a stream of documents to one topic: buffered, pipelined, in order, each applied once.
+
+    Made by `Client.publisher`; use it in a `with` block, on one thread. Records are sent in batches of `batch_records`,
+    or `linger` seconds after the first record of a batch. Later batches do not wait for the acknowledgement of earlier
+    ones; `publish` waits while too many are unacknowledged. After a break the publisher connects again and sends the
+    unacknowledged records again, for `retry_for` seconds without progress. The server drops the records that it has
+    already.
+
+    Refused records are collected and raised as PublishFailed by `flush` and at the end of the block. With `on_refusal`
+    they go to that callback instead. Both callbacks run on the publisher's own thread and must not call the publisher.
+
+    Rule: P6.
+    """
+
+    def __init__(
+        self,
+        core: PublishCore,
+        open_stream: OpenStream,
+        *,
+        form: Callable[[], PayloadForm] = PayloadForm,
+        next_epoch: Callable[[], OpenedPublisher] | None = None,
+        on_ack: Callable[[Ack], object] | None = None,
+        on_refusal: Callable[[Refusal], object] | None = None,
+    ) -> None:
+        """As `Sender`."""
+        self._core = core
+        self._sender = sender = Sender(
+            core, open_stream, form=form, next_epoch=next_epoch, on_ack=on_ack, on_refusal=on_refusal
+        )
+        # Without the method below, which would add a tenth to the cost of a record.
+        self.publish = sender.publish  # type: ignore[method-assign]
+
+    @property
+    def _closing(self) -> bool:  # type: ignore[override]  # read only
+        return self._sender._closing
+
+    def publish(
+        self, data: Document, *, key: Key | None = None, ttl: Ttl | None = None, expire_at: ExpireAt | None = None
+    ) -> None:
+        """Takes one record; `ttl` or `expire_at` overrides the publisher's own. May wait for room. Rule: L2."""
+        self._sender.publish(data, key=key, ttl=ttl, expire_at=expire_at)
+
+    def publish_columns(
+        self,
+        payloads: Sequence[bytes],
+        *,
+        keys: Sequence[str] | None = None,
+        lifetime_kinds: Iterable[int] | None = None,
+        lifetime_micros: Iterable[int] | None = None,
+    ) -> None:
+        """Takes many records at once, for a fraction of the cost of as many `publish` calls, and in order with those.
+
+        Each column has one entry per record. `keys` is for topics without key fields. `lifetime_kinds` (numbers of
+        `sow.v1.LifetimeKind`: 0 the publisher's own, 1 ttl, 2 expire time, 3 never) and `lifetime_micros`
+        (microseconds; 0 with kinds 0 and 3) are given together. May wait for room. Raises InvalidArgument with column
+        and row, and then takes none of the records.
+
+        Rules: K3, L2.
+        """
+        self._sender.publish_columns(
+            payloads, keys=keys, lifetime_kinds=lifetime_kinds, lifetime_micros=lifetime_micros
+        )
+
+    def finish_unit(self, *, without_refused: bool = False) -> None:
+        """Finishes the publisher's `unit` in the same request and commit as the last records.
+
+        Until this call the last records are held back. It returns once the server has confirmed the end of the unit.
+
+        Raises PublishFailed when a record was refused since the publisher was made, also with `on_refusal`. All other
+        records are applied then, and the unit is not finished. It may be called again: `without_refused` finishes the
+        unit without the refused records, in a commit of its own.
+
+        Rule: P6.
+        """
+        self._sender.finish_unit(without_refused=without_refused)
+
+    def flush(self) -> None:
+        """Returns once all records so far are settled. Raises PublishFailed for refusals since the last flush."""
+        self._sender.flush()
+
+    def close(self) -> None:
+        """Flushes and ends the stream. It may be called again. Raises as `flush` does."""
+        try:
+            if not self._closing:
+                self.flush()
+        finally:
+            self.abort()
+
+    def abort(self) -> None:
+        """Ends the stream at once. Unacknowledged records may or may not have been applied."""
+        self._sender.abort()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> Literal[False]:
+        if error is None:
+            self.close()
+        elif isinstance(error, Exception):
+            # Records from before the user's mistake are still sent. The user's exception is the one that is raised.
+            try:
+                self.close()
+            except SowError as failed:
+                if failed is not error:
+                    error.add_note(f"the publisher also failed: {failed}")
+        else:
+            self.abort()  # Ctrl-C does not wait for a server
+        return False
+
+    def __del__(self) -> None:
+        sender = getattr(self, "_sender", None)  # None: it could not be made
+        if sender is not None and not sender._closing:
+            _ends.hand_over(sender.dropped)
 
 
 class StreamCall(Protocol):

@@ -15,6 +15,7 @@ from sow_client._reads import QueryProgress
 from sow_client._records import QueryFooter, QueryHeader, QueryPlan, Record, RecordBatch, html_table
 
 if TYPE_CHECKING:
+    from sow_client._arrow_stream import ArrowStream
     from sow_client._frames import MetadataName
 
 QUERY_ATTEMPTS_MAX: Final = 3
@@ -71,6 +72,7 @@ class QueryResult(_Progress):
         self._batches: Iterator[RecordBatch] = batches
         self._records: Iterator[Record] = chain.from_iterable(batches)
         self._begun = False  # its user reads
+        self._stream: ArrowStream | None = None
 
     def __iter__(self) -> Iterator[Record]:
         self._begun = True
@@ -121,6 +123,19 @@ class QueryResult(_Progress):
         from sow_client import _frames
 
         return _frames.to_polars(self.to_arrow(schema=schema, metadata=metadata))
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+        """The answer for a library that reads Arrow's streams: `polars.DataFrame(result)`, DuckDB's `FROM
+        result`, `pyarrow.RecordBatchReader.from_stream(result)`. The columns are those of `to_arrow()`.
+
+        One batch is held at a time. So the first 10,000 records choose the types, and a later record that does not fit
+        them ends the stream with an error that names the field. Needs `sow[arrow]`.
+        """
+        if self._stream is None:
+            from sow_client._arrow_stream import ArrowStream
+
+            self._stream = ArrowStream(iter(self.batches()), ("key",))
+        return self._stream.reader().__arrow_c_stream__(requested_schema)
 
     def close(self) -> None:
         """Ends the call."""

@@ -10,7 +10,7 @@ import grpc
 from google.protobuf import message
 from google.rpc import error_details_pb2, status_pb2
 
-from sow_client.errors import Cancelled, InternalError, SowError, Unavailable, error_of_reason
+from sow_client.errors import Cancelled, DeadlineExceeded, InternalError, SowError, Unavailable, error_of_reason
 
 MESSAGE_BYTES_MAX: Final = 20 * 1024 * 1024
 """The size limit of a message, in both directions, at both ends (rule K8)."""
@@ -256,6 +256,19 @@ def request_too_large(size: int, field: str = "request") -> SowError:
         f"{field}: {size} bytes exceed the limit of {MESSAGE_BYTES_MAX} bytes per message",
         details={"field": field},
     )
+
+
+def crowded(message: str, streams: int) -> str:
+    """The message of a call whose time is over, where its connection answers no other call either."""
+    return (
+        f"{message}: {streams} streams of this client are open on its connection, and it answers no further call. "
+        "Calls beyond the server's streams_per_connection_max wait until one of them ends (rule N4)"
+    )
+
+
+def out_of_time(what: str) -> DeadlineExceeded:
+    """The error of a wait whose time is over."""
+    return DeadlineExceeded(f"{what} did not end in time", reason="DEADLINE_EXCEEDED")
 
 
 def closed(what: str) -> Cancelled:

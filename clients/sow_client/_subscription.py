@@ -35,7 +35,7 @@ import grpc
 import grpc.aio
 
 from sow.v1 import sow_pb2
-from sow_client import _statuses
+from sow_client import _ends, _statuses, _timeouts
 from sow_client._change_frames import changes_of, marks_of, prefix_of
 from sow_client._records import Change, ChangeReason, RecordBatch, invalid
 from sow_client.errors import SowError
@@ -69,12 +69,10 @@ class SubscriptionCore:
         `on_interruption` gets the error, once, when an established subscription is interrupted, and None when it is
         established again.
         """
-        if retry_for < 0:
-            raise invalid("retry_for", f"{retry_for} is negative")
         self.stood = False
         """The server has confirmed the subscription once."""
         self._request = request
-        self._retry_for = retry_for
+        self._retry_for = _timeouts.seconds(retry_for, "retry_for")
         self._connect_timeout = connect_timeout
         self._backoff = _statuses.Backoff()
         self._standing = False  # the server has confirmed the current call
@@ -335,10 +333,9 @@ class _Reader:
         self._delay = delay
         self._outcomes: SimpleQueue[sow_pb2.SubscribeResponse | SowError] = SimpleQueue()
         self._demand: SimpleQueue[bool] = SimpleQueue()  # True: another frame is wanted; False: no more
-        self._lock = threading.Lock()  # of the two that follow
         self._cancelled = False
         self._call: SubscribeCall | None = None
-        threading.Thread(target=self._run, name="sow-subscription", daemon=True).start()
+        _ends.StreamThread(self._run, "sow-subscription", self.cancel).start()
 
     def take(self, seconds: float | None = None) -> sow_pb2.SubscribeResponse | SowError | None:
         """Waits for the next frame, or for the error that ended the call; None: neither came in these seconds."""
@@ -350,10 +347,9 @@ class _Reader:
         return outcome
 
     def cancel(self) -> None:
-        """Ends the call; a waiting consumer gets an error."""
-        with self._lock:
-            self._cancelled = True
-            call = self._call
+        """Ends the call; a waiting consumer gets an error. A finalizer may call it: it takes no lock (_ends [1])."""
+        self._cancelled = True  # set first, look second, as `_run` does: one of both sees the other
+        call = self._call
         self._outcomes.put(_statuses.closed("subscription"))
         self._demand.put(False)
         if call is not None:
@@ -365,10 +361,8 @@ class _Reader:
             if self._rest(self._delay):
                 return
             call = self._open_call(self._request)
-            with self._lock:
-                self._call = call
-                cancelled = self._cancelled
-            if cancelled:
+            self._call = call
+            if self._cancelled:
                 call.cancel()  # `cancel` came before the call was known, and could not cancel it
             while True:
                 self._outcomes.put(next(call))
@@ -458,7 +452,7 @@ class Subscription:
     def next(self, timeout: float | None = None) -> Change | None:
         """The next change; None if none comes within `timeout` seconds. Nothing is lost then, and the subscription goes
         on. Raises Cancelled (CLOSED) when it is closed."""
-        change = self._next(timeout)
+        change = self._next(_timeouts.perhaps(timeout, "timeout"))
         if change is None and self._closed:
             raise _statuses.closed("subscription")
         return change
@@ -470,6 +464,7 @@ class Subscription:
         iteration ends when the subscription is closed. `bookmark` is the position after the whole list.
         """
         checked_size(size)
+        timeout = _timeouts.perhaps(timeout, "timeout")
         while not self._closed:
             first = self._next(timeout)
             if first is not None or not self._closed:
@@ -496,7 +491,8 @@ class Subscription:
         self.close()
 
     def __del__(self) -> None:
-        self.close()
+        if (reader := self._reader) is not None:
+            reader.cancel()
 
     def _advance(self, give_up: float | None = None) -> bool:
         """Takes in the next frame, or begins the next call; False when it was closed, or the time is over."""

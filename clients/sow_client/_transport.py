@@ -17,7 +17,7 @@ from typing import Final, ParamSpec, TypeAlias
 import grpc
 import grpc.aio
 
-from sow_client import _failover
+from sow_client import _ends, _failover
 from sow_client._addresses import host_and_port
 from sow_client._channel import close_aside
 from sow_client._connection import cause_of, task_is_cancelled, unless_closed
@@ -135,14 +135,14 @@ class Watch:
         self._lock = threading.Lock()
         self._over = False
         self._call: Cancellable | None = None
-        self._finalizer = weakref.finalize(owner, self.cancel)
+        self._finalizer = weakref.finalize(owner, _ends.hand_over, self.cancel)
         self._finalizer.atexit = False
 
     def start(
         self, keep: Callable[_Arguments, None], /, *arguments: _Arguments.args, **named: _Arguments.kwargs
     ) -> None:
         """Runs a function in a thread."""
-        threading.Thread(target=keep, args=arguments, kwargs=named, name="sow-watch", daemon=True).start()
+        _ends.StreamThread(keep, "sow-watch", self.cancel, args=arguments, kwargs=named).start()
 
     def begins(self, call: Cancellable) -> bool:
         """The call is made. False: it was cancelled before."""

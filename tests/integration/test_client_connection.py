@@ -487,9 +487,9 @@ def test_lingering_records_are_not_retried_without_pause_while_disconnected(
         publisher = client.publisher("orders", linger=600)
         try:
             publisher.publish(b"{}")
-            assert publisher._thread is not None
-            publisher._thread.join(5)
-            assert not publisher._thread.is_alive()
+            assert publisher._sender._thread is not None
+            publisher._sender._thread.join(5)
+            assert not publisher._sender._thread.is_alive()
             with pytest.raises(Unavailable):
                 publisher.flush()
         finally:

@@ -217,6 +217,7 @@ class FakeClient(FakePublishing, FakeInspecting):
         parameters: Mapping[str, object] | None = None,
         *,
         min_position: object = None,
+        timeout: object = None,
     ) -> int:
         self._called("count", topic=topic, **given(parameters), min_position=min_position)
         return len(self._matching(topic, filter, parameters))

@@ -20,6 +20,7 @@ from sow_client.aio._snapshots import AsyncSnapshots
 class AsyncClient(AsyncLeasing, AsyncSnapshots, AsyncFollowing, AsyncLoading, AsyncInspecting):
     """A connection to a sow server. It connects at the first call, and again by itself after a break.
 
-    Make it where its event loop runs. All tasks of that loop may use it; a publisher, a query result and a subscription
-    belong to one task. It raises SowError and its subclasses.
+    It may be made before its event loop runs: it belongs to the loop that makes its first call. All tasks of that loop
+    may use it; a publisher, a query result and a subscription belong to one task. It raises SowError and its
+    subclasses.
     """

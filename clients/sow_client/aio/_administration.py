@@ -128,7 +128,7 @@ class AsyncAdministration(AsyncCalls):
                     if response.done:
                         return restamped
         except grpc.RpcError as error:
-            raise self._transport.failure(error) from error
+            raise await self._transport.failure(error) from error
         raise _statuses.cut("the answer to the restamp")
 
     async def check_topic(
@@ -157,7 +157,7 @@ class AsyncAdministration(AsyncCalls):
                     if response.done:
                         return found
         except grpc.RpcError as error:
-            raise self._transport.failure(error) from error
+            raise await self._transport.failure(error) from error
         raise _statuses.cut("the answer to the check")
 
     async def status(self) -> Status:
@@ -256,7 +256,7 @@ class AsyncAdministration(AsyncCalls):
                     if on_topic is not None:
                         on_topic(done[-1])
         except grpc.RpcError as error:
-            raise self._transport.failure(error) from error
+            raise await self._transport.failure(error) from error
         return done
 
     async def repair_replication(
@@ -281,7 +281,7 @@ class AsyncAdministration(AsyncCalls):
                     if on_topic is not None:
                         on_topic(done[-1])
         except grpc.RpcError as error:
-            raise self._transport.failure(error) from error
+            raise await self._transport.failure(error) from error
         return done
 
     async def add_peer(

@@ -11,7 +11,7 @@ import grpc
 import grpc.aio
 
 from sow.v1 import access_pb2_grpc, admin_pb2, admin_pb2_grpc, load_pb2_grpc, snapshot_pb2_grpc, sow_pb2_grpc
-from sow_client import _failover, _lines, _statuses, _transport, _writes
+from sow_client import _failover, _lines, _statuses, _timeouts, _transport, _writes
 from sow_client._addresses import Prefer, checked_preference
 from sow_client._channel import (
     CONNECT_SECONDS,
@@ -45,7 +45,7 @@ class AsyncCalls:
         *,
         tls: Tls | None = None,
         token: Token | None = None,
-        timeout: float = 30.0,
+        timeout: float | None = 30.0,
         connect_timeout: float | None = None,
         channel: grpc.aio.Channel | None = None,
         prefer: Prefer | None = None,
@@ -61,19 +61,22 @@ class AsyncCalls:
         SOW_TOKEN_FILE, SOW_PREFER, SOW_FAILOVER_PUBLISH. `environment` has other variables than those of the process;
         with {} only the arguments count.
 
-        `timeout` bounds each call that has one answer, `connect_timeout` the wait for a connection; both in seconds. By
-        default it is 5 s, and the first call does not wait where the server refuses, or all of several do. A
-        `channel` from the program is used as it is, and stays open; it shows its own credentials. `token` is shown with
-        each call: a text, a file, or a function. It never goes to another machine in plain text. A publish of which it
-        is unknown whether the lost instance has it is made again at another one, where it is a duplicate if it has
-        arrived; with `failover_publish="unsent"` it fails instead. `on_failover` gets the instance that was left, the
-        one now in use, and the reason of the move: reads may be older from then on.
+        `timeout` bounds each call that has one answer, `connect_timeout` the wait for a connection; both in seconds.
+        `math.inf` is no bound, nor is None for `timeout`. By default `connect_timeout` is 5 s, and the first call does
+        not wait where the server refuses, or all of several do. A `channel` from the program is used as it is, and
+        stays open; it shows its own credentials. `token` is shown with each call: a text, a file, or a function. It
+        never goes to another machine in plain text. A publish of which it is unknown whether the lost instance has it
+        is made again at another one, where it is a duplicate if it has arrived; with `failover_publish="unsent"` it
+        fails instead. `on_failover` gets the instance that was left, the one now in use, and the reason of the move:
+        reads may be older from then on.
 
         Rules: F1, F12, F13, F3.
         """
         variables: Mapping[str, str] = os.environ if environment is None else environment
         named = from_environment({} if channel is not None else variables)
-        self._connect_timeout = CONNECT_SECONDS if connect_timeout is None else connect_timeout
+        self._timeout = _timeouts.SECONDS_MAX if timeout is None else _timeouts.seconds(timeout, "timeout")
+        given = CONNECT_SECONDS if connect_timeout is None else connect_timeout
+        self._connect_timeout = _timeouts.seconds(given, "connect_timeout")
         self._transport = AsyncTransport(
             named.server if server is None else server,
             tls or named.tls,
@@ -88,7 +91,6 @@ class AsyncCalls:
             failover_publish or variables.get(FAILOVER_PUBLISH_VARIABLE) or "again"
         )
         self._homes = Homes()
-        self._timeout = timeout
         self._sow = sow_pb2_grpc.SowServiceStub(self._transport.calls)
         self._admin = admin_pb2_grpc.AdminServiceStub(self._transport.calls)
         self._snapshots = snapshot_pb2_grpc.SnapshotServiceStub(self._transport.calls)
@@ -197,7 +199,7 @@ class AsyncCalls:
                 )
                 self._transport.doubt(translated.reason)
                 if step is Step.RAISE:
-                    raise self._transport.lines.named(translated) from error
+                    raise await self._transport.explained(translated, line) from error
                 if step is Step.ELSEWHERE:
                     if publishes and sent and translated.reason not in _failover.NOT_APPLIED:
                         doubted, doubted.__cause__ = translated, error

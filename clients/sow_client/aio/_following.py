@@ -284,11 +284,11 @@ class AsyncFollowing(AsyncCalls):
         await self._transport.await_ready()
         try:
             with _transport.unless_closed():
-                async for response in self._sow.BrowseDurable(request):
+                async for response in self._sow.BrowseDurable(request, timeout=self._timeout):
                     if (browsed := browsing.feed(response)) is not None:
                         return browsed
         except grpc.RpcError as error:
-            raise self._transport.failure(error) from error
+            raise await self._transport.failure(error) from error
         raise _statuses.cut("the answer to the browse")
 
     async def rewind(self, topic: str, name: str, to: Start, *, force: bool = False) -> Rewound:

@@ -38,7 +38,7 @@ class AsyncInspecting(AsyncCalls):
                     if (found := reading.feed(response)) is not None:
                         return found
         except grpc.RpcError as error:
-            raise self._transport.failure(error) from error
+            raise await self._transport.failure(error) from error
         raise _statuses.cut("the history")
 
     async def expiry_horizon(
@@ -78,7 +78,7 @@ class AsyncInspecting(AsyncCalls):
                 async for response in call:
                     yield _inspection.figures(response)
         except grpc.RpcError as error:
-            raise self._transport.failure(error) from error
+            raise await self._transport.failure(error) from error
         finally:
             if call is not None:
                 call.cancel()
@@ -107,7 +107,7 @@ class AsyncInspecting(AsyncCalls):
                     for line in _inspection.log_lines(response):
                         yield line
         except grpc.RpcError as error:
-            raise self._transport.failure(error) from error
+            raise await self._transport.failure(error) from error
         finally:
             if call is not None:
                 call.cancel()

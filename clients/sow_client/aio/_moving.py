@@ -23,14 +23,14 @@ from sow.v1 import admin_pb2, admin_pb2_grpc
 from sow_client import _failover, _transport
 from sow_client._addresses import Address, Prefer
 from sow_client._channel import Tls, aio_open_channel
-from sow_client._connection import HEALTH_CHECK, AioConnection
+from sow_client._connection import CAUSE_SECONDS_MAX, HEALTH_CHECK, AioConnection
 from sow_client._contract import Needed, too_old
 from sow_client._failover import Instance, Search
 from sow_client._lines import ASKED, Cancellable, CurrentChannel, Home, Line, Lines, OnFailover, cancel, last_first
-from sow_client._statuses import closed, error_of_status, reason_of
+from sow_client._statuses import closed, crowded, error_like, error_of_status, reason_of
 from sow_client._tokens import Token
 from sow_client._transport import AioClosing, AioTurn, AioWatch
-from sow_client.errors import SowError
+from sow_client.errors import DeadlineExceeded, SowError
 
 _Line: TypeAlias = Line[grpc.aio.Channel]
 _Move: TypeAlias = tuple[Instance, Instance, str]
@@ -123,6 +123,8 @@ class AsyncTransport:
             self._connected, line.contract = connected, 0
         if not line.contract:
             found = await self.ask(line, self._timeout if seconds is None else min(seconds, self._timeout))
+            if isinstance(found, _failover.NoAnswer) and await self._is_crowded(line):
+                raise DeadlineExceeded(crowded(found.message, line.calls.open_streams), reason="DEADLINE_EXCEEDED")
             if not isinstance(found, Instance):
                 raise found
             line.contract = found.contract
@@ -133,11 +135,33 @@ class AsyncTransport:
         if reason in _failover.LOSSES:
             self.lines.doubt(reason)
 
-    def failure(self, error: grpc.RpcError) -> SowError:
+    async def failure(self, error: grpc.RpcError) -> SowError:
         """The error of a call that is not repeated."""
         translated = error_of_status(error)
         self.doubt(translated.reason)
-        return self.lines.named(translated)
+        return await self.explained(translated, self.lines.present())
+
+    async def explained(self, error: SowError, line: _Line) -> SowError:
+        """An error as the program gets it. Of a call whose time is over it tells whether the client's streams have all
+        places of the connection (rule N4)."""
+        if error.reason != "DEADLINE_EXCEEDED" or not await self._is_crowded(line):
+            return self.lines.named(error)
+        return error_like(error, crowded(error.message, line.calls.open_streams))
+
+    async def _is_crowded(self, line: _Line) -> bool:
+        """Whether streams are open on a connection, and it answers no other call. gRPC does not tell a call that waits
+        for a place from one that the server works on."""
+        if not line.calls.open_streams:
+            return False
+        check: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = line.channel.unary_unary(HEALTH_CHECK)
+        try:
+            with _transport.unless_closed():
+                await check(b"", timeout=CAUSE_SECONDS_MAX)
+        except grpc.RpcError as error:
+            return error_of_status(error).reason == "DEADLINE_EXCEEDED"
+        except (SowError, ValueError):  # the client is closed; ValueError comes from gRPC
+            pass
+        return False
 
     def follows(self, line: _Line, call: Cancellable) -> None:
         """A subscription has begun; a move ends it."""

@@ -498,7 +498,7 @@ class AsyncPublishing(AsyncCalls):
                     if response.done:
                         return deleted
         except grpc.RpcError as error:
-            raise self._transport.failure(error) from error
+            raise await self._transport.failure(error) from error
         raise _statuses.cut("the answer to the delete")
 
     async def _publish(

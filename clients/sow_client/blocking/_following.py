@@ -280,7 +280,7 @@ class Following(Calls):
         browsing = _retention.Browsing()
         self._transport.await_ready()
         try:
-            for response in self._sow.BrowseDurable(request):
+            for response in self._sow.BrowseDurable(request, timeout=self._timeout):
                 if (browsed := browsing.feed(response)) is not None:
                     return browsed
         except grpc.RpcError as error:

@@ -10,7 +10,7 @@ from contextlib import closing
 import grpc
 
 from sow.v1 import sow_pb2
-from sow_client import _lines, _reads, _statuses
+from sow_client import _lines, _reads, _statuses, _timeouts
 from sow_client._contract import needed
 from sow_client._keys import Key, key_texts
 from sow_client._parameters import Parameters
@@ -121,7 +121,7 @@ class Reading(Calls):
             min_position=min_position,
             with_plan=with_plan,
         )
-        return self._query(request, timeout)
+        return self._query(request, _timeouts.perhaps(timeout, "timeout"))
 
     def page(
         self,
@@ -136,12 +136,13 @@ class Reading(Calls):
         select: Iterable[str] | None = None,
         exclude: Iterable[str] | None = None,
         min_position: str | None = None,
+        timeout: float | None = None,
     ) -> Page:
         """One page of the records that match `filter`, in key order or in `order_by`, stable under concurrent change.
 
         Begin without a token, and continue with `next_page_token` and the same arguments until it is empty. Each page
         is of an instant of its own. With `order_by` the server reads all matching records for each page.
-        `min_position`: as for `get_many`.
+        `min_position`: as for `get_many`. `timeout`: as for `count`.
 
         Rule: Q4.
         """
@@ -161,7 +162,7 @@ class Reading(Calls):
         )
         progress = _reads.QueryProgress(topic)
         records: list[Record] = []
-        with closing(self._batches(request, progress)) as batches:
+        with closing(self._batches(request, progress, self._one_answer(timeout))) as batches:
             for batch in batches:
                 records.extend(batch)
         return progress.page(records)
@@ -173,11 +174,16 @@ class Reading(Calls):
         parameters: Parameters | None = None,
         *,
         min_position: str | None = None,
+        timeout: float | None = None,
     ) -> int:
-        """The number of live records of a topic, or of those that match `filter`. `min_position`: as for `get_many`."""
+        """The number of live records of a topic, or of those that match `filter`.
+
+        `min_position`: as for `get_many`. `timeout`: raises DeadlineExceeded if there is no answer within so many
+        seconds; None: the client's `timeout`.
+        """
         progress = _reads.QueryProgress(topic)
         request = _reads.query_request(topic, filter, parameters, count_only=True, min_position=min_position)
-        with closing(self._batches(request, progress)) as batches:
+        with closing(self._batches(request, progress, self._one_answer(timeout))) as batches:
             for _ in batches:
                 raise _statuses.malformed("records, where only their number was asked for")
         return progress.matched
@@ -193,9 +199,11 @@ class Reading(Calls):
         skip_n: int = 0,
         top_n: int | None = None,
         run: bool = True,
+        timeout: float | None = None,
     ) -> QueryPlan:
         """The plan of a query: how it finds its records, and how much it reads. The query runs, but sends no records.
-        Without `run` it is only planned, and the figures of what was read and matched are 0.
+        Without `run` it is only planned, and the figures of what was read and matched are 0. `timeout`: as
+        for `count`.
 
         Rule: Q3.
         """
@@ -211,7 +219,7 @@ class Reading(Calls):
             plan_only=not run,
         )
         progress = _reads.QueryProgress(topic)
-        with closing(self._batches(request, progress)) as batches:
+        with closing(self._batches(request, progress, self._one_answer(timeout))) as batches:
             for _ in batches:
                 raise _statuses.malformed("records, where only the plan was asked for")
         return progress.explained()
@@ -220,6 +228,9 @@ class Reading(Calls):
         progress = _reads.QueryProgress(request.topic)
         return QueryResult(progress, self._batches(request, progress, timeout))
 
+    def _one_answer(self, timeout: float | None) -> float:
+        return self._timeout if timeout is None else _timeouts.seconds(timeout, "timeout")
+
     def _batches(
         self,
         request: sow_pb2.QueryRequest,
@@ -227,9 +238,13 @@ class Reading(Calls):
         seconds: float | None = None,
     ) -> Generator[RecordBatch, None, None]:
         needs = needed(request)
+        give_up = None if seconds is None else time.monotonic() + seconds
         for attempt in range(1, QUERY_ATTEMPTS_MAX + 1):
-            line = self._transport.await_ready(needs=needs)
-            call = _lines.at(line, self._sow.Query)(request, timeout=seconds)
+            # A longer time bounds no wait for a connection, and the client may look for a cause then.
+            wait = None if seconds is None or seconds >= self._connect_timeout else seconds
+            line = self._transport.await_ready(wait, needs=needs)
+            left = None if give_up is None else max(0.0, give_up - time.monotonic())
+            call = _lines.at(line, self._sow.Query)(request, timeout=left)
             try:
                 for response in call:
                     batch = progress.batch(response)
@@ -238,13 +253,15 @@ class Reading(Calls):
                 progress.finished()
                 return
             except (grpc.RpcError, SowError) as error:
-                translated = self._transport.lines.named(progress.broken(error))
+                translated = self._transport.explained(progress.broken(error), line)
                 self._transport.doubt(translated.reason)
                 passes = isinstance(translated, Unavailable) and translated.reason != "BEHIND"
                 again = passes and not progress.yielded and attempt < QUERY_ATTEMPTS_MAX
                 if not again:
                     raise translated from (None if translated is error else error)
                 progress.restart()
+                if give_up is not None and time.monotonic() + QUERY_RETRY_SECONDS * attempt >= give_up:
+                    raise translated from (None if translated is error else error)
                 time.sleep(QUERY_RETRY_SECONDS * attempt)
             finally:
                 call.cancel()

@@ -1,0 +1,215 @@
+"""The ends of what a program does not close: streams in reference cycles, at exit, and publishers with records."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import subprocess
+import sys
+import threading
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from queue import SimpleQueue
+
+import pytest
+
+from sow_client import AsyncClient, Client
+from sow_client._ends import Stream
+from tests.support.server import PYTHONPATH, ROOT, ServerProcess
+
+PATHS = [str(ROOT / name) for name in ("", "proto", "clients", "replication", "spark_connector")]
+EXITING = """
+import sys
+from sow_client import Client
+client = Client(sys.argv[1])
+held = [client.subscribe("t") for _ in range(60)] + [client.live_view("t") for _ in range(60)]
+rows = [iter(client.query("t", batch_size=1)) for _ in range(20)]
+begun = [next(one) for one in rows]
+cycle = [held, rows]
+cycle.append(cycle)
+print("open", flush=True)
+"""
+PUBLISHING = """
+import sys
+from sow_client import Client
+client = Client(sys.argv[1])
+publisher = client.publisher(sys.argv[2], linger=600, retry_for=600)
+for number in range(500):
+    publisher.publish({"id": number})
+print("published", flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    with ServerProcess(tmp_path_factory.mktemp("server")) as process:
+        with process.client() as client:
+            client.create_topic("t", key=["/id"])
+            client.publish_many("t", [{"id": number} for number in range(50)])
+        yield process
+
+
+def ran(*command: str) -> subprocess.CompletedProcess[str]:
+    """A program, which has to end by itself."""
+    return subprocess.run(
+        [sys.executable, *command],
+        env={"PYTHONPATH": ":".join([*PATHS, *PYTHONPATH]), "PYTHONFAULTHANDLER": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def published(server: ServerProcess, topic: str, mode: str = "always") -> subprocess.CompletedProcess[str]:
+    return ran("-W", mode, "-c", PUBLISHING, server.address, topic)
+
+
+def count(server: ServerProcess, topic: str) -> int:
+    with server.client() as client:
+        return client.count(topic)
+
+
+def made(server: ServerProcess, topic: str) -> str:
+    with server.client() as client:
+        client.create_topic(topic, key=["/id"])
+    return topic
+
+
+@pytest.mark.parametrize("rounds", [60, pytest.param(600, marks=pytest.mark.long)])
+def test_streams_that_a_collection_ends_stop_no_thread(server: ServerProcess, rounds: int) -> None:
+    """Story: a finalizer cancelled a call, and waited for a lock of gRPC that the interrupted code held."""
+    program = ran(str(Path(__file__).with_name("dropped.py")), server.address, str(rounds))
+
+    assert (program.returncode, program.stdout) == (0, "ended\n"), program.stderr[-8_000:]
+
+
+@pytest.mark.parametrize("times", [2, pytest.param(10, marks=pytest.mark.long)])
+def test_a_program_ends_with_open_streams(server: ServerProcess, times: int) -> None:
+    for _ in range(times):
+        program = ran("-c", EXITING, server.address)
+        assert (program.returncode, program.stdout, program.stderr) == (0, "open\n", "")
+
+
+def test_a_finalizer_leaves_the_end_of_a_call_to_another_thread() -> None:
+    """A call is cancelled under locks that the code may hold which the collector has interrupted."""
+    ended: SimpleQueue[int] = SimpleQueue()
+
+    class Call:
+        def cancel(self) -> None:
+            ended.put(threading.get_ident())
+
+    stream = Stream(Call())
+    del stream
+
+    assert ended.get(timeout=30) != threading.get_ident()
+
+
+def test_a_dropped_subscription_ends_at_the_server(server: ServerProcess) -> None:
+    with server.client() as client:
+        held = [client.subscribe("t") for _ in range(3)]
+        assert len(client.subscriptions("t")) == 3
+
+        del held
+        gc.collect()
+
+        for _ in range(1_000):
+            if not client.subscriptions("t"):
+                break
+        assert not client.subscriptions("t")
+
+
+def test_the_end_of_a_program_sends_the_records_of_a_publisher(server: ServerProcess) -> None:
+    program = published(server, made(server, "exits"))
+
+    assert program.returncode == 0
+    assert (
+        "ResourceWarning: the publisher to 'exits' was not closed: 500 records were sent at its end" in program.stderr
+    )
+    assert count(server, "exits") == 500
+
+
+def test_the_end_of_a_program_tells_which_records_were_not_sent(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path) as server:
+        made(server, "gone")
+        server.kill9()
+        program = published(server, "gone")
+
+    assert program.returncode == 0
+    assert "the publisher to 'gone' was not closed: 500 records may not have been sent" in program.stderr
+
+
+def test_a_dropped_publisher_sends_its_records(server: ServerProcess) -> None:
+    topic = made(server, "drops")
+    with server.client() as client, warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        publisher = client.publisher(topic, linger=600)
+        for number in range(10):
+            publisher.publish({"id": number})
+
+        del publisher
+        gc.collect()
+
+        told: list[warnings.WarningMessage] = []
+        for _ in range(10_000):
+            told = [one for one in caught if "'drops'" in str(one.message)]
+            if client.count(topic) == 10 and told:  # asks each time: a call is the pause of this loop
+                break
+        assert client.count(topic) == 10
+    assert "was not closed: 10 records were sent at its end" in str(told[0].message)
+    assert (told[0].category, told[0].filename) == (ResourceWarning, __file__)
+
+
+def test_a_publisher_that_has_nothing_to_send_is_dropped_without_a_word(server: ServerProcess) -> None:
+    with server.client() as client, warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        publisher = client.publisher("t")
+        publisher.publish({"id": 1})
+        publisher.flush()
+        thread = publisher._sender._thread
+        assert thread is not None
+
+        del publisher
+        gc.collect()
+        thread.join(30)
+
+        assert not thread.is_alive()
+    assert [one for one in caught if one.category is ResourceWarning] == []
+
+
+def test_an_asynchronous_publisher_tells_which_records_were_not_sent(server: ServerProcess) -> None:
+    async def left() -> None:
+        client = AsyncClient(server.address)
+        publisher = client.publisher("t", linger=600)
+        await publisher.publish({"id": 1})
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        asyncio.run(left())
+        gc.collect()
+
+    told = [str(one.message) for one in caught if one.category is ResourceWarning]
+    assert any("the publisher to 't' was not closed: 1 records may not have been sent" in one for one in told), told
+
+
+def test_an_asynchronous_client_belongs_to_the_loop_of_its_first_call(server: ServerProcess) -> None:
+    """Story: gRPC bound the channel to another loop than that of `asyncio.run`."""
+    for addresses in (server.address, f"{server.address},127.0.0.1:1"):
+        client = AsyncClient(addresses)
+
+        async def counted(client: AsyncClient = client) -> int:
+            async with client:
+                return await client.count("t")
+
+        assert asyncio.run(counted()) == 50
+
+
+def test_the_blocking_and_the_asynchronous_client_end_alike_without_a_call(server: ServerProcess) -> None:
+    async def ended() -> None:
+        async with AsyncClient(server.address):
+            pass
+
+    with Client(server.address):
+        pass
+    asyncio.run(ended())
