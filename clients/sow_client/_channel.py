@@ -6,6 +6,7 @@
 [2]  The end of a channel waits until each of its calls has ended. An exception that a signal raises between two lines
      of gRPC may leave a call whose end nobody reads, and the wait takes for ever. So a channel of a blocking client is
      closed in a thread, also where the program drops it, and the program waits `CLOSE_SECONDS_MAX` at most.
+[3]  In a forked child the streams of the parent raise FORKED, and nothing ends or drops them (_process [2]).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import os
 import re
 import ssl
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -28,6 +30,7 @@ import grpc
 import grpc._channel
 import grpc.aio
 
+from sow_client import _process
 from sow_client._records import invalid
 from sow_client._statuses import MESSAGE_BYTES_MAX, closed, request_too_large
 from sow_client._tokens import Bearer, Token
@@ -351,23 +354,79 @@ class CheckedChannel:
 
     def unary_stream(self, *arguments: Any, **named: Any) -> _Call:
         """As gRPC's."""
-        return self._checked(self._channel.unary_stream(*arguments, **named), one_request=True)
+        return self._streamed(self._checked(self._channel.unary_stream(*arguments, **named), one_request=True))
 
     def stream_stream(self, *arguments: Any, **named: Any) -> _Call:
         """As gRPC's. The maker of a stream's requests checks their size: an error here would end the stream."""
-        return self._checked(self._channel.stream_stream(*arguments, **named), one_request=False)
+        return self._streamed(self._checked(self._channel.stream_stream(*arguments, **named), one_request=False))
+
+    def _streamed(self, method: _Call) -> _Call:
+        kind = Stream if isinstance(self._channel, grpc.Channel) else AioStream
+
+        def call(request: Any, timeout: float | None = None) -> Any:
+            return kind(method(request, timeout=timeout))
+
+        return call
 
     def _checked(self, method: _Call, *, one_request: bool) -> _Call:
         measured, closed_error, bearer = self._measured and one_request, self._closed_error, self._bearer
 
+        thread, inside = threading.get_ident, _process.inside
+
         def call(request: Any, timeout: float | None = None) -> Any:
             if measured and (size := request.ByteSize()) > MESSAGE_BYTES_MAX:
                 raise request_too_large(size)
+            inside.add(me := thread())
             try:
                 if bearer is None:
                     return method(request, timeout=timeout)
                 return method(request, timeout=timeout, metadata=bearer.metadata())
             except closed_error as error:
                 raise closed("client") from error
+            finally:
+                inside.discard(me)
 
         return call
+
+
+class _OwnStream:
+    """A call with a stream of answers, of the process that made it ([3])."""
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+        _process.tell(self)
+
+    def _forked(self) -> None:
+        _process.keep(self._call)
+        self._call = _process.ParentsCall()
+
+    def cancel(self) -> object:
+        """As gRPC's."""
+        return self._call.cancel()
+
+
+class Stream(_OwnStream):
+    """A blocking one."""
+
+    def __iter__(self) -> Stream:
+        return self
+
+    def __next__(self) -> Any:
+        return next(self._call)
+
+
+class AioStream(_OwnStream):
+    """One of asyncio."""
+
+    def __aiter__(self) -> AioStream:
+        return self
+
+    async def __anext__(self) -> Any:
+        response = await self._call.read()
+        if response is grpc.aio.EOF:
+            raise StopAsyncIteration
+        return response
+
+    async def read(self) -> Any:
+        """As gRPC's."""
+        return await self._call.read()

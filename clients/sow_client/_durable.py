@@ -458,6 +458,8 @@ class DurableSubscription(Subscription):
         self._acknowledgements = acknowledgements
         self._acknowledger = _Acknowledger(acknowledgements, call_acknowledge)
 
+    _what = "durable subscription"
+
     def acknowledge(self, done: Change | str) -> None:
         """Acknowledges everything up to this change, or bookmark: it does not come again. From any thread.
 
@@ -465,6 +467,7 @@ class DurableSubscription(Subscription):
         each change when it is processed. A change without a bookmark, in a snapshot or inside an atomic request, is
         acknowledged with the next change that has one. Raises the error of an earlier one that failed for good.
         """
+        self._check_process()
         bookmark = _bookmark_of(done)
         if bookmark is not None:
             self._acknowledger.add(bookmark)
@@ -472,6 +475,7 @@ class DurableSubscription(Subscription):
     def flush(self) -> None:
         """Returns once the server has all acknowledgements; raises why it has not. After a lost connection they are
         sent once the iteration has connected again."""
+        self._check_process()
         self._acknowledger.flush()
         self._acknowledgements.raise_held()
 
@@ -506,10 +510,12 @@ class DurableSubscription(Subscription):
 
     def __del__(self) -> None:
         # No caller could get an error here, and none should wait.
-        self._acknowledger.stop()
-        super().close()
+        if not self._is_parents:
+            self._acknowledger.stop()
+            super().close()
 
     def _end(self, seconds: float) -> None:
+        self._check_process()
         try:
             self._acknowledger.flush(seconds)
         finally:
@@ -600,6 +606,8 @@ class AsyncDurableSubscription(AsyncSubscription):
         self._acknowledgements = acknowledgements
         self._acknowledger = _AioAcknowledger(acknowledgements, call_acknowledge)
 
+    _what = "durable subscription"
+
     async def acknowledge(self, done: Change | str) -> None:
         """Acknowledges everything up to this change, or bookmark: it does not come again.
 
@@ -607,6 +615,7 @@ class AsyncDurableSubscription(AsyncSubscription):
         each change when it is processed. A change without a bookmark, in a snapshot or inside an atomic request, is
         acknowledged with the next change that has one. Raises the error of an earlier one that failed for good.
         """
+        self._check_process()
         bookmark = _bookmark_of(done)
         if bookmark is not None:
             self._acknowledger.add(bookmark)
@@ -614,6 +623,7 @@ class AsyncDurableSubscription(AsyncSubscription):
     async def flush(self) -> None:
         """Returns once the server has all acknowledgements; raises why it has not. After a lost connection they are
         sent once the iteration has connected again."""
+        self._check_process()
         await self._acknowledger.flush()
         self._acknowledgements.raise_held()
 
@@ -647,6 +657,7 @@ class AsyncDurableSubscription(AsyncSubscription):
             await self._end(INTERRUPTED_SECONDS_MAX)
 
     async def _end(self, seconds: float) -> None:
+        self._check_process()
         try:
             await self._acknowledger.flush(seconds)
         finally:

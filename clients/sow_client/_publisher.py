@@ -12,7 +12,7 @@ from typing import Final, Literal, NoReturn, Protocol, Self
 import grpc
 
 from sow.v1 import sow_pb2
-from sow_client import _ignored, _lifetimes, _statuses
+from sow_client import _ignored, _lifetimes, _process, _statuses
 from sow_client._documents import Document, encode
 from sow_client._keys import Key, key_text
 from sow_client._payloads import PayloadForm
@@ -34,7 +34,7 @@ from sow_client.errors import Refusal, SowError
 ANSWERS: Final = "the stream of acknowledgements"
 
 
-class PublisherBase:
+class PublisherBase(_process.Owned):
     """The common part of both publishers: the core, the callbacks, and the end. Owns no thread and no task."""
 
     def __init__(
@@ -43,6 +43,7 @@ class PublisherBase:
         on_ack: Callable[[Ack], object] | None,
         on_refusal: Callable[[Refusal], object] | None,
     ) -> None:
+        _process.tell(self)
         self._core = core
         self._on_ack = on_ack
         self._on_refusal = on_refusal
@@ -57,6 +58,16 @@ class PublisherBase:
         self._batch_records = core.options.batch_records
         self._filled = 0  # bytes since `publish` last sealed all there was
         self._stream = 0  # number of the current stream; requests of an older one must not be sent
+
+    _what = "publisher"
+
+    def _forked(self) -> None:
+        # The parent sends what is buffered. Here each use finds the failure, which costs a record nothing.
+        super()._forked()
+        if not self._closing:
+            self._failure, self._stopped = _process.forked(self._what), True
+        self._core.pending.clear()
+        self._stream += 1
 
     def __repr__(self) -> str:
         core, state = self._core, ", closed" if self._closing else ""
@@ -156,6 +167,13 @@ class Publisher(PublisherBase):
         self._delivering = False  # a callback runs for settled records; `flush` waits for its end, too
         self._call: StreamCall | None = None
         self._thread: threading.Thread | None = None
+
+    def _forked(self) -> None:
+        super()._forked()
+        _process.keep(self._call, self._thread)
+        self._lock = threading.Lock()
+        self._work, self._progress = threading.Condition(self._lock), threading.Condition(self._lock)
+        self._call = self._thread = None
 
     def publish(
         self, data: Document, *, key: Key | None = None, ttl: Ttl | None = None, expire_at: ExpireAt | None = None
