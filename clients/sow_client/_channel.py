@@ -34,6 +34,7 @@ from sow_client import _process
 from sow_client._records import invalid
 from sow_client._statuses import MESSAGE_BYTES_MAX, closed, request_too_large
 from sow_client._tokens import Bearer, Token
+from sow_client.errors import FailedPrecondition
 
 DEFAULT_PORT: Final = 7450
 CONNECT_SECONDS: Final = 5.0
@@ -220,6 +221,12 @@ def proxy_variable(server: str, variables: Mapping[str, str]) -> str:
 
 def open_channel(server: str, credentials: grpc.ChannelCredentials | None, options: Options) -> grpc.Channel:
     """A channel for the blocking client; it connects at the first call."""
+    if threads_are_greenlets():
+        from grpc.experimental.gevent import init_gevent  # lazily: it loads gevent
+
+        # Else a greenlet that waits inside gRPC would stop all others, those among them that read for it. It may be
+        # called again.
+        init_gevent()
     if credentials is None:
         channel = grpc.insecure_channel(server, options=options)
     else:
@@ -262,10 +269,21 @@ def _close(close: Callable[[], object], end: _thread.LockType) -> None:
 
 
 def aio_open_channel(server: str, credentials: grpc.ChannelCredentials | None, options: Options) -> grpc.aio.Channel:
-    """A channel for the asynchronous client; it connects at the first call."""
+    """A channel for the asynchronous client; it connects at the first call. Raises FailedPrecondition (GEVENT)."""
+    if threads_are_greenlets():
+        raise FailedPrecondition(
+            "gevent has replaced threads by greenlets, in which gRPC's part for asyncio never ends: use Client",
+            reason="GEVENT",
+        )
     if credentials is None:
         return grpc.aio.insecure_channel(server, options=options)
     return grpc.aio.secure_channel(server, credentials, options=options)
+
+
+def threads_are_greenlets() -> bool:
+    """The program has called gevent's `monkey.patch_all`, or the part of it for threads."""
+    monkey = sys.modules.get("gevent.monkey")
+    return monkey is not None and monkey.is_module_patched("threading")
 
 
 def credentials_of(tls: Tls | None) -> grpc.ChannelCredentials | None:
