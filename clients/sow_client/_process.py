@@ -188,8 +188,8 @@ class ParentsCall:
 # ---- gRPC after a fork ----
 
 
-def check_grpc() -> None:
-    """Raises FailedPrecondition (FORKED) where gRPC does not work because of a fork ([5])."""
+def check_grpc(seconds: float) -> None:
+    """Raises FailedPrecondition (FORKED) where gRPC does not work because of a fork ([5]), after `seconds` at most."""
     global _tried
     if _tried == _forks:
         return
@@ -197,7 +197,7 @@ def check_grpc() -> None:
         raise _broken(_lost)
     answered = threading.Event()
     threading.Thread(target=_try, args=(answered,), name="sow-try-grpc", daemon=True).start()
-    if not answered.wait(TRIED_SECONDS_MAX):
+    if not answered.wait(min(seconds, TRIED_SECONDS_MAX)):
         raise _broken(_THREADS)
     _tried = _forks
 
@@ -209,10 +209,10 @@ def _try(answered: threading.Event) -> None:
     answered.set()
 
 
-async def aio_check_grpc() -> None:
+async def aio_check_grpc(seconds: float) -> None:
     """As `check_grpc`, for a task. A channel of asyncio is not even opened where the parent has had one."""
     if _tried != _forks:
-        await asyncio.to_thread(check_grpc)
+        await asyncio.to_thread(check_grpc, seconds)
 
 
 def _broken(why: str) -> SowError:

@@ -267,8 +267,11 @@ def test_children_of_children_and_clients_that_have_not_been_used_or_were_closed
 
         print(in_child(lambda: (publish("child"), in_child(lambda: publish("grandchild")))))
         print(in_child(lambda: closed.count(TOPIC)), in_child(client.close), client.count(TOPIC))
+        import grpc
+        given = Client(channel=grpc.insecure_channel(SERVER))
+        print(given.count(TOPIC), in_child(lambda: given.count(TOPIC)))
     """
-    assert run(server, topic, program) == ["""((False, 2), '(False, 3)')""", "CLOSED None 3"]
+    assert run(server, topic, program) == ["""((False, 2), '(False, 3)')""", "CLOSED None 3", "3 FORKED"]
 
 
 def test_a_client_of_several_addresses_searches_anew_in_the_child(server: ServerProcess, topic: str) -> None:
@@ -363,3 +366,26 @@ def test_what_an_asynchronous_client_of_the_parent_has_made_says_so_in_the_child
         asyncio.run(opened())
     """
     assert run(server, topic, program, GRPC_ENABLE_FORK_SUPPORT="0") == ["{'FORKED'}", "False buffered True"]
+
+
+def test_a_fork_while_other_threads_call_is_told_in_the_child(server: ServerProcess, topic: str) -> None:
+    """A call of another thread leaves gRPC's locks taken in the child, for ever."""
+    program = """
+        client = Client(SERVER, timeout=5)
+        client.publish(TOPIC, {"n": 1}, key="k", ttl=NEVER)
+        over = threading.Event()
+
+        def call():
+            while not over.is_set():
+                client.get(TOPIC, "k")
+
+        threads = [threading.Thread(target=call) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        print({in_child(lambda: client.count(TOPIC)) for _ in range(3)} <= {"FORKED", "1"})
+        over.set()
+        for thread in threads:
+            thread.join()
+        print(in_child(lambda: client.count(TOPIC)), client.count(TOPIC))
+    """
+    assert run(server, topic, program) == ["True", "1 1"]

@@ -128,7 +128,7 @@ class AsyncTransport:
     async def _ready(self, seconds: float | None, home: Home | None) -> _Line:
         if self.is_closed:
             raise closed("client")
-        await _process.aio_check_grpc()
+        await _process.aio_check_grpc(self._timeout)
         if self._is_parents:
             self._begin_anew()
         if home is not None and home.line is not None and home.line is not self.lines.current:

@@ -126,7 +126,7 @@ class Transport:
     def _ready(self, seconds: float | None, home: Home | None) -> _Line:
         if self.is_closed:
             raise closed("client")
-        _process.check_grpc()
+        _process.check_grpc(self._timeout)
         if self._is_parents:
             self._begin_anew()
         if home is not None and home.line is not None and home.line is not self.lines.current:
