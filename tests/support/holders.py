@@ -16,7 +16,7 @@ from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Final, NamedTuple, cast
+from typing import Final, NamedTuple, TypeAlias, cast
 from unittest import mock
 
 from sow.v1 import sow_pb2, types_pb2
@@ -43,6 +43,9 @@ TIMEOUT_SECONDS: Final = 2.0
 CLOCK_RATE: Final = 1.05
 """How much faster or slower the clock of a holder runs than those of the instances: a store that approaches the wall
 clock runs 5 % fast (rule L15)."""
+
+
+_Coroutine: TypeAlias = Coroutine[object, object, object]
 
 
 class Wrong(AssertionError):
@@ -97,12 +100,9 @@ class Holder:
         self._lease: AsyncLease | None = None
         self._turn: Callable[[], Coroutine[object, object, float | None]] | None = None
         self._suspended_until = 0
-        self._call: _Call | None = None
-        """The renewal, or the end, that is under way."""
-        self._publishing: _Call | None = None
-        """The publish that is under way; a renewal may begin meanwhile."""
-        self._running: _Call | None = None
-        """The one of the two that runs."""
+        self._call: _Call | None = None  # the renewal, or the end, that is under way
+        self._publishing: _Call | None = None  # the publish that is under way; a renewal may begin meanwhile
+        self._running: _Call | None = None  # the one of the two that runs
         self._given: dict[tuple[str, str, str], dict[int, int]] = {}
         """By lease, topic and key: the versions that the lease has given, whether or not it knows of them, and when."""
         self._served_lease = ""
@@ -248,7 +248,8 @@ class Holder:
         def due() -> None:
             if self._turn is None or name != self.lease_name:
                 return
-            if self._call is not None or self._is_locked() or self.world.now < self._suspended_until:
+            is_locked = self._lease is not None and self._lease._lock.locked()  # a publish renews what it has joined
+            if self._call is not None or is_locked or self.world.now < self._suspended_until:
                 self.world.at(max(self.world.now + 1_000, self._suspended_until), due)  # it waits for the lock
                 return
             self._places = set() if self._publishing is None else self._publishing.places.copy()
@@ -276,24 +277,11 @@ class Holder:
 
     # -- calls ------------------------------------------------------------------------------------------------------
 
-    def _is_locked(self) -> bool:
-        """A publish has its answer, and renews the records that it joins."""
-        return self._lease is not None and self._lease._lock.locked()
-
-    def _run(
-        self,
-        coroutine: Coroutine[object, object, object],
-        then: Callable[[object], object],
-        *,
-        publishes: bool = False,
-    ) -> None:
+    def _run(self, coroutine: _Coroutine, then: Callable[[object], object], *, publishes: bool = False) -> None:
         assert self._call is None, "one at a time, as its lock has it"
         self._foreign = ""
         call = _Call(coroutine, then)
-        if publishes:
-            self._publishing = call
-        else:
-            self._call = call
+        self._call, self._publishing = (self._call, call) if publishes else (call, self._publishing)
         self._resume(call, None)
 
     def _resume(self, call: _Call, answer: object) -> None:
@@ -557,11 +545,10 @@ error_of_deadline: Final = type(error_of_reason("DEADLINE_EXCEEDED", "", code="D
 class _Call:
     """A coroutine of a lease that waits for an answer."""
 
-    coroutine: Coroutine[object, object, object]
+    coroutine: _Coroutine
     then: Callable[[object], object]
     waits_for: object = None
-    places: set[str] = field(default_factory=set)
-    """The instances that have served it."""
+    places: set[str] = field(default_factory=set)  # the instances that have served it
 
 
 class _Client:
