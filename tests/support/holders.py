@@ -21,6 +21,7 @@ from unittest import mock
 
 from sow.v1 import sow_pb2, types_pb2
 from sow_client import _writes
+from sow_client._documents import Document, encode
 from sow_client._lease_core import CLOCK_FACTOR
 from sow_client._records import Deleted
 from sow_client.aio import _leasing
@@ -132,11 +133,6 @@ class Holder:
     def lease_name(self) -> str:
         """The name of its present lease, which all payloads tell."""
         return f"{self.name}.{self._leases}"
-
-    @property
-    def has_lease(self) -> bool:
-        """Whether it has one, lost or not."""
-        return self._lease is not None
 
     def seconds(self) -> float:
         """Its clock."""
@@ -548,7 +544,7 @@ class _Call:
     coroutine: _Coroutine
     then: Callable[[object], object]
     waits_for: object = None
-    places: set[str] = field(default_factory=set)  # the instances that have served it
+    places: set[str] = field(default_factory=set)  # that have served it
 
 
 class _Client:
@@ -602,6 +598,9 @@ class _Client:
     async def sow_delete(self, topic: str, *, keys: Iterable[str], only_if_versions: Iterable[int] | None) -> object:
         named, versions = list(keys), None if only_if_versions is None else list(only_if_versions)
         return await self._holder.ask(lambda at: self._holder.delete(at, topic, named, versions))
+
+    async def _encoded(self, topic: str, data: Document) -> bytes:
+        return encode(data)
 
     async def describe_topic(self, topic: str) -> object:
         raise NotFound("it is described elsewhere", reason="TOPIC_NOT_FOUND")  # then a lease does not check it

@@ -149,7 +149,7 @@ def test_a_publish_that_is_given_up_twice_frees_its_place() -> None:
     async def give_up_twice() -> LeaseCore:
         client, core = Client(), LeaseCore(TTL)
         lease = AsyncLease(client, core)
-        publish = asyncio.create_task(lease.publish("t", {}, key="k"))
+        publish = asyncio.create_task(lease.publish("t", PAYLOAD, key="k"))
         await client.asked.wait()
         async with lease._lock:  # as a renewal that waits for its answer
             for _ in range(2):
@@ -184,7 +184,7 @@ def test_a_publish_that_may_have_been_made_at_two_instances_has_two_versions(goe
     async def publish() -> LeaseCore:
         core = LeaseCore(TTL)
         lease = AsyncLease(Client(), core)
-        await lease.publish("t", {"by": 1}, key="k")
+        await lease.publish("t", PAYLOAD, key="k")
         await lease._ticker.stop()
         return core
 
