@@ -12,7 +12,7 @@ from typing import Literal, Protocol, Self, TypeVar
 import grpc
 
 from sow.v1 import sow_pb2
-from sow_client import _lifetimes, _statuses
+from sow_client import _lifetimes, _process, _statuses
 from sow_client._documents import Document, encode
 from sow_client._keys import Key, key_text
 from sow_client._payloads import PayloadForm
@@ -79,6 +79,12 @@ class AsyncPublisher(PublisherBase):
         self._overdue = False  # records have lingered long enough, and wait for room
         self._call: Cancellable | None = None  # the call or task that `_run` waits for, so that `abort` can end it
         self._task: asyncio.Task[None] | None = None
+
+    def _forked(self) -> None:
+        super()._forked()
+        _process.keep(self._call, self._task, self._linger)
+        self._work, self._progress = asyncio.Event(), asyncio.Event()
+        self._call = self._task = self._linger = None
 
     async def publish(
         self, data: Document, *, key: Key | None = None, ttl: Ttl | None = None, expire_at: ExpireAt | None = None
@@ -222,7 +228,9 @@ class AsyncPublisher(PublisherBase):
 
     def __del__(self) -> None:
         # A timer or its task keeps it while there is something to send and the loop runs, so the loop has ended.
-        if (core := getattr(self, "_core", None)) is not None and not self._closing and core.unacknowledged:
+        if self._is_parents or (core := getattr(self, "_core", None)) is None:
+            return
+        if not self._closing and core.unacknowledged:
             self._warn_of_end(f"{core.unacknowledged} records may not have been sent")
 
     async def _seal_all(self) -> None:

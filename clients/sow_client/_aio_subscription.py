@@ -14,7 +14,7 @@ import grpc
 import grpc.aio
 
 from sow.v1 import sow_pb2
-from sow_client import _statuses, _timeouts
+from sow_client import _process, _statuses, _timeouts
 from sow_client._records import Change
 from sow_client._subscription import FRAMES, SubscriptionCore, broken_call, checked_size
 from sow_client._transport import RECONNECT_SECONDS, task_is_cancelled
@@ -42,7 +42,7 @@ class OpenAioSubscription(Protocol):
     ) -> Awaitable[AioSubscribeCall]: ...
 
 
-class AsyncSubscription:
+class AsyncSubscription(_process.Owned):
     """`Subscription` for asyncio: the same with `async for`, used by one task.
 
     It is established by `open`, by entering an `async with` block, or by the first change that is asked for.
@@ -57,9 +57,22 @@ class AsyncSubscription:
         self._again = 0.0  # when the next call may be made
         self._opening: asyncio.Future[AioSubscribeCall] | None = None  # the next call, while it is being made
         self._reading: asyncio.Task[object] | None = None  # the next frame, which `next` has stopped waiting for
+        _process.tell(self)
+
+    _what = "subscription"
+
+    def _forked(self) -> None:
+        if self._closed.is_set():
+            return
+        super()._forked()
+        _process.keep(self._call, self._opening, self._reading)
+        self._core.forked(self._what)
+        self._closed = asyncio.Event()
+        self._call = self._opening = self._reading = self._loop = None
 
     async def open(self) -> None:
         """Returns once the subscription is established: no change from now on is missed."""
+        self._check_process()
         while not self._core.stood:
             if not await self._advance():
                 raise _statuses.closed("subscription")
@@ -81,6 +94,7 @@ class AsyncSubscription:
 
     async def close(self) -> None:
         """Ends the call; a task that waits for the next change finds the iteration ended."""
+        self._check_process()
         self._closed.set()
         self._drop_call()
 

@@ -7,6 +7,7 @@
      of gRPC may leave a call whose end nobody reads, and the wait takes for ever. So a channel of a blocking client is
      closed in a thread, and the program waits `CLOSE_SECONDS_MAX` at most. One that the program drops is closed in
      a thread for which nobody waits (_ends [1]).
+[3]  In a forked child the streams of the parent raise FORKED, and nothing ends or drops them (_process [2]).
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ import json
 import os
 import re
 import ssl
+import sys
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
@@ -31,10 +34,11 @@ import grpc
 import grpc._channel
 import grpc.aio
 
-from sow_client import _ends
+from sow_client import _ends, _process
 from sow_client._records import invalid
 from sow_client._statuses import MESSAGE_BYTES_MAX, closed, request_too_large
 from sow_client._tokens import Bearer, Token
+from sow_client.errors import FailedPrecondition
 
 DEFAULT_PORT: Final = 7450
 CONNECT_SECONDS: Final = 5.0
@@ -221,6 +225,12 @@ def proxy_variable(server: str, variables: Mapping[str, str]) -> str:
 
 def open_channel(server: str, credentials: grpc.ChannelCredentials | None, options: Options) -> grpc.Channel:
     """A channel for the blocking client; it connects at the first call."""
+    if threads_are_greenlets():
+        from grpc.experimental.gevent import init_gevent  # lazily: it loads gevent
+
+        # Else a greenlet that waits inside gRPC would stop all others, those among them that read for it. It may be
+        # called again.
+        init_gevent()
     if credentials is None:
         channel = grpc.insecure_channel(server, options=options)
     else:
@@ -260,7 +270,12 @@ def _close(close: Callable[[], object], end: _thread.LockType) -> None:
 
 
 def aio_open_channel(server: str, credentials: grpc.ChannelCredentials | None, options: Options) -> grpc.aio.Channel:
-    """A channel for the asynchronous client; it connects at the first call."""
+    """A channel for the asynchronous client; it connects at the first call. Raises FailedPrecondition (GEVENT)."""
+    if threads_are_greenlets():
+        raise FailedPrecondition(
+            "gevent has replaced threads by greenlets, in which gRPC's part for asyncio never ends: use Client",
+            reason="GEVENT",
+        )
     return cast(grpc.aio.Channel, _AioChannel(server, credentials, options))
 
 
@@ -290,6 +305,12 @@ def _aio_open(server: str, credentials: grpc.ChannelCredentials | None, options:
     if credentials is None:
         return grpc.aio.insecure_channel(server, options=options)
     return grpc.aio.secure_channel(server, credentials, options=options)
+
+
+def threads_are_greenlets() -> bool:
+    """The program has called gevent's `monkey.patch_all`, or the part of it for threads."""
+    monkey = sys.modules.get("gevent.monkey")
+    return monkey is not None and monkey.is_module_patched("threading")
 
 
 def credentials_of(tls: Tls | None) -> grpc.ChannelCredentials | None:
@@ -386,11 +407,10 @@ class CheckedChannel:
         return self._streamed(self._checked(self._channel.stream_stream(*arguments, **named), one_request=False))
 
     def _streamed(self, method: _Call) -> _Call:
-        blocking = isinstance(self._channel, grpc.Channel)
+        kind = _ends.Stream if isinstance(self._channel, grpc.Channel) else AioStream
 
         def call(request: Any, timeout: float | None = None) -> Any:
-            made = method(request, timeout=timeout)
-            stream = _ends.Stream(made) if blocking else made
+            stream = kind(method(request, timeout=timeout))
             self._streams.add(stream)
             return stream
 
@@ -404,14 +424,52 @@ class CheckedChannel:
     def _checked(self, method: _Call, *, one_request: bool) -> _Call:
         measured, closed_error, bearer = self._measured and one_request, self._closed_error, self._bearer
 
+        thread, inside = threading.get_ident, _process.inside
+
         def call(request: Any, timeout: float | None = None) -> Any:
             if measured and (size := request.ByteSize()) > MESSAGE_BYTES_MAX:
                 raise request_too_large(size)
+            inside.add(me := thread())
             try:
                 if bearer is None:
                     return method(request, timeout=timeout)
                 return method(request, timeout=timeout, metadata=bearer.metadata())
             except closed_error as error:
                 raise closed("client") from error
+            finally:
+                inside.discard(me)
 
         return call
+
+
+class AioStream:
+    """A call of asyncio with a stream of answers, of the process that made it ([3])."""
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+        _process.tell(self)
+
+    def _forked(self) -> None:
+        _process.keep(self._call)
+        self._call = _process.ParentsCall()
+
+    def cancel(self) -> object:
+        """As gRPC's."""
+        return self._call.cancel()
+
+    def done(self) -> bool:
+        """As gRPC's."""
+        return bool(self._call.done())
+
+    def __aiter__(self) -> AioStream:
+        return self
+
+    async def __anext__(self) -> Any:
+        response = await self._call.read()
+        if response is grpc.aio.EOF:
+            raise StopAsyncIteration
+        return response
+
+    async def read(self) -> Any:
+        """As gRPC's."""
+        return await self._call.read()

@@ -24,6 +24,7 @@ from typing import Final, Protocol
 import grpc
 import grpc.aio
 
+from sow_client import _process
 from sow_client._channel import Tls, proxy_variable
 from sow_client._statuses import REFUSED_SECONDS, EndedCall, closed, unreachable
 from sow_client.errors import SowError
@@ -124,7 +125,8 @@ class Connection:
                     raise self._failure(timeout, self._ask_for_cause(), looks=looks)
                 if self._has_failed(state, began) and (cause := self._ask_for_cause()):
                     raise self._failure(None, cause, looks=looks)
-                self._inside.watch_connectivity_state(state, time.time() + min(left, WAIT_SECONDS))
+                with _process.inside_grpc():
+                    self._inside.watch_connectivity_state(state, time.time() + min(left, WAIT_SECONDS))
             _ = self.is_ready
         except ValueError as error:  # from gRPC: the channel was closed in the meantime
             raise closed("client") from error
@@ -161,7 +163,16 @@ class _Inside(Protocol):
         """Returns once the state is another one than `last`, or at `deadline`, of `time.time`."""
 
 
-_followers: Final[weakref.WeakKeyDictionary[threading.Thread, threading.Event]] = weakref.WeakKeyDictionary()
+class _Followers(weakref.WeakKeyDictionary[threading.Thread, threading.Event]):
+    """The threads that follow connections, and what ends them. A forked child has none."""
+
+    def _forked(self) -> None:
+        _process.keep(*list(self.items()))
+        self.clear()
+
+
+_followers: Final = _Followers()
+_process.tell(_followers)
 
 
 @atexit.register

@@ -457,6 +457,8 @@ class DurableSubscription(Subscription):
         self._acknowledgements = acknowledgements
         self._acknowledger = _Acknowledger(acknowledgements, call_acknowledge)
 
+    _what = "durable subscription"
+
     def acknowledge(self, done: Change | str) -> None:
         """Acknowledges everything up to this change, or bookmark: it does not come again. From any thread.
 
@@ -464,6 +466,7 @@ class DurableSubscription(Subscription):
         each change when it is processed. A change without a bookmark, in a snapshot or inside an atomic request, is
         acknowledged with the next change that has one. Raises the error of an earlier one that failed for good.
         """
+        self._check_process()
         bookmark = _bookmark_of(done)
         if bookmark is not None:
             self._acknowledger.add(bookmark)
@@ -471,6 +474,7 @@ class DurableSubscription(Subscription):
     def flush(self) -> None:
         """Returns once the server has all acknowledgements; raises why it has not. After a lost connection they are
         sent once the iteration has connected again."""
+        self._check_process()
         self._acknowledger.flush()
         self._acknowledgements.raise_held()
 
@@ -505,10 +509,12 @@ class DurableSubscription(Subscription):
 
     def __del__(self) -> None:
         # No caller could get an error here, and none should wait.
-        _ends.hand_over(self._acknowledger.stop)
-        super().__del__()
+        if not self._is_parents:
+            _ends.hand_over(self._acknowledger.stop)
+            super().__del__()
 
     def _end(self, seconds: float) -> None:
+        self._check_process()
         try:
             self._acknowledger.flush(seconds)
         finally:
@@ -599,6 +605,8 @@ class AsyncDurableSubscription(AsyncSubscription):
         self._acknowledgements = acknowledgements
         self._acknowledger = _AioAcknowledger(acknowledgements, call_acknowledge)
 
+    _what = "durable subscription"
+
     async def acknowledge(self, done: Change | str) -> None:
         """Acknowledges everything up to this change, or bookmark: it does not come again.
 
@@ -606,6 +614,7 @@ class AsyncDurableSubscription(AsyncSubscription):
         each change when it is processed. A change without a bookmark, in a snapshot or inside an atomic request, is
         acknowledged with the next change that has one. Raises the error of an earlier one that failed for good.
         """
+        self._check_process()
         bookmark = _bookmark_of(done)
         if bookmark is not None:
             self._acknowledger.add(bookmark)
@@ -613,6 +622,7 @@ class AsyncDurableSubscription(AsyncSubscription):
     async def flush(self) -> None:
         """Returns once the server has all acknowledgements; raises why it has not. After a lost connection they are
         sent once the iteration has connected again."""
+        self._check_process()
         await self._acknowledger.flush()
         self._acknowledgements.raise_held()
 
@@ -646,6 +656,7 @@ class AsyncDurableSubscription(AsyncSubscription):
             await self._end(INTERRUPTED_SECONDS_MAX)
 
     async def _end(self, seconds: float) -> None:
+        self._check_process()
         try:
             await self._acknowledger.flush(seconds)
         finally:

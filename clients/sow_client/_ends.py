@@ -24,6 +24,8 @@ from typing import Any, Final, Protocol, Self, TypeAlias
 
 import grpc
 
+from sow_client import _process
+
 FLUSH_SECONDS_MAX: Final = 5.0
 """How long the end of a process waits for records of publishers that were not closed; a dropped publisher tries so
 long."""
@@ -78,7 +80,8 @@ class _Ends:
         while (end := self.queue.get()) is not None:
             self._busy_since = time.monotonic()
             try:
-                end()
+                with _process.inside_grpc():
+                    end()
             except Exception:  # noqa: BLE001, S110 - nobody waits for it, and a call that has ended is no mistake
                 pass
             del end
@@ -131,7 +134,8 @@ class StreamThread(threading.Thread):
 
 
 class Stream:
-    """A blocking call with a stream of answers. `cancel` returns at once, so a finalizer may call it ([1], [3])."""
+    """A blocking call with a stream of answers. `cancel` returns at once, so a finalizer may call it ([1], [3]). In a
+    forked child it raises FORKED, and its end does nothing ([5])."""
 
     __slots__ = ("__weakref__", "_call", "_ends", "_over")
 
@@ -146,6 +150,8 @@ class Stream:
         return self
 
     def __next__(self) -> Any:
+        if self._ends is not _ends:
+            raise _process.forked("answer")
         try:
             return next(self._call)
         except (StopIteration, grpc.RpcError):
@@ -161,7 +167,8 @@ class Stream:
         """Ends the call soon."""
         if not self._over:
             self._over = True
-            self._ends.queue.put(self._end)
+            if self._ends is _ends:
+                _ends.queue.put(self._end)
 
     def __del__(self) -> None:
         self.cancel()

@@ -7,6 +7,8 @@
     [3]  All keys of a lease have one expire time, that of the server's last answer: a key that joins gets it, too.
     [4]  Renewals wait for no publish. One that takes long, for a peer that is away, gets its key into the lease only if
          the key still lives then; the next renewal, which follows at once, gives it the expire time of the others.
+    [5]  A publish under way may have replaced a record that is renewed meanwhile. Its payload, at whatever version, is
+         the lease's from the moment it is sent. No publish begins during a renewal, so each disturbs one at most once.
 
 `LeaseCore` decides and does nothing. `Ticker` and `AioTicker` are written by hand, as threads and tasks differ. The
 rest is in `aio/_leasing.py`, from which the blocking lease is generated.
@@ -101,14 +103,14 @@ class LeaseCore:
 
     # ---- joining ----
 
-    def joins(self, topic: str, now: float) -> Joining:
-        """A key of a topic is about to be published, until `left`. Raises InvalidArgument if the lease may hold no more
-        keys of the topic."""
+    def joins(self, topic: str, payload: bytes, now: float) -> Joining:
+        """A record of a topic is about to be published, until `left`. Raises InvalidArgument if the lease may hold no
+        more keys of the topic."""
         others = sum([one.topic == topic for one in tuple(self._joining)])
         if len(self.held.get(topic, ())) + others >= TOUCHED_TOGETHER_MAX:
             raise invalid("topic", f"the lease holds {TOUCHED_TOGETHER_MAX} keys of {topic!r} already")
         until = now + self.seconds / CLOCK_FACTOR if self._expire_micros is None else self._until
-        joining = Joining(topic, now, until, self._lifetime)
+        joining = Joining(topic, payload, now, until, self._lifetime)
         self._joining.add(joining)
         return joining
 
@@ -132,7 +134,7 @@ class LeaseCore:
             return types_pb2.Lifetime(ttl_micros=self.ttl_micros)
         return types_pb2.Lifetime(expire_time_micros=self._expire_micros)
 
-    def joined(self, joining: Joining, published: Published, payload: bytes, now: float) -> bool:
+    def joined(self, joining: Joining, published: Published, now: float) -> bool:
         """A record was published under the lease. False: the others have another expire time by now, so all are to be
         renewed. Raises DeadlineExceeded if the record has ended, or may have."""
         if now >= joining.until:
@@ -144,12 +146,14 @@ class LeaseCore:
             self._stamped(published.expire_time_micros, joining.sent)
         self._until = min(self._until, joining.until)
         held = self.held.setdefault(joining.topic, {})
-        if published.key in held:
-            self._remember(joining.topic, held[published.key].payload)
-            held[published.key].take(published.version)
-            held[published.key].payload = payload
+        one = held.get(published.key)
+        if one is None:
+            held[published.key] = Held(published.version, joining.payload)
+        elif 0 < published.version < one.version:
+            self._remember(joining.topic, joining.payload)  # a renewal, or a later publish, was told of first ([5])
         else:
-            held[published.key] = Held(published.version, payload)
+            self._replace(joining.topic, one, joining.payload)
+            one.take(published.version)
         if not published.version:  # it had arrived, its answer was lost, and it was known elsewhere (rule F12)
             self.doubt(joining.topic, now)
         return published.expire_time_micros == self._expire_micros
@@ -159,6 +163,10 @@ class LeaseCore:
         that is held."""
         self._remember(topic, payload)
         self.doubt(topic, now)
+
+    def _replace(self, topic: str, one: Held, payload: bytes) -> None:
+        self._remember(topic, one.payload)
+        one.payload = payload
 
     def _remember(self, topic: str, payload: bytes) -> None:
         self._other_payloads.setdefault(topic, deque(maxlen=PAYLOADS_MAX)).append(payload)
@@ -206,8 +214,9 @@ class LeaseCore:
         """Takes the versions of records that were read because they are not at the versions that the lease knows.
         Another payload is of another."""
         records = {record.key: record for record in found}
-        unknown = now < self._unknown_until.get(topic, now)
-        others = self._other_payloads.get(topic, ())
+        under_way = [joining.payload for joining in tuple(self._joining) if joining.topic == topic]
+        unknown = now < self._unknown_until.get(topic, now) or under_way
+        others = {*self._other_payloads.get(topic, ()), *under_way}
         seen = Seen.OWN
         for key, one in self.held[topic].items():
             record = records.get(key)
@@ -221,6 +230,8 @@ class LeaseCore:
                 seen = seen if seen is Seen.OTHER else Seen.BEHIND
             else:
                 one.take(record.version)
+                if record.payload != one.payload:
+                    self._replace(topic, one, record.payload)
         return seen
 
     def doubt(self, topic: str, now: float) -> None:
@@ -249,6 +260,7 @@ class Joining:
     """A key that is being published under a lease."""
 
     topic: str
+    payload: bytes
     sent: float
     until: float
     """The key lives until then at least, by the holder's clock, if it is published at all."""

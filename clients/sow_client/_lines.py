@@ -6,6 +6,7 @@
          call has ended, and connects again when it is asked.
     [2]  A move ends the subscriptions on the line that was left, so that they begin again on the new one.
     [3]  The cluster of a client is that of the first instance that has one; it never changes.
+    [4]  After a fork the child opens channels of its own, and keeps those of the parent (_process [2]).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any, Final, Generic, Protocol, TypeVar, cast
 
 import grpc
 
-from sow_client import _channel
+from sow_client import _channel, _process
 from sow_client._addresses import Address, Prefer, checked_preference, expanded, is_name, ordered, parsed
 from sow_client._channel import CheckedChannel, Options, Tls, bearer, credentials_of
 from sow_client._failover import Instance
@@ -101,6 +102,10 @@ class Homes:
     def __init__(self) -> None:
         self._found: dict[str, Home] = {}
         self._lock = threading.Lock()
+        _process.tell(self)
+
+    def _forked(self) -> None:
+        self._lock = threading.Lock()  # `Lines.own` finds the lines of this process
 
     def keep(self, thing: str, home: Home) -> None:
         """Remembers one, by the id of an export, a load or a publisher."""
@@ -202,7 +207,7 @@ class Lines(Generic[_Channel]):
         self._opened = opened
         self._lines: dict[Address, Line[_Channel]] = {}
         self._prefer: Final = checked_preference(prefer)
-        self._seed: Final = random.getrandbits(64)
+        self._seed = random.getrandbits(64)
         self._lock = threading.Lock()  # of the lines, their followers, and the end
         self._is_closed = False
         if channel is not None:
@@ -233,9 +238,31 @@ class Lines(Generic[_Channel]):
             found = self._lines.get(address)
             if found is None:
                 chosen = _channel.options(address.target, self.tls, host=address.host, of_many=of_many)
+                _process.uses_grpc(asynchronous=self._opened is _channel.aio_open_channel)
                 channel = self._opened(address.target, self._credentials, chosen)
                 found = self._lines[address] = Line(address, channel, measured=True, shown=self._shown)
             return found
+
+    def forked(self) -> None:
+        """This is a child: the lines are the parent's. No channel is opened yet ([4])."""
+        _process.keep(self._lines, self.single, self.last, self.current)
+        self._lock = threading.Lock()
+        self._lines = {}
+        self._seed = random.getrandbits(64)
+        self.current, self.lost = None, ""
+        if self.single is None:
+            self.last = None
+
+    def begin_anew(self) -> None:
+        """The first call of a child. Raises FailedPrecondition (FORKED) for a channel of the program's."""
+        if not self.is_own:
+            raise _process.forked("channel")
+        if (parents := self.single) is not None:
+            self.use_single(self.line(parents.address, of_many=False))
+
+    def own(self, line: Line[_Channel]) -> Line[_Channel]:
+        """The line of this process to the address of a line."""
+        return line if line is self.single or not self.is_own else self.line(line.address)
 
     def close(self) -> list[_Channel]:
         """No channel is opened from now on. Returns those that the client has opened."""

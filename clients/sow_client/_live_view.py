@@ -32,7 +32,7 @@ from typing import Final, Protocol, Self, TypeVar
 
 from sow.checksums import RANGES_MAX, checksum
 from sow.v1 import sow_pb2
-from sow_client import _ends, _statuses, _timeouts
+from sow_client import _ends, _process, _statuses, _timeouts
 from sow_client._aio_subscription import AioSubscribeCall, AsyncSubscription, OpenAioSubscription
 from sow_client._records import Change, Record, RecordBatch, html_table
 from sow_client._subscription import (
@@ -79,7 +79,7 @@ class LiveCore(SubscriptionCore):
     ) -> None:
         """`request`: with `sow` and `oof`, of one topic. `tells`: whether changes of the map are handed out."""
         super().__init__(request, retry_for=retry_for, connect_timeout=connect_timeout, on_interruption=on_interruption)
-        self.lock: Final = threading.Lock()  # of the map, where more than one key is changed or read
+        self.lock = threading.Lock()  # of the map, where more than one key is changed or read
         self.records: dict[str, Record] = {}
         self.reached: str | None = None
         """The position of the map."""
@@ -87,6 +87,7 @@ class LiveCore(SubscriptionCore):
         """Whether the server sends every change, and has sent all from before the call."""
         self.error: BaseException | None = None
         """The error that ended the view."""
+        self.is_over = False
         self.settled: Signal = threading.Event()
         """Set while the view is current or has ended."""
         self._tells = tells
@@ -305,7 +306,7 @@ class LiveCore(SubscriptionCore):
 
     def end(self, error: BaseException | None = None) -> None:
         """The view has ended: it was closed, or because of this error."""
-        self.error, self.current = error, False
+        self.error, self.current, self.is_over = error, False, True
         self.settled.set()
 
     def _settle(self) -> None:
@@ -373,10 +374,19 @@ def _differ(old: Record, new: Record) -> bool:
     return old.version != new.version or old.origin != new.origin or old.payload != new.payload
 
 
-class _Readable(Mapping[str, Record]):
+class _Readable(_process.Owned, Mapping[str, Record]):
     """The map, as any thread reads it."""
 
     _core: LiveCore
+    _what = "live view"
+
+    def _forked(self) -> None:
+        if self._core.is_over:
+            return
+        super()._forked()
+        self._core.lock = threading.Lock()
+        self._core.settled = threading.Event()
+        self._core.end(_process.forked(self._what))
 
     @property
     def current(self) -> bool:
@@ -464,6 +474,7 @@ class LiveView(_Readable):
         self._thread = threading.Thread(
             target=_keep, args=[self._subscription, core, on_change], name="sow-live-view", daemon=True
         )
+        _process.tell(self)
 
     def open(self) -> None:
         """Returns once the view is current for the first time; `live_view` has called it already."""
@@ -476,12 +487,14 @@ class LiveView(_Readable):
 
     def wait(self, seconds: float | None = None) -> bool:
         """Waits until the view is current, for at most `seconds`; False if it is not by then."""
+        self._check_process()
         self._settled.wait(_timeouts.perhaps(seconds, "seconds"))
         self._check()
         return self.current
 
     def close(self) -> None:
         """Ends the view. No change is told after it, except one that is being told in another thread."""
+        self._check_process()
         self._subscription.close()
 
     def __enter__(self) -> Self:
@@ -493,7 +506,8 @@ class LiveView(_Readable):
         self.close()
 
     def __del__(self) -> None:
-        _ends.hand_over(self._subscription.close)
+        if not self._is_parents:
+            _ends.hand_over(self._subscription.close)
 
 
 def _keep(subscription: Subscription, core: LiveCore, on_change: Callable[[Change], object] | None) -> None:
@@ -528,9 +542,16 @@ class AsyncLiveView(_Readable):
             return await open_call(request, connect_seconds=connect_seconds)
 
         self._subscription = AsyncSubscription(core, open_with_held)
+        _process.tell(self)
+
+    def _forked(self) -> None:
+        super()._forked()
+        _process.keep(self._task)
+        self._task = None
 
     async def open(self) -> None:
         """Returns once the view is current for the first time."""
+        self._check_process()
         if self._task is None:
             keeping = _aio_keep(self._subscription, self._core, self._on_change)
             self._task = asyncio.create_task(keeping, name="sow-live-view")
@@ -542,6 +563,7 @@ class AsyncLiveView(_Readable):
 
     async def wait(self, seconds: float | None = None) -> bool:
         """Waits until the view is current, for at most `seconds`; False if it is not by then."""
+        self._check_process()
         try:
             async with asyncio.timeout(_timeouts.perhaps(seconds, "seconds")):
                 await self._settled.wait()
@@ -552,6 +574,7 @@ class AsyncLiveView(_Readable):
 
     async def close(self) -> None:
         """Ends the view. No change is told after it."""
+        self._check_process()
         await self._subscription.close()
         if self._task is not None and self._task is not asyncio.current_task():
             await asyncio.wait([self._task])

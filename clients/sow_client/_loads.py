@@ -27,7 +27,7 @@ from typing import Final, Literal, Protocol, Self, cast
 import grpc
 
 from sow.v1 import load_pb2, types_pb2
-from sow_client import _ends, _lifetimes, _statuses, _timeouts, _writes
+from sow_client import _ends, _lifetimes, _process, _statuses, _timeouts, _writes
 from sow_client._publish_core import IN_FLIGHT_BYTES_MAX, REFUSALS_KEPT_MAX, RETRIED_REASONS, check_sizes, fitting_rows
 from sow_client._records import Ttl, invalid
 from sow_client._transport import task_is_cancelled
@@ -316,14 +316,22 @@ OpenStageStream = Callable[[Iterator[load_pb2.StageLoadRequest]], StageCall]
 _ANSWERS: Final = "the stream of answers to staged rows"
 
 
-class _Shell:
+class _Shell(_process.Owned):
     """The common part of both stagers."""
 
+    _what = "stager"
+
     def __init__(self, core: StageCore) -> None:
+        _process.tell(self)
         self._core = core
         self._failure: BaseException | None = None
         self._closing = False
         self._stream = 0
+
+    def _forked(self) -> None:
+        super()._forked()
+        if not self._closing:
+            self._failure = _process.forked(self._what)
 
     def __repr__(self) -> str:
         core, state = self._core, ", closed" if self._closing else ""
@@ -370,6 +378,13 @@ class LoadStager(_Shell):
         self._changed = threading.Condition(self._lock)
         self._call: StageCall | None = None
         self._thread: threading.Thread | None = None
+
+    def _forked(self) -> None:
+        super()._forked()
+        _process.keep(self._call, self._thread)
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._call = self._thread = None
 
     def stage(
         self,
@@ -523,6 +538,11 @@ class AsyncLoadStager(_Shell):
         self._open_stream = open_stream
         self._changed = asyncio.Condition()
         self._task: asyncio.Task[None] | None = None
+
+    def _forked(self) -> None:
+        super()._forked()
+        _process.keep(self._task)
+        self._changed, self._task = asyncio.Condition(), None
 
     async def stage(
         self,

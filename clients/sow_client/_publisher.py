@@ -13,7 +13,7 @@ from typing import Final, Literal, NoReturn, Protocol, Self
 import grpc
 
 from sow.v1 import sow_pb2
-from sow_client import _ends, _ignored, _lifetimes, _statuses
+from sow_client import _ends, _ignored, _lifetimes, _process, _statuses
 from sow_client._documents import Document, encode
 from sow_client._keys import Key, key_text
 from sow_client._payloads import PayloadForm
@@ -77,8 +77,10 @@ class Figures:
         return self._core.unacknowledged
 
 
-class PublisherBase(Figures):
+class PublisherBase(Figures, _process.Owned):
     """The common part of both publishers: the core, the callbacks, and the end. Owns no thread and no task."""
+
+    _what = "publisher"
 
     def __init__(
         self,
@@ -86,6 +88,7 @@ class PublisherBase(Figures):
         on_ack: Callable[[Ack], object] | None,
         on_refusal: Callable[[Refusal], object] | None,
     ) -> None:
+        _process.tell(self)
         self._core = core
         self._on_ack = on_ack
         self._on_refusal = on_refusal
@@ -100,6 +103,14 @@ class PublisherBase(Figures):
         self._batch_records = core.options.batch_records
         self._filled = 0  # bytes since `publish` last sealed all there was
         self._stream = 0  # number of the current stream; requests of an older one must not be sent
+
+    def _forked(self) -> None:
+        # The parent sends what is buffered. Here each use finds the failure, which costs a record nothing.
+        super()._forked()
+        if not self._closing:
+            self._failure, self._stopped = _process.forked(self._what), True
+        self._core.pending.clear()
+        self._stream += 1
 
     def _refuse(self, size: int) -> NoReturn:
         raise self._stop_error() if self._stopped else payload_too_large(size)
@@ -167,6 +178,13 @@ class Sender(PublisherBase):
         self._thread: threading.Thread | None = None
         self._give_up: float | None = None  # nobody closes it: when to stop
         self._late = 0  # records that were not settled when the program ended
+
+    def _forked(self) -> None:
+        super()._forked()
+        _process.keep(self._call, self._thread)
+        self._lock = threading.Lock()
+        self._work, self._progress = threading.Condition(self._lock), threading.Condition(self._lock)
+        self._call = self._thread = None
 
     def publish(
         self, data: Document, *, key: Key | None = None, ttl: Ttl | None = None, expire_at: ExpireAt | None = None
@@ -581,7 +599,7 @@ class Publisher(Figures):
 
     def __del__(self) -> None:
         sender = getattr(self, "_sender", None)  # None: it could not be made
-        if sender is not None and not sender._closing:
+        if sender is not None and not sender._closing and not sender._is_parents:
             _ends.hand_over(sender.dropped)
 
 

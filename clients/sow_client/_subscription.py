@@ -35,7 +35,7 @@ import grpc
 import grpc.aio
 
 from sow.v1 import sow_pb2
-from sow_client import _ends, _statuses, _timeouts
+from sow_client import _ends, _process, _statuses, _timeouts
 from sow_client._change_frames import changes_of, marks_of, prefix_of
 from sow_client._records import Change, ChangeReason, RecordBatch, invalid
 from sow_client.errors import SowError
@@ -92,6 +92,12 @@ class SubscriptionCore:
         """The changes of the current frame that were not handed out. Its user takes the next change from here: that is
         cheaper than a call of a method for each. At its end another frame is needed."""
         self._after = ""  # the position once all of them were handed out; empty: unchanged
+
+    def forked(self, what: str) -> None:
+        """This is a child: what was not handed out is handed out by the parent (_process [3])."""
+        bookmark = self.bookmark
+        self._position, self._after = bookmark or "", ""
+        self._changes, self.pending = (), _ParentsChanges(what)
 
     # ---- changes ----
 
@@ -287,6 +293,16 @@ class SubscriptionCore:
         return failure
 
 
+class _ParentsChanges(Iterator[Change]):
+    """In a forked child, the changes of a subscription of the parent."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+
+    def __next__(self) -> Change:
+        raise _process.forked(self._what)
+
+
 def checked_size(size: int) -> None:
     """Raises InvalidArgument for batches without changes."""
     if size < 1:
@@ -387,7 +403,7 @@ class _Reader:
             return False
 
 
-class Subscription:
+class Subscription(_process.Owned):
     """The changes of a topic as they come: an iterator without an end, used by one thread.
 
     Made by `Client.subscribe` and `Client.sow_and_subscribe`. When the connection breaks or the server restarts, it
@@ -406,10 +422,22 @@ class Subscription:
         self._lock = threading.Lock()  # of the two that follow
         self._closed = False
         self._reader: _Reader | None = None
+        _process.tell(self)
+
+    _what = "subscription"
+
+    def _forked(self) -> None:
+        if self._closed:
+            return
+        super()._forked()
+        _process.keep(self._reader)
+        self._core.forked(self._what)
+        self._lock, self._reader = threading.Lock(), None
 
     def open(self) -> None:
         """Returns once the subscription is established: no change from now on is missed. `subscribe` and
         `sow_and_subscribe` have called it already."""
+        self._check_process()
         while not self._core.stood:
             if not self._advance():
                 raise _statuses.closed("subscription")
@@ -431,6 +459,7 @@ class Subscription:
 
     def close(self) -> None:
         """Ends the call; a thread that waits for the next change finds the iteration ended."""
+        self._check_process()
         with self._lock:
             self._closed = True
             reader, self._reader = self._reader, None
@@ -491,7 +520,7 @@ class Subscription:
         self.close()
 
     def __del__(self) -> None:
-        if (reader := self._reader) is not None:
+        if not self._is_parents and (reader := self._reader) is not None:
             reader.cancel()
 
     def _advance(self, give_up: float | None = None) -> bool:

@@ -17,7 +17,7 @@ from typing import Final, ParamSpec, TypeAlias
 import grpc
 import grpc.aio
 
-from sow_client import _ends, _failover
+from sow_client import _ends, _failover, _process
 from sow_client._addresses import host_and_port
 from sow_client._channel import close_aside
 from sow_client._connection import cause_of, task_is_cancelled, unless_closed
@@ -137,6 +137,12 @@ class Watch:
         self._call: Cancellable | None = None
         self._finalizer = weakref.finalize(owner, _ends.hand_over, self.cancel)
         self._finalizer.atexit = False
+        _process.tell(self)
+
+    def _forked(self) -> None:
+        self._finalizer.detach()
+        self._lock = threading.Lock()
+        self._over = True
 
     def start(
         self, keep: Callable[_Arguments, None], /, *arguments: _Arguments.args, **named: _Arguments.kwargs
@@ -173,6 +179,12 @@ class AioWatch:
         self._task: asyncio.Task[None] | None = None
         self._finalizer = weakref.finalize(owner, self._drop)
         self._finalizer.atexit = False
+        _process.tell(self)
+
+    def _forked(self) -> None:
+        _process.keep(self._task)
+        self._finalizer.detach()
+        self._over = True
 
     def start(
         self,

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, Literal, NamedTuple, TypeAlias, get_args
 
 from sow.v1 import admin_pb2, sow_pb2, types_pb2
+from sow_client import _process
 from sow_client._documents import Document, encode
 from sow_client._keys import Key, checked_list, key_text, key_texts
 from sow_client._lifetimes import lifetime_message
@@ -105,6 +106,11 @@ class Sequencer:
     def __init__(self, name: str | None = None) -> None:
         self._name = name or f"client-{secrets.token_hex(8)}"
         self._idle: list[types_pb2.PublisherPosition] = []
+        _process.tell(self)
+
+    def _forked(self) -> None:
+        # With the ids of the parent, the requests of both would be taken for retries of each other's.
+        self._name, self._idle = f"client-{secrets.token_hex(8)}", []
 
     def take(self) -> types_pb2.PublisherPosition:
         """The position of the next request."""
@@ -120,6 +126,8 @@ class Sequencer:
 
     def give_back(self, position: types_pb2.PublisherPosition, response: sow_pb2.PublishResponse | None) -> None:
         """The call has ended, well or, without a response, not; its sequences are not used again."""
+        if not position.publisher_id.startswith(self._name):
+            return  # it was taken before a fork
         if response is not None and not _is_cut_short(response):
             position.first_sequence += len(response.results)
         else:

@@ -331,6 +331,36 @@ def test_a_publish_that_waits_for_a_peer_keeps_no_record_from_being_renewed(worl
         assert client.get("locks", "b") is None
 
 
+def test_a_holder_that_publishes_its_record_again_during_a_renewal_keeps_its_lease(world: World) -> None:
+    """Story: the new version was taken for another's, so a holder that published often lost its lease within seconds.
+    Somebody else's record is still found."""
+    with world.client() as client, futures.ThreadPoolExecutor() as threads:
+        lease = client.lease("15s")
+        lease.publish("locks", {"by": "me", "n": 0}, key="a")
+        for number in range(1, 4):
+            world.tick(5)
+            slow = Slow(lease)
+            publishing = threads.submit(lease.publish, "locks", {"by": "me", "n": number}, key="a")
+            assert slow.entered.wait(WAIT)
+            assert threads.submit(turn, lease).result(WAIT) == 5.0
+            slow.go_on()
+            publishing.result(WAIT)
+            assert turn(lease) == 5.0
+        record = client.get("locks", "a")
+        assert record is not None
+        assert record.data == {"by": "me", "n": 3}
+        slow = Slow(lease)
+        publishing = threads.submit(lease.publish, "locks", {"by": "me", "n": 4}, key="a")
+        assert slow.entered.wait(WAIT)
+        with world.client() as other:
+            other.publish("locks", {"by": "another"}, key="a")
+        assert threads.submit(turn, lease).result(WAIT) is None
+        slow.go_on()
+        assert isinstance(publishing.exception(WAIT), LeaseLost)
+        with pytest.raises(LeaseLost):
+            lease.close()
+
+
 def test_a_record_whose_publish_took_longer_than_its_time_is_not_in_the_lease(world: World) -> None:
     """It may have ended, and another may have it."""
     with world.client() as client, futures.ThreadPoolExecutor() as threads:
@@ -510,3 +540,25 @@ def test_a_lease_renews_by_itself(server: ServerProcess, connect: Connect, monke
             lease.check()
         assert renewed == sorted(set(renewed))
         assert client.get("members", "me") is None
+
+
+def test_a_holder_that_publishes_all_the_time_keeps_its_lease(
+    server: ServerProcess, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lease renews by itself, and threads publish its record, until some renewals have come."""
+    monkeypatch.setattr("sow_client._lease_core.RENEWALS", 3_000)
+    with connect(server.address) as client, client.lease("30s") as lease:
+        within: Any = getattr(lease, "_target", lease)
+        renewals: list[None] = []
+        all_renewed = within._core.all_renewed
+
+        def renewed(*arguments: Any) -> None:
+            renewals.append(None)
+            all_renewed(*arguments)
+
+        within._core.all_renewed = renewed
+        number = 0
+        while len(renewals) < 20:
+            number += 1
+            lease.publish("members", {"id": "me", "n": number})
+        lease.check()

@@ -13,7 +13,7 @@ from typing import Final
 import pytest
 
 from sow_client import _lease_core
-from sow_client._lease_core import Held
+from sow_client._lease_core import Held, Joining, LeaseCore
 from sow_replication.options import NodeOptions, PeerOptions
 from sow_server.engine.values.model import Durability, Lifetime, LifetimeKind, Touch, TouchOnly
 from sow_server.services import convert
@@ -164,7 +164,9 @@ def test_leases_end_with_their_holders_and_not_before(tmp_path: Path, seed: int,
     for number in range(examples(SEEDS // 2)):
         total += live((seed + 970_000 + part * 1000 + number) % 2**32, tmp_path / str(number))
     print(total)
-    assert all(total[what] for what in ("renewed", "stopped", "left", "lost", "CONDITION_FAILED"))
+    assert all(
+        total[what] for what in ("renewed", "renewed during a publish", "stopped", "left", "lost", "CONDITION_FAILED")
+    )
 
 
 # -- mistakes that the simulation has to find -----------------------------------------------------------------------
@@ -200,6 +202,21 @@ def test_a_lease_that_knows_no_earlier_versions_of_its_own_is_found(
 
     monkeypatch.setattr(Held, "take", forgets)
     assert found(tmp_path, first=42)  # one life in eight finds it
+
+
+def test_a_lease_that_takes_its_own_publish_for_that_of_another_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """L21. The story is at `test_a_publish_under_way_may_have_replaced_a_record_that_is_renewed`."""
+    joins = LeaseCore.joins
+
+    def forgets(self: LeaseCore, topic: str, payload: bytes, now: float) -> Joining:
+        joining = joins(self, topic, payload, now)
+        self.left(joining)
+        return joining
+
+    monkeypatch.setattr(LeaseCore, "joins", forgets)
+    assert found(tmp_path)
 
 
 def test_a_touch_that_ignores_versions_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,11 +16,12 @@ from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Final, NamedTuple, cast
+from typing import Final, NamedTuple, TypeAlias, cast
 from unittest import mock
 
 from sow.v1 import sow_pb2, types_pb2
 from sow_client import _writes
+from sow_client._documents import Document, encode
 from sow_client._lease_core import CLOCK_FACTOR
 from sow_client._records import Deleted
 from sow_client.aio import _leasing
@@ -43,6 +44,9 @@ TIMEOUT_SECONDS: Final = 2.0
 CLOCK_RATE: Final = 1.05
 """How much faster or slower the clock of a holder runs than those of the instances: a store that approaches the wall
 clock runs 5 % fast (rule L15)."""
+
+
+_Coroutine: TypeAlias = Coroutine[object, object, object]
 
 
 class Wrong(AssertionError):
@@ -97,7 +101,9 @@ class Holder:
         self._lease: AsyncLease | None = None
         self._turn: Callable[[], Coroutine[object, object, float | None]] | None = None
         self._suspended_until = 0
-        self._call: _Call | None = None
+        self._call: _Call | None = None  # the renewal, or the end, that is under way
+        self._publishing: _Call | None = None  # the publish that is under way; a renewal may begin meanwhile
+        self._running: _Call | None = None  # the one of the two that runs
         self._given: dict[tuple[str, str, str], dict[int, int]] = {}
         """By lease, topic and key: the versions that the lease has given, whether or not it knows of them, and when."""
         self._served_lease = ""
@@ -128,18 +134,13 @@ class Holder:
         """The name of its present lease, which all payloads tell."""
         return f"{self.name}.{self._leases}"
 
-    @property
-    def has_lease(self) -> bool:
-        """Whether it has one, lost or not."""
-        return self._lease is not None
-
     def seconds(self) -> float:
         """Its clock."""
         return self.world.now / SECOND * self.rate
 
     def start(self) -> None:
         """Acts again and again, at random moments."""
-        if self._call is None and self.world.now >= self._suspended_until:
+        if self._call is None and self._publishing is None and self.world.now >= self._suspended_until:
             self._act()
         self.world.at(self.world.now + self.draw.randint(1, 300_000), self.start)
 
@@ -170,6 +171,7 @@ class Holder:
                     only_if_absent=self.draw.random() < 0.8,
                 ),
                 lambda _: self._joined(),
+                publishes=True,
             )
 
     def move(self) -> None:
@@ -193,10 +195,11 @@ class Holder:
         """The process ends without a word."""
         self.counts[how] += 1
         self.ended[self.lease_name] = Ended(self.world.now, self._ttl_micros)
-        if self._call is not None:
-            with acting(self):
-                self._call.coroutine.close()
-        self._lease = self._turn = self._call = None
+        for call in self._call, self._publishing:
+            if call is not None:
+                with acting(self):
+                    call.coroutine.close()
+        self._lease = self._turn = self._call = self._publishing = None
 
     def kill(self) -> None:
         """Ends the process, if it has a lease."""
@@ -241,10 +244,12 @@ class Holder:
         def due() -> None:
             if self._turn is None or name != self.lease_name:
                 return
-            if self._call is not None or self.world.now < self._suspended_until:
+            is_locked = self._lease is not None and self._lease._lock.locked()  # a publish renews what it has joined
+            if self._call is not None or is_locked or self.world.now < self._suspended_until:
                 self.world.at(max(self.world.now + 1_000, self._suspended_until), due)  # it waits for the lock
                 return
-            self._places = set()
+            self._places = set() if self._publishing is None else self._publishing.places.copy()
+            self.counts["renewed during a publish"] += self._publishing is not None
             self._run(self._turn(), lambda wait: self._turned(wait, name))
 
         self.world.at(self.world.now + max(1, int(seconds / self.rate * SECOND)), due)
@@ -268,13 +273,15 @@ class Holder:
 
     # -- calls ------------------------------------------------------------------------------------------------------
 
-    def _run(self, coroutine: Coroutine[object, object, object], then: Callable[[object], object]) -> None:
+    def _run(self, coroutine: _Coroutine, then: Callable[[object], object], *, publishes: bool = False) -> None:
         assert self._call is None, "one at a time, as its lock has it"
         self._foreign = ""
-        self._call = _Call(coroutine, then)
-        self._resume(self._call, None)
+        call = _Call(coroutine, then)
+        self._call, self._publishing = (self._call, call) if publishes else (call, self._publishing)
+        self._resume(call, None)
 
     def _resume(self, call: _Call, answer: object) -> None:
+        self._running = call
         with acting(self):
             try:
                 if isinstance(answer, SowError):
@@ -289,18 +296,26 @@ class Holder:
                 self.counts[error.reason] += 1
                 if call.then != self._left:
                     call.then = lambda _: None
-        self._call = None
+        if call is self._publishing:
+            self._publishing = None
+        else:
+            self._call = None
         call.then(result)
 
     async def ask(self, serve: Callable[[Instance], object], at_most: float | None = None) -> object:
         """Sends a request to the instance in use, and waits for the answer. Raises SowError."""
-        answer, world = _Answer(), self.world
+        answer, world, call = _Answer(), self.world, self._running
+        assert call is not None, "it asks"
 
         def answered(value: object) -> None:
-            if self._call is not None and self._call.waits_for is answer:
+            if call not in (self._call, self._publishing) or call.waits_for is not answer:
+                return
+            if call is self._publishing and self._call is not None:
+                world.at(world.now + 1_000, lambda: answered(value))  # it waits for the lock, which the renewal has
+            else:
                 if isinstance(value, Unavailable | error_of_deadline):
                     self._excuse = str(value)
-                self._resume(self._call, value)
+                self._resume(call, value)
 
         patience = min(at_most or TIMEOUT_SECONDS, TIMEOUT_SECONDS) / self.rate
         at = self._reached()
@@ -316,7 +331,8 @@ class Holder:
             if name in self.silent:
                 return
             self._served_lease = lease
-            self._is_awaited = self._call is not None and self._call.waits_for is answer
+            self._is_awaited = call in (self._call, self._publishing) and call.waits_for is answer
+            call.places.add(name)
             value = self._served(at, serve)
             world.at(world.now + world.delay(), lambda: come_back(value))
 
@@ -525,9 +541,10 @@ error_of_deadline: Final = type(error_of_reason("DEADLINE_EXCEEDED", "", code="D
 class _Call:
     """A coroutine of a lease that waits for an answer."""
 
-    coroutine: Coroutine[object, object, object]
+    coroutine: _Coroutine
     then: Callable[[object], object]
     waits_for: object = None
+    places: set[str] = field(default_factory=set)  # that have served it
 
 
 class _Client:
@@ -581,6 +598,9 @@ class _Client:
     async def sow_delete(self, topic: str, *, keys: Iterable[str], only_if_versions: Iterable[int] | None) -> object:
         named, versions = list(keys), None if only_if_versions is None else list(only_if_versions)
         return await self._holder.ask(lambda at: self._holder.delete(at, topic, named, versions))
+
+    async def _encoded(self, topic: str, data: Document) -> bytes:
+        return encode(data)
 
     async def describe_topic(self, topic: str) -> object:
         raise NotFound("it is described elsewhere", reason="TOPIC_NOT_FOUND")  # then a lease does not check it

@@ -26,8 +26,14 @@ def published(version: int) -> Published:
 def held(version: int = 10) -> LeaseCore:
     """A lease of one record, which has been published at this version."""
     core = LeaseCore(TTL)
-    core.joined(core.joins("t", SENT), published(version), PAYLOAD, SENT)
+    publish(core, version, PAYLOAD)
     return core
+
+
+def publish(core: LeaseCore, version: int, payload: bytes) -> None:
+    joining = core.joins("t", payload, SENT)
+    core.joined(joining, published(version), SENT)
+    core.left(joining)
 
 
 def renew(core: LeaseCore, version: int) -> None:
@@ -84,10 +90,36 @@ def test_a_publish_of_unknown_outcome_may_have_replaced_a_record_of_the_lease() 
 
 def test_a_record_that_was_published_twice_is_the_leases_at_its_earlier_version_too() -> None:
     core = held(10)
-    core.joined(core.joins("t", SENT), published(20), OTHER, SENT)
+    publish(core, 20, OTHER)
     assert core.recognize("t", found(10), SENT) is Seen.OWN
     assert core.recognize("t", found(20, OTHER), SENT) is Seen.OWN
     assert core.recognize("t", found(15, b"{}"), SENT) is Seen.OTHER
+
+
+def test_a_publish_under_way_may_have_replaced_a_record_that_is_renewed() -> None:
+    """Story: a holder published its record again while it was renewed. The renewal was refused, and took the new
+    version for another's: the lease was lost while it was well."""
+    core = held(10)
+    joining = core.joins("t", OTHER, SENT)
+    assert core.recognize("t", found(20, b"{}"), SENT) is Seen.OTHER
+    assert core.recognize("t", found(20, OTHER), SENT) is Seen.OWN
+    assert names(core) == [20]
+    renew(core, 30)
+    core.joined(joining, published(20), SENT)
+    core.left(joining)
+    assert names(core) == [30], "it was renewed since"
+    assert core.recognize("t", found(30, OTHER), SENT) is Seen.OWN
+    assert core.recognize("t", found(40, OTHER), SENT) is Seen.OTHER
+
+
+def test_of_two_publishes_of_a_record_at_once_the_later_one_counts_in_whatever_order_they_are_answered() -> None:
+    core = held(10)
+    first, second = core.joins("t", b"1", SENT), core.joins("t", b"2", SENT)
+    for joining, version in ((second, 30), (first, 20)):
+        core.joined(joining, published(version), SENT)
+        core.left(joining)
+    assert names(core) == [30]
+    assert core.recognize("t", found(30, b"2"), SENT) is Seen.OWN
 
 
 @pytest.mark.parametrize("payload", [PAYLOAD, OTHER])
@@ -117,7 +149,7 @@ def test_a_publish_that_is_given_up_twice_frees_its_place() -> None:
     async def give_up_twice() -> LeaseCore:
         client, core = Client(), LeaseCore(TTL)
         lease = AsyncLease(client, core)
-        publish = asyncio.create_task(lease.publish("t", {}, key="k"))
+        publish = asyncio.create_task(lease.publish("t", PAYLOAD, key="k"))
         await client.asked.wait()
         async with lease._lock:  # as a renewal that waits for its answer
             for _ in range(2):
@@ -129,9 +161,9 @@ def test_a_publish_that_is_given_up_twice_frees_its_place() -> None:
 
     core = asyncio.run(give_up_twice())
     for _ in range(TOUCHED_TOGETHER_MAX):
-        core.joins("t", SENT)
+        core.joins("t", PAYLOAD, SENT)
     with pytest.raises(InvalidArgument):
-        core.joins("t", SENT)
+        core.joins("t", PAYLOAD, SENT)
 
 
 @pytest.mark.parametrize("goes", [True, False])
@@ -152,7 +184,7 @@ def test_a_publish_that_may_have_been_made_at_two_instances_has_two_versions(goe
     async def publish() -> LeaseCore:
         core = LeaseCore(TTL)
         lease = AsyncLease(Client(), core)
-        await lease.publish("t", {"by": 1}, key="k")
+        await lease.publish("t", PAYLOAD, key="k")
         await lease._ticker.stop()
         return core
 

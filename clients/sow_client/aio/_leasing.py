@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Final, Literal, Self
 
 from sow.v1 import sow_pb2
-from sow_client import _reads, _statuses, _writes
+from sow_client import _process, _reads, _statuses, _writes
 from sow_client._arguments import refused_by_name
 from sow_client._documents import Document
 from sow_client._keys import Key, optional_key
@@ -44,7 +44,7 @@ class AsyncLeasing(AsyncPublishing, AsyncReading, AsyncAdministration):
 
 
 @refused_by_name
-class AsyncLease:
+class AsyncLease(_process.Owned):
     """Keys that are renewed while their holder runs, and are deleted when it leaves.
 
     Made by `AsyncClient.lease`, and used as a context manager. Records that are published through it live for its ttl.
@@ -68,6 +68,17 @@ class AsyncLease:
         self._lock = AioLock()  # held by everything that changes or renews the records
         self._ticker = AioTicker(self._turn)
         self._closed = False
+        _process.tell(self)
+
+    _what = "lease"
+
+    def _forked(self) -> None:
+        if self._closed:
+            return
+        super()._forked()
+        _process.keep(self._ticker)
+        self._lock, self._ticker = AioLock(), AioTicker(self._turn)
+        self._core.lose(_process.forked(self._what).message)  # the parent holds it, and goes on to renew it
 
     def __repr__(self) -> str:
         held = sum(map(len, self._core.held.values()))
@@ -82,6 +93,7 @@ class AsyncLease:
 
     def check(self) -> None:
         """Raises LeaseLost unless the holder may rely on the lease at this moment."""
+        self._check_process()
         if (lost := self.lost) is not None:
             raise lost
 
@@ -102,6 +114,7 @@ class AsyncLease:
         greater than that of every earlier holder. The topic must have expiration enabled, and no `max_ttl` below the
         lease's ttl. The other arguments are those of `AsyncClient.publish`.
         """
+        self._check_process()
         core, payload = self._core, await self._client._encoded(topic, data)
         request = _writes.publish_request(
             topic,
@@ -121,7 +134,7 @@ class AsyncLease:
             if self._closed:
                 raise _statuses.closed("lease")
             self.check()
-            joining = core.joins(topic, lease_now())
+            joining = core.joins(topic, payload, lease_now())
         try:
             request.lifetime.CopyFrom(joining.lifetime)
             # Without the lock: it may wait for a peer that is away, while the other records have to be renewed.
@@ -134,14 +147,14 @@ class AsyncLease:
                 raise
             published = _writes.only(response)
             try:
-                return await self._join(joining, published, payload)
+                return await self._join(joining, published)
             except BaseException:  # the record is there, and perhaps not among those of the lease
                 core.doubtful(topic, payload, lease_now())
                 raise
         finally:
             core.left(joining)
 
-    async def _join(self, joining: Joining, published: Published, payload: bytes) -> Published:
+    async def _join(self, joining: Joining, published: Published) -> Published:
         """The record is one of the lease from now on."""
         core, topic = self._core, joining.topic
         async with self._lock:
@@ -149,7 +162,7 @@ class AsyncLease:
                 with suppress(NotFound, Unavailable, DeadlineExceeded, ResourceExhausted):
                     await self._client.sow_delete(topic, keys=[published.key], only_if_versions=[published.version])
                 raise _statuses.closed("lease")
-            alike = core.joined(joining, published, payload, lease_now())
+            alike = core.joined(joining, published, lease_now())
             self._ticker.start(core.wait(joining.sent))
             if not alike:
                 await self._renew()
@@ -161,6 +174,7 @@ class AsyncLease:
 
         If the server cannot be reached, the records stay until their time is over.
         """
+        self._check_process()
         await self._ticker.stop()
         async with self._lock:
             if self._closed:

@@ -9,10 +9,12 @@
 [4]  `on_failover` is called once for each move, by the thread or task whose call has moved, without a lock.
 [5]  A client that is closed opens no channel and begins no call.
 [6]  A request with a field that an older server would ignore is not sent to one (_contract [1]).
+[7]  A forked child has channels of its own from its first call on, as if it was made there (_process [2]).
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterable, Sequence
 from typing import TypeAlias, cast
@@ -20,7 +22,7 @@ from typing import TypeAlias, cast
 import grpc
 
 from sow.v1 import admin_pb2, admin_pb2_grpc
-from sow_client import _failover, _transport
+from sow_client import _failover, _process, _transport
 from sow_client._addresses import Address, Prefer
 from sow_client._channel import Tls, open_channel
 from sow_client._connection import CAUSE_SECONDS_MAX, HEALTH_CHECK, Connection
@@ -67,7 +69,28 @@ class Transport:
         self._searching = Turn()
         self._closing = Closing()
         self._look_again = 0.0
+        self._is_parents = False
+        """This is a forked child, which has not begun anew ([7])."""
+        self._beginning = threading.Lock()
         self._watch_single()
+        _process.tell(self)
+
+    def _forked(self) -> None:
+        is_closed = self.is_closed
+        _process.keep(self._connection)
+        self.lines.forked()
+        self._connection, self._connected, self._look_again = None, 0, 0.0
+        self._searching, self._closing, self._beginning = Turn(), Closing(), threading.Lock()
+        if is_closed:
+            self._closing.set()
+        self._is_parents = True
+
+    def _begin_anew(self) -> None:
+        with self._beginning:
+            if self._is_parents:
+                self.lines.begin_anew()
+                self._watch_single()
+                self._is_parents = False
 
     def _watch_single(self) -> None:
         line = self.lines.single
@@ -103,6 +126,11 @@ class Transport:
     def _ready(self, seconds: float | None, home: Home | None) -> _Line:
         if self.is_closed:
             raise closed("client")
+        _process.check_grpc(self._timeout)
+        if self._is_parents:
+            self._begin_anew()
+        if home is not None and home.line is not None and home.line is not self.lines.current:
+            home.line = self.lines.own(home.line)
         if home is not None and home.line is not None and home.line is not self.lines.current:
             return self._reach(home, seconds)
         line = self.lines.current

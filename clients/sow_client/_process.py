@@ -1,0 +1,220 @@
+"""The process that the objects of a client belong to (rule P10).
+
+A fork copies all objects into the child, and of the threads only the one that forks. In the child
+
+    [1]  whatever identifies a writer is made anew before the first request;
+    [2]  a client uses channels of its own. The parent's channels and calls are kept until the child ends, and are
+         neither used nor finalized: their connections are the parent's;
+    [3]  an object with a buffer, a position or a lease of the parent raises FORKED at each use, and its end does
+         nothing;
+    [4]  no lock that another thread of the parent has held is taken;
+    [5]  gRPC is not used if it has not survived the fork. It does not if another thread was inside of it, as the thread
+         that reads a stream always is: a child that used it all the same would crash, or wait for ever. It is tried
+         once, in bounded time, before it is relied on.
+
+There is one hook, which tells every object that has asked for it by `tell`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import ClassVar, Final, Protocol
+
+import grpc
+
+from sow_client.errors import FailedPrecondition, SowError
+
+TRIED_SECONDS_MAX: Final = 5.0
+"""The longest time that gRPC may take to answer in a forked process; a working one takes hundredths of a second."""
+QUIET_SECONDS_MAX: Final = 0.05
+"""How long a fork waits for other threads to leave gRPC, such as that of a stream which has just ended."""
+_CALL_SECONDS: Final = 0.01
+_NOWHERE: Final = "unix:/nonexistent/sow"
+_METHOD: Final = "/sow.v1.SowService/Get"
+
+
+class Told(Protocol):
+    """An object that a fork changes in the child."""
+
+    def _forked(self) -> None:
+        """Called in the child, while it has one thread. It makes no call of gRPC and takes no lock."""
+
+
+_told: Final[dict[int, weakref.ref[Told]]] = {}
+_kept: Final[list[object]] = []
+inside: Final[set[int]] = set()
+"""The threads that make a call, or wait for a connection."""
+_SUPPORT: Final = os.environ.get("GRPC_ENABLE_FORK_SUPPORT", "").lower()
+"""As gRPC has read it. It counts as true by default, and then still lacks the part for threads of Python."""
+_used = False  # this process, or its parent, has opened a channel
+_aio_users: set[int] = set()  # forks, as `_forks` counts them, in whose child a channel of asyncio was opened
+_lost = ""  # why gRPC does not work in this process
+_forks = 0  # between the process that has loaded this module and the present one
+_tried = 0  # the fork in whose child gRPC works
+
+
+def tell(owner: Told) -> None:
+    """The object hears of forks while it lives."""
+    key = id(owner)
+    _told[key] = weakref.ref(owner, lambda _: _told.pop(key, None))
+
+
+def keep(*of_parent: object) -> None:
+    """Keeps parts of the parent from being finalized ([2])."""
+    _kept.extend(of_parent)
+
+
+def uses_grpc(*, asynchronous: bool = False) -> None:
+    """A channel is about to be opened. Raises FailedPrecondition (FORKED) where gRPC has not survived the fork."""
+    global _used
+    if _lost:
+        raise _broken(_lost)
+    if asynchronous:
+        if _aio_users - {_forks}:
+            raise _broken(_ASYNCHRONOUS)
+        _aio_users.add(_forks)
+    _used = True
+
+
+@contextmanager
+def inside_grpc() -> Iterator[None]:
+    """The thread uses gRPC meanwhile, outside of the threads of gRPC's own."""
+    thread = threading.get_ident()
+    inside.add(thread)
+    try:
+        yield
+    finally:
+        inside.discard(thread)
+
+
+def _before() -> None:
+    global _busy
+    give_up = time.monotonic() + QUIET_SECONDS_MAX
+    while (_busy := _users()) and time.monotonic() < give_up:
+        time.sleep(QUIET_SECONDS_MAX / 50)
+
+
+_busy = ""
+
+
+def _users() -> str:
+    """What the other threads in gRPC are doing; empty: there are none that a fork harms."""
+    asynchronous = False
+    streams = bool(inside - {threading.get_ident()})
+    for thread in threading.enumerate():
+        target = getattr(thread, "_target", None)  # there is no public way to tell gRPC's threads
+        if (getattr(target, "__module__", None) or "").startswith("grpc"):
+            managed = "_run_with_context" in getattr(target, "__qualname__", "")
+            streams = streams or managed
+            asynchronous = asynchronous or not managed
+    if asynchronous:
+        return _ASYNCHRONOUS
+    # With the whole support, gRPC stops these threads for the time of the fork.
+    return _THREADS if streams and _SUPPORT not in _TRUE else ""
+
+
+_ASYNCHRONOUS: Final = "its parent has used an AsyncClient: fork before the first one"
+_THREADS: Final = (
+    "other threads were using it at the fork: fork before the first subscription or publisher, or set "
+    "GRPC_ENABLE_FORK_SUPPORT=1 before the program starts"
+)
+_TRUE: Final = frozenset({"1", "true", "yes", "y", "t"})
+_FALSE: Final = frozenset({"0", "false", "no", "n", "f"})
+
+
+def _in_child() -> None:
+    global _forks, _lost
+    _forks += 1
+    inside.clear()
+    if _SUPPORT in _FALSE and _used:
+        _lost = _lost or "GRPC_ENABLE_FORK_SUPPORT is off: fork before the first Client"
+    elif _busy:
+        _lost = _lost or _busy
+    for known in list(_told.values()):
+        if (owner := known()) is not None:
+            owner._forked()
+
+
+os.register_at_fork(before=_before, after_in_child=_in_child)
+
+
+def forked(what: str) -> SowError:
+    """The error of something that belongs to the parent."""
+    return FailedPrecondition(
+        f"the {what} belongs to the process that made it, and this one was forked from that: make another one here",
+        reason="FORKED",
+    )
+
+
+class Owned:
+    """The base of what belongs to the process that made it ([3])."""
+
+    _what: ClassVar[str] = "object"
+    _is_parents = False
+
+    def _forked(self) -> None:
+        self._is_parents = True
+
+    def _check_process(self) -> None:
+        """Raises FailedPrecondition (FORKED) in a child of the process that made it."""
+        if self._is_parents:
+            raise forked(self._what)
+
+
+class ParentsCall:
+    """In place of a stream of the parent ([2])."""
+
+    async def read(self) -> object:
+        """Raises FailedPrecondition (FORKED)."""
+        raise forked("answer")
+
+    def cancel(self) -> bool:
+        """Does nothing."""
+        return False
+
+    def done(self) -> bool:
+        """It is over here."""
+        return True
+
+
+# ---- gRPC after a fork ----
+
+
+def check_grpc(seconds: float) -> None:
+    """Raises FailedPrecondition (FORKED) where gRPC does not work because of a fork ([5]), after `seconds` at most."""
+    global _tried
+    if _tried == _forks:
+        return
+    if _lost:
+        raise _broken(_lost)
+    answered = threading.Event()
+    threading.Thread(target=_try, args=(answered,), name="sow-try-grpc", daemon=True).start()
+    if not answered.wait(min(seconds, TRIED_SECONDS_MAX)):
+        raise _broken(_THREADS)
+    _tried = _forks
+
+
+def _try(answered: threading.Event) -> None:
+    with grpc.insecure_channel(_NOWHERE) as channel, suppress(grpc.RpcError):
+        call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(_METHOD)
+        call(b"", timeout=_CALL_SECONDS, wait_for_ready=True)
+    answered.set()
+
+
+async def aio_check_grpc(seconds: float) -> None:
+    """As `check_grpc`, for a task. A channel of asyncio is not even opened where the parent has had one."""
+    if _tried != _forks:
+        await asyncio.to_thread(check_grpc, seconds)
+
+
+def _broken(why: str) -> SowError:
+    return FailedPrecondition(
+        f'gRPC does not work in this process, which was forked, as {why}, or start processes by "spawn"',
+        reason="FORKED",
+    )
