@@ -164,7 +164,7 @@ class PublisherBase(Figures):
                 self._on_refusal(refusal)
 
 
-_ASKED_AGAIN: Final = RETRIED_REASONS | _statuses.CUT_REASONS | LOSSES
+_ASKED_AGAIN: Final = RETRIED_REASONS | _statuses.CUT_REASONS | LOSSES | {"DEADLINE_EXCEEDED"}
 
 
 class Sender(PublisherBase):
