@@ -537,7 +537,7 @@ class Publisher(Figures):
         core: PublishCore,
         open_stream: OpenStream,
         *,
-        form: Callable[[], PayloadForm] = PayloadForm,
+        form: Callable[[bool], PayloadForm] | None = None,
         next_epoch: Callable[[], OpenedPublisher] | None = None,
         on_ack: Callable[[Ack], object] | None = None,
         on_refusal: Callable[[Refusal], object] | None = None,
