@@ -6,6 +6,7 @@ import asyncio
 import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Literal, Protocol, Self, TypeVar
 
@@ -61,13 +62,13 @@ class AsyncPublisher(PublisherBase):
         core: PublishCore,
         open_stream: OpenAioStream,
         *,
-        form: Callable[[], Awaitable[PayloadForm]] | None = None,
+        form: Callable[[bool], Awaitable[PayloadForm]] | None = None,
         next_epoch: Callable[[], Awaitable[OpenedPublisher]] | None = None,
         on_ack: Callable[[Ack], object] | None = None,
         on_refusal: Callable[[Refusal], object] | None = None,
     ) -> None:
-        """`form` asks for that of the topic's payloads; None: JSON. `next_epoch` begins an epoch of the publisher's id,
-        before the first stream; None: the core has its epoch."""
+        """`form` asks for that of the topic's payloads, with True also if the client remembers one; None: JSON.
+        `next_epoch` begins an epoch of the publisher's id, before the first stream; None: the core has its epoch."""
         super().__init__(core, on_ack, on_refusal)
         self._form = form
         self._encode: Callable[[Document], bytes] | None = encode if form is None else None
@@ -111,15 +112,31 @@ class AsyncPublisher(PublisherBase):
             self._linger = asyncio.get_running_loop().call_later(self._core.options.linger, self._lingered)
 
     async def _first(self, data: Document) -> bytes:
-        """The payload of a document, when no other one has come before. Bytes and text need no server."""
-        if isinstance(data, bytes | str):
+        """The payload of a document, while the form of the topic's payloads is not known. May wait for the server;
+        bytes and text do not need it."""
+        if isinstance(data, bytes | bytearray | memoryview | str):
             return encode(data)
+        self._encode = known = self._asked(await self._await_form())
+        return known(data)
+
+    def _ask_again(self) -> None:
+        if self._form is not None:
+            self._encode = None
+
+    async def _await_form(self) -> PayloadForm:
         assert self._form is not None, "without it `_encode` is there from the begin"
-        try:
-            self._encode = (await self._form()).encoder
-        except SowError:  # the publisher shall wait for the server, and not this call: nearly all topics are json
-            self._encode = encode
-        return self._encode(data)
+        anew, self._form_is_old = self._form_is_old, False
+        backoff = _statuses.Backoff()
+        while True:
+            backoff.begin(time.monotonic())
+            try:
+                return await self._form(anew)
+            except SowError as error:
+                delay = self._asking_delay(error, backoff)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(delay):
+                    while True:
+                        await self._await_progress()  # raises when the publisher has ended
 
     async def publish_columns(
         self,

@@ -420,7 +420,7 @@ def _rows(
 ) -> Iterator[Row]:
     pa = import_module("pyarrow")
     index = 0
-    has_null = form.message_type in ("json", "msgpack")
+    has_null = form.message_type in ("json", "msgpack", "")
     whole = len(fields) == len(table.column_names)
     for batch in table.to_batches(max_chunksize=ROWS_AT_ONCE):
         for row in _values(pa, batch, index):

@@ -600,12 +600,15 @@ class PublishCore:
         passing = error.reason in RETRIED_REASONS or error.reason in _statuses.CUT_REASONS
         if not passing and not (error.reason in LOSSES and self.options.failover == "again" and not self.is_bound):
             raise self.failure(error) from error
-        never_reached = error.reason == "UNREACHABLE" and self.acknowledged == 0
-        limit = min(self.options.connect_timeout, self.options.retry_for) if never_reached else self.options.retry_for
-        delay = self._backoff.delay(error, now=now, jitter=jitter, limit=limit)
+        delay = self._backoff.delay(error, now=now, jitter=jitter, limit=self.time_to_retry(error))
         if delay is None:
             raise self.failure(error) from error
         return delay
+
+    def time_to_retry(self, error: SowError) -> float:
+        """Seconds, from the first of consecutive failures."""
+        never_reached = error.reason == "UNREACHABLE" and self.acknowledged == 0
+        return min(self.options.connect_timeout, self.options.retry_for) if never_reached else self.options.retry_for
 
     def failure(self, error: SowError) -> SowError:
         """The error as the user gets it, with the numbers of acknowledged and unacknowledged records."""

@@ -15,6 +15,7 @@ import grpc
 from sow.v1 import sow_pb2
 from sow_client import _ends, _ignored, _lifetimes, _process, _statuses
 from sow_client._documents import Document, encode
+from sow_client._failover import LOSSES
 from sow_client._keys import Key, key_text
 from sow_client._payloads import PayloadForm
 from sow_client._publish_core import (
@@ -22,6 +23,7 @@ from sow_client._publish_core import (
     END_SECONDS,
     KEY_CHARACTERS_MAX,
     PAYLOAD_BYTES_MAX,
+    RETRIED_REASONS,
     Ack,
     OpenedPublisher,
     PublishCore,
@@ -96,6 +98,8 @@ class PublisherBase(Figures, _process.Owned):
         self._has_warned = False
         self._closing = False
         self._failure: BaseException | None = None
+        self._form_is_guessed = False  # there was no topic when the server was asked
+        self._form_is_old = False  # the client's own memory of the form does not count
         self._stopped = False  # closing, or failed
         # Every record touches these, so they are kept here and not looked up in the core.
         self._pending = core.pending
@@ -123,6 +127,33 @@ class PublisherBase(Figures, _process.Owned):
         if ack.ttls_ignored and not self._has_warned:
             self._has_warned = True
             _ignored.warn(self._core.topic, self._made_at)
+        malformed = any(refusal.reason == "PAYLOAD_MALFORMED" for refusal in ack.refusals)
+        if malformed or self._form_is_guessed:  # the topic may have been made, or made anew, with another type
+            self._form_is_old = self._form_is_old or malformed
+            self._form_is_guessed = False
+            self._ask_again()
+
+    def _ask_again(self) -> None:
+        """The next document makes the publisher ask for the form of the topic's payloads."""
+        raise NotImplementedError
+
+    def _asked(self, form: PayloadForm) -> Callable[[Document], bytes]:
+        self._form_is_guessed = not form.message_type
+        return form.encoder
+
+    def _asking_delay(self, error: SowError, backoff: _statuses.Backoff) -> float:
+        """Seconds to wait before the server is asked again for the form. Raises when the time to retry is over: no
+        record is taken in a form that is a guess."""
+        core, delay = self._core, None
+        if error.reason in _ASKED_AGAIN:
+            delay = backoff.delay(error, now=time.monotonic(), jitter=random.random(), limit=core.time_to_retry(error))
+        if delay is None:
+            raise _statuses.error_like(
+                error,
+                f"the record was not taken, as the message type of {core.topic} is not known, and no server tells it: "
+                f"{error.message}",
+            ) from error
+        return delay
 
     def _warn_of_end(self, why: str) -> None:
         """Tells that nobody has closed it, which may have lost records."""
@@ -144,6 +175,9 @@ class PublisherBase(Figures, _process.Owned):
                 self._on_refusal(refusal)
 
 
+_ASKED_AGAIN: Final = RETRIED_REASONS | _statuses.CUT_REASONS | LOSSES | {"DEADLINE_EXCEEDED"}
+
+
 class Sender(PublisherBase):
     """The machine of a blocking publisher: what its threads share. They refer to it, and not to the `Publisher`, so
     that dropping the last reference to that can end them."""
@@ -156,16 +190,16 @@ class Sender(PublisherBase):
         core: PublishCore,
         open_stream: OpenStream,
         *,
-        form: Callable[[], PayloadForm] = PayloadForm,
+        form: Callable[[bool], PayloadForm] | None = None,
         next_epoch: Callable[[], OpenedPublisher] | None = None,
         on_ack: Callable[[Ack], object] | None = None,
         on_refusal: Callable[[Refusal], object] | None = None,
     ) -> None:
-        """`form` asks for that of the topic's payloads. `next_epoch` begins an epoch of the publisher's id, at once;
-        None: the core has its epoch already."""
+        """`form` asks for that of the topic's payloads, with True also if the client remembers one; None: JSON.
+        `next_epoch` begins an epoch of the publisher's id, at once; None: the core has its epoch already."""
         super().__init__(core, on_ack, on_refusal)
         self._form = form
-        self._encode: Callable[[Document], bytes] = self._first
+        self._encode: Callable[[Document], bytes] = encode if form is None else self._first
         if next_epoch is not None:
             core.opened(next_epoch())
         self._open_stream = open_stream
@@ -214,14 +248,30 @@ class Sender(PublisherBase):
                 self._wake()
 
     def _first(self, data: Document) -> bytes:
-        """The payload of a document, when no other one has come before. Bytes and text need no server."""
-        if isinstance(data, bytes | str):
+        """The payload of a document, while the form of the topic's payloads is not known. May wait for the server;
+        bytes and text do not need it."""
+        if isinstance(data, bytes | bytearray | memoryview | str):
             return encode(data)
-        try:
-            self._encode = self._form().encoder
-        except SowError:  # the publisher shall wait for the server, and not this call: nearly all topics are json
-            self._encode = encode
+        self._encode = self._asked(self._await_form())
         return self._encode(data)
+
+    def _ask_again(self) -> None:
+        if self._form is not None:
+            self._encode = self._first
+
+    def _await_form(self) -> PayloadForm:
+        assert self._form is not None, "without it `_encode` is there from the begin"
+        anew, self._form_is_old = self._form_is_old, False
+        backoff = _statuses.Backoff()
+        while True:
+            backoff.begin(time.monotonic())
+            try:
+                return self._form(anew)
+            except SowError as error:
+                delay = self._asking_delay(error, backoff)
+            with self._lock:
+                if self._progress.wait_for(lambda: self._stopped, delay):
+                    raise self._stop_error()
 
     def publish_columns(
         self,
@@ -505,7 +555,7 @@ class Publisher(Figures):
         core: PublishCore,
         open_stream: OpenStream,
         *,
-        form: Callable[[], PayloadForm] = PayloadForm,
+        form: Callable[[bool], PayloadForm] | None = None,
         next_epoch: Callable[[], OpenedPublisher] | None = None,
         on_ack: Callable[[Ack], object] | None = None,
         on_refusal: Callable[[Refusal], object] | None = None,

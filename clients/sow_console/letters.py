@@ -2,19 +2,21 @@
 
 [1]  Numbers of a payload keep their text, also in the payload that is published again (documents [1]).
 [2]  A letter without the list `dead_letter`, of fix or binary, tells by its key what it can (rule T3).
+[3]  The message type of a letter is that of its topic. A binary one takes letters of every type. In `_undelivered` the
+     key tells the type; elsewhere it is the type of the topic that the letter comes from, or the one type of all topics
+     that send there. Where none of these is known, the list itself tells it: json or msgpack.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Final
+from typing import Final, cast, get_args
 
 import msgspec
 
-from sow_client import Record, Topic
+from sow_client import MessageTypeName, PayloadForm, Record, Topic
 from sow_console import documents, texts
 
 UNDELIVERED: Final = "_undelivered"
@@ -86,9 +88,10 @@ def boxes(topics: Sequence[Topic]) -> tuple[Box, ...]:
     return tuple(Box(name, tuple(sources[name]), _count(known.get(name))) for name in sorted(sources))
 
 
-def read(record: Record, *, separator: str = "\x01") -> Letter:
-    """A record of a topic of dead letters. `separator`: between the fields of nvfix."""
-    payload, hops = opened(record.payload, separator=separator)
+def read(record: Record, topics: Sequence[Topic] = ()) -> Letter:
+    """A record of a topic of dead letters. `topics`: those that are known ([3])."""
+    form = form_of(record, topics)
+    payload, hops = opened(record.payload, form)
     if hops:
         first = hops[0]
         topic, key, reason, durable = first.topic, first.key, first.reason, first.durable
@@ -108,7 +111,7 @@ def read(record: Record, *, separator: str = "\x01") -> Letter:
         was_due,
         max(1, len(hops)),
         payload,
-        documents.pretty(record.form.json(payload) or payload),
+        documents.pretty(form.json(payload) or payload),
     )
 
 
@@ -120,22 +123,45 @@ def _moment(time_micros: int | None) -> datetime | None:
         return None
 
 
-def opened(payload: bytes, *, separator: str = "\x01") -> tuple[bytes, list[Hop]]:
+def form_of(record: Record, topics: Sequence[Topic] = ()) -> PayloadForm:
+    """The form of a letter's payload ([3])."""
+    if record.form.message_type not in ("binary", ""):
+        return record.form
+    parts = _split(record.key)
+    if record.topic == UNDELIVERED and len(parts) == 3:
+        kind, _, code = parts[1].partition(":")
+        if kind in get_args(MessageTypeName):
+            return PayloadForm(cast(MessageTypeName, kind), bytes.fromhex(code).decode("latin-1") or "\x01")
+    source = _told_by_key(record)[0]
+    origins = [topic for topic in topics if topic.name == source] or [
+        topic for topic in topics if topic.settings.dead_letter == record.topic
+    ]
+    forms = {PayloadForm(topic.settings.message_type, topic.settings.fix_separator) for topic in origins}
+    if len(forms) == 1:
+        return forms.pop()
+    known = (PayloadForm(kind) for kind in ("json", "msgpack"))
+    return next((form for form in known if opened(record.payload, form)[1]), record.form)
+
+
+def opened(payload: bytes, form: PayloadForm) -> tuple[bytes, list[Hop]]:
     """The payload without the list, and the list, newest first; empty where there is none ([2])."""
     try:
-        if payload.lstrip(b" \t\r\n")[:1] == b"{":
+        if form.message_type == "json":
             level = _JSON_LEVEL.decode(payload)
             hops = _JSON_HOPS.decode(level.pop(FIELD))
             if hops and hops[-1].replaced:
                 level[FIELD] = hops[-1].replaced
             return msgspec.json.encode(level), hops
-        if _MSGPACK_MAP.match(payload):
+        if form.message_type == "msgpack":
             level = _MSGPACK_LEVEL.decode(payload)
             hops = _MSGPACK_HOPS.decode(level.pop(FIELD))
             if hops and hops[-1].replaced:
                 level[FIELD] = hops[-1].replaced
             return msgspec.msgpack.encode(level), hops
-        fields = payload.split(separator.encode("latin-1"))
+        if form.message_type != "nvfix":
+            return payload, []
+        separator = form.separator.encode("latin-1")
+        fields = payload.split(separator)
         marked = [field for field in fields if field.startswith(FIELD.encode() + b"=")]
         if marked:
             hops = _JSON_HOPS.decode(marked[0].partition(b"=")[2])
@@ -143,7 +169,7 @@ def opened(payload: bytes, *, separator: str = "\x01") -> tuple[bytes, list[Hop]
             if hops and hops[-1].replaced:
                 own = msgspec.json.decode(hops[-1].replaced, type=str)
                 kept.insert(-1 if kept and not kept[-1] else len(kept), f"{FIELD}={own}".encode())
-            return separator.encode("latin-1").join(kept), hops
+            return separator.join(kept), hops
     except (KeyError, ValueError, RecursionError):
         pass  # no letter, or a publisher's own field of that name
     return payload, []
@@ -186,6 +212,5 @@ def _count(topic: Topic | None) -> int | None:
 
 _JSON_LEVEL: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _JSON_HOPS: Final = msgspec.json.Decoder(list[Hop])
-_MSGPACK_MAP: Final = re.compile(rb"[\x80-\x8f\xde\xdf]")
 _MSGPACK_LEVEL: Final = msgspec.msgpack.Decoder(dict[str, msgspec.Raw])
 _MSGPACK_HOPS: Final = msgspec.msgpack.Decoder(list[Hop])

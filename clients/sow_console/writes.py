@@ -166,7 +166,7 @@ async def _looked_at(view: View, given: Fields) -> tuple[letters.Letter, Topic, 
     if record is None or str(record.version) != given["version"]:
         raise NotFound("the letter is gone, or is another one now", reason="NOT_FOUND")
     target = await view.client.describe_topic(given["target"])
-    letter = letters.read(record, separator=target.settings.fix_separator)
+    letter = letters.read(record, await view.client.topics())
     present = await view.client.get(given["target"], letter.record_key) if letter.record_key else None
     return letter, target, None if present is None else present.version
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import cast
+from typing import cast, get_args
 
 import msgspec
 import pytest
 
 from sow.v1 import types_pb2
-from sow_client import Record, RecordBatch, Topic, TopicSettings, TopicStatistics
+from sow_client import MessageTypeName, PayloadForm, Record, RecordBatch, Topic, TopicSettings, TopicStatistics
 from sow_console import letters
 from sow_server.engine.commit import dead_letters
 from sow_server.engine.values.model import MessageType
@@ -18,10 +18,10 @@ from sow_server.engine.values.model import TopicSettings as ServerSettings
 BIG = 2**63 + 1
 
 
-def record(key: str, payload: bytes, topic: str = "dead") -> Record:
+def record(key: str, payload: bytes, topic: str = "dead", kind: str = "") -> Record:
     columns = types_pb2.RecordColumns(
         key=[key], payload=[payload], version=[7], publish_time_micros=[1], expire_time_micros=[2**63 - 1],
-        sequence=[1], origins=["ldn"],
+        sequence=[1], origins=["ldn"], message_type=kind,
     )  # fmt: skip
     return next(iter(RecordBatch(topic, columns)))
 
@@ -40,7 +40,7 @@ def test_a_letter_is_opened_as_the_server_has_made_it(kind: MessageType) -> None
     assert add is not None
     _, once = add(payload, dead_letters.Letter("offers", "a|b", 5, None))
     _, twice = add(once, dead_letters.Letter("dead", "x", 6, 1_000_000, dead_letters.SET_ASIDE, "billing"))
-    letter = letters.read(record("key", twice))
+    letter = letters.read(record("key", twice, kind=kind.value))
     assert letter.payload == payload, "and numbers keep their text"
     assert (letter.topic, letter.record_key, letter.reason, letter.durable) == (
         "dead",
@@ -51,8 +51,43 @@ def test_a_letter_is_opened_as_the_server_has_made_it(kind: MessageType) -> None
     assert letter.hops == 2
     assert letter.was_due is not None
     assert letter.was_due.timestamp() == 1
-    first = letters.read(record("key", once))
+    first = letters.read(record("key", once, kind=kind.value))
     assert (first.topic, first.record_key, first.reason, first.was_due) == ("offers", "a|b", "expired", None)
+
+
+BRACED = b"{id=1;n=2;"
+"""An nvfix payload that begins as JSON does."""
+
+
+@pytest.mark.parametrize(
+    ("topic", "key", "senders"),
+    [
+        ("_undelivered", r"gone|nvfix:3b|offers\|a\|5", []),
+        ("dead", "offers|a|5", [("offers", "nvfix", ""), ("others", "json", "dead")]),
+        ("dead", "a", [("offers", "nvfix", "dead"), ("others", "json", "elsewhere")]),
+    ],
+)
+def test_a_letter_in_a_binary_topic_has_the_type_of_its_origin(
+    topic: str, key: str, senders: list[tuple[str, MessageTypeName, str]]
+) -> None:
+    add = dead_letters._adder(ServerSettings(message_type=MessageType.NVFIX, separator=b";"))
+    assert add is not None
+    _, payload = add(BRACED, dead_letters.Letter("offers", "a", 5, None))
+    topics = [FakeTopic(name, dead_letter, message_type=kind) for name, kind, dead_letter in senders]
+    letter = letters.read(record(key, payload, topic, "binary"), cast("list[Topic]", topics))
+    assert (letter.topic, letter.record_key, letter.payload) == ("offers", "a", BRACED)
+    assert letter.text == '{\n  "{id": "1",\n  "n": "2"\n}'
+
+
+def test_bytes_that_look_like_a_letter_of_another_type_stay() -> None:
+    """An nvfix record whose only value is the JSON text of a letter; its first byte says nothing."""
+    payload = b'{"n":"=","dead_letter":[{"topic":"a","key":"b","version":1}]}'
+    assert letters.read(record("key", payload, kind="nvfix")).payload == payload
+    told = letters.read(
+        record("offers|a|5", payload, kind="binary"), cast("list[Topic]", [FakeTopic("offers", "dead")])
+    )
+    assert told.payload == payload, "of a topic that is nvfix"
+    assert letters.read(record("key", payload, kind="binary")).payload == b'{"n":"="}', "nobody knows its topic"
 
 
 @pytest.mark.parametrize(
@@ -78,7 +113,8 @@ def test_the_key_of_a_letter_is_the_one_that_the_server_makes() -> None:
     "payload", [b'{"dead_letter":1}', b'{"dead_letter":', b"{}", b"", b"\xde", b"dead_letter=x\x01"]
 )
 def test_a_field_of_a_publisher_that_is_no_list_stays(payload: bytes) -> None:
-    assert letters.opened(payload) == (payload, [])
+    for kind in get_args(MessageTypeName):
+        assert letters.opened(payload, PayloadForm(kind)) == (payload, [])
 
 
 @dataclass
@@ -88,9 +124,10 @@ class FakeTopic:
     letters: int = 3
     settings: TopicSettings = field(init=False)
     statistics: TopicStatistics | None = None
+    message_type: MessageTypeName = "nvfix"
 
     def __post_init__(self) -> None:
-        self.settings = TopicSettings(dead_letter=self.dead_letter)
+        self.settings = TopicSettings(dead_letter=self.dead_letter, message_type=self.message_type, fix_separator=";")
         self.statistics = TopicStatistics(self.letters, 0, 0, 0, 0, 0)
 
 

@@ -7,6 +7,7 @@ import json
 import msgspec
 import pytest
 
+from sow_client import PayloadForm
 from sow_console import letters as letters_page
 from sow_server.engine.commit import dead_letters
 from sow_server.engine.commit.dead_letters import Fate
@@ -59,7 +60,7 @@ def test_a_documents_own_field_is_kept_in_its_letter(rig: Rig, own: bytes) -> No
     assert [letter["topic"] for letter in letters] == ["dead", "orders"]
     assert "replaced" not in letters[0]
     assert letters[1]["replaced"] == json.loads(own)
-    restored, hops = letters_page.opened(payload)
+    restored, hops = letters_page.opened(payload, PayloadForm("json"))
     assert len(hops) == 2
     assert restored == b'{"n":1,"dead_letter":%s}' % own, "byte for byte"
 

@@ -25,6 +25,7 @@ from sow_client._documents import Document, encode
 from sow_client._failover import FailoverPublish, Instance, Step
 from sow_client._lines import Home, Homes, OnFailover
 from sow_client._payloads import PayloadForm
+from sow_client._records import UNKNOWN_FORM
 from sow_client._settings import form_of_settings
 from sow_client._tokens import Token
 from sow_client.blocking._moving import Transport
@@ -130,15 +131,16 @@ class Calls:
         """The payload of a document for a topic, in its message type."""
         return encode(data) if isinstance(data, bytes | str) else (self._form(topic)).encode(data)
 
-    def _form(self, topic: str, *, at_most: float | None = None) -> PayloadForm:
-        """The form of a topic's payloads, asked for once. A topic that is not there is a json topic, once it is."""
-        form = self._forms.get(topic)
+    def _form(self, topic: str, anew: bool = False, *, at_most: float | None = None) -> PayloadForm:
+        """The form of a topic's payloads, asked for once, or `anew`. A topic that is not there is a json topic, once a
+        publish makes it; until then its form is not known."""
+        form = None if anew else self._forms.get(topic)
         if form is None:
             request = admin_pb2.DescribeTopicRequest(name=topic)
             try:
                 response = self._call(self._admin.DescribeTopic, request, at_most=at_most)
             except (NotFound, InvalidArgument):
-                return PayloadForm()
+                return UNKNOWN_FORM
             except SowError as error:
                 if error.reason not in _UNTOLD:
                     raise

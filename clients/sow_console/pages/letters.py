@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from sow_client import Topic
 from sow_console import letters
 from sow_console.pages.page import Facts, View
 
@@ -36,17 +35,12 @@ async def facts(view: View) -> Facts:
         topic, filter_text or None, order_by="@publish_time DESC" if newest else None, top_n=LETTERS + 1
     ) as found:
         records = [record async for record in found]
-    separator = _separator(described)
     return made | {
-        "letters": [letters.read(record, separator=separator) for record in records[:LETTERS]],
+        "letters": [letters.read(record, topics) for record in records[:LETTERS]],
         "more": len(records) > LETTERS,
         "newest": newest,
         "by_key": [one.name for one in topics if one.settings.dead_letter == topic],
     }
-
-
-def _separator(topic: Topic | None) -> str:
-    return topic.settings.fix_separator if topic else "\x01"
 
 
 async def twin(view: View) -> Facts:

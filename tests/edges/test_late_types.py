@@ -1,0 +1,135 @@
+"""Documents for a publisher that does not know yet which message type its topic has: none is encoded by a guess."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent import futures
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from sow_client import Client, PublishFailed, SowError, Unavailable
+from sow_client._publisher import PublisherBase
+from tests.support.clients import Connect, connect
+from tests.support.server import ServerProcess, free_port
+
+__all__ = ["connect"]
+
+CONFIG = """
+[topics.nvfix]
+key = ["/id"]
+message_type = "nvfix"
+fix_separator = ";"
+
+[topics.packed]
+key = ["/id"]
+message_type = "msgpack"
+"""
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[ServerProcess]:
+    """One that is not started yet."""
+    with ServerProcess(tmp_path, CONFIG, port=free_port(), start=False) as made:
+        yield made
+
+
+def payloads(client: Client, topic: str) -> list[bytes]:
+    return [record.payload for record in client.query(topic)]
+
+
+@pytest.mark.parametrize("topic", ["nvfix", "packed"])
+def test_without_a_server_a_document_is_refused_and_the_publisher_goes_on_once_there_is_one(
+    connect: Connect, server: ServerProcess, topic: str
+) -> None:
+    with connect(server.address, connect_timeout=0.5) as client:
+        publisher = client.publisher(topic)
+        with pytest.raises(Unavailable, match=f"not taken, as the message type of {topic} is not known") as caught:
+            publisher.publish({"id": "a"})
+        assert caught.value.reason == "UNREACHABLE"
+        assert publisher.unacknowledged == 0
+    server.start()
+    with connect(server.address) as client:
+        with client.publisher(topic) as publisher:
+            publisher.publish({"id": "a", "px": "1=2"})
+        assert payloads(client, topic) == [{"nvfix": b"id=a;px=1=2;", "packed": b"\x82\xa2id\xa1a\xa2px\xa31=2"}[topic]]
+
+
+def test_one_publisher_refuses_and_later_encodes(connect: Connect, server: ServerProcess) -> None:
+    with connect(server.address, connect_timeout=0.5) as client:
+        publisher = client.publisher("nvfix")
+        with pytest.raises(Unavailable):
+            publisher.publish({"id": "a", "px": "1=2"})
+        server.start()
+        with suppress(Unavailable):  # gRPC may still pause after its last try
+            publisher.publish({"id": "a", "px": "1=2"})
+        client.count("nvfix")
+        publisher.publish({"id": "b", "px": "1=2"})
+        publisher.close()
+        assert payloads(client, "nvfix")[-1] == b"id=b;px=1=2;"
+        assert not any(payload.startswith(b"{") for payload in payloads(client, "nvfix"))
+
+
+def test_a_document_waits_for_the_server_as_records_do(
+    connect: Connect, server: ServerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Records of this publisher were acknowledged, so it waits for `retry_for` and not for `connect_timeout`."""
+    failed = threading.Event()
+    delay = PublisherBase._asking_delay
+
+    def told(self: PublisherBase, error: SowError, backoff: object) -> float:
+        failed.set()
+        return delay(self, error, backoff)  # type: ignore[arg-type]  # as it came
+
+    monkeypatch.setattr(PublisherBase, "_asking_delay", told)
+    server.start()
+    with connect(server.address, connect_timeout=0.3) as client, futures.ThreadPoolExecutor() as threads:
+        publisher = client.publisher("nvfix", retry_for=60)
+        publisher.publish(b"id=a")
+        publisher.flush()
+        server.kill9()
+        waiting = threads.submit(publisher.publish, {"id": "b", "px": "1=2"})
+        assert failed.wait(30)
+        server.start()
+        waiting.result(60)
+        publisher.close()
+        assert payloads(client, "nvfix") == [b"id=a", b"id=b;px=1=2;"]
+
+
+def test_a_publisher_that_is_aborted_takes_no_document(connect: Connect, server: ServerProcess) -> None:
+    with connect(server.address, connect_timeout=0.3) as client:
+        publisher = client.publisher("nvfix")
+        publisher.abort()
+        with pytest.raises(SowError):
+            publisher.publish({"id": "a"})
+
+
+def test_the_type_is_told_by_another_address(connect: Connect, server: ServerProcess) -> None:
+    server.start()
+    with connect(f"127.0.0.1:{free_port()},{server.address}") as client:
+        with client.publisher("nvfix") as publisher:
+            publisher.publish({"id": "a", "px": "1=2"})
+        assert payloads(client, "nvfix") == [b"id=a;px=1=2;"]
+
+
+def test_a_topic_that_is_made_later_or_anew_gets_documents_of_its_type(connect: Connect, server: ServerProcess) -> None:
+    server.start()
+    with connect(server.address) as client:
+        publisher = client.publisher("later", linger=60)
+        publisher.publish({"id": 1}, key="1")  # there is no topic yet
+        client.create_topic("later", message_type="msgpack")
+        with pytest.raises(PublishFailed, match="PAYLOAD_MALFORMED"):
+            publisher.flush()
+        publisher.publish({"id": 1}, key="1")
+        publisher.flush()
+        assert payloads(client, "later") == [b"\x81\xa2id\x01"]
+        client.delete_topic("later")
+        client.create_topic("later", message_type="json")
+        publisher.publish({"id": 2}, key="2")
+        with pytest.raises(PublishFailed, match="PAYLOAD_MALFORMED"):
+            publisher.flush()
+        publisher.publish({"id": 2}, key="2")
+        publisher.close()
+        assert payloads(client, "later") == [b'{"id":2}']
