@@ -49,7 +49,8 @@ KEYWORDS: Final = (
 METADATA: Final = ("@key", "@version", "@publish_time", "@expire_time", "@topic", "@sequence", "@origin")
 FUNCTIONS: Final = (
     "ABS(", "ARRAY_COUNT(", "CEIL(", "COALESCE(", "CONCAT(", "DATE_MICROS(", "FLOOR(", "FORMAT_TIME(", "IF(", "INSTR(",
-    "LENGTH(", "LOWER(", "NOW_MICROS(", "REPLACE(", "REVERSE(", "ROUND(", "SUBSTR(", "TRIM(", "UPPER(",
+    "LENGTH(", "LOWER(", "MESSAGE_SIZE(", "NOW_MICROS(", "REGEXP_REPLACE(", "REPLACE(", "REVERSE(", "ROUND(",
+    "SUBSTR(", "TRIM(", "UPPER(",
 )  # fmt: skip
 
 _LAST_WORD: Final = re.compile(r"[^\s()=<>!,+*%]*\Z")

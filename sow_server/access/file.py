@@ -349,6 +349,8 @@ class _File:
                 )
             if isinstance(node, FunctionCall) and node.function is Function.NOW_MICROS:
                 raise table.error("rows", "NOW_MICROS() changes without a new record")
+            if isinstance(node, FunctionCall) and node.function is Function.MESSAGE_SIZE:
+                raise table.error("rows", "MESSAGE_SIZE() does not say what a record is; use fields, @key and @topic")
         try:
             # Regular expressions are not read before.
             compile_filter(tree, key_paths=[], allow_now=False)

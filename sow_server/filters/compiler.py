@@ -17,11 +17,11 @@ import ast
 import enum
 import re
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 from sow_server.engine.values import fields
 from sow_server.engine.values.keys import EXACT_MAX
-from sow_server.engine.values.patterns import PatternError, searcher
+from sow_server.engine.values.patterns import PatternError, replacer, searcher
 from sow_server.filters import pycode as py
 from sow_server.filters import values
 from sow_server.filters.errors import FilterError
@@ -71,6 +71,9 @@ def compile_filter(tree: Filter, *, key_paths: Sequence[Sequence[str]] = (), all
     ):
         raise FilterError("NOW_MICROS() changes without any change of a record, so a subscription cannot use it")
     return _Compilation(tree, frozenset([tuple(path) for path in key_paths])).predicate(tree)
+
+
+_Made = TypeVar("_Made")
 
 
 class _ValueKinds(enum.Flag):
@@ -213,7 +216,7 @@ class _Compilation:
 
     def _find_constants(self, tree: Expression) -> bool:
         constant = not isinstance(tree, (Path, Metadata)) and not (
-            isinstance(tree, FunctionCall) and tree.function is Function.NOW_MICROS
+            isinstance(tree, FunctionCall) and tree.function in (Function.NOW_MICROS, Function.MESSAGE_SIZE)
         )
         for child in children(tree):
             constant = self._find_constants(child) and constant
@@ -518,6 +521,13 @@ class _Compilation:
             case FunctionCall(Function.NOW_MICROS):
                 now = ast.Attribute(py.name("meta"), "now_micros", ast.Load())
                 return self._place(expression, now, _ValueKinds.NUMBER)
+            case FunctionCall(Function.MESSAGE_SIZE):
+                size = ast.Attribute(py.name("meta"), "size", ast.Load())
+                return self._place(expression, size, _ValueKinds.NUMBER)
+            case FunctionCall(Function.REGEXP_REPLACE, (subject, Text(pattern), new)):
+                replaced = values.replacing(_checked(replacer, pattern))
+                texts = self._single(subject).name, self._single(new).name
+                return self._place(expression, self._apply(replaced, *texts), _MAYBE_TEXT)
             case FunctionCall(Function.ARRAY_COUNT, (array,)):
                 return self._place(expression, self._apply(values.array_count, self._raw(array).name), _MAYBE_NUMBER)
             case FunctionCall(Function.IF, (condition, yes, no)):
@@ -640,8 +650,12 @@ def _equal_as_texts(value: fields.Scalar | None) -> bool:
 
 
 def _searcher(pattern: str) -> Callable[[str], bool]:
+    return _checked(searcher, pattern)
+
+
+def _checked(compiled: Callable[[str], _Made], pattern: str) -> _Made:
     try:
-        return searcher(pattern)
+        return compiled(pattern)
     except PatternError as error:  # only in a tree that does not come from the parser
         raise FilterError(f"expected a regular expression: {error}") from None
 

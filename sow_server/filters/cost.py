@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
+from sow_server.engine.values.patterns import REPLACING_BYTES_MAX
 from sow_server.filters.tree import (
     And,
     Arithmetic,
@@ -63,6 +64,8 @@ DIGIT: Final = 20
 """Arithmetic, per byte of a record that is one large integer: 80 µs for two of 4,300 digits."""
 TIME: Final = 300_000
 """DATE_MICROS and FORMAT_TIME: mostly 3 µs, and 300 for the longest form."""
+REPLACING: Final = PATTERN_BYTE * REPLACING_BYTES_MAX
+"""REGEXP_REPLACE, whatever the text: a short one may have many matches, with a search through its rest for each."""
 LARGEST_TEXT: Final = 2**20 * TEXT_BYTE
 """No function makes a longer text (values [6])."""
 
@@ -102,6 +105,8 @@ def _own(node: Expression) -> Cost:
             return _text(_size(text)).plus(_text(_size(node.arguments[1])))
         case FunctionCall(Function.DATE_MICROS | Function.FORMAT_TIME):
             return Cost(TIME)
+        case FunctionCall(Function.REGEXP_REPLACE, (text, _, _)):
+            return _text(_size(text)).plus(Cost(REPLACING + LARGEST_TEXT))
         case Like(operand, _):
             size = _size(operand)
             return Cost(NODE + PATTERN_BYTE * size.more, PATTERN_BYTE * size.times, ELEMENT)
@@ -148,7 +153,7 @@ def _size(expression: Expression) -> _Size:
             growth = -(-len(new) // len(old)) if len(new) > len(old) > 0 else 1
             size = _size(argument)
             return _bounded(size.times * growth, size.more * growth)
-        case FunctionCall(Function.REPLACE):
+        case FunctionCall(Function.REPLACE | Function.REGEXP_REPLACE):
             return _Size(0, 2**20)
         case FunctionCall(Function.CONCAT | Function.COALESCE | Function.IF, arguments):
             sizes = [_size(argument) for argument in arguments]

@@ -198,7 +198,7 @@ def _built(node: Expression, pieces: Sequence[_Child]) -> _Part:
     depth = 1
     terms = 0 if isinstance(node, _LEAVES) else 1
     functions = 1 if isinstance(node, FunctionCall) else 0
-    patterns = 1 if isinstance(node, Like) else 0
+    patterns = 1 if isinstance(node, Like) or _replaces(node) else 0
     for piece in pieces:
         for part in (piece,) if isinstance(piece, _Part) else piece.parts if isinstance(piece, _List) else ():
             _refuse_list(part)
@@ -212,13 +212,17 @@ def _built(node: Expression, pieces: Sequence[_Child]) -> _Part:
     return _Part(node, position, depth, terms, functions, patterns)
 
 
+def _replaces(node: Expression) -> bool:
+    return isinstance(node, FunctionCall) and node.function is Function.REGEXP_REPLACE
+
+
 def _check_counts(part: _Part, position: int) -> None:
     if part.terms > TERMS_MAX:
         raise _Fault(f"more conditions and functions than the limit of {TERMS_MAX}", position)
     if part.functions > FUNCTIONS_MAX:
         raise _Fault(f"more functions than the limit of {FUNCTIONS_MAX}", position)
     if part.patterns > PATTERNS_MAX:
-        raise _Fault(f"more LIKE conditions than the limit of {PATTERNS_MAX}", position)
+        raise _Fault(f"more regular expressions than the limit of {PATTERNS_MAX}", position)
 
 
 def _nodes(pieces: Sequence[_Child]) -> list[Expression]:
@@ -408,6 +412,12 @@ class _Builder(Transformer[Token, _Part]):
             _condition(arguments.parts[0])
         if function is Function.ARRAY_COUNT and not isinstance(arguments.parts[0].node, Path):
             raise _Fault("expected a field", arguments.parts[0].position)
+        if function is Function.REGEXP_REPLACE:
+            pattern = arguments.parts[1]
+            _refuse_list(pattern)
+            if not isinstance(pattern.node, Text):
+                raise _Fault("expected a text, the pattern", pattern.position)
+            _check_pattern(pattern.node.value, pattern.position)
         return _built(FunctionCall(function, tuple(_nodes(arguments.parts))), pieces)
 
     def parenthesised(self, pieces: list[_Child]) -> _Part:
@@ -463,11 +473,15 @@ def _any_text(test: TextTest, operand: Expression, texts: tuple[Literal, ...]) -
 
 
 def _like(operand: Expression, pattern: str, position: int) -> Like:
+    _check_pattern(pattern, position)
+    return Like(operand, pattern)
+
+
+def _check_pattern(pattern: str, position: int) -> None:
     try:
         searcher(pattern)
     except PatternError as error:
         raise _Fault(f"expected a regular expression; {error}", position) from None
-    return Like(operand, pattern)
 
 
 def _text_test(piece: _Child) -> TextTest:
@@ -566,7 +580,7 @@ _SQL: Final = (
     (r"EXISTS\b", "write /field IS NOT NULL"),
     (r"CASE\b", "write IF(condition, x, y)"),
     (r"(?:AS|FROM|JOIN|UNION)\b", "a filter is no SQL, only a condition with fields as /name"),
-    (r";|--|/\*", "a filter is one condition, without ; and comments"),
+    (r";|--|(?<=--)|(?<=-- )|/\*", "a filter is one condition, without ; and comments"),
     (r"\?|%[(s]|\$[\w{]|:\d", "a parameter is written :name, and its value is given by this name"),
     (r"[`\\]", "a field is written /name, and one with other characters /[odd name]"),
 )

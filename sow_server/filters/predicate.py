@@ -24,6 +24,8 @@ class Meta(NamedTuple):
     """Of the change that made the record what it is, in the journal of this instance."""
     origin: str = ""
     """The name of the instance that wrote it."""
+    size: int = 0
+    """Of its payload, in bytes."""
 
 
 Matcher = Callable[[object, Meta], bool]

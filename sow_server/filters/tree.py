@@ -89,6 +89,8 @@ class Function(enum.Enum):
     REVERSE = "REVERSE"
     DATE_MICROS = "DATE_MICROS"
     FORMAT_TIME = "FORMAT_TIME"
+    REGEXP_REPLACE = "REGEXP_REPLACE"
+    MESSAGE_SIZE = "MESSAGE_SIZE"
 
 
 ARGUMENTS: Final[dict[Function, tuple[int, int | None]]] = {
@@ -111,6 +113,8 @@ ARGUMENTS: Final[dict[Function, tuple[int, int | None]]] = {
     Function.REVERSE: (1, 1),
     Function.DATE_MICROS: (1, 1),
     Function.FORMAT_TIME: (2, 2),
+    Function.REGEXP_REPLACE: (3, 3),
+    Function.MESSAGE_SIZE: (0, 0),
 }
 """How many arguments each function takes, at least and at most; None: any number."""
 
@@ -192,6 +196,8 @@ class FunctionCall:
             raise ValueError(f"{self.function.value} takes {arguments_text(self.function)}")
         if self.function is Function.ARRAY_COUNT and not isinstance(self.arguments[0], Path):
             raise ValueError("ARRAY_COUNT takes a field")
+        if self.function is Function.REGEXP_REPLACE and not isinstance(self.arguments[1], Text):
+            raise ValueError("the pattern of REGEXP_REPLACE is a text")
 
 
 @dataclass(frozen=True, slots=True)

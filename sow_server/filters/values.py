@@ -477,6 +477,16 @@ def _replace(value: object, old: object, new: object) -> str | None:
     return text.replace(sought, instead)
 
 
+def replacing(replaced: Callable[[str, str, int], str | None]) -> Callable[[object, object], str | None]:
+    """REGEXP_REPLACE with one pattern."""
+
+    def made(value: object, new: object) -> str | None:
+        text, instead = text_of(value), text_of(new)
+        return None if text is None or instead is None else replaced(text, instead, TEXT_CHARACTERS_MAX)
+
+    return made
+
+
 def _instr(value: object, sought: object) -> int | None:
     """The position of a text in another, from 1; 0: it is not there."""
     text, part = text_of(value), text_of(sought)
@@ -576,4 +586,5 @@ FUNCTIONS: Final[dict[Function, Callable[..., object]]] = {
     Function.DATE_MICROS: _date_micros,
     Function.FORMAT_TIME: _format_time,
 }
-"""The functions of single values. IF, ARRAY_COUNT and NOW_MICROS are compiled in place."""
+"""The functions of single values. The others are compiled in place: IF, ARRAY_COUNT, REGEXP_REPLACE, and those without
+arguments."""

@@ -23,7 +23,7 @@ from sow_server.engine.values.model import NEVER, MessageType, PermittedRows, Re
 from sow_server.filters import Filter, FilterError, Meta, Predicate, compile_filter, parse, print_filter
 from sow_server.filters.parameters import NO_VALUES, Parameters, Values, parameters
 from sow_server.filters.restriction import UNRESTRICTED, Restriction, joined
-from sow_server.filters.tree import Metadata, MetadataName, walk
+from sow_server.filters.tree import Expression, Function, FunctionCall, Metadata, MetadataName, walk
 
 CACHED_FILTERS: Final = 256
 CACHED_CHARACTERS_MAX: Final = 4096
@@ -200,8 +200,15 @@ def _compiled_rows(rows: Filter, key: tuple[str, ...]) -> _Compiled:
 
 def _compiled_tree(tree: Filter, key: tuple[str, ...], *, allow_now: bool, asked: str) -> _Compiled:
     predicate = compile_filter(tree, key_paths=[parse_path(path) for path in key], allow_now=allow_now)
-    uses_metadata = any(isinstance(node, Metadata) and node.name is not MetadataName.TOPIC for node in walk(tree))
+    uses_metadata = any(map(_is_of_record, walk(tree)))
     return _Compiled(tree, print_filter(tree), predicate, uses_metadata, asked)
+
+
+def _is_of_record(node: Expression) -> bool:
+    """Whether this part of a filter needs the metadata of each record."""
+    if isinstance(node, FunctionCall):
+        return node.function is Function.MESSAGE_SIZE
+    return isinstance(node, Metadata) and node.name is not MetadataName.TOPIC
 
 
 def _matcher(predicate: Predicate, topic: Topic, fixed: Meta, *, uses_metadata: bool) -> RecordMatcher:
@@ -225,6 +232,7 @@ def _matcher(predicate: Predicate, topic: Topic, fixed: Meta, *, uses_metadata: 
             fixed.now_micros,
             header.sequence,
             topic.origins.names[header.origin],
+            len(value) - HEADER_BYTES,
         )
 
     if predicate.uses_payload:

@@ -13,7 +13,7 @@ from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.disk.layout import HEADER_BYTES, header_columns
 from sow_server.engine.values.model import NEVER
 from sow_server.filters import Meta
-from sow_server.filters.tree import Metadata, MetadataName, walk
+from sow_server.filters.tree import Expression, Function, FunctionCall, Metadata, MetadataName, walk
 from sow_server.query.filtering import RecordFilter
 
 Sieve: TypeAlias = Callable[[Sequence[bytes], Sequence[bytes]], Sequence[bool]]
@@ -29,7 +29,7 @@ def sieve(topic: Topic, given: RecordFilter | None, now_micros: int) -> Sieve | 
     fixed = given.fixed_meta._replace(now_micros=now_micros)
     decode = topic.format.decoder(predicate.fields) if predicate.uses_payload else None
 
-    more = any(isinstance(node, Metadata) and node.name in _MORE for node in walk(given.tree))
+    more = any(map(_is_more, walk(given.tree)))
 
     def metas(keys: Sequence[bytes], values: Sequence[bytes]) -> Iterable[Meta]:
         columns = header_columns(values)
@@ -44,7 +44,8 @@ def sieve(topic: Topic, given: RecordFilter | None, now_micros: int) -> Sieve | 
         if not more:
             return map(Meta, *most)
         names = topic.origins.names
-        return map(Meta, *most, columns.sequence, [names[origin] for origin in columns.origin])
+        origins = [names[origin] for origin in columns.origin]
+        return map(Meta, *most, columns.sequence, origins, [len(value) - HEADER_BYTES for value in values])
 
     if given.uses_metadata:
         if decode is None:
@@ -62,7 +63,14 @@ def sieve(topic: Topic, given: RecordFilter | None, now_micros: int) -> Sieve | 
 
 
 _MORE: Final = (MetadataName.SEQUENCE, MetadataName.ORIGIN)
-"""Metadata that few filters read, and that would cost all others a tenth of their time."""
+"""Metadata that few filters read, and that would cost all others a tenth of their time; so would the size."""
+
+
+def _is_more(node: Expression) -> bool:
+    if isinstance(node, FunctionCall):
+        return node.function is Function.MESSAGE_SIZE
+    return isinstance(node, Metadata) and node.name in _MORE
+
 
 JUDGED_FIRST: Final = 16
 """Records that a filter judges without a look at the clock, at first; then more or fewer, as it is quick."""

@@ -96,6 +96,7 @@ class Version:
                 0,
                 self.record_sequence,
                 self.topic.origins.names[self.origin],
+                len(self.payload),
             )
         return found
 

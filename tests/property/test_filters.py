@@ -130,6 +130,7 @@ metas = st.builds(
     topic=st.sampled_from(["a", "b"]),
     now_micros=st.sampled_from([1, 2, 100]),
     sequence=st.sampled_from([1, 2, 100]),
+    size=st.sampled_from([1, 2, 100]),
     origin=st.sampled_from(["a", "b", "1"]),
 )
 
@@ -182,6 +183,8 @@ def value_expressions(draw: st.DrawFn, depth: int = 2) -> Expression:
             arguments = [draw(below) for _ in range(size)]
             if function is Function.IF:
                 arguments[0] = draw(condition_expressions(depth=depth - 1))
+            if function is Function.REGEXP_REPLACE:
+                arguments[1] = Text(draw(st.sampled_from(PATTERNS)))
             return FunctionCall(function, tuple(arguments))
 
 

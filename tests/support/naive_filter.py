@@ -151,6 +151,8 @@ class NaiveFilter:
                 return len(found) if isinstance(found, list) else None
             case FunctionCall(Function.NOW_MICROS):
                 return self.meta.now_micros
+            case FunctionCall(Function.MESSAGE_SIZE):
+                return self.meta.size
             case FunctionCall(Function.IF, (condition, yes, no)):
                 return self.one(yes) if self.truth(condition) is True else self.one(no)
             case FunctionCall(Function.COALESCE, arguments):
@@ -359,6 +361,9 @@ def text_call(function: Function, texts: list[str]) -> object:
             return "".join(reversed(texts[0]))
         case Function.DATE_MICROS:
             return None  # no value here is a time; tests/unit/test_filter_times.py has some
+        case Function.REGEXP_REPLACE:
+            # An empty match is not replaced.
+            return re.sub(texts[1], lambda match: texts[2] if match[0] else "", texts[0])
         case Function.REPLACE:
             return texts[2].join(texts[0].split(texts[1])) if texts[1] else texts[0]
         case _:

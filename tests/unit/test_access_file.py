@@ -151,6 +151,10 @@ FAULTS = {
         GRANT + "rows = '/a > NOW_MICROS() - 5'\n",
         ":1: [roles.r.grants[0]] rows: NOW_MICROS() changes without",
     ),
+    "rows by size": (
+        GRANT + "rows = 'MESSAGE_SIZE() < 5'\n",
+        ":1: [roles.r.grants[0]] rows: MESSAGE_SIZE() does not say",
+    ),
     "a path without a slash": (GRANT + "hide = ['iban']\n", ":1: [roles.r.grants[0]] hide: path 'iban' must begin"),
     "an empty path": (GRANT + "hide = ['']\n", ":1: [roles.r.grants[0]] hide: path '' must begin"),
     "an empty step": (GRANT + "hide = ['/a//b']\n", ":1: [roles.r.grants[0]] hide: path '/a//b' has an empty step"),

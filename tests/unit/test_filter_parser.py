@@ -271,6 +271,50 @@ def test_an_error_advises(text: str, hint: str) -> None:
     assert hint in caught.value.message
 
 
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("SELECT * FROM cars WHERE year = 70", "write only the condition, as it stands after WHERE"),
+        ("with x as (select 1) select * from x", "write only the condition, as it stands after WHERE"),
+        ("DELETE FROM cars WHERE /year = 70", "the call says what becomes of the records"),
+        ("UPDATE cars SET year = 1", "the call says what becomes of the records"),
+        ("WHERE /year = 70", "leave out WHERE"),
+        ("/year = 70 LIMIT 10", "top_n and skip_n"),
+        ("/year = 70 offset 10", "top_n and skip_n"),
+        ("/year = 70 ORDER BY year", "that is order_by"),
+        ("/year = 70 GROUP BY year", "groups nothing"),
+        ("/name ILIKE 'x'", "LIKE '(?i)abc'"),
+        ("/name ~ 'x'", "a regular expression is written LIKE 'pattern'"),
+        ("/name =~ 'x'", "a regular expression is written LIKE 'pattern'"),
+        ("/name NOTNULL", "write IS NULL or IS NOT NULL"),
+        ("/name EXISTS", "write /field IS NOT NULL"),
+        ("CASE WHEN /a THEN 1 END = 1", "write IF(condition, x, y)"),
+        ("/a = 1;", "without ; and comments"),
+        ("/a = 1 -- all", "without ; and comments"),
+        ("/a = ?", "a parameter is written :name"),
+        ("/a = %s", "a parameter is written :name"),
+        ("/a = $1", "a parameter is written :name"),
+        ("/a = ${name}", "a parameter is written :name"),
+        ("`name` = 'x'", "a field is written /name"),
+        ("name = 'x'", "a field is written /name, a text 'name'"),
+        ("customer.name = 'x'", "one inside another /customer/name"),
+        ("limit = 5", "a field is written /limit"),
+        ("/a = 1 AND offset > 5", "a field is written /offset"),
+    ],
+)
+def test_a_text_in_sql_gets_a_sentence_about_the_form_here(text: str, hint: str) -> None:
+    with pytest.raises(FilterError) as caught:
+        parse(text)
+    assert hint in caught.value.message
+
+
+@pytest.mark.parametrize(
+    "text", ["/limit = 5", "/select = 'where'", "/a = 'ORDER BY x; --'", "/case AND /[group by] = 1"]
+)
+def test_words_of_sql_are_names_and_texts_as_others(text: str) -> None:
+    assert print_filter(parse(text)) == text
+
+
 def nested(levels: int) -> list[str]:
     return [
         "(" * levels + "/a" + ")" * levels,
@@ -311,7 +355,7 @@ def test_the_bounds_each_have_their_error() -> None:
     parse("/a like 'x' or " * (PATTERNS_MAX - 1) + "/a like 'x'")
     with pytest.raises(FilterError) as caught:
         parse("/a like 'x' or " * PATTERNS_MAX + "/a like 'x'")
-    assert caught.value.message.startswith("more LIKE conditions than the limit of 100 at 1500\n")
+    assert caught.value.message.startswith("more regular expressions than the limit of 100 at 1500\n")
     parse("/a not like 'x' and not /a like 'x' and " * (PATTERNS_MAX // 2 - 1) + "/a like 'x'")
     for text, limit in (("/a = 1", TERMS_MAX - 1), ("ABS(/a) > 1", FUNCTIONS_MAX)):
         parse(" or ".join([text] * limit))

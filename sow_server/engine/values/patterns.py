@@ -1,7 +1,8 @@
-"""Regular expressions, for LIKE and for the names of topics and durables. The only module that imports re2.
+"""Regular expressions, for LIKE, REGEXP_REPLACE and the names of topics and durables. The only module that imports re2.
 
 RE2 takes time linear in the text, whatever the pattern, so no filter can stall the server. The price: it has no
-look-around and no back-references.
+look-around and no back-references. Only one search is linear: to find every match may take a search through the rest
+of the text for each, so replacing has a bound of its own.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ QUICK_SIZE_MAX: Final = 200
 QUICK_LIST_CHARACTERS_MAX: Final = 16 << 10
 """Of a list of names, some hundreds. For a character of a text, RE2 then takes the few steps of the names that still
 fit."""
+REPLACING_BYTES_MAX: Final = 4 << 20
+"""Bytes that the searches of one replacement may read, if each reads the rest of its text. Mostly they read far
+less."""
 _LISTED: Final = re.compile(r"(?:[A-Za-z0-9_:-]|\\[.:-])+(?:\.\*)?")
 """A name in a list, or the beginning of names."""
 
@@ -35,6 +39,39 @@ def searcher(pattern: str) -> Callable[[str], bool]:
         return search(text.encode(errors="replace")) is not None
 
     return found
+
+
+def replacer(pattern: str) -> Callable[[str, str, int], str | None]:
+    """A function of a text, what stands in place of each match, and the most characters of the result. None: the result
+    would be longer, or the matches are so many that finding them may take too long. An empty match is not replaced.
+    Raises PatternError."""
+    search = _compiled(pattern).search
+
+    def replaced(text: str, new: str, most: int) -> str | None:
+        content, instead = text.encode(errors="replace"), new.encode(errors="replace")
+        pieces: list[bytes] = []
+        begin = at = 0
+        room, effort = most - len(text), REPLACING_BYTES_MAX
+        while (match := search(content, at)) is not None:
+            start, end = match.span()
+            effort -= len(content) - at
+            if effort < 0:
+                return None
+            at = end
+            if start == end:
+                at += 1
+                if at > len(content):
+                    break
+                continue
+            room -= len(new) - len(content[start:end].decode(errors="replace"))
+            pieces += [content[begin:start], instead]
+            begin = end
+        if not pieces:
+            return text if room >= 0 else None
+        pieces.append(content[begin:])
+        return b"".join(pieces).decode(errors="replace") if room >= 0 else None
+
+    return replaced
 
 
 def _compiled(pattern: str) -> re2._Regexp:
