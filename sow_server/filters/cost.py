@@ -65,7 +65,7 @@ DIGIT: Final = 20
 WRITTEN_DIGIT: Final = 50
 """The text of a large integer, or its rounding, per digit: 220 µs for one of 4,300 digits."""
 SHORT_DIGITS: Final = 400
-"""Fewer than this are as quick as any number. Sizes of calculations are upper bounds, with room for signs and points."""
+"""Fewer than this are as quick as any number. A size is an upper bound, with room for signs and points."""
 TIME: Final = 300_000
 """DATE_MICROS and FORMAT_TIME: mostly 3 µs, and 300 for the longest form."""
 LARGEST_TEXT: Final = 2**20 * TEXT_BYTE

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import pytest
 
+from sow_server.engine.values.model import Publish, TopicSettings
 from sow_server.services import (
     admin_service,
     answering,
@@ -17,7 +18,6 @@ from sow_server.services import (
     snapshot_service,
     subscribe_convert,
 )
-from sow_server.engine.values.model import Publish, TopicSettings
 from tests.support import guarded
 from tests.support.access import grant, identity
 from tests.support.guarded import GuardedParts
@@ -64,9 +64,8 @@ def test_no_call_looks_at_values_on_the_event_loop(
     rig = Rig(tmp_path)
     rig.create_topic("orders", TopicSettings(key=("/id",)))
     rig.run(Publish("orders", [b'{"id":"a"}']))
-    with GuardedParts(
-        rig, identity("boss", "boss") + grant("boss", ".*", "read publish delete consume topic-admin")
-    ) as parts:
+    boss = identity("boss", "boss") + grant("boss", ".*", "read publish delete consume topic-admin")
+    with GuardedParts(rig, boss) as parts:
         end = rig.store.instance.bookmark(rig.store.commits.last_sequence)
         for method, fields in CALLS.items():
             del looked[:]
