@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
+from sow_server.engine.values.fields import INTEGER_DIGITS_MAX
 from sow_server.engine.values.patterns import REPLACING_BYTES_MAX
 from sow_server.filters.tree import (
     And,
@@ -62,6 +63,10 @@ TEXT_BYTE: Final = 10
 PATTERN_BYTE: Final = 50
 DIGIT: Final = 20
 """Arithmetic, per byte of a record that is one large integer: 80 µs for two of 4,300 digits."""
+WRITTEN_DIGIT: Final = 50
+"""The text of a large integer, or its rounding, per digit: 220 µs for one of 4,300 digits."""
+SHORT_DIGITS: Final = 400
+"""Fewer than this are as quick as any number. A size is an upper bound, with room for signs and points."""
 TIME: Final = 300_000
 """DATE_MICROS and FORMAT_TIME: mostly 3 µs, and 300 for the longest form."""
 REPLACING: Final = PATTERN_BYTE * REPLACING_BYTES_MAX
@@ -113,17 +118,33 @@ def _own(node: Expression) -> Cost:
         case Matches(test, operand, texts):
             size, count = _size(operand), len(texts)
             bytes_ = count if test is TextTest.CONTAINS else 0
-            return Cost(NODE * count + bytes_ * size.more, bytes_ * size.times, ELEMENT + NODE * count)
-        case Compare() | In() | IsNull():
+            once = NODE * count + bytes_ * size.more + _digits(operand, WRITTEN_DIGIT)
+            return Cost(once, bytes_ * size.times, ELEMENT + NODE * count)
+        case Compare(_, left, right):  # with a key field, or `@key`, texts are compared
+            return Cost(NODE + _digits(left, WRITTEN_DIGIT) + _digits(right, WRITTEN_DIGIT), 0, ELEMENT)
+        case In(operand, _):
+            return Cost(NODE + _digits(operand, WRITTEN_DIGIT), 0, ELEMENT)
+        case IsNull():
             return Cost(NODE, 0, ELEMENT)
         case Between():
             return Cost(NODE, 0, 4 * ELEMENT)
         case Arithmetic():
-            return Cost(NODE, DIGIT if _size(node).times else 0, 0)
+            return Cost(NODE + _digits(node, DIGIT), DIGIT if _size(node).times else 0, 0)
+        case FunctionCall(Function.ROUND):
+            return Cost(NODE + _digits(node, WRITTEN_DIGIT), 0, 0)
         case And() | Or() | Not() | Negate() | FunctionCall() | Metadata():
             return Cost(NODE, 0, 0)
         case _:
             return Cost()
+
+
+def _digits(expression: Expression, each: int) -> int:
+    """The cost of the large integers that a filter itself makes, with its own literals: they may be far longer than the
+    record."""
+    if not isinstance(expression, (Arithmetic, Negate, FunctionCall)):
+        return 0
+    more = _size(expression).more
+    return each * min(more, INTEGER_DIGITS_MAX) if more > SHORT_DIGITS else 0
 
 
 def _text(size: _Size) -> Cost:

@@ -76,11 +76,13 @@ def parse(text: str, parameters: Parameters = ()) -> Filter:
         raise FilterError("not a Unicode character", error.start, text.encode(errors="replace").decode()) from None
     if length > LENGTH_BYTES_MAX:
         raise FilterError(f"a filter of {length} bytes, more than the limit of {LENGTH_BYTES_MAX}")
-    given = _Given({each.name: each for each in parameters}, LENGTH_BYTES_MAX - length)
+    by_name, room = {each.name: each for each in parameters}, LENGTH_BYTES_MAX - length
+    given = _Given(by_name, room)
     token = _GIVEN.set(given)
     try:
         tree: object = _lark().parse(text)
     except UnexpectedInput as error:
+        _GIVEN.set(_Given(by_name, room))  # the text is parsed once more, and its values are not to count twice
         raise _unexpected(error, text) from None
     except _Fault as fault:
         raise FilterError(fault.what, fault.position, text) from None

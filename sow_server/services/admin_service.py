@@ -29,7 +29,7 @@ from sow_server.engine.values.errors import StoreError, no_topic
 from sow_server.engine.values.policies import Declared, Policy, declared_warnings, planned_journal_bytes, warnings
 from sow_server.filters.restriction import UNRESTRICTED
 from sow_server.services import convert
-from sow_server.services.filter_values import filter_values
+from sow_server.services.filter_values import values_read
 from sow_server.services.followers import Followers
 from sow_server.services.health_service import HealthService
 from sow_server.services.inspection_service import InspectionService, Observed
@@ -392,7 +392,7 @@ class AdminService(InspectionService):
         except lifetimes.LifetimeError as error:
             raise StoreError(error.reason, error.message, field="lifetime") from None
         text = request.filter or "true"
-        given = filter_values(request.parameters)
+        given = await values_read(self._readers, request.parameters)
         progress = admin_pb2.RestampResponse()
         if request.dry_run:
             progress.matched = await count_selected(self._reading.cuts, self._readers, granted, text, given=given)

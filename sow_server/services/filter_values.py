@@ -1,9 +1,11 @@
-"""The values of a filter's parameters, from a request. All checks of a single value are here; each names it. Pure."""
+"""The values of a filter's parameters, from a request. All checks of a single value are here; each names it."""
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Mapping
+from concurrent.futures import Executor
 from typing import Final
 
 from sow.v1 import types_pb2
@@ -23,6 +25,11 @@ def filter_values(given: Mapping[str, types_pb2.Parameter]) -> Values:
         raise invalid("parameters", f"has {len(given)}, more than the limit of {PARAMETERS_MAX}")
     room = _Room()
     return {name: _value(f"parameters.{name:.80}", given[name], room) for name in given}
+
+
+async def values_read(readers: Executor, given: Mapping[str, types_pb2.Parameter]) -> Values:
+    """As `filter_values`, in a reader thread: a list of 20,000 takes tens of milliseconds."""
+    return await asyncio.get_running_loop().run_in_executor(readers, filter_values, given) if given else NO_VALUES
 
 
 class _Room:

@@ -32,7 +32,7 @@ from sow_server.services.answering import opened
 from sow_server.services.changes_service import PIN_IDLE_TTL_MAX_MICROS, ChangesService
 from sow_server.services.convert import invalid
 from sow_server.services.exporting import LongExports, OwnExport, PartReading, ReadPart, ServedExport, export_of
-from sow_server.services.filter_values import filter_values
+from sow_server.services.filter_values import filter_values, values_read
 from sow_server.services.ownership import OwnedDurables
 from sow_server.services.reading import StoreReading
 from sow_server.subscriptions.consumers import Consumers
@@ -93,7 +93,7 @@ class SnapshotService(ChangesService):
                     request.filter,
                     request.parts,
                     owner=call.owner,
-                    given=filter_values(request.parameters),
+                    given=await values_read(self._readers, request.parameters),
                     lost=lambda export_id: self._exports.close(export_id, "the process that read it has ended"),
                 )
             if export is None:

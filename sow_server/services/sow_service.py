@@ -32,7 +32,7 @@ from sow_server.query.filtering import callers_filter, record_filter, rows_filte
 from sow_server.query.scan import Query, RecordBatch, Scan, point_keys
 from sow_server.services import convert, subscribe_convert
 from sow_server.services.answering import close_after
-from sow_server.services.filter_values import filter_values
+from sow_server.services.filter_values import values_read
 from sow_server.services.followers import Followers
 from sow_server.services.getting import Getting, LongGets
 from sow_server.services.guard import readable
@@ -457,7 +457,7 @@ class SowService:
         elif selection == "by_filter":
             if not request.by_filter:
                 record_filter(topic, "", 0)  # raises: an empty filter selects nothing, and not everything
-            given = filter_values(request.parameters)
+            given = await values_read(self._readers, request.parameters)
             responses = self._delete_matching(
                 granted, request.by_filter, durability, given=given, dry_run=request.dry_run
             )

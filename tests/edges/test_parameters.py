@@ -275,6 +275,7 @@ def test_true_and_one_are_two_values_also_where_filters_are_kept(client: Client)
         ("/n = :n", {"a b": 5}, "'a b'"),
         ("/n = :n", {f"n{number}": 5 for number in range(1_001)}, "1001, more than the limit of 1000"),
         ("/n IN :n", {"n": [7] * 10_001}, ":n is a list of 10001"),
+        ("/n = :n AND /n = = 1", {"n": "x" * 40_000}, "expected a value at 17"),
     ],
 )
 def test_a_parameter_at_fault_is_named(client: Client, text: str | None, parameters: Any, said: str) -> None:
