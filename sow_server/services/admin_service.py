@@ -76,7 +76,7 @@ class AdminService(InspectionService):
         settings: Sequence[Setting] = (),
         observed: Observed | None = None,
     ) -> None:
-        """`row_limits`: the limits that `CheckTopic` checks rows against.""" ""
+        """`row_limits`: the limits that `CheckTopic` checks rows against."""
         super().__init__(
             reading, commits, followers, readers, links, healthy, clock, settings, observed=observed or Observed()
         )
