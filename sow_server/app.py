@@ -441,7 +441,6 @@ def _services(
         links=links,
         readers=readers,
         row_limits=store.replicas.changes.limits,
-        totals=lambda: _totals(store.topics),
         owned=owned,
         followers=followers,
         healthy=healthy,
@@ -470,12 +469,6 @@ def _services(
         (snapshot_pb2.DESCRIPTOR.services_by_name["SnapshotService"], snapshot),
         (access_pb2.DESCRIPTOR.services_by_name["AccessService"], AccessService(access)),
     )
-
-
-def _totals(topics: Topics) -> tuple[int, int]:
-    """The number of topics, and of their stored records."""
-    found = topics.by_id.values()
-    return len(found), sum(topic.statistics.records for topic in found)
 
 
 def _standard_handlers(

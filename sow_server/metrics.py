@@ -627,7 +627,7 @@ def _unreadable_metrics(store: StoreFigures) -> Iterator[Metric]:
 
 def _topic_metrics(store: StoreFigures) -> Iterator[Metric]:
     topics = sorted(store.topics.by_name.values(), key=lambda topic: topic.name)
-    overdue = store.cuts.overdue_by_topic(at_most=OVERDUE_MAX)
+    counts = store.cuts.counts(topics, at_most=OVERDUE_MAX)
     live = GaugeMetricFamily("sow_records_live", "Live records.", labels=["topic"])
     late = GaugeMetricFamily(
         "sow_records_overdue", f"Expired records not yet removed, counted up to {OVERDUE_MAX}.", labels=["topic"]
@@ -640,10 +640,10 @@ def _topic_metrics(store: StoreFigures) -> Iterator[Metric]:
     others = [0] * len(families)
     for index, topic in enumerate(topics):
         figures = topic.statistics
-        expired = overdue.get(topic.id, 0)
+        records = counts[topic.id]
         values = (
-            max(0, figures.records - expired),
-            expired,
+            records.live,
+            records.overdue,
             figures.record_bytes,
             figures.journal_bytes,
             figures.journal_entries,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
 import click
 
 from sow_cli import arguments, display
@@ -20,14 +22,15 @@ from sow_client import ExpiryHorizon, TopicDue
     metavar="DURATION",
     help="The end of a span of time from now; may be repeated, rising. Default: 1m 10m 1h 6h 1d 7d.",
 )
-@click.option("--exact", is_flag=True, help="Look at each record, rather than at the expiry index.")
+@click.option("--exact", is_flag=True, help="End the count where it would not be exact any more.")
 @output_option
 @click.pass_obj
 def due(session: Session, output: Output, topic: str | None, spans: tuple[str, ...], exact: bool) -> None:
     """Count the records of TOPIC, or of all topics, that fall due in each span of time from now.
 
-    The expiry index is counted: a record whose lifetime was changed may count at its former time until that has come,
-    and a deleted one may count until then. With --exact each record is looked at.
+    Up to 100,000 records are looked at. Behind those, entries of the expiry index are counted, and a remark says so: a
+    record whose lifetime was changed may count at its former time until that has come, and a deleted one may count
+    until then. With --exact the count ends there.
 
     \b
     Examples:
@@ -62,8 +65,15 @@ def _facts(one: TopicDue, ends: list[str]) -> list[Fact]:
 
 
 def _remark(found: ExpiryHorizon) -> None:
+    if not found.exact:
+        since = "all counts" if found.exact_upto < found.as_of else f"counts behind {_time(found.exact_upto)}"
+        note(f"{since} are entries of the expiry index, also of records that were changed or deleted")
     if not found.complete:
-        note(f"counted up to {found.complete_upto:%Y-%m-%d %H:%M:%S}Z: there is more than is counted at once")
+        note(f"counted up to {_time(found.complete_upto)}: there is more than is counted at once")
     for one in found.topics:
         if one.incomplete:
             note(f"{display.safe(one.topic)}: expiration was just enabled, so some records are not counted yet")
+
+
+def _time(time: datetime) -> str:
+    return f"{time:%Y-%m-%d %H:%M:%S}Z"

@@ -39,11 +39,19 @@ class ExpiryHorizon:
     """By name."""
     complete_upto: datetime
     """Everything that falls due up to here is counted. Before the last end where there was too much to count."""
+    exact_upto: datetime
+    """The counts of spans that end at or before this are exact. In later ones, entries of the expiry index are counted:
+    a record whose lifetime was changed may count at its former time, also twice, and a deleted one may count."""
 
     @property
     def complete(self) -> bool:
         """Whether all spans are counted to their ends."""
         return not self.spans or self.complete_upto >= self.as_of + self.spans[-1]
+
+    @property
+    def exact(self) -> bool:
+        """Whether all that is counted is exact."""
+        return not self.spans or self.exact_upto >= min(self.complete_upto, self.as_of + self.spans[-1])
 
 
 def horizon_request(topic: str | None, spans: Iterable[Ttl], *, exact: bool) -> admin_pb2.GetExpiryHorizonRequest:
@@ -68,6 +76,7 @@ def horizon(response: admin_pb2.GetExpiryHorizonResponse) -> ExpiryHorizon:
             for one in response.topics
         ),
         datetime_of(response.upto_micros),
+        datetime_of(response.exact_upto_micros),
     )
 
 

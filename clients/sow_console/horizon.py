@@ -68,7 +68,8 @@ def counted(topic: str, times: Iterable[datetime], as_of: datetime, spans: Seque
         # The first span whose end is not before it; one that falls due beyond the last end is in none.
         if (index := bisect_left(spans, time - as_of)) < len(due):
             due[index] += 1
-    return ExpiryHorizon(as_of, tuple(spans), (TopicDue(topic, 0, tuple(due), first, False),), as_of + spans[-1])
+    end = as_of + spans[-1]
+    return ExpiryHorizon(as_of, tuple(spans), (TopicDue(topic, 0, tuple(due), first, False),), end, end)
 
 
 def line(values: Sequence[float], width: float, height: float) -> str:

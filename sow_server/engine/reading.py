@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import compress
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from sow_server.engine.catalog.topics import Topic, Topics, topic_deleted
 from sow_server.engine.commit.expiry import OverdueCut, Sweep
@@ -151,6 +151,14 @@ class IndexCursor:
     def close(self) -> None:
         """Frees the entries."""
         self._cursor.close()
+
+
+class Counts(NamedTuple):
+    """Records of a topic at one instant."""
+
+    live: int
+    overdue: int
+    """Expired, and not yet swept."""
 
 
 class Total:
@@ -339,18 +347,27 @@ class Cuts:
             cut = sweep.overdue_cut([topic])
         return Total(topic, now_micros, cut, sweep)
 
-    def overdue(self, topic: Topic | None = None) -> int:
-        """Expired records that are not yet swept, of one topic or of all."""
-        counts = self.overdue_by_topic()
-        return sum(counts.values()) if topic is None else counts.get(topic.id, 0)
+    def counts(self, topics: Collection[Topic] | None = None, *, at_most: int = 2**62) -> dict[int, Counts]:
+        """Live and overdue records of topics (None: of all), by topic id, as of one instant (rule L16). Overdue ones
+        are counted in one pass until `at_most` are found; those that are not found count as live."""
+        with self._writer.cut_lock:
+            now, sweep = self._clock.now_micros(), self._writer.sweep
+            chosen = tuple(self._topics.by_id.values()) if topics is None else topics
+            stored = {topic.id: topic.statistics.records for topic in chosen}
+            cut = sweep.overdue_cut(chosen) if sweep.next_due <= now else None
+        overdue = {} if cut is None else sweep.overdue(now, at_most=at_most, cut=cut)
+        return {
+            topic: Counts(max(0, records - (hidden := overdue.get(topic, 0))), hidden)
+            for topic, records in stored.items()
+        }
 
-    def overdue_by_topic(self, *, at_most: int = 2**62, entries_max: int | None = None) -> dict[int, int]:
-        """Expired records that are not yet swept, by topic id, counted in one pass until `at_most` are found, or
-        `entries_max` entries of the expiry index have been read."""
+    def overdue(self, *, at_most: int, entries_max: int) -> int:
+        """Expired records of all topics that are not yet swept, counted until `at_most` are found, or `entries_max`
+        entries of the expiry index have been read."""
         now = self._clock.now_micros()
         if self._writer.sweep.next_due > now:
-            return {}
-        return self._writer.sweep.overdue(now, at_most=at_most, entries_max=entries_max)
+            return 0
+        return sum(self._writer.sweep.overdue(now, at_most=at_most, entries_max=entries_max).values())
 
 
 def is_rearming(rocks: Rocks, topic: Topic) -> bool:

@@ -67,7 +67,6 @@ class AdminService(InspectionService):
         links: Links,
         readers: Executor,
         row_limits: RowLimits,
-        totals: Callable[[], tuple[int, int]],
         owned: OwnedDurables,
         followers: Followers,
         healthy: HealthService,
@@ -77,8 +76,7 @@ class AdminService(InspectionService):
         settings: Sequence[Setting] = (),
         observed: Observed | None = None,
     ) -> None:
-        """`row_limits`: the limits that `CheckTopic` checks rows against. `totals`: topics, and their stored
-        records."""
+        """`row_limits`: the limits that `CheckTopic` checks rows against."""
         super().__init__(
             reading, commits, followers, readers, links, healthy, clock, settings, observed=observed or Observed()
         )
@@ -89,7 +87,6 @@ class AdminService(InspectionService):
         self._row_limits = row_limits
         self._consumers = consumers
         self._changes = changes
-        self._totals = totals
         self._owned = owned
         self._instance = instance
         self._cluster = cluster
@@ -140,7 +137,7 @@ class AdminService(InspectionService):
         def describe() -> admin_pb2.Topic:
             if not told:
                 return convert.topic(self._durable_commits, found)
-            message = convert.topic(self._durable_commits, found, overdue=self._reading.cuts.overdue_by_topic())
+            message = convert.topic(self._durable_commits, found, self._reading.cuts.counts([found])[found.id])
             _show_own_durable(call, message)
             message.effective.extend(convert.effective(self._administration.effective(found)))
             planned = planned_journal_bytes(found.settings)
@@ -155,9 +152,9 @@ class AdminService(InspectionService):
         told = [self._figures_told(call, topic) for topic in topics]
 
         def messages() -> list[admin_pb2.Topic]:
-            overdue = self._reading.cuts.overdue_by_topic() if request.with_statistics else None
+            counts = self._reading.cuts.counts(topics) if request.with_statistics else {}
             found = [
-                convert.topic(self._durable_commits, topic, overdue=overdue if with_figures else None)
+                convert.topic(self._durable_commits, topic, counts.get(topic.id) if with_figures else None)
                 for topic, with_figures in zip(topics, told, strict=True)
             ]
             for message in found:
@@ -416,8 +413,7 @@ class AdminService(InspectionService):
 
     def _status(self) -> admin_pb2.GetStatusResponse:
         reading, failure = self._reading, self._commits.failure
-        overdue = reading.cuts.overdue()
-        topics, stored = self._totals()
+        counts = reading.cuts.counts()
         disk = self._upkeep.disk()
         return admin_pb2.GetStatusResponse(
             instance=self._instance,
@@ -430,9 +426,9 @@ class AdminService(InspectionService):
             clock_time=convert.timestamp(self._clock.now_micros()),
             sweep_paused=self._clock.paused,
             last_sequence=self._commits.last_sequence,
-            live_records=max(0, stored - overdue),
-            overdue_records=overdue,
-            topics=topics,
+            live_records=sum(one.live for one in counts.values()),
+            overdue_records=sum(one.overdue for one in counts.values()),
+            topics=len(counts),
             disk_bytes=self._upkeep.disk_bytes(),
             disk_free_bytes=disk.free,
             disk_size_bytes=disk.size,

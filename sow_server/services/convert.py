@@ -18,6 +18,7 @@ from sow.v1 import admin_pb2, load_pb2, sow_pb2, types_pb2
 from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.disk.layout import record as stored_record
 from sow_server.engine.durables.commits import DurableCommits
+from sow_server.engine.reading import Counts
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import (
     ABSENT,
@@ -662,8 +663,8 @@ def effective(found: Effective) -> list[admin_pb2.EffectiveSetting]:
     ]
 
 
-def topic(durables: DurableCommits, found: Topic, *, overdue: Mapping[int, int] | None = None) -> admin_pb2.Topic:
-    """A topic; with its figures if `overdue` (records by topic id) is given, as they exclude those (rule L16)."""
+def topic(durables: DurableCommits, found: Topic, counts: Counts | None = None) -> admin_pb2.Topic:
+    """A topic; with its figures if `counts` are given."""
     message = admin_pb2.Topic(
         name=found.name,
         settings=settings_message(found.settings._asdict()),
@@ -671,14 +672,13 @@ def topic(durables: DurableCommits, found: Topic, *, overdue: Mapping[int, int] 
         create_time=timestamp(found.create_time_micros),
         indexes=[admin_pb2.IndexStatus(path=index.path, complete=index.complete) for index in found.indexes.all],
     )
-    if overdue is not None:
+    if counts is not None:
         figures = durables.topic_statistics(found)
-        hidden = overdue.get(found.id, 0)
         message.statistics.CopyFrom(
             admin_pb2.TopicStatistics(
-                live_records=max(0, figures.stored_records - hidden),
+                live_records=counts.live,
                 stored_bytes=figures.stored_bytes,
-                overdue_records=hidden,
+                overdue_records=counts.overdue,
                 journal_bytes=figures.journal_bytes,
                 journal_entries=figures.journal_entries,
                 tombstones=figures.tombstones,

@@ -68,7 +68,7 @@ class OverdueCount:
         return await asyncio.shield(found)
 
     def _count(self) -> int:
-        return sum(self._cuts.overdue_by_topic(at_most=OVERDUE_MAX, entries_max=OVERDUE_MAX).values())
+        return self._cuts.overdue(at_most=OVERDUE_MAX, entries_max=OVERDUE_MAX)
 
 
 class Figures:

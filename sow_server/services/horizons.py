@@ -69,4 +69,5 @@ def _answer(horizon: Horizon, edges: Sequence[int]) -> admin_pb2.GetExpiryHorizo
             for one in sorted(horizon.counted.values(), key=lambda one: one.topic.name)
         ],
         upto_micros=horizon.upto_micros,
+        exact_upto_micros=horizon.exact_upto_micros,
     )

@@ -38,6 +38,7 @@ from sow_server.engine.reading import Cuts
 from sow_server.engine.values.clock import GuardedClock
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import MICROS, NEVER, BacklogAction
+from sow_server.filters.parser import LENGTH_BYTES_MAX
 from sow_server.filters.restriction import UNRESTRICTED, Restriction
 from sow_server.subscriptions.backlogs import HOLD_MICROS, Backlogs
 from sow_server.subscriptions.consumer import Attachment, Consumer, EndedConsumer, SubscriptionSource
@@ -129,7 +130,9 @@ class Consumers:
             raise in_use(topic, attachment.name)
         self._check_elsewhere(topic, attachment.name, force=attachment.force)
         known = self._durables.get(topic.id, attachment.name)
-        if known is not None:
+        if known is None:
+            _check_kept(text)
+        else:
             check_same(topic, known, text, attachment.declared)
         start, unstartable = None, None
         try:
@@ -636,3 +639,15 @@ def _remove_idle(durables: DurableEditor, topic: Topic, name: str, idle_ttl_micr
 
 def _ignore(_: object) -> None:
     """Nobody waits for the result."""
+
+
+def _check_kept(text: str) -> None:
+    """Raises StoreError if the canonical text of a filter could not be parsed again: here later, or at a peer."""
+    length = len(text.encode())
+    if length > LENGTH_BYTES_MAX:
+        raise StoreError(
+            Reason.FILTER_INVALID,
+            f"filter: a durable keeps the canonical text, with blanks and the values of parameters: {length} bytes, "
+            f"more than the limit of {LENGTH_BYTES_MAX}",
+            field="filter",
+        )

@@ -178,6 +178,8 @@ def test_a_key_with_another_number_of_parts_is_refused(server: ServerProcess) ->
         client.publish("comp", {"a": "x|1", "b": "y"})
         assert client.get("comp", ("x|1", "y")) is not None
         assert client.get("comp", ("x", "y")) is None
+        planned = client.plan_changes("comp", start="earliest")
+        changed = planned.start, planned.end
         wrong: list[Callable[[], object]] = [
             lambda: client.get("comp", ("x", "y", "z")),
             lambda: client.get("comp", "x"),
@@ -187,6 +189,8 @@ def test_a_key_with_another_number_of_parts_is_refused(server: ServerProcess) ->
             lambda: client.sow_delete("comp", keys=["x|y|z"]),
             lambda: client.history("comp", "x"),
             lambda: client.get("orders", "a|b"),
+            lambda: list(client.changes("comp", *changed, keys=["x"])),
+            lambda: list(client.read_changes("comp", *changed, keys=[("x|1", "y"), ("x",)])),
         ]
         for call in wrong:
             with pytest.raises(InvalidArgument, match="and a key here has"):

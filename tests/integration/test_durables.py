@@ -16,7 +16,7 @@ from google.rpc import error_details_pb2, status_pb2
 
 from sow.v1 import admin_pb2, admin_pb2_grpc, sow_pb2, sow_pb2_grpc, types_pb2
 from sow_cli.command import sow
-from sow_client import UNLIMITED, AsyncClient, Client, ResourceExhausted
+from sow_client import UNLIMITED, AsyncClient, Client, InvalidArgument, ResourceExhausted
 from tests.support.server import DYNAMIC, ServerProcess, until
 
 CONFIG = DYNAMIC + '[journal]\nprune_interval = "200ms"\n'
@@ -424,3 +424,26 @@ def test_records_due_at_once_go_to_the_attached_consumer(server: ServerProcess) 
         assert client.publish("orders", {"n": 4}, key="d", ttl="0s").delivered == 0
         assert sorted(record.key.split("|")[1] for record in client.query("dead")) == ["a", "d"]
         assert [record.key for record in client.query("orders")] == ["c"]
+
+
+def test_a_filter_that_is_kept_is_parsed_again(server: ServerProcess) -> None:
+    """Q9: the canonical text may be longer than what was given. Where it went beyond 64 KiB, no call could read the
+    durable's entries, and the journal was kept for it."""
+    terms = "OR".join(["/aaaaaaaa='1'"] * 3_400)
+    fits, whole = terms + "OR/b=:value", 64 << 10
+    room = whole - (3_400 * len("/aaaaaaaa = '1' OR ") + len("/b = ''"))
+    with Client(server.address) as client:
+        client.create_topic("orders")
+        client.publish("orders", {"b": "x" * room}, key="a")
+        with pytest.raises(InvalidArgument, match=rf"filter: a durable keeps .* {whole + 1} bytes") as refused:
+            client.durable("orders", "long", fits, parameters={"value": "x" * (room + 1)}).__enter__()
+        assert refused.value.reason == "FILTER_INVALID"
+        assert client.durables("orders") == []
+        with client.durable("orders", "billing", fits, parameters={"value": "x" * room}, start="earliest") as durable:
+            assert next(durable).key == "a"
+        client.publish("orders", {}, key="on disk")
+    server.restart()
+    with Client(server.address) as client:
+        assert [one.key for one in client.durable_browse("orders", "billing").entries] == ["a"]
+        with client.durable("orders", "billing", fits, parameters={"value": "x" * room}) as durable:
+            assert next(durable).key == "a"

@@ -139,7 +139,6 @@ class GuardedParts:
             links=links,
             readers=readers,
             row_limits=store.replicas.changes.limits,
-            totals=lambda: (0, 0),
             owned=owned,
             followers=followers,
             healthy=self.healthy,

@@ -31,7 +31,8 @@ SPANS = (timedelta(minutes=1), timedelta(hours=1))
 def test_due_shows_a_column_for_each_span(client: FakeClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     orders = TopicDue("orders", 3, (1_000, 20), NOW + timedelta(seconds=7), False)
-    client.horizon = ExpiryHorizon(NOW, SPANS, (orders, TopicDue("plain", 0, (0, 0), None, True)), NOW + SPANS[-1])
+    end = NOW + SPANS[-1]
+    client.horizon = ExpiryHorizon(NOW, SPANS, (orders, TopicDue("plain", 0, (0, 0), None, True)), end, end)
 
     listed = run(client, "due", "--within", "1m", "--within", "1h", "--exact")
     table = run(client, "due", "orders", "--format", "table")
@@ -46,15 +47,26 @@ def test_due_shows_a_column_for_each_span(client: FakeClient, monkeypatch: pytes
     }
     assert "plain: expiration was just enabled" in listed.stderr
     assert "counted up to" not in listed.stderr
+    assert "entries" not in listed.stderr
     assert client.arguments_of("expiry_horizon") == {"topic": "orders", "spans": (), "exact": False}
     assert "1,000" in table.stdout
     assert "1h" in table.stdout
 
 
 def test_due_tells_up_to_when_it_has_counted(client: FakeClient) -> None:
-    client.horizon = ExpiryHorizon(NOW, SPANS, (), NOW + timedelta(minutes=10))
-    assert "counted up to 2030-01-31 12:10:00Z" in run(client, "due").stderr
+    upto = NOW + timedelta(minutes=10)
+    client.horizon = ExpiryHorizon(NOW, SPANS, (), upto, upto)
+    assert "counted up to 2030-01-31 12:10:00Z" in (told := run(client, "due").stderr)
+    assert "entries" not in told, "all that is counted is exact"
     assert run(client, "due", "--within", "soon").exit_code == 2
+
+
+def test_due_tells_which_counts_are_of_entries(client: FakeClient) -> None:
+    client.horizon = ExpiryHorizon(NOW, SPANS, (), NOW + SPANS[-1], NOW + timedelta(minutes=10))
+    told = "are entries of the expiry index, also of records that were changed or deleted"
+    assert f"counts behind 2030-01-31 12:10:00Z {told}" in run(client, "due").stderr
+    client.horizon = replace(client.horizon, exact_upto=NOW - timedelta(microseconds=1))
+    assert f"all counts {told}" in run(client, "due").stderr
 
 
 def test_sessions_list_subscriptions_and_end_one(client: FakeClient, monkeypatch: pytest.MonkeyPatch) -> None:

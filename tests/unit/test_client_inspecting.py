@@ -22,7 +22,11 @@ def test_the_expiry_horizon(server: Server) -> None:
     request = server.answer(
         "GetExpiryHorizon",
         admin_pb2.GetExpiryHorizonResponse(
-            as_of_micros=5 * SECOND, edge_micros=[60 * SECOND, 3600 * SECOND], topics=[due], upto_micros=65 * SECOND
+            as_of_micros=5 * SECOND,
+            edge_micros=[60 * SECOND, 3600 * SECOND],
+            topics=[due],
+            upto_micros=65 * SECOND,
+            exact_upto_micros=60 * SECOND,
         ),
     )
     found = call.result(SECONDS_MAX)
@@ -31,6 +35,8 @@ def test_the_expiry_horizon(server: Server) -> None:
     )
     assert found.spans == (timedelta(minutes=1), timedelta(hours=1))
     assert not found.complete, "it ended within the last span"
+    assert not found.exact, "of the last five seconds, entries are counted"
+    assert found.exact_upto - found.as_of == timedelta(seconds=55)
     (one,) = found.topics
     assert (one.topic, one.overdue, one.due, one.incomplete) == ("orders", 1, (2, 3), False)
     assert one.next_time is not None

@@ -151,11 +151,11 @@ def test_a_record_that_left_the_rows_of_the_reader_is_not_shown() -> None:
 def test_bars_add_up_the_topics_and_say_which_spans_were_not_counted() -> None:
     spans = (timedelta(minutes=1), timedelta(minutes=2))
     topics = (TopicDue("a", 0, (1, 4), NOW, False), TopicDue("b", 0, (1, 0), NOW, False))
-    first, second = horizon.bars(ExpiryHorizon(NOW, spans, topics, NOW + spans[0]))
+    first, second = horizon.bars(ExpiryHorizon(NOW, spans, topics, NOW + spans[0], NOW + spans[0]))
     assert (first.due, first.share, first.counted) == (2, 0.5, True)
     assert (second.due, second.share, second.counted) == (4, 1.0, False)
     assert second.begin == first.end
-    assert [bar.due for bar in horizon.bars(ExpiryHorizon(NOW, spans, (), NOW + spans[1]))] == [0, 0]
+    assert [bar.due for bar in horizon.bars(ExpiryHorizon(NOW, spans, (), NOW + spans[1], NOW + spans[1]))] == [0, 0]
 
 
 @pytest.mark.parametrize("within", horizon.WITHIN)

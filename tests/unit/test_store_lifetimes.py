@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from sow_server.engine.commit.expiry import Sweep
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import (
     ABSENT,
@@ -380,12 +382,34 @@ def test_counts_leave_out_expired_records_and_the_unswept_are_a_figure_of_their_
         rig.put("quotes", str(number), ttl=SECOND)
     rig.time.tick(SECOND)
     orders = rig.topic("orders")
-    assert (rig.count("orders"), rig.store.cuts.overdue(orders), rig.store.cuts.overdue()) == (5, 5, 15)
+    assert rig.count("orders") == 5
+    assert rig.store.cuts.counts() == {orders.id: (5, 5), rig.topic("quotes").id: (0, 10)}
+    assert rig.store.cuts.counts([orders]) == {orders.id: (5, 5)}
     assert rig.store.durable_commits.topic_statistics(orders).stored_records == 10
     rig.store.sweep()
-    assert (rig.count("orders"), rig.store.cuts.overdue(orders)) == (5, 0)
+    assert (rig.count("orders"), rig.store.cuts.counts([orders])) == (5, {orders.id: (5, 0)})
     assert rig.store.durable_commits.topic_statistics(orders).stored_records == 5
     assert rig.store.durable_commits.topic_statistics(orders).stored_bytes == 5 * (1 + len(b"payload"))
+
+
+def test_counts_are_of_one_instant_while_a_sweep_removes_records(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """L16: overdue records were counted first, and the stored ones read after: those that a sweep had removed between
+    were missing from the live ones."""
+    rig.create_topic("orders")
+    for number in range(10):
+        rig.put("orders", str(number), ttl=SECOND if number < 4 else MINUTE)
+    rig.time.tick(SECOND)
+    count = Sweep.overdue
+
+    def swept_meanwhile(sweep: Sweep, now_micros: int, **options: Any) -> dict[int, int]:
+        rig.store.sweep()
+        found = count(sweep, now_micros, **options)
+        assert rig.topic("orders").statistics.records == 6, "the sweep is over"
+        return found
+
+    monkeypatch.setattr(Sweep, "overdue", swept_meanwhile)
+    assert rig.store.cuts.counts() == {rig.topic("orders").id: (6, 4)}
+    assert rig.store.cuts.counts() == {rig.topic("orders").id: (6, 0)}
 
 
 def test_refreshed_and_deleted_records_are_not_counted_as_overdue(rig: Rig) -> None:
@@ -396,7 +420,7 @@ def test_refreshed_and_deleted_records_are_not_counted_as_overdue(rig: Rig) -> N
     rig.put("orders", "a", ttl=MINUTE)
     rig.delete("orders", "b")
     rig.time.tick(SECOND)
-    assert (rig.count("orders"), rig.store.cuts.overdue()) == (1, 1)
+    assert (rig.count("orders"), rig.store.cuts.counts()) == (1, {rig.topic("orders").id: (1, 1)})
 
 
 def test_loading_and_expiring_again_and_again_keeps_the_directory_on_a_plateau(rig: Rig) -> None:

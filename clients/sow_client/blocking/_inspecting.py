@@ -45,9 +45,10 @@ class Inspecting(Calls):
     ) -> ExpiryHorizon:
         """How many records of a topic, or of all topics, fall due in each of several spans of time.
 
-        `spans`: their ends from now, rising, such as ("1m", "1h"); by default 1m, 10m, 1h, 6h, 1d, 7d. The expiry index
-        is counted, which is an estimate where lifetimes were changed; with `exact` each record is looked at. A caller
-        with `rows` on a topic may not ask for it.
+        `spans`: their ends from now, rising, such as ("1m", "1h"); by default 1m, 10m, 1h, 6h, 1d, 7d. Up to 100,000
+        records are looked at, and further ones counted by the expiry index, which is an estimate where lifetimes were
+        changed: `ExpiryHorizon.exact_upto`. With `exact` the count ends there. A caller with `rows` on a topic may not
+        ask for it.
 
         Rule: L22.
         """

@@ -54,6 +54,8 @@ async def facts(view: View) -> Facts:
         "overdue": sum(one.overdue for one in found.topics),
         "complete": found.complete,
         "complete_upto": found.complete_upto,
+        "exact": found.exact,
+        "exact_upto": max(found.as_of, found.exact_upto),
         "topics": sorted(
             (
                 {

@@ -1053,9 +1053,8 @@ class GetExpiryHorizonRequest(_message.Message):
     topic: _builtins.str
     """The topic's name. Empty: all topics of which the caller may read every record."""
     exact: _builtins.bool
-    """false: entries of the expiry index are counted. Then a record whose lifetime was extended counts at its former time,
-    one whose lifetime was shortened may count at both times, and one that was deleted may count, until the server meets
-    the entry. true: every record is looked at.
+    """false: the first 100,000 entries of the expiry index are looked up, so records are counted; behind those, entries
+    are counted. true: the count ends there.
     """
     @_builtins.property
     def edge_micros(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -1088,11 +1087,18 @@ class GetExpiryHorizonResponse(_message.Message):
     EDGE_MICROS_FIELD_NUMBER: _builtins.int
     TOPICS_FIELD_NUMBER: _builtins.int
     UPTO_MICROS_FIELD_NUMBER: _builtins.int
+    EXACT_UPTO_MICROS_FIELD_NUMBER: _builtins.int
     as_of_micros: _builtins.int
     """The one instant of the count. The spans begin here."""
     upto_micros: _builtins.int
     """Everything that falls due up to here is counted. Before the last end where there was too much to count: more than
     1,000,000 entries, or with `exact` 100,000.
+    """
+    exact_upto_micros: _builtins.int
+    """The counts are exact up to here: each span that ends at or before it. In later spans entries of the expiry index
+    are counted: a record whose lifetime was extended counts at its former time, one whose lifetime was shortened may
+    count at both times, and one that was deleted may count, until the server meets the entry. 0: none is exact, as
+    the server is older than this field, and counts entries unless `exact` was asked for.
     """
     @_builtins.property
     def edge_micros(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -1109,10 +1115,11 @@ class GetExpiryHorizonResponse(_message.Message):
         edge_micros: _abc.Iterable[_builtins.int] | None = ...,
         topics: _abc.Iterable[Global___TopicHorizon] | None = ...,
         upto_micros: _builtins.int = ...,
+        exact_upto_micros: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["as_of_micros", b"as_of_micros", "edge_micros", b"edge_micros", "topics", b"topics", "upto_micros", b"upto_micros"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["as_of_micros", b"as_of_micros", "edge_micros", b"edge_micros", "exact_upto_micros", b"exact_upto_micros", "topics", b"topics", "upto_micros", b"upto_micros"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
