@@ -46,6 +46,8 @@ class BadLine(Exception):
         self.reason = reason
         self.message = message
         self.text = text
+        self.of_record = False
+        """True: the line was read as a record, with its metadata."""
 
 
 Parse: TypeAlias = Callable[[bytes], Item]
@@ -179,7 +181,11 @@ class _RecordLine(msgspec.Struct):
     payload: msgspec.Raw = msgspec.Raw()
     payload_base64: str | None = None
     text: str | None = None
-    """In the file of --errors: a record that could not be read, to be mended."""
+    """In the file of --errors: a document that could not be read, to be mended."""
+    record: msgspec.Raw = msgspec.Raw()
+    """There, too: the line of a record that could not be read, an object or a text."""
+    reason: str | None = None
+    """There, too. Without an expire time of its own, such a record gets that of the command."""
     key: str | None = None
     expire_time_micros: int | None = None
 
@@ -231,9 +237,12 @@ def record_form(form: PayloadForm, *, with_key: bool, stamps: bool, absent: int 
             return form.encode(msgspec.json.decode(record.payload))
         return base64_payload(decode_text(record.payload).encode()).data
 
-    def parsed(line: bytes) -> Item:
+    def read(line: bytes) -> Item:
         try:
             record = decode(line)
+            if record.record:
+                inner = bytes(record.record)
+                return read(decode_text(inner).encode() if inner[:1] == b'"' else inner)
             data = payload_of(record)
         except msgspec.DecodeError as error:
             raise BadLine("PAYLOAD_MALFORMED", f"not a record: {error}") from error
@@ -242,6 +251,15 @@ def record_form(form: PayloadForm, *, with_key: bool, stamps: bool, absent: int 
         if with_key and record.key is None:
             raise BadLine("KEY_REQUIRED", "the record has no key, which the topic needs")
         stamp = record.expire_time_micros
-        return Item(data, record.key if with_key else None, (absent if stamp is None else stamp) if stamps else None)
+        if stamp is None and record.reason is None:
+            stamp = absent
+        return Item(data, record.key if with_key else None, stamp if stamps else None)
+
+    def parsed(line: bytes) -> Item:
+        try:
+            return read(line)
+        except BadLine as bad:
+            bad.of_record = True
+            raise
 
     return parsed

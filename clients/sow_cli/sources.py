@@ -77,7 +77,7 @@ class FileInput:
         self._started = time.monotonic()
 
     def records(
-        self, numbers: LineNumbers, bad: Callable[[int, str, str, Item | bytes], None], settled: Callable[[], int]
+        self, numbers: LineNumbers, bad: Callable[[int, str, str, Item | BadLine], None], settled: Callable[[], int]
     ) -> Iterator[tuple[int, Item]]:
         """Yields (number of the line or record, record); reports bad ones to `bad` and continues when that returns.
 
@@ -95,7 +95,7 @@ class FileInput:
                     bad(number, "PAYLOAD_TOO_LARGE", "the payload is larger than 16 MiB", outcome)
                 numbers.skip(position)
                 if isinstance(outcome, BadLine):
-                    bad(number, outcome.reason, outcome.message, outcome.text)
+                    bad(number, outcome.reason, outcome.message, outcome)
             if not self.bar.disable:
                 done = settled()
                 rate = round(done / max(time.monotonic() - self._started, 1e-3))
@@ -117,14 +117,14 @@ class Refusals:
         """The number of all."""
         return self.reasons.total()
 
-    def add(self, place: Place, number: int, reason: str, message: str, record: Item | bytes = b"") -> None:
-        """Counts and reports a record. `record`: the bytes of a line that is none, or empty if they are not known."""
+    def add(self, place: Place, number: int, reason: str, message: str, record: Item | BadLine | None = None) -> None:
+        """Counts and reports a record. `record`: a line that is none; None if it is not known."""
         with self._lock:
             self.reasons[reason] += 1
             if self.total <= REPORTED_MAX:
                 note(f"{place.shown(number)}: {reason}: {message}")
-                if self._of_json and (shown := pointed_at(record if isinstance(record, bytes) else record.data)):
-                    click.echo(shown, err=True)
+                if self._of_json and record is not None:
+                    click.echo(pointed_at(record.data if isinstance(record, Item) else record.text), err=True, nl=False)
             if self._errors is not None:
                 told = {"file": place.file} if place.file else {}
                 line = told | {place.unit: number, "reason": reason, "message": message} | kept(record, self._of_json)
@@ -174,33 +174,49 @@ def pointed_at(data: bytes) -> str:
     start = max(0, position - _CARET_BEFORE)
     before, after = display.safe(text[start:position]), display.safe(text[position : position + _CARET_AFTER])
     before = f"…{before}" if start else before
-    return f"  {before}{after}\n  {' ' * cell_len(before)}^"
+    return f"  {before}{after}\n  {' ' * cell_len(before)}^\n"
 
 
-def kept(record: Item | bytes, of_json: bool) -> dict[str, object]:
+def kept(record: Item | BadLine | None, of_json: bool) -> dict[str, object]:
     """A record in the file of --errors, as `sow publish --records` takes it: its key, its expire time, and `payload`; a
-    text that is no JSON is `text`, to be mended, and `column` is the place of its fault, from 1."""
-    found: dict[str, object] = {}
-    if isinstance(record, bytes):
-        if not record:
-            return found
-        data = record
-    else:
-        data = record.data
-        if record.key is not None:
-            found["key"] = record.key
-        if record.expire_time_micros is not None:
-            found["expire_time_micros"] = record.expire_time_micros
-    if not of_json and not isinstance(record, bytes):
-        return found | {"payload": b2a_base64(data, newline=False).decode()}
+    text that is no JSON is `text`, to be mended, and `column` is the place of its fault, from 1. The line of a record
+    that could not be read is `record`."""
+    if record is None or (isinstance(record, BadLine) and not record.text):
+        return {}
+    if isinstance(record, Item):
+        return _metadata(record) | (_document(record.data) if of_json else {"payload": _base64(record.data)})
+    try:
+        text = record.text.decode()
+    except UnicodeDecodeError:
+        return {"base64": _base64(record.text)}
+    if record.of_record:
+        is_whole = is_json(record.text)
+        return {"record": msgspec.Raw(record.text)} if is_whole else _text("record", record.text, text)
+    return _document(record.text) if of_json else {"payload": text}
+
+
+def _metadata(item: Item) -> dict[str, object]:
+    found = {"key": item.key, "expire_time_micros": item.expire_time_micros}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _document(data: bytes) -> dict[str, object]:
     try:
         text = data.decode()
     except UnicodeDecodeError:
-        return found | {"base64": b2a_base64(data, newline=False).decode()}
+        return {"base64": _base64(data)}
+    if fault_position(data) is None and is_json(data):
+        return {"payload": msgspec.Raw(data)}
+    return _text("text", data, text)
+
+
+def _text(name: str, data: bytes, text: str) -> dict[str, object]:
     position = fault_position(data)
-    if position is not None:
-        return found | {"text": text, "column": position + 1}
-    return found | ({"payload": msgspec.Raw(data)} if is_json(data) else {"text": text})
+    return {name: text} if position is None else {name: text, "column": position + 1}
+
+
+def _base64(data: bytes) -> str:
+    return b2a_base64(data, newline=False).decode()
 
 
 @dataclass(frozen=True, slots=True)

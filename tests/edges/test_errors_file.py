@@ -17,7 +17,11 @@ from tests.support.server import ServerProcess
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    config = "[topics.orders]\nkey = ['/id']\nmax_ttl = '1h'\n[topics.free]\n[topics.raw]\nmessage_type = 'binary'\n"
+    config = (
+        "[topics.orders]\nkey = ['/id']\nmax_ttl = '1h'\n[topics.free]\n[topics.raw]\nmessage_type = 'binary'\n"
+        "[topics.nameless]\nmessage_type = 'binary'\n"
+        "[topics.brief]\nkey = ['/id']\nexpiration = 'enabled'\ndefault_ttl = '1h'\n"
+    )
     with ServerProcess(tmp_path_factory.mktemp("errors"), config) as made:
         yield made
 
@@ -108,3 +112,63 @@ def test_lines_that_are_no_text_are_kept_in_base64(server: ServerProcess, tmp_pa
     done = run(server, "publish", "orders", str(tmp_path / "in.ndjson"), "--errors", str(bad))
     assert done.exit_code == 1
     assert told(bad)[0]["base64"] == "eyJpZCI6ICL/In0="
+
+
+def test_lines_of_records_are_mended_as_records(server: ServerProcess, client: Client, tmp_path: Path) -> None:
+    """A mended line of a record was published with the whole record as its document, and without its key."""
+    bad = tmp_path / "bad.ndjson"
+    (tmp_path / "in.ndjson").write_text(
+        '{"key":"m1","payload":{"n":1},"expire_time_micros":"x"}\n{"key":"m2","payload":{]}\n'
+    )
+
+    done = run(server, "publish", "free", "--records", str(tmp_path / "in.ndjson"), "--errors", str(bad))
+
+    assert done.exit_code == 1
+    found = told(bad)
+    assert found[0]["record"] == {"key": "m1", "payload": {"n": 1}, "expire_time_micros": "x"}
+    assert (found[1]["record"], found[1]["column"]) == ('{"key":"m2","payload":{]}', 24)
+    del found[0]["record"]["expire_time_micros"]
+    found[1]["record"] = '{"key":"m2","payload":{"n":2}}'
+    bad.write_text("".join(json.dumps(one) + "\n" for one in found))
+    again = run(server, "publish", "free", "--records", str(bad))
+    assert again.exit_code == 0, again.output
+    records = [client.get("free", key) for key in ("m1", "m2")]
+    assert [record and (record.data, record.expire_time_micros) for record in records] == [
+        ({"n": 1}, None),
+        ({"n": 2}, None),
+    ]
+
+
+def test_lines_of_base64_are_mended_as_base64(server: ServerProcess, client: Client, tmp_path: Path) -> None:
+    """The mended text of base64 was published as the payload itself."""
+    bad = tmp_path / "bad.ndjson"
+    (tmp_path / "in.txt").write_text("AAE!\n12345\n")
+    assert run(server, "publish", "nameless", str(tmp_path / "in.txt"), "--errors", str(bad)).exit_code == 1
+    found = told(bad)
+    assert [one["payload"] for one in found] == ["AAE!", "12345"]
+    found[0] |= {"payload": "AAE=", "key": "a"}
+    bad.write_text(json.dumps(found[0]) + "\n")
+    again = run(server, "publish", "raw", "--records", str(bad))
+    assert again.exit_code == 0, again.output
+    assert client.get("raw", "a").payload == b"\x00\x01"  # type: ignore[union-attr]
+
+
+def test_a_mended_document_gets_the_lifetime_of_its_topic(
+    server: ServerProcess, client: Client, tmp_path: Path
+) -> None:
+    """It never expired, as if it were a record of an export."""
+    bad = tmp_path / "bad.ndjson"
+    (tmp_path / "in.ndjson").write_text('{"no": 1}\n')
+    run(server, "publish", "brief", str(tmp_path / "in.ndjson"), "--errors", str(bad))
+    bad.write_text(bad.read_text().replace('"no"', '"id"'))
+    assert run(server, "publish", "brief", "--records", str(bad)).exit_code == 0
+    record = client.get("brief", "1")
+    assert record is not None
+    assert record.expire_time_micros is not None
+
+
+def test_a_load_keeps_payloads_of_other_types_in_base64(server: ServerProcess, tmp_path: Path) -> None:
+    bad = tmp_path / "bad.ndjson"
+    (tmp_path / "in.ndjson").write_text("AAE!\n")
+    assert run(server, "load", "raw", str(tmp_path / "in.ndjson"), "--errors", str(bad), "--force").exit_code == 1
+    assert told(bad)[0]["payload"] == "AAE!"
