@@ -321,7 +321,7 @@ def reading_of(given: InputOptions, target: Target, *, has_lifetime: bool, keep_
     stamps = records is True or (records is None and not has_lifetime)
     absent = None if has_lifetime or target.rejects else NEVER_MICROS
     form = PayloadForm(target.message_type, target.separator)
-    record = record_form(form, with_key=not target.has_key, stamps=stamps, absent=absent)
+    record = record_form(form, with_key=not target.has_key, stamps=stamps, absent=absent, is_told=records is True)
     return Reading(
         given["kind"],
         types,
