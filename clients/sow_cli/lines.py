@@ -182,7 +182,7 @@ class _RecordLine(msgspec.Struct):
     payload_base64: str | None = None
     text: str | None = None
     """In the file of --errors: a document that could not be read, to be mended."""
-    record: msgspec.Raw = msgspec.Raw()
+    whole: msgspec.Raw = msgspec.Raw()
     """There, too: the line of a record that could not be read, an object or a text."""
     reason: str | None = None
     """There, too. Without an expire time of its own, such a record gets that of the command."""
@@ -260,8 +260,8 @@ def record_form(form: PayloadForm, *, with_key: bool, stamps: bool, absent: int 
     def read(line: bytes) -> Item:
         try:
             record = decode(line)
-            if record.record:
-                inner = bytes(record.record)
+            if record.whole:
+                inner = bytes(record.whole)
                 return read(decode_text(inner).encode() if inner[:1] == b'"' else inner)
             data = payload_of(record)
         except msgspec.DecodeError as error:

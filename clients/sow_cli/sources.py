@@ -39,7 +39,8 @@ from sow_cli.lines import (
     record_form,
 )
 from sow_cli.output import Fact, note, progress
-from sow_client import PayloadForm, Topic
+from sow_client import InvalidArgument, PayloadForm, Topic
+from sow_client._lifetimes import lifetime
 
 Command = TypeVar("Command", bound=Callable[..., object])
 
@@ -88,11 +89,13 @@ class FileInput:
             for outcome in outcomes:
                 number += 1
                 if type(outcome) is Item:
-                    if len(outcome.data) <= PAYLOAD_BYTES_MAX:
+                    stamp = outcome.expire_time_micros
+                    wrong = None if stamp is None or stamp == NEVER_MICROS else _stamp_fault(stamp)
+                    if len(outcome.data) <= PAYLOAD_BYTES_MAX and wrong is None:
                         position += 1
                         yield number, outcome
                         continue
-                    bad(number, "PAYLOAD_TOO_LARGE", "the payload is larger than 16 MiB", outcome)
+                    bad(number, *(wrong or ("PAYLOAD_TOO_LARGE", "the payload is larger than 16 MiB")), outcome)
                 numbers.skip(position)
                 if isinstance(outcome, BadLine):
                     bad(number, outcome.reason, outcome.message, outcome)
@@ -100,6 +103,15 @@ class FileInput:
                 done = settled()
                 rate = round(done / max(time.monotonic() - self._started, 1e-3))
                 self.bar.update(self._task, advance=read, figures=f"{display.records(done)}  {display.count(rate)}/s")
+
+
+def _stamp_fault(stamp: int) -> tuple[str, str] | None:
+    """Why the client refuses an expire time, which would end the whole run; None: it does not."""
+    try:
+        lifetime(None, stamp)
+    except InvalidArgument as error:
+        return error.reason, error.message
+    return None
 
 
 class Refusals:
@@ -180,7 +192,7 @@ def pointed_at(data: bytes) -> str:
 def kept(record: Item | BadLine | None, of_json: bool) -> dict[str, object]:
     """A record in the file of --errors, as `sow publish --records` takes it: its key, its expire time, and `payload`; a
     text that is no JSON is `text`, to be mended, and `column` is the place of its fault, from 1. The line of a record
-    that could not be read is `record`."""
+    that could not be read is `whole`."""
     if record is None or (isinstance(record, BadLine) and not record.text):
         return {}
     if isinstance(record, Item):
@@ -191,12 +203,13 @@ def kept(record: Item | BadLine | None, of_json: bool) -> dict[str, object]:
         return {"base64": _base64(record.text)}
     if record.of_record:
         is_whole = is_json(record.text)
-        return {"record": msgspec.Raw(record.text)} if is_whole else _text("record", record.text, text)
+        return {"whole": msgspec.Raw(record.text)} if is_whole else _text("whole", record.text, text)
     return _document(record.text) if of_json else {"payload": text}
 
 
 def _metadata(item: Item) -> dict[str, object]:
-    found = {"key": item.key, "expire_time_micros": item.expire_time_micros}
+    stamp = item.expire_time_micros  # perhaps of more than 64 bits, which msgspec does not write
+    found = {"key": item.key, "expire_time_micros": None if stamp is None else msgspec.Raw(str(stamp).encode())}
     return {name: value for name, value in found.items() if value is not None}
 
 

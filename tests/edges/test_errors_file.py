@@ -125,10 +125,10 @@ def test_lines_of_records_are_mended_as_records(server: ServerProcess, client: C
 
     assert done.exit_code == 1
     found = told(bad)
-    assert found[0]["record"] == {"key": "m1", "payload": {"n": 1}, "expire_time_micros": "x"}
-    assert (found[1]["record"], found[1]["column"]) == ('{"key":"m2","payload":{]}', 24)
-    del found[0]["record"]["expire_time_micros"]
-    found[1]["record"] = '{"key":"m2","payload":{"n":2}}'
+    assert found[0]["whole"] == {"key": "m1", "payload": {"n": 1}, "expire_time_micros": "x"}
+    assert (found[1]["whole"], found[1]["column"]) == ('{"key":"m2","payload":{]}', 24)
+    del found[0]["whole"]["expire_time_micros"]
+    found[1]["whole"] = '{"key":"m2","payload":{"n":2}}'
     bad.write_text("".join(json.dumps(one) + "\n" for one in found))
     again = run(server, "publish", "free", "--records", str(bad))
     assert again.exit_code == 0, again.output
@@ -172,3 +172,19 @@ def test_a_load_keeps_payloads_of_other_types_in_base64(server: ServerProcess, t
     (tmp_path / "in.ndjson").write_text("AAE!\n")
     assert run(server, "load", "raw", str(tmp_path / "in.ndjson"), "--errors", str(bad), "--force").exit_code == 1
     assert told(bad)[0]["payload"] == "AAE!"
+
+
+def test_an_expire_time_that_cannot_be_is_told_of_its_record(
+    server: ServerProcess, client: Client, tmp_path: Path
+) -> None:
+    """It ended the run, and no other record was published."""
+    bad = tmp_path / "bad.ndjson"
+    stamps = (-5, 0, 1_000_000, time.time_ns() // 1_000 + 10**9)
+    lines = [{"key": f"s{n}", "payload": {"n": n}, "expire_time_micros": stamp} for n, stamp in enumerate(stamps)]
+    (tmp_path / "in.ndjson").write_text("".join(json.dumps(one) + "\n" for one in lines))
+
+    done = run(server, "publish", "free", "--records", str(tmp_path / "in.ndjson"), "--errors", str(bad))
+
+    assert done.exit_code == 1, done.output
+    assert [(one["line"], one["expire_time_micros"]) for one in told(bad)] == list(enumerate(stamps[:3], 1))
+    assert client.get("free", "s3") is not None
