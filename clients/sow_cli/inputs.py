@@ -29,7 +29,7 @@ from sow_cli import cells, packing, recoding
 from sow_cli.cells import Quoted
 from sow_cli.columns import METADATA_COLUMNS, Path, below, path_of
 from sow_cli.kept import agree, named_payload
-from sow_cli.lines import NEVER_MICROS, BadLine, Item, Parse, canonical_text, chunks, is_record
+from sow_cli.lines import NEVER_MICROS, BadLine, Item, Parse, canonical_text, chunks, document, is_record, no_record
 from sow_client import MessageTypeName, PayloadForm
 
 Kind: TypeAlias = Literal["ndjson", "json", "csv", "parquet", "arrow"]
@@ -208,12 +208,14 @@ def _one_after_another(whole: bytes) -> list[bytes]:
     return documents
 
 
-def parse_of(first: bytes, document: Parse, reading: Reading) -> Parse:
+def parse_of(first: bytes, parse: Parse, reading: Reading) -> Parse:
     """What makes a record of each line, if this is the first one: lines that `sow export` and `sow query` have written
     are records."""
-    if reading.records is None and reading.record is not None and is_record(first):
+    if reading.records is not None or reading.record is None:
+        return parse
+    if is_record(first):
         return reading.record
-    return document
+    return no_record if parse is document else parse
 
 
 def _attempted(parse: Parse, text: bytes) -> Outcome:
@@ -271,6 +273,9 @@ class CsvInput:
         self._target = target
         self._read = 0
         self._in_chunk = 0
+        self._header: list[str] = []
+        self._number = -1
+        """The column of a number of metadata; -1: there is none."""
 
     def __iter__(self) -> Iterator[tuple[list[Outcome], int]]:
         lines = self._lines()
@@ -285,6 +290,8 @@ class CsvInput:
         if header and (unknown := self._reading.types.keys() - {"", *header}):
             raise click.UsageError(f"--types: the input has no column {min(unknown)!r}")
         maker = RecordMaker(header, self._reading, self._target)
+        self._header = header
+        self._number = next((number for number, name in enumerate(header) if name in _UNQUOTED), -1)
         first = list(islice(self._rows(reader), _ROWS_LOOKED_AT))
         is_own = _is_of_an_export(header, first)
         makers = [self._maker(name, number, first, is_own) for number, name in enumerate(header)]
@@ -306,11 +313,22 @@ class CsvInput:
                 is_first = False
 
     def _rows(self, reader: Iterator[cells.Row]) -> Iterator[cells.Row]:
-        """Rows, to the end of the chunk that was read: a pipe may have no more for a while."""
+        """Rows, to the end of the chunk that was read: a pipe may have no more for a while. In exports that were put
+        into one file the names of the columns come again."""
         for row in reader:
-            yield row
+            yield [] if self._number >= 0 and isinstance(row, list) and self._is_header(row) else row
             if not self._in_chunk:
                 return
+
+    def _is_header(self, row: list[str]) -> bool:
+        if len(row) == len(self._header):
+            if row[self._number] not in _UNQUOTED:
+                return False
+            if row == self._header:
+                return True
+        elif _UNQUOTED.isdisjoint(row):
+            return False
+        raise click.UsageError("names of other columns come behind the first records; publish each export by itself")
 
     def _taken(self) -> int:
         read, self._read = self._read, 0

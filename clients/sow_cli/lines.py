@@ -46,6 +46,8 @@ class BadLine(Exception):
         self.reason = reason
         self.message = message
         self.text = text
+        self.of_record = False
+        """True: the line was read as a record, with its metadata."""
 
 
 Parse: TypeAlias = Callable[[bytes], Item]
@@ -179,9 +181,23 @@ class _RecordLine(msgspec.Struct):
     payload: msgspec.Raw = msgspec.Raw()
     payload_base64: str | None = None
     text: str | None = None
-    """In the file of --errors: a record that could not be read, to be mended."""
+    """In the file of --errors: a document that could not be read, to be mended."""
+    whole: msgspec.Raw = msgspec.Raw()
+    """There, too: the line of a record that could not be read, an object or a text."""
+    reason: str | None = None
+    """There, too. Without an expire time of its own, such a record gets that of the command."""
     key: str | None = None
     expire_time_micros: int | None = None
+
+
+class _OwnLine(_RecordLine, forbid_unknown_fields=True):
+    """A line among lines of an export: a document with a field `payload` is none."""
+
+    topic: str | None = None
+    version: int | None = None
+    publish_time_micros: int | None = None
+    origin: str | None = None
+    sequence: int | None = None
 
 
 class _WholeRecord(msgspec.Struct, forbid_unknown_fields=True):
@@ -212,10 +228,20 @@ def is_record(line: bytes) -> bool:
     return True
 
 
-def record_form(form: PayloadForm, *, with_key: bool, stamps: bool, absent: int | None) -> Parse:
+def no_record(line: bytes) -> Item:
+    """A document among documents. Raises BadLine for a whole record, whose document is inside of it."""
+    if line.startswith(b'{"topic":') and is_record(line):
+        raise BadLine(
+            "PAYLOAD_MALFORMED", "a record among documents; take them apart, or say --records or --no-records"
+        )
+    return Item(line)
+
+
+def record_form(form: PayloadForm, *, with_key: bool, stamps: bool, absent: int | None, is_told: bool = False) -> Parse:
     """Lines as `sow query --format ndjson` writes them, of payloads of a form. `with_key`: the topic needs a key, and
-    gets the line's. `stamps`: records keep their expire times, and `absent` stands for one that has none."""
-    decode = msgspec.json.Decoder(_RecordLine).decode
+    gets the line's. `stamps`: records keep their expire times, and `absent` stands for one that has none. `is_told`:
+    the user says that lines are records; else the first one is, and others may be documents."""
+    decode: Callable[[bytes], _RecordLine] = msgspec.json.Decoder(_RecordLine if is_told else _OwnLine).decode
     decode_text = msgspec.json.Decoder(str).decode
 
     def payload_of(record: _RecordLine) -> bytes:
@@ -231,17 +257,30 @@ def record_form(form: PayloadForm, *, with_key: bool, stamps: bool, absent: int 
             return form.encode(msgspec.json.decode(record.payload))
         return base64_payload(decode_text(record.payload).encode()).data
 
-    def parsed(line: bytes) -> Item:
+    def read(line: bytes) -> Item:
         try:
             record = decode(line)
+            if record.whole:
+                inner = bytes(record.whole)
+                return read(decode_text(inner).encode() if inner[:1] == b'"' else inner)
             data = payload_of(record)
         except msgspec.DecodeError as error:
-            raise BadLine("PAYLOAD_MALFORMED", f"not a record: {error}") from error
+            hint = "" if is_told else ", as the first line is; see --records and --no-records"
+            raise BadLine("PAYLOAD_MALFORMED", f"not a record{hint}: {error}") from error
         except InvalidArgument as error:
             raise BadLine(error.reason, error.message) from error
         if with_key and record.key is None:
             raise BadLine("KEY_REQUIRED", "the record has no key, which the topic needs")
         stamp = record.expire_time_micros
-        return Item(data, record.key if with_key else None, (absent if stamp is None else stamp) if stamps else None)
+        if stamp is None and record.reason is None:
+            stamp = absent
+        return Item(data, record.key if with_key else None, stamp if stamps else None)
+
+    def parsed(line: bytes) -> Item:
+        try:
+            return read(line)
+        except BadLine as bad:
+            bad.of_record = True
+            raise
 
     return parsed

@@ -90,10 +90,11 @@ def load(
     arguments.refuse_together(("--raw", raw), (f"--as {given['kind']}", given["kind"] not in (None, "ndjson")))
     inputs = tuple(map(buffered, files)) or (standard_input(),)
     started = time.monotonic()
-    refusals = Refusals(errors_file(given, inputs))
+    errors = errors_file(given, inputs)
     with session.client() as client:
         described = client.describe_topic(topic)
         target = target_of(described)
+        refusals = Refusals(errors, of_json=target.message_type == "json")
         reading = reading_of(given, target, has_lifetime=ttl is not None, keep_spaces=raw)
         parse = line_parser(reading, target, as_it_is=raw)
         is_told = remark_at_once(described, is_given=ttl not in (None, "never"))

@@ -54,6 +54,8 @@ def unpacked(file: BufferedReader, name: str, *, as_it_is: bool) -> BufferedRead
         packing = next((one for mark, one in _STARTS.items() if start.startswith(mark)), None)
     if packing is None:
         return file
+    if not file.peek(1):
+        raise click.UsageError(f"{display.safe(name)} is no complete file of {packing}: it is empty")
     return BufferedReader(_Unpacking(file, name, packing), _CHUNK_BYTES)
 
 

@@ -419,8 +419,8 @@ def _publish_strictly(job: _Job, source: FileInput, tally: Tally) -> bool:
     batch_bytes = 0
     batch_records = min(job.batch_records, _STRICT_RECORDS_MAX)
 
-    def bad(line: int, reason: str, message: str, text: Item | bytes) -> None:
-        raise _Stop(line, reason, message, text)
+    def bad(line: int, reason: str, message: str, record: Item | BadLine) -> None:
+        raise _Stop(line, reason, message, record)
 
     def send() -> None:
         nonlocal batch_bytes

@@ -39,7 +39,8 @@ from sow_cli.lines import (
     record_form,
 )
 from sow_cli.output import Fact, note, progress
-from sow_client import PayloadForm, Topic
+from sow_client import InvalidArgument, PayloadForm, Topic
+from sow_client._lifetimes import lifetime
 
 Command = TypeVar("Command", bound=Callable[..., object])
 
@@ -77,7 +78,7 @@ class FileInput:
         self._started = time.monotonic()
 
     def records(
-        self, numbers: LineNumbers, bad: Callable[[int, str, str, Item | bytes], None], settled: Callable[[], int]
+        self, numbers: LineNumbers, bad: Callable[[int, str, str, Item | BadLine], None], settled: Callable[[], int]
     ) -> Iterator[tuple[int, Item]]:
         """Yields (number of the line or record, record); reports bad ones to `bad` and continues when that returns.
 
@@ -88,18 +89,29 @@ class FileInput:
             for outcome in outcomes:
                 number += 1
                 if type(outcome) is Item:
-                    if len(outcome.data) <= PAYLOAD_BYTES_MAX:
+                    stamp = outcome.expire_time_micros
+                    wrong = None if stamp is None or stamp == NEVER_MICROS else _stamp_fault(stamp)
+                    if len(outcome.data) <= PAYLOAD_BYTES_MAX and wrong is None:
                         position += 1
                         yield number, outcome
                         continue
-                    bad(number, "PAYLOAD_TOO_LARGE", "the payload is larger than 16 MiB", outcome)
+                    bad(number, *(wrong or ("PAYLOAD_TOO_LARGE", "the payload is larger than 16 MiB")), outcome)
                 numbers.skip(position)
                 if isinstance(outcome, BadLine):
-                    bad(number, outcome.reason, outcome.message, outcome.text)
+                    bad(number, outcome.reason, outcome.message, outcome)
             if not self.bar.disable:
                 done = settled()
                 rate = round(done / max(time.monotonic() - self._started, 1e-3))
                 self.bar.update(self._task, advance=read, figures=f"{display.records(done)}  {display.count(rate)}/s")
+
+
+def _stamp_fault(stamp: int) -> tuple[str, str] | None:
+    """Why the client refuses an expire time, which would end the whole run; None: it does not."""
+    try:
+        lifetime(None, stamp)
+    except InvalidArgument as error:
+        return error.reason, error.message
+    return None
 
 
 class Refusals:
@@ -117,14 +129,14 @@ class Refusals:
         """The number of all."""
         return self.reasons.total()
 
-    def add(self, place: Place, number: int, reason: str, message: str, record: Item | bytes = b"") -> None:
-        """Counts and reports a record. `record`: the bytes of a line that is none, or empty if they are not known."""
+    def add(self, place: Place, number: int, reason: str, message: str, record: Item | BadLine | None = None) -> None:
+        """Counts and reports a record. `record`: a line that is none; None if it is not known."""
         with self._lock:
             self.reasons[reason] += 1
             if self.total <= REPORTED_MAX:
                 note(f"{place.shown(number)}: {reason}: {message}")
-                if self._of_json and (shown := pointed_at(record if isinstance(record, bytes) else record.data)):
-                    click.echo(shown, err=True)
+                if self._of_json and record is not None:
+                    click.echo(pointed_at(record.data if isinstance(record, Item) else record.text), err=True, nl=False)
             if self._errors is not None:
                 told = {"file": place.file} if place.file else {}
                 line = told | {place.unit: number, "reason": reason, "message": message} | kept(record, self._of_json)
@@ -174,33 +186,50 @@ def pointed_at(data: bytes) -> str:
     start = max(0, position - _CARET_BEFORE)
     before, after = display.safe(text[start:position]), display.safe(text[position : position + _CARET_AFTER])
     before = f"…{before}" if start else before
-    return f"  {before}{after}\n  {' ' * cell_len(before)}^"
+    return f"  {before}{after}\n  {' ' * cell_len(before)}^\n"
 
 
-def kept(record: Item | bytes, of_json: bool) -> dict[str, object]:
+def kept(record: Item | BadLine | None, of_json: bool) -> dict[str, object]:
     """A record in the file of --errors, as `sow publish --records` takes it: its key, its expire time, and `payload`; a
-    text that is no JSON is `text`, to be mended, and `column` is the place of its fault, from 1."""
-    found: dict[str, object] = {}
-    if isinstance(record, bytes):
-        if not record:
-            return found
-        data = record
-    else:
-        data = record.data
-        if record.key is not None:
-            found["key"] = record.key
-        if record.expire_time_micros is not None:
-            found["expire_time_micros"] = record.expire_time_micros
-    if not of_json and not isinstance(record, bytes):
-        return found | {"payload": b2a_base64(data, newline=False).decode()}
+    text that is no JSON is `text`, to be mended, and `column` is the place of its fault, from 1. The line of a record
+    that could not be read is `whole`."""
+    if record is None or (isinstance(record, BadLine) and not record.text):
+        return {}
+    if isinstance(record, Item):
+        return _metadata(record) | (_document(record.data) if of_json else {"payload": _base64(record.data)})
+    try:
+        text = record.text.decode()
+    except UnicodeDecodeError:
+        return {"base64": _base64(record.text)}
+    if record.of_record:
+        is_whole = is_json(record.text)
+        return {"whole": msgspec.Raw(record.text)} if is_whole else _text("whole", record.text, text)
+    return _document(record.text) if of_json else {"payload": text}
+
+
+def _metadata(item: Item) -> dict[str, object]:
+    stamp = item.expire_time_micros  # perhaps of more than 64 bits, which msgspec does not write
+    found = {"key": item.key, "expire_time_micros": None if stamp is None else msgspec.Raw(str(stamp).encode())}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _document(data: bytes) -> dict[str, object]:
     try:
         text = data.decode()
     except UnicodeDecodeError:
-        return found | {"base64": b2a_base64(data, newline=False).decode()}
+        return {"base64": _base64(data)}
+    if fault_position(data) is None and is_json(data):
+        return {"payload": msgspec.Raw(data)}
+    return _text("text", data, text)
+
+
+def _text(name: str, data: bytes, text: str) -> dict[str, object]:
     position = fault_position(data)
-    if position is not None:
-        return found | {"text": text, "column": position + 1}
-    return found | ({"payload": msgspec.Raw(data)} if is_json(data) else {"text": text})
+    return {name: text} if position is None else {name: text, "column": position + 1}
+
+
+def _base64(data: bytes) -> str:
+    return b2a_base64(data, newline=False).decode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,7 +334,7 @@ def reading_of(given: InputOptions, target: Target, *, has_lifetime: bool, keep_
     stamps = records is True or (records is None and not has_lifetime)
     absent = None if has_lifetime or target.rejects else NEVER_MICROS
     form = PayloadForm(target.message_type, target.separator)
-    record = record_form(form, with_key=not target.has_key, stamps=stamps, absent=absent)
+    record = record_form(form, with_key=not target.has_key, stamps=stamps, absent=absent, is_told=records is True)
     return Reading(
         given["kind"],
         types,

@@ -39,6 +39,8 @@ GIVEN: Final[dict[str, Any]] = {
     "frame": pyarrow.table({"id": ["k"]}), "method": "Get", "identity": "x", "parts": [],
     "holder": "h", "start": "4f9d2c01aa37.1", "target": "topic", "pattern": "x.*", "priority": 1,
 }  # fmt: skip
+PARTS: Final = 5
+"""The default run has each argument with every fifth odd value; the others are marked `long`."""
 BOUNDS: Final = {"timeout", "connect_timeout", "retry_for", "wait", "timeout_seconds"}
 """Times that the client itself waits."""
 STATEFUL: Final = {"close", "await_ready", "compact", "delete_topic", "go_back"}
@@ -67,8 +69,9 @@ def methods(client: type) -> list[str]:
     ]
 
 
-def cases(client: type) -> Iterator[tuple[str, str, str, dict[str, Any]]]:
-    """Method, argument, name of the value, and the arguments of the call."""
+def cases(client: type, part: int) -> Iterator[tuple[str, str, str, dict[str, Any]]]:
+    """Method, argument, name of the value, and the arguments of the call: one in `PARTS` of all."""
+    number = 0
     for name in methods(client):
         signature = inspect.signature(getattr(client, name))
         fields = [one for one in signature.parameters.values() if one.name != "self"]
@@ -80,8 +83,14 @@ def cases(client: type) -> Iterator[tuple[str, str, str, dict[str, Any]]]:
         for one in fields:
             if one.name in BOUNDS or one.name.startswith("on_") or one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD):
                 continue
-            for label, value in ODD.items():
+            number += 1  # so that other arguments have other values
+            for label, value in list(ODD.items())[(part + number) % PARTS :: PARTS]:
                 yield name, one.name, label, {**needed, one.name: value}
+
+
+in_parts = pytest.mark.parametrize(
+    "part", [0, *[pytest.param(part, marks=pytest.mark.long) for part in range(1, PARTS)]]
+)
 
 
 def judged(name: str, argument: str, label: str, error: Exception) -> str | None:
@@ -113,10 +122,11 @@ async def first_of_async(answer: object) -> None:
         await closed
 
 
-def test_every_argument_of_the_blocking_client_is_refused_by_its_name(server: ServerProcess) -> None:
+@in_parts
+def test_every_argument_of_the_blocking_client_is_refused_by_its_name(server: ServerProcess, part: int) -> None:
     wrong: list[str] = []
     with Client(server.address, timeout=5, environment={}) as client:
-        for name, argument, label, arguments in cases(Client):
+        for name, argument, label, arguments in cases(Client, part):
             try:
                 first_of(getattr(client, name)(**arguments))
             except Exception as error:
@@ -197,11 +207,12 @@ def test_a_key_with_another_number_of_parts_is_refused(server: ServerProcess) ->
                 call()
 
 
-def test_every_argument_of_the_asyncio_client_is_refused_by_its_name(server: ServerProcess) -> None:
+@in_parts
+def test_every_argument_of_the_asyncio_client_is_refused_by_its_name(server: ServerProcess, part: int) -> None:
     async def each() -> list[str]:
         wrong: list[str] = []
         async with AsyncClient(server.address, timeout=5, environment={}) as client:
-            for name, argument, label, arguments in cases(AsyncClient):
+            for name, argument, label, arguments in cases(AsyncClient, part):
                 try:
                     await first_of_async(getattr(client, name)(**arguments))
                 except Exception as error:

@@ -404,3 +404,72 @@ def test_a_file_is_compressed_by_its_name(server: ServerProcess, client: Client,
         assert stream.read() == plain
     for name in ("a.parquet.gz", "a.csv.bz2", "a.gz"):
         assert run(server, "export", "written", tmp_path / name).exit_code == 2, name
+
+
+def two_records(client: Client, topic: str) -> None:
+    """A topic with two records."""
+    client.create_topic(topic)
+    client.publish(topic, {"n": 1}, key="a")
+    client.publish(topic, {"n": 2}, key="b")
+
+
+def test_a_document_among_records_is_refused(server: ServerProcess, client: Client, tmp_path: Path) -> None:
+    """Its field `payload` was published in its place."""
+    two_records(client, "among")
+    client.create_topic("among.copy", key=["/n"])
+    run(server, "export", "among", str(tmp_path / "a.ndjson"))
+    first = (tmp_path / "a.ndjson").read_text().splitlines()[0]
+    (tmp_path / "b.ndjson").write_text(f'{first}\n{{"n":3,"payload":{{"n":4}}}}\n{{"key":"x","payload":{{"n":5}}}}\n')
+
+    done = run(server, "publish", "among.copy", str(tmp_path / "b.ndjson"))
+
+    assert done.exit_code == 1
+    assert "line 2: PAYLOAD_MALFORMED: not a record, as the first line is; see --records" in done.stderr
+    assert sorted(record.key for record in client.query("among.copy")) == ["1", "5"]
+
+
+def test_a_record_among_documents_is_refused(server: ServerProcess, client: Client, tmp_path: Path) -> None:
+    """The record with its metadata was published as a document."""
+    two_records(client, "behind")
+    client.create_topic("behind.copy", key=["/key"])
+    run(server, "export", "behind", str(tmp_path / "a.ndjson"))
+    (tmp_path / "b.ndjson").write_text('{"key":"x"}\n' + (tmp_path / "a.ndjson").read_text())
+
+    done = run(server, "publish", "behind.copy", str(tmp_path / "b.ndjson"))
+
+    assert done.exit_code == 1
+    assert "line 2: PAYLOAD_MALFORMED: a record among documents" in done.stderr
+    assert [record.key for record in client.query("behind.copy")] == ["x"]
+
+
+@pytest.mark.parametrize("options", [[], ["--ttl", "1h"]])
+def test_csv_exports_in_one_file_keep_their_types(
+    server: ServerProcess, client: Client, tmp_path: Path, options: list[str]
+) -> None:
+    """The second line of names made texts of all numbers and, with --ttl, a record."""
+    topic = f"joined{len(options)}"
+    two_records(client, topic)
+    run(server, "export", topic, str(tmp_path / "a.csv"))
+    once = (tmp_path / "a.csv").read_text()
+    (tmp_path / "b.csv").write_text(once + once)
+    (tmp_path / "c.csv").write_text(once + once.replace(",n,", ",m,"))
+
+    done = run(server, "publish", topic, str(tmp_path / "b.csv"), *options)
+
+    assert (done.exit_code, json.loads(done.stdout)["published"]) == (0, 4), done.output
+    assert sorted((record.key, record.payload) for record in client.query(topic)) == [
+        ("a", b'{"n":1}'),
+        ("b", b'{"n":2}'),
+    ]
+    other = run(server, "publish", topic, str(tmp_path / "c.csv"), *options)
+    assert other.exit_code == 2
+    assert "names of other columns" in other.stderr
+
+
+@pytest.mark.parametrize("name", ["none.csv.gz", "none.ndjson.zst"])
+def test_an_empty_file_is_no_compressed_one(server: ServerProcess, tmp_path: Path, name: str) -> None:
+    """A copy that broke off before its first byte counted as a file without records."""
+    (tmp_path / name).write_bytes(b"")
+    done = run(server, "publish", "none", str(tmp_path / name))
+    assert done.exit_code == 2
+    assert "is empty" in done.stderr

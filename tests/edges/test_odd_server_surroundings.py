@@ -35,7 +35,10 @@ def run(*arguments: str | bytes, **options: Any) -> tuple[int, str]:
     return done.returncode, said
 
 
-@pytest.mark.parametrize("action", [*ACTIONS, "--accept-clock"])
+@pytest.mark.parametrize(
+    "action",
+    ["--check-config", *[pytest.param(one, marks=pytest.mark.long) for one in (*ACTIONS[1:], "--accept-clock")]],
+)
 def test_a_deleted_folder_is_told_in_a_sentence(tmp_path: Path, action: str) -> None:
     folder = tmp_path / "gone"
     folder.mkdir()
@@ -49,7 +52,7 @@ def test_a_deleted_folder_is_told_in_a_sentence(tmp_path: Path, action: str) -> 
     assert "the current folder" in said
 
 
-@pytest.mark.parametrize("action", ACTIONS[:2])
+@pytest.mark.parametrize("action", ["--print-config", pytest.param("--check-config", marks=pytest.mark.long)])
 def test_a_full_disk_under_the_output_is_told(action: str) -> None:
     with Path("/dev/full").open("w") as full:
         code, said = run(action, stdout=full)
@@ -57,7 +60,7 @@ def test_a_full_disk_under_the_output_is_told(action: str) -> None:
     assert "No space left" in said
 
 
-@pytest.mark.parametrize("action", ACTIONS[:2])
+@pytest.mark.parametrize("action", ["--print-config", pytest.param("--check-config", marks=pytest.mark.long)])
 def test_outputs_may_be_closed(tmp_path: Path, action: str) -> None:
     code, _ = run(action, cwd=tmp_path, preexec_fn=lambda: os.close(1))
     assert code == 0

@@ -51,8 +51,12 @@ MORE: Final[dict[tuple[str, ...], list[str]]] = {
 }
 ENDLESS: Final = {("console",)}
 """Commands that run until they are stopped."""
-FEW: Final = ["topics", "get orders 1", "query orders", "publish orders records.ndjson", "context list", "status"]
-"""Commands for the default run; all others are marked `long`."""
+FEW: Final = ["publish orders records.ndjson", "context list"]
+"""Commands for the default run, one with a server and one without; all others are marked `long`."""
+OFTEN_STOPPED: Final = [
+    "publish orders records.ndjson", "subscribe orders", "topics", "get orders 1", "query orders", "status"
+]  # fmt: skip
+"""Commands that Ctrl-C ends at any point; those behind the first two are marked `long`."""
 Case = dict[str, Any]
 
 
@@ -208,16 +212,28 @@ def test_all_commands_in_all_surroundings(commands: Commands, situation: str, wo
     check(found, speaks="closed" not in situation and "full" not in situation)
 
 
-@pytest.mark.parametrize("host", HOSTS)
+# gRPC takes "dns:" for a name, and the command waits for the longest time of a connection.
+@pytest.mark.parametrize("host", [pytest.param(one, marks=[pytest.mark.long] * (one == "dns:")) for one in HOSTS])
 def test_a_host_that_cannot_be_is_told_in_a_sentence(commands: Commands, host: str) -> None:
     """An empty or long label of a name was a traceback of the codec for names."""
-    for server in (host, f"{host},127.0.0.1:1"):
-        found = commands.run(["--server", server, "topics"])
-        check(found)
-        assert found["code"] in (2, 3), found
+    check_host(commands, host)
 
 
-@pytest.mark.parametrize("words", [*FEW, "subscribe orders"])
+@pytest.mark.long
+@pytest.mark.parametrize("host", HOSTS)
+def test_a_host_that_cannot_be_is_told_beside_another_one(commands: Commands, host: str) -> None:
+    check_host(commands, f"{host},127.0.0.1:1")
+
+
+def check_host(commands: Commands, server: str) -> None:
+    found = commands.run(["--server", server, "topics"])
+    check(found)
+    assert found["code"] in (2, 3), found
+
+
+@pytest.mark.parametrize(
+    "words", [*OFTEN_STOPPED[:2], *[pytest.param(one, marks=pytest.mark.long) for one in OFTEN_STOPPED[2:]]]
+)
 def test_ctrl_c_at_any_point_ends_in_order(commands: Commands, words: str) -> None:
     for step in range(12):
         found = commands.run(words.split(), stop_after=step * 0.008, signal=signal.SIGINT)
