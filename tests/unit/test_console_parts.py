@@ -225,7 +225,9 @@ class Script:
     """Set: it answers."""
     interrupt: Callable[[SowError | None], object] = lambda error: None
 
-    def query(self, topic: str, filter: str | None, **named: object) -> object:  # noqa: A002 - as the client has it
+    def query(
+        self, topic: str, filter: str | None, parameters: object, **named: object  # noqa: A002 - as the client has it
+    ) -> object:  # fmt: skip
         return Result(self.answers.pop(0), self.answering)
 
     async def describe_topic(self, topic: str) -> object:
@@ -239,7 +241,7 @@ class Script:
         await self.answering.wait()
 
     def subscribe(
-        self, topic: str, filter: str | None, *, oof: bool, start: str,  # noqa: A002 - likewise
+        self, topic: str, filter: str | None, parameters: object, *, oof: bool, start: str,  # noqa: A002 - likewise
         on_interruption: Callable[[SowError | None], object],
     ) -> Subscribed:  # fmt: skip
         self.starts.append(start)
