@@ -231,9 +231,8 @@ def check_host(commands: Commands, server: str) -> None:
     assert found["code"] in (2, 3), found
 
 
-@pytest.mark.parametrize(
-    "words", [*OFTEN_STOPPED[:2], *[pytest.param(one, marks=pytest.mark.long) for one in OFTEN_STOPPED[2:]]]
-)
+@pytest.mark.long  # it goes by time: where the signal meets the command is another place in each run
+@pytest.mark.parametrize("words", OFTEN_STOPPED)
 def test_ctrl_c_at_any_point_ends_in_order(commands: Commands, words: str) -> None:
     for step in range(12):
         found = commands.run(words.split(), stop_after=step * 0.008, signal=signal.SIGINT)
