@@ -7,7 +7,7 @@ import threading
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Final, cast
+from typing import Any, Final, cast
 
 import grpc
 import pytest
@@ -255,6 +255,7 @@ FILTERS: Final = (
     "true",
     "/id = 1",
     "@key > 'a' AND @version >= 0",
+    "/id = :n OR /a IN :a",
     "(" * 60 + "/a" + ")" * 60 + " = 1",
     "NOT " * 60 + "/a = 1",
     " OR ".join(["/a = 1"] * 200),
@@ -308,6 +309,8 @@ def scalars(field: FieldDescriptor) -> st.SearchStrategy[object]:
         return mostly(TOPICS, NO_TOPICS)
     if field.name == "name":  # of a topic to administer
         return mostly(("loose-1", "loose-2", "new-1", "new-2", "keyed"), NO_TOPICS)
+    if field.containing_type is not None and field.containing_type.GetOptions().map_entry:  # of a parameter
+        return mostly(("a", "n"), TEXTS)
     if field.name == "publisher_id":
         return mostly(("p", "q:1"), TEXTS)
     if field.name == "update_paths":
@@ -324,8 +327,12 @@ def messages(draw: st.DrawFn, kind: Descriptor) -> Message:
         likely = field.name in ("topic", "name", "records", "payload", "keys", "settings", "update_paths")
         if draw(st.integers(0, 9)) < (9 if likely else 5 if field.name == "key" else 2):
             if field.is_repeated:
-                values = draw(st.lists(scalars(field), min_size=length or 0, max_size=length or 3))
-                getattr(message, field.name).extend(values)
+                values: list[Any] = draw(st.lists(scalars(field), min_size=length or 0, max_size=length or 3))
+                if field.message_type is not None and field.message_type.GetOptions().map_entry:
+                    for entry in values:
+                        getattr(message, field.name)[entry.key].CopyFrom(entry.value)
+                else:
+                    getattr(message, field.name).extend(values)
             elif field.message_type is not None:
                 getattr(message, field.name).CopyFrom(draw(messages(field.message_type)))
             else:
