@@ -56,7 +56,9 @@ def parameter(text: str) -> tuple[str, object]:
     try:
         made: object = json.loads(value, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
-        raise click.BadParameter(f"the value of {name} is not JSON ({error}); a text is {name}=TEXT") from None
+        raise click.BadParameter(
+            f'the value of {name} is not JSON ({error}); a text is {name}=TEXT, a list of texts {name}:=["a", "b"]'
+        ) from None
     if isinstance(made, dict):
         raise click.BadParameter(
             f"the value of {name} is an object; give a text, a number, true, false, null or a list"

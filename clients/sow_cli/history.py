@@ -15,7 +15,7 @@ import click
 import msgspec
 
 from sow_cli import arguments, display
-from sow_cli.columns import one_line, text
+from sow_cli.columns import is_text, one_line, text
 from sow_cli.output import Fact, Format, Output, note, output_option
 from sow_cli.rows import RecordForm, payload_text, shown_payload
 from sow_cli.session import Session
@@ -178,12 +178,18 @@ def _differences(form: PayloadForm, before: bytes, after: bytes) -> dict[str, st
         one, other = text(old.get(name)), text(new.get(name))
         if one != other:
             found[name] = f"{display.safe(name)} {_shown(one)} → {_shown(other)}"
+        elif (was_text := is_text(old.get(name))) != is_text(new.get(name)):
+            quoted = f'"{_shown(one)}"'
+            pair = (quoted, _shown(one)) if was_text else (_shown(one), quoted)
+            found[name] = f"{display.safe(name)} {pair[0]} → {pair[1]}"
     return found
 
 
 def _shown(value: str | None) -> str:
     if value is None:
         return display.NOT_SET
+    if not value:
+        return '""'
     return display.safe(value) if len(value) <= 40 else display.safe(value[:39]) + "…"
 
 

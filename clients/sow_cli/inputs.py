@@ -60,6 +60,8 @@ _NO_UTF8: Final = "a text is no UTF-8; see --encoding"
 _NO_SPACE: Final = re.compile(r"\S")
 _NUMBER: Final = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 _INT: Final = re.compile(r"-?(?:0|[1-9][0-9]*)")
+_STAMP_DIGITS_MIN: Final = 10
+"""The digits of a whole second of today: an expire time with an exponent and fewer has lost some."""
 _NULL: Final = msgspec.Raw(b"null")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _encode: Final = msgspec.json.Encoder(decimal_format="number").encode
@@ -686,8 +688,13 @@ def _micros(value: object) -> int | None:
         if text.isdecimal():
             return int(text)
         if _NUMBER.fullmatch(text) and (number := Decimal(text)) == number.to_integral_value():
+            if "e" in text.lower() and len(number.as_tuple().digits) < _STAMP_DIGITS_MIN:
+                raise ValueError(f"the expire time {text} is rounded, as spreadsheets do; empty or remove its column")
             return int(number)  # pandas has floats for whole numbers beside missing ones
-        moment = datetime.fromisoformat(text)
+        try:
+            moment = datetime.fromisoformat(text)
+        except ValueError:
+            raise ValueError(f"the expire time {text!r} is no time: microseconds, or ISO 8601 with a zone") from None
     if moment.tzinfo is None:
         raise ValueError(f"the expire time {moment.isoformat()} has no time zone")
     return (moment - _EPOCH) // timedelta(microseconds=1)

@@ -87,6 +87,7 @@ def test_every_command_with_a_filter_takes_parameters(run: Run, tmp_path: Path) 
         (["a b=1"], "'a b=1' is not NAME=TEXT"),
         (["=1"], "is not NAME=TEXT"),
         (["name:=x"], "the value of name is not JSON"),
+        (["name:=['a']"], 'a list of texts name:=["a", "b"]'),
         (["name:=NaN"], "NaN is no number of JSON"),
         (["name:={}"], "the value of name is an object"),
         (["name=1", "name=2"], "the parameter name is given twice"),

@@ -158,6 +158,21 @@ def past(client: FakeClient, *prices: int) -> list[PastChange]:
     return found[::-1]
 
 
+def test_a_number_that_becomes_its_text_and_an_empty_text_are_changes(client: FakeClient) -> None:
+    client.add("orders")
+    found = []
+    for payload in (b'{"id":1,"zip":"123","note":""}', b'{"id":1,"zip":123}', b'{"id":1,"zip":"123"}'):
+        client.publish("orders", payload)
+        (record,) = client.get_many("orders", ["1"])
+        found.append(PastChange("put", None, record, NOW, "nyc"))
+    client.past = found[::-1]
+    told = rows(run(client, "history", "orders", "1"))
+    assert [row.get("changed") for row in told] == [None, ["zip", "note"], ["zip"]]
+    shown = run(client, "history", "orders", "1", "--format", "table").stdout
+    assert 'zip "123" → 123, note "" → -' in shown
+    assert 'zip 123 → "123"' in shown
+
+
 def test_the_last_changes_are_compared_with_the_one_before_them(client: FakeClient) -> None:
     client.add("orders")
     client.past = past(client, 5, 6, 7)
