@@ -373,12 +373,12 @@ class _Acknowledger:
         with self._changed:
             if self._over:
                 raise _statuses.closed("durable subscription")
-            if self._acknowledgements.add(bookmark):
-                if self._thread is None:
-                    self._thread = threading.Thread(target=self._run, name="sow-acknowledge", daemon=True)
-                    self._thread.start()
-                elif self._idle:
-                    self._changed.notify_all()
+            if self._thread is None:
+                thread = threading.Thread(target=self._run, name="sow-acknowledge", daemon=True)
+                thread.start()
+                self._thread = thread
+            if self._acknowledgements.add(bookmark) and self._idle:
+                self._changed.notify_all()
 
     def flush(self, seconds: float | None = None) -> None:
         """Returns once everything is acknowledged, or after `seconds`. Raises a failure."""
@@ -402,6 +402,9 @@ class _Acknowledger:
 
     def _run(self) -> None:
         acknowledgements = self._acknowledgements
+        with self._changed:
+            if self._thread is not threading.current_thread():
+                return  # an interrupt has ended `add` before it was known
         while True:
             with self._changed:
                 while (wait := acknowledgements.wait(time.monotonic(), hurried=self._hurried)) != 0.0:

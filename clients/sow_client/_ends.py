@@ -67,9 +67,10 @@ class _Ends:
             return
         with self._starting:
             if not self._works():
+                thread = threading.Thread(target=self._run, name="sow-ends", daemon=True)
+                thread.start()
                 self._busy_since = None
-                self._thread = threading.Thread(target=self._run, name="sow-ends", daemon=True)
-                self._thread.start()
+                self._thread = thread
 
     def _works(self) -> bool:
         since = self._busy_since
@@ -77,6 +78,9 @@ class _Ends:
 
     def _run(self) -> None:
         me = threading.current_thread()
+        with self._starting:
+            if self._thread is not me:
+                return  # an interrupt has ended `ready` before it was known
         while (end := self.queue.get()) is not None:
             self._busy_since = time.monotonic()
             try:
@@ -117,7 +121,11 @@ def ready() -> None:
 
 
 class StreamThread(threading.Thread):
-    """A thread that reads a stream. The end of the process waits for it, a little ([4])."""
+    """A thread that reads a stream. The end of the process waits for it, a little ([4]).
+
+    Whoever starts one names it afterwards, under a lock that the thread takes first: it ends if it is not named then.
+    The start may fail, and be tried again; an interrupt may come in the middle of it.
+    """
 
     def __init__(self, target: Callable[..., object], name: str, end: _End, **more: Any) -> None:
         """`end` ends it soon, and returns at once."""
@@ -140,11 +148,11 @@ class Stream:
     __slots__ = ("__weakref__", "_call", "_ends", "_over")
 
     def __init__(self, call: Any) -> None:
-        _ends.ready()
         self._call = call
         self._over = False
         self._ends = _ends
         _ends.calls[id(call)] = call
+        _ends.ready()  # may raise, and a finalizer follows
 
     def __iter__(self) -> Self:
         return self
@@ -201,9 +209,11 @@ def _settle_all() -> None:
 @atexit.register
 def _end_all() -> None:
     give_up = time.monotonic() + FLUSH_SECONDS_MAX
-    for publisher in list(_ends.unfinished):
-        publisher.finish(give_up)
-    _ends.over(time.monotonic() + END_SECONDS_MAX)
+    try:
+        for publisher in list(_ends.unfinished):
+            publisher.finish(give_up)
+    finally:  # also after Ctrl-C
+        _ends.over(time.monotonic() + END_SECONDS_MAX)
 
 
 def _forked() -> None:

@@ -296,8 +296,9 @@ class Ticker:
     def start(self, seconds: float) -> None:
         """Begins, with the first call after so many seconds. Later calls do nothing."""
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, args=(seconds,), name="sow-lease", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._run, args=(seconds,), name="sow-lease", daemon=True)
+            thread.start()
+            self._thread = thread
 
     def stop(self) -> None:
         """Returns once no call is under way and none will come."""

@@ -407,10 +407,11 @@ class LoadStager(_Shell):
             with self._lock:
                 self._changed.wait_for(lambda: self._core.room or self._failure is not None or self._closing)
                 self._check()
-                self._core.queue(request)
                 if self._thread is None:
-                    self._thread = _ends.StreamThread(self._run, "sow-stager", self._end)
-                    self._thread.start()
+                    thread = _ends.StreamThread(self._run, "sow-stager", self._end)
+                    thread.start()
+                    self._thread = thread
+                self._core.queue(request)
                 self._changed.notify_all()
 
     def flush(self) -> None:
@@ -471,6 +472,9 @@ class LoadStager(_Shell):
             yield request
 
     def _run(self) -> None:
+        with self._lock:
+            if self._thread is not threading.current_thread():
+                return  # see StreamThread
         try:
             while True:
                 with self._lock:

@@ -138,7 +138,8 @@ def _in_child() -> None:
         _lost = _lost or _busy
     for known in list(_told.values()):
         if (owner := known()) is not None:
-            owner._forked()
+            with suppress(AttributeError):  # half made, by a thread that this process has not
+                owner._forked()
 
 
 os.register_at_fork(before=_before, after_in_child=_in_child)

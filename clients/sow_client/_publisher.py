@@ -200,8 +200,6 @@ class Sender(PublisherBase):
         super().__init__(core, on_ack, on_refusal)
         self._form = form
         self._encode: Callable[[Document], bytes] = encode if form is None else self._first
-        if next_epoch is not None:
-            core.opened(next_epoch())
         self._open_stream = open_stream
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)  # there is something to send, or to stop
@@ -212,6 +210,8 @@ class Sender(PublisherBase):
         self._thread: threading.Thread | None = None
         self._give_up: float | None = None  # nobody closes it: when to stop
         self._late = 0  # records that were not settled when the program ended
+        if next_epoch is not None:
+            core.opened(next_epoch())  # last, as another thread may fork meanwhile
 
     def _forked(self) -> None:
         super()._forked()
@@ -423,9 +423,10 @@ class Sender(PublisherBase):
     def _wake(self) -> None:
         self._idle = False
         if self._thread is None:
-            self._thread = _ends.StreamThread(self._run, "sow-publisher", self._end)
-            self._thread.start()
             _ends.unfinished(self)
+            thread = _ends.StreamThread(self._run, "sow-publisher", self._end)
+            thread.start()
+            self._thread = thread
         self._work.notify_all()
 
     # ---- gRPC's sender thread ----
@@ -459,6 +460,9 @@ class Sender(PublisherBase):
     # ---- the publisher's thread ----
 
     def _run(self) -> None:
+        with self._lock:
+            if self._thread is not threading.current_thread():
+                return  # see StreamThread
         try:
             while self._await_work():
                 error = self._stream_once()

@@ -351,7 +351,11 @@ class _Reader:
         self._demand: SimpleQueue[bool] = SimpleQueue()  # True: another frame is wanted; False: no more
         self._cancelled = False
         self._call: SubscribeCall | None = None
-        _ends.StreamThread(self._run, "sow-subscription", self.cancel).start()
+        try:
+            _ends.StreamThread(self._run, "sow-subscription", self.cancel).start()
+        except BaseException:
+            self.cancel()  # an interrupt may come when the thread runs already, and nobody knows this reader then
+            raise
 
     def take(self, seconds: float | None = None) -> sow_pb2.SubscribeResponse | SowError | None:
         """Waits for the next frame, or for the error that ended the call; None: neither came in these seconds."""

@@ -8,13 +8,14 @@ import subprocess
 import sys
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 
 import pytest
 
-from sow_client import AsyncClient, Client
+from sow_client import AsyncClient, Client, _ends
 from sow_client._ends import Stream
 from tests.support.server import PYTHONPATH, ROOT, ServerProcess
 
@@ -213,3 +214,60 @@ def test_the_blocking_and_the_asynchronous_client_end_alike_without_a_call(serve
     with Client(server.address):
         pass
     asyncio.run(ended())
+
+
+@pytest.mark.parametrize(
+    ("error", "runs"),
+    [(RuntimeError("can't start new thread"), False), (KeyboardInterrupt(), False), (KeyboardInterrupt(), True)],
+    ids=["refused", "before", "after"],
+)
+@pytest.mark.parametrize("what", ["sow-publisher", "sow-stager", "sow-acknowledge", "sow-subscription", "sow-ends"])
+def test_a_thread_that_could_not_be_started_is_started_by_the_next_use(
+    server: ServerProcess, what: str, error: BaseException, runs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Story: a program without room for another thread went on once there was room. The flush of its publisher never
+    ended. After Ctrl-C in the start of a consumer, its durable was in use until the program ended."""
+    topic = made(server, f"{what[4:]}.{type(error).__name__}.{runs}")
+    start, left = threading.Thread.start, [error]
+
+    def interrupted(thread: threading.Thread) -> None:
+        if thread.name != what or not left:
+            return start(thread)
+        if runs:
+            start(thread)
+        raise left.pop()
+
+    with server.client() as client:
+        use: Callable[[], object]
+        again: Callable[[], object]
+        check: Callable[[], object] = list
+        if what == "sow-publisher":
+            publisher = client.publisher(topic)
+            use, again = partial(publisher.publish, {"id": 1}), publisher.flush
+            check = publisher.close
+        elif what == "sow-stager":
+            stager = client.stage_load(client.open_load(topic).id, 0, 1)
+            use = again = partial(stager.stage, [b'{"id": 1}'])
+            check = stager.close
+        elif what == "sow-acknowledge":
+            client.publish(topic, {"id": 1})
+            durable = client.durable(topic, "d", start="earliest")
+            use = again = partial(durable.acknowledge, next(durable))
+            check = durable.flush
+        elif what == "sow-subscription":
+            use = again = lambda: client.durable(topic, "d").close()
+        else:
+            monkeypatch.setattr(_ends, "_ends", _ends._Ends())
+            use = again = lambda: list(client.query("t"))
+        monkeypatch.setattr(threading.Thread, "start", interrupted)
+        with pytest.raises(type(error)):
+            use()
+        again()
+
+        check()
+        if what == "sow-publisher":
+            assert client.count(topic) == 1
+        elif what == "sow-ends":
+            ended = threading.Event()
+            _ends.hand_over(ended.set)
+            assert ended.wait(30)

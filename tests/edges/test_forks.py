@@ -389,3 +389,20 @@ def test_a_fork_while_other_threads_call_is_told_in_the_child(server: ServerProc
         print(in_child(lambda: client.count(TOPIC)), client.count(TOPIC))
     """
     assert run(server, topic, program) == ["True", "1 1"]
+
+
+def test_an_object_that_another_thread_is_making_keeps_no_other_from_hearing_of_the_fork(
+    server: ServerProcess, topic: str
+) -> None:
+    program = """
+        from sow_client import _process
+        from sow_client._publisher import Sender
+        half = Sender.__new__(Sender)
+        _process.tell(half)
+        client = Client(SERVER)
+        client.publish(TOPIC, {"n": 1}, key="parent", ttl=NEVER)
+        print(in_child(lambda: client.publish(TOPIC, {"n": 1}, key="child", ttl=NEVER).duplicate))
+        client.publish(TOPIC, {"n": 1}, key="parent again", ttl=NEVER)
+        print(client.count(TOPIC))
+    """
+    assert run(server, topic, program) == ["False", "3"]
