@@ -115,6 +115,16 @@ def hand_over(end: _End) -> None:
     _ends.queue.put(end)
 
 
+def settled() -> None:
+    """Waits until all that was handed over has run, `STUCK_SECONDS` at most: a call that comes next finds those ended.
+    Not for finalizers."""
+    thread = _ends._thread
+    if thread is not None and thread is not threading.current_thread() and thread.is_alive():
+        run = threading.Event()
+        _ends.queue.put(run.set)
+        run.wait(STUCK_SECONDS)
+
+
 def ready() -> None:
     """Whoever is going to hand something over says so before, outside of a finalizer."""
     _ends.ready()

@@ -18,7 +18,7 @@ from __future__ import annotations
 from typing import Final
 
 from sow_server.engine.administration.administration import Administration
-from sow_server.engine.catalog.topics import Topic, Topics, check_name, check_settings, topic_deleted
+from sow_server.engine.catalog.topics import KnownOrigins, Topic, Topics, check_name, check_settings, topic_deleted
 from sow_server.engine.commit.commits import Commits
 from sow_server.engine.commit.observers import Committed, Observer
 from sow_server.engine.commit.options import WriterOptions
@@ -30,7 +30,7 @@ from sow_server.engine.disk.rocks import Damaged, Failed, RocksError, RocksOptio
 from sow_server.engine.durables.commits import DurableCommits
 from sow_server.engine.following import Beats, Follower, Moment, TopicImage
 from sow_server.engine.opening import Instance
-from sow_server.engine.reading import Cut, Cuts, CutSource, ManyCut
+from sow_server.engine.reading import Counts, Cut, Cuts, CutSource, ManyCut
 from sow_server.engine.store import Store, StoreOptions
 from sow_server.engine.upkeep import Upkeep
 from sow_server.engine.values.errors import OpenError, Reason, StoreError
@@ -43,6 +43,7 @@ __all__ = [
     "CallsUnderWay",
     "Commits",
     "Committed",
+    "Counts",
     "Cut",
     "CutSource",
     "Cuts",
@@ -51,6 +52,7 @@ __all__ = [
     "Failed",
     "Follower",
     "Instance",
+    "KnownOrigins",
     "ManyCut",
     "Moment",
     "Observer",

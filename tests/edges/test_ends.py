@@ -15,7 +15,7 @@ from queue import SimpleQueue
 
 import pytest
 
-from sow_client import AsyncClient, Client, _ends
+from sow_client import EARLIEST, AsyncClient, Client, _ends
 from sow_client._ends import Stream
 from tests.support.server import PYTHONPATH, ROOT, ServerProcess
 
@@ -37,7 +37,7 @@ from sow_client import Client
 client = Client(sys.argv[1])
 publisher = client.publisher(sys.argv[2], linger=600, retry_for=600)
 for number in range(500):
-    publisher.publish({"id": number})
+    publisher.publish(b'{"id": %d}' % number)  # a mapping would wait for a server that tells the topic's type
 print("published", flush=True)
 """
 
@@ -139,6 +139,16 @@ def test_the_end_of_a_program_tells_which_records_were_not_sent(tmp_path: Path) 
 
     assert program.returncode == 0
     assert "the publisher to 'gone' was not closed: 500 records may not have been sent" in program.stderr
+
+
+def test_a_durable_that_was_closed_can_be_attached_again_at_once(server: ServerProcess) -> None:
+    """Story: the end of a call was handed to a thread, the next call came before it, and the durable had a consumer."""
+    topic = made(server, "again")
+    with server.client() as client:
+        client.publish(topic, {"id": 1})
+        for _ in range(100):
+            with client.durable(topic, "one", start=EARLIEST) as durable:
+                assert next(iter(durable)).key == "1"
 
 
 def test_a_dropped_publisher_sends_its_records(server: ServerProcess) -> None:

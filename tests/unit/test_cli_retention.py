@@ -235,8 +235,9 @@ def test_durables_are_listed(client: FakeClient) -> None:
     assert run(client, "durable", "list", "nothing", "--format", "table").stdout == "no durable subscriptions\n"
 
 
-def test_pins_are_listed_with_their_readers(client: FakeClient) -> None:
+def test_pins_are_listed_with_their_readers(client: FakeClient, monkeypatch: pytest.MonkeyPatch) -> None:
     """J18."""
+    monkeypatch.setenv("COLUMNS", "200")  # in a narrow terminal some columns have no room
     client.keep("orders", "billing")
     client.keep("orders", "spark-1", pin=True, owner="ana", reader="Spark on\x1b[31m etl-3", figures=FIGURES)
 

@@ -122,7 +122,7 @@ def wrong_parts(key_fields: Sequence[str], key: str) -> str:
     if not count or parts == count:
         return ""
     return (
-        f"{key[:200]!r} has {parts} part{'s' if parts > 1 else ''}, and a key here has {count}, for "
+        f"{key!r:.202} has {parts} part{'s' if parts > 1 else ''}, and a key here has {count}, for "
         f"{', '.join(key_fields)}; a | within a part is written \\|"
     )
 
