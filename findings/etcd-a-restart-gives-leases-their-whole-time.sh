@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# etcd 3.4.23, one member.
+# Versions: etcd-server and etcd-client 3.4.23-4+b4 of Debian 12, one member.
 #
 # The guess: the end of a lease is known to the server, so a lease of 8 s that is 6 s old has 2 s left after a restart; and
 # one whose time was over while the server was down has ended.

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# RabbitMQ 3.10.8 (Erlang 25.2.3), seen with pika 1.3.2, in a classic and in a quorum queue.
+# Versions: rabbitmq-server 3.10.8-1.1+deb12u1 and Erlang 25.2.3 of Debian 12, pika 1.3.2; a classic and a quorum queue.
 #
 # The guess: a policy with `message-ttl` that comes later also counts for messages that are in the queue already. They are
 # dropped once they are older than that and at the head.
