@@ -29,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the server until it is told to stop; returns the exit code."""
     for name in ("stdin", "stdout", "stderr"):  # closed ones; a file or a socket would get their numbers
         if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w", encoding="utf-8"))  # noqa: SIM115
+            setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w", encoding="utf-8"))  # noqa: SIM115 - until the end
     given = _parser().parse_args(arguments)
     os.umask(PRIVATE_UMASK)
     try:

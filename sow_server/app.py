@@ -552,7 +552,7 @@ def _set_health(healthy: HealthService, services: Sequence[str], *, serving: boo
 async def _watch_failure(store: Store, healthy: HealthService, services: Sequence[str], readiness: Readiness) -> None:
     """A store that has stopped writing is not healthy, though its reads go on (rule X3)."""
     # It is set on the writer's thread, and a fifth of a second is soon.
-    while (failure := store.commits.failure) is None:  # noqa: ASYNC110
+    while (failure := store.commits.failure) is None:  # noqa: ASYNC110 - of a thread
         await asyncio.sleep(0.2)
     readiness.failed(failure.reason.name)
     _set_health(healthy, services, serving=False)

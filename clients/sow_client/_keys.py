@@ -66,7 +66,7 @@ def checked_list(values: Iterable[_Value], field: str, *, of: str = "keys") -> I
 def _canonical(value: object, field: str) -> str:
     if type(value).__module__ == "numpy" and getattr(value, "ndim", None) == 0:
         # Every scalar of numpy has these, which need not be installed. `item` makes numbers of some of its times.
-        value = value.item() if value.dtype.kind in "biufU" else value  # type: ignore[attr-defined]
+        value = value.item() if value.dtype.kind in "biufU" else value  # type: ignore[attr-defined]  # of numpy
     if isinstance(value, str):
         return str.__str__(value)  # of an Enum, too, it is the text that its document has
     if isinstance(value, bool):

@@ -570,7 +570,7 @@ class Publisher(Figures):
             core, open_stream, form=form, next_epoch=next_epoch, on_ack=on_ack, on_refusal=on_refusal
         )
         # Without the method below, which would add a tenth to the cost of a record.
-        self.publish = sender.publish  # type: ignore[method-assign]
+        self.publish = sender.publish  # type: ignore[method-assign]  # on purpose
 
     @property
     def _closing(self) -> bool:  # type: ignore[override]  # read only

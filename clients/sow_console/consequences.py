@@ -62,7 +62,7 @@ def parsed(setting: str, text: str) -> Any:  # of the type that the setting has
         return "" if setting == "dead_letter" else None
     if (setting.endswith(("_bytes", "_entries", "_limit"))) and text.isdecimal():
         value = int(text)
-    settings = TopicSettings(**{"expiration" if setting == "default_ttl" else setting: value})  # type: ignore[arg-type]
+    settings = TopicSettings(**{"expiration" if setting == "default_ttl" else setting: value})  # type: ignore[arg-type]  # one of its fields
     return getattr(settings, "expiration" if setting == "default_ttl" else setting)
 
 

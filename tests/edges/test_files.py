@@ -106,7 +106,7 @@ def test_an_export_published_again_is_the_same_content(
     there twice came back once, an empty text not at all, and `.ndjson` was refused."""
     topic = f"again-{message_type}-{kind}"
     for name in (topic, f"{topic}-loaded"):
-        client.create_topic(name, message_type=message_type, expiration="1h")  # type: ignore[arg-type]
+        client.create_topic(name, message_type=message_type, expiration="1h")  # type: ignore[arg-type]  # one of its names
     for number, payload in enumerate(PAYLOADS[message_type]):
         lifetime = {"ttl": NEVER} if number % 2 else {"expire_at": STAMP}
         client.publish(topic, payload, key=f"k,{number}", **lifetime)

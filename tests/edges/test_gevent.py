@@ -55,8 +55,8 @@ def switched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """As if gevent had replaced threads. Gets a line for each switch of gRPC."""
     said: list[str] = []
     monkey, adapter = ModuleType("gevent.monkey"), ModuleType("grpc.experimental.gevent")
-    monkey.is_module_patched = lambda name: name == "threading"  # type: ignore[attr-defined]
-    adapter.init_gevent = lambda: said.append("switched")  # type: ignore[attr-defined]
+    monkey.is_module_patched = lambda name: name == "threading"  # type: ignore[attr-defined]  # of a fake
+    adapter.init_gevent = lambda: said.append("switched")  # type: ignore[attr-defined]  # of a fake
     monkeypatch.setitem(sys.modules, "gevent.monkey", monkey)
     monkeypatch.setitem(sys.modules, "grpc.experimental.gevent", adapter)
     return said

@@ -48,7 +48,7 @@ def test_a_time_that_is_none_is_refused_by_name(server: ServerProcess, call: str
     with server.client() as client:
         for wrong in WRONG:
             with pytest.raises(InvalidArgument) as refused:
-                CALLS[call](client, wrong)  # type: ignore[arg-type]
+                CALLS[call](client, wrong)  # type: ignore[arg-type]  # it is refused
             assert refused.value.details["field"] == call.rsplit(maxsplit=1)[-1]
 
 
@@ -56,11 +56,11 @@ def test_waits_of_streams_are_refused_by_name(server: ServerProcess) -> None:
     with server.client() as client, client.subscribe("t") as changes, client.live_view("t") as view:
         for wrong in WRONG:
             with pytest.raises(InvalidArgument, match="timeout"):
-                changes.next(wrong)  # type: ignore[arg-type]
+                changes.next(wrong)  # type: ignore[arg-type]  # it is refused
             with pytest.raises(InvalidArgument, match="timeout"):
-                next(changes.batches(timeout=wrong))  # type: ignore[arg-type]
+                next(changes.batches(timeout=wrong))  # type: ignore[arg-type]  # it is refused
             with pytest.raises(InvalidArgument, match="seconds"):
-                view.wait(wrong)  # type: ignore[arg-type]
+                view.wait(wrong)  # type: ignore[arg-type]  # it is refused
 
 
 @pytest.mark.parametrize("long", [*LONG, None])

@@ -111,9 +111,9 @@ def conditions(one: Number, other: Number) -> dict[str, Callable[[Number], bool]
     low, high = one, other
     found: dict[str, Callable[[Number], bool]] = {}
     for sign, test in COMPARISONS.items():
-        found[f"/n {sign} {one.text}"] = lambda number, test=test: test(number.value, one.value)  # type: ignore[misc]
-        found[f"{one.text} {sign} /n"] = lambda number, test=test: test(one.value, number.value)  # type: ignore[misc]
-        found[f"NOT /n {sign} {one.text}"] = lambda number, test=test: not test(number.value, one.value)  # type: ignore[misc]
+        found[f"/n {sign} {one.text}"] = lambda number, test=test: test(number.value, one.value)  # type: ignore[misc]  # of a default
+        found[f"{one.text} {sign} /n"] = lambda number, test=test: test(one.value, number.value)  # type: ignore[misc]  # of a default
+        found[f"NOT /n {sign} {one.text}"] = lambda number, test=test: not test(number.value, one.value)  # type: ignore[misc]  # of a default
         found[f"(/n {sign} {one.text}) = true"] = found[f"/n {sign} {one.text}"]  # the slow path
     found |= {
         f"/n IN ({one.text}, {other.text})": lambda number: number.value in (one.value, other.value),

@@ -26,7 +26,7 @@ class FakeExports:
     async def describe_topic(self, name: str) -> object:
         return SimpleNamespace(settings=TopicSettings())
 
-    async def open_export(self, topic: str, filter: str | None, parameters: object, *, lease: str) -> Export:  # noqa: A002
+    async def open_export(self, topic: str, filter: str | None, parameters: object, *, lease: str) -> Export:  # noqa: A002 - as it is
         return Export("x1", topic, None, datetime.now(UTC), timedelta(minutes=2), (2, 1))
 
     async def read_export(
