@@ -40,6 +40,9 @@ def pytest_configure() -> None:
         os.environ["TMPDIR"] = str(MEMORY)
         tempfile.tempdir = None  # it may have looked already
     os.environ["XDG_CONFIG_HOME"] = "/nonexistent"  # no test meets the contexts of who runs it
+    # Tables of the command are as wide in every run: as without a terminal. Processes of pytest-xdist have 80 columns
+    # in some surroundings.
+    os.environ["COLUMNS"] = "140"
     # Set once in the controlling process; the workers of xdist inherit it.
     os.environ.setdefault(_SEED_VARIABLE, str(random.SystemRandom().randrange(2**32)))
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:

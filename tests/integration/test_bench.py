@@ -92,7 +92,7 @@ def test_subscribers_of_everything_get_each_record(server: ServerProcess) -> Non
 def test_a_table_has_a_line_for_each_work_that_was_asked_for(
     server: ServerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "200")  # processes of pytest-xdist have 80
+    monkeypatch.setenv("COLUMNS", "200")
     done = bench(server.address, *SMALL[:-1], "table", "--work", "get")
 
     header, _, *lines = done.stdout.splitlines()

@@ -119,7 +119,7 @@ def test_the_story_of_a_key_from_its_first_publish_to_its_end(
     times = [int(str(one["time_micros"])) // 1000 for one in story]
     assert times == sorted(times), "also those of commits"
     assert {one["instance"] for one in story} == {one["origin"] for one in story}
-    monkeypatch.setenv("COLUMNS", "200")  # processes of pytest-xdist have 80
+    monkeypatch.setenv("COLUMNS", "200")
     shown = run("history", "stories", "it's", "--format", "table")
     assert "px 9.5 → 9.7, note - → hi" in shown.stdout
     assert shown.stderr.startswith("the journal has all changes since the topic was made 20")

@@ -261,7 +261,7 @@ def test_a_lifetime_without_effect_is_never_shown_as_one_that_is_over(
     client: FakeClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """L3. A table showed "20m01s ago", and the record was there for ever."""
-    monkeypatch.setenv("COLUMNS", "200")  # processes of pytest-xdist have 80
+    monkeypatch.setenv("COLUMNS", "200")
     client.add("orders", expiration="disabled")
     published = run(client, "publish", "orders", "--data", '{"id":1}', "--ttl", "1s", "--format", "table")
     got = run(client, "get", "orders", "1", "--format", "table")
