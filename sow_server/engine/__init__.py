@@ -4,7 +4,7 @@
 or `administration`. The rest of the server is handed the part that it needs. It imports these rooms, and a few names of
 others (tests/unit/test_engine_door.py has them):
 
-    values, formats, disk/layout, catalog/indexes, commit/soundness
+    values, stored, formats, catalog/indexes, commit/soundness
                     the vocabulary of the engine: pure, without state
     journal, durables, loads, replicas
                     the rows and answers of these features

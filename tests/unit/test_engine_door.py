@@ -15,7 +15,7 @@ ENGINE: Final = "sow_server.engine"
 OPEN_ROOMS: Final = (
     "values",
     "formats",
-    "disk.layout",
+    "stored",
     "catalog.indexes",
     "commit.soundness",
     "journal",
@@ -34,7 +34,6 @@ OFFERED: Final[Mapping[str, tuple[str, ...]]] = {
     "commit.pace": ("CallsUnderWay",),
     "commit.reclaim": ("RECLAIM_RECORDS",),
     "commit.requests": ("RequestLimits", "payload_key"),
-    "disk.rocks": ("Damaged", "Failed", "RocksError", "RocksOptions", "Stale"),
     "durables.commits": ("DurableCommits",),
     "following": ("Beats", "Follower", "Moment", "TopicImage"),
     "opening": ("Instance",),

@@ -15,10 +15,10 @@ LOADED: Final = {
     "sow_server.engine.values.lifetimes": 6,
     "sow_server.engine.values.policies": 8,
     "sow_server.engine.formats.json_format": 13,
-    "sow_server.engine.disk.layout": 18,
+    "sow_server.engine.stored": 14,
     "sow_server.filters.parser": 19,
     "sow_server.filters.compiler": 19,
-    "sow_server.query.ordering": 52,
+    "sow_server.query.ordering": 54,
     "sow_server.access.model": 23,
     "sow_replication": 1,
 }

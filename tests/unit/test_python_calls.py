@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import pytest
 
-from sow_server.engine.disk.layout import i64
+from sow_server.engine.stored import i64
 from sow_server.engine.values.model import (
     Delete,
     Expiration,
