@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-from sow_server.engine.disk.layout import HEADER_BYTES, header, i64, u32
 from sow_server.engine.disk.rocks import EXPIRY, JOURNAL, RECORDS, Batch, Rocks
+from sow_server.engine.stored import HEADER_BYTES, header, i64, u32
 
 BATCH_RECORDS: Final = 1_000
 JOURNAL_BYTES_PER_RECORD: Final = 32

@@ -21,7 +21,7 @@ from benchmarks.processes import TOPIC, SowServer
 from benchmarks.rows import MICROSECONDS, TIMES, Figure, Row, Target, ratio, ratio_range, take_turns
 from benchmarks.setting import Setting
 from sow_server.engine.catalog.topics import Topic
-from sow_server.engine.disk.layout import PUT, Changes, Column, StoredStatistics
+from sow_server.engine.stored import PUT, Changes, Column, StoredStatistics
 from sow_server.engine.values.errors import StoreError
 from sow_server.engine.values.fields import Entry
 from sow_server.engine.values.model import NEVER, Expiration, TopicSettings

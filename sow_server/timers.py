@@ -25,9 +25,9 @@ from apscheduler.schedulers.asyncio import AsyncIOScheduler
 from sow_server import malloc
 from sow_server.engine.catalog.topics import Topics
 from sow_server.engine.commit.commits import Commits
-from sow_server.engine.disk.rocks import RocksError
 from sow_server.engine.upkeep import Upkeep
 from sow_server.engine.values.clock import GuardedClock
+from sow_server.engine.values.database import RocksError
 from sow_server.engine.values.errors import StoreError
 from sow_server.engine.values.model import MICROS, NEVER
 from sow_server.query.sort_memory import SortMemory

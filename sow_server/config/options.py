@@ -7,11 +7,11 @@ from pathlib import Path
 from sow_server.config.sections import Config, MetricsConfig
 from sow_server.engine.commit.options import WriterOptions
 from sow_server.engine.commit.requests import RequestLimits
-from sow_server.engine.disk.rocks import RocksOptions
 from sow_server.engine.loads import LoadOptions
 from sow_server.engine.replicas import PeerSettings, ReplicaOptions
 from sow_server.engine.store import StoreOptions
 from sow_server.engine.values.clock import ClockOptions
+from sow_server.engine.values.database import RocksOptions
 
 
 def store_options(config: Config) -> StoreOptions:

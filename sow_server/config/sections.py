@@ -44,11 +44,11 @@ from sow_server.config.kinds import (
 from sow_server.engine.commit.options import WriterOptions
 from sow_server.engine.commit.reclaim import RECLAIM_RECORDS
 from sow_server.engine.commit.requests import RequestLimits
-from sow_server.engine.disk.rocks import RocksOptions
 from sow_server.engine.loads import LoadOptions
 from sow_server.engine.replicas import ReplicaOptions
 from sow_server.engine.store import StoreOptions
 from sow_server.engine.values.clock import ClockOptions
+from sow_server.engine.values.database import RocksOptions
 from sow_server.engine.values.model import (
     MICROS,
     BacklogAction,

@@ -21,17 +21,10 @@ from sow_server.engine.catalog.topics import UNDELIVERED_ID, Topic, Topics
 from sow_server.engine.commit import dead_letters, letters
 from sow_server.engine.commit.commits import Commits
 from sow_server.engine.commit.draft import Draft
-from sow_server.engine.disk.layout import (
-    DELIVER_KEY,
-    EXPIRE_TIME,
-    INDEX_KEY,
-    PAYLOAD,
-    REARM_KEY,
-    RECORD_KEY,
-    unpack_i64,
-)
+from sow_server.engine.disk.layout import DELIVER_KEY, INDEX_KEY, REARM_KEY
 from sow_server.engine.disk.rocks import INDEXES, META, RECORDS, Rocks
 from sow_server.engine.reading import is_rearming
+from sow_server.engine.stored import EXPIRE_TIME, PAYLOAD, RECORD_KEY, unpack_i64
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import NEVER
 

@@ -16,20 +16,12 @@ from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.commit.commits import Commits
 from sow_server.engine.commit.draft import Draft
 from sow_server.engine.disk.backups import DATABASE
-from sow_server.engine.disk.layout import Reached, StoredStatistics, decode_reached
-from sow_server.engine.disk.rocks import (
-    INDEXES,
-    MARK_BYTES,
-    MARK_KEY,
-    META,
-    RECORDS,
-    Failed,
-    Rocks,
-    RocksOptions,
-    Secondary,
-)
+from sow_server.engine.disk.layout import Reached, decode_reached
+from sow_server.engine.disk.rocks import INDEXES, MARK_BYTES, MARK_KEY, META, RECORDS, Rocks, Secondary
 from sow_server.engine.reading import Cut, IndexCursor, Skipped
+from sow_server.engine.stored import StoredStatistics
 from sow_server.engine.values.clock import GuardedClock
+from sow_server.engine.values.database import Failed, RocksOptions
 from sow_server.engine.values.errors import StoreError
 from sow_server.engine.values.fields import Steps
 from sow_server.engine.values.model import TopicSettings

@@ -25,8 +25,6 @@ from sow_server.engine.commit.publishers import decode as decode_publisher
 from sow_server.engine.commit.publishers import encode as encode_publisher
 from sow_server.engine.disk.layout import (
     BOUNDS_KEY,
-    EXPIRE,
-    HEADER_BYTES,
     INDEX_KEY,
     INSTANCE_KEY,
     LOAD_KEY,
@@ -35,22 +33,14 @@ from sow_server.engine.disk.layout import (
     NEXT_TOPIC_KEY,
     PUBLISHER_KEY,
     REARM_KEY,
-    RECORD_KEY,
     SEED_KEY,
     STATISTICS_KEY,
     SWEEP_FLOOR_KEY,
-    TOPIC,
     TOPIC_KEY,
-    StoredStatistics,
     Tombstone,
     decode_bounds,
-    decode_statistics,
     decode_tombstone,
-    encode_statistics,
-    i64,
     index_prefix,
-    record,
-    u32,
 )
 from sow_server.engine.disk.mark import Bounds
 from sow_server.engine.disk.rocks import (
@@ -64,6 +54,18 @@ from sow_server.engine.disk.rocks import (
     TOMBSTONES,
     Batch,
     Rocks,
+)
+from sow_server.engine.stored import (
+    EXPIRE,
+    HEADER_BYTES,
+    RECORD_KEY,
+    TOPIC,
+    StoredStatistics,
+    decode_statistics,
+    encode_statistics,
+    i64,
+    record,
+    u32,
 )
 from sow_server.engine.values.model import NEVER, Record
 

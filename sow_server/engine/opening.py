@@ -23,12 +23,15 @@ import structlog
 
 from sow_server.engine.disk import backups
 from sow_server.engine.disk.claim import DirectoryClaim
-from sow_server.engine.disk.layout import (
-    ACCEPTED_KEY,
-    CLOCK_KEY,
+from sow_server.engine.disk.layout import ACCEPTED_KEY, CLOCK_KEY, FORMAT_KEY, INSTANCE_KEY
+from sow_server.engine.disk.mark import MARK, Differs, LogsMissing, Mark, Marker, check
+from sow_server.engine.disk.mark import load as load_mark
+from sow_server.engine.disk.mark import save as save_mark
+from sow_server.engine.disk.private import tighten
+from sow_server.engine.disk.rocks import COMMITS, FAMILIES, META, Batch, Rocks, first_log_needed
+from sow_server.engine.losses import settle
+from sow_server.engine.stored import (
     DATA_FORMAT,
-    FORMAT_KEY,
-    INSTANCE_KEY,
     UPGRADED_FORMATS,
     Commit,
     decode_commit,
@@ -37,24 +40,8 @@ from sow_server.engine.disk.layout import (
     unpack_i64,
     unpack_u32,
 )
-from sow_server.engine.disk.mark import MARK, Differs, LogsMissing, Mark, Marker, check
-from sow_server.engine.disk.mark import load as load_mark
-from sow_server.engine.disk.mark import save as save_mark
-from sow_server.engine.disk.private import tighten
-from sow_server.engine.disk.rocks import (
-    COMMITS,
-    FAMILIES,
-    META,
-    Batch,
-    Damaged,
-    Locked,
-    Rocks,
-    RocksError,
-    RocksOptions,
-    first_log_needed,
-)
-from sow_server.engine.losses import settle
 from sow_server.engine.values.clock import ClockBehindError, GuardedClock
+from sow_server.engine.values.database import Damaged, Locked, RocksError, RocksOptions
 from sow_server.engine.values.errors import OpenError
 
 log = structlog.get_logger(__name__)

@@ -19,17 +19,10 @@ from sow_server.engine.commit.expiry import OverdueCut, Sweep
 from sow_server.engine.commit.publishers import decode as decode_publisher
 from sow_server.engine.commit.soundness import SoundnessReports, is_utf8, readable
 from sow_server.engine.commit.writer import Writer
-from sow_server.engine.disk.layout import (
-    EXPIRE_TIME,
-    PREFIX_BYTES,
-    REARM_KEY,
-    i64,
-    indexed_keys,
-    publisher_key,
-    record_keys,
-)
+from sow_server.engine.disk.layout import PREFIX_BYTES, REARM_KEY, indexed_keys, publisher_key
 from sow_server.engine.disk.rocks import COMMITS, INDEXES, JOURNAL, META, RECORDS, Cursor, Rocks
 from sow_server.engine.journal.reading import ChunkHeads, JournalCut, Ledger
+from sow_server.engine.stored import EXPIRE_TIME, i64, record_keys
 from sow_server.engine.values.clock import GuardedClock
 from sow_server.engine.values.fields import Steps
 

@@ -32,7 +32,7 @@ from sow_server.engine.commit.soundness import SoundnessReports
 from sow_server.engine.commit.writer import Deliver, Writer
 from sow_server.engine.disk.heads import HeadCache
 from sow_server.engine.disk.layout import BOUNDS_KEY, decode_bounds
-from sow_server.engine.disk.rocks import META, Rocks, RocksError, RocksOptions
+from sow_server.engine.disk.rocks import META, Rocks
 from sow_server.engine.durables import Durables
 from sow_server.engine.durables.commits import DurableCommits
 from sow_server.engine.following import Beats
@@ -42,6 +42,7 @@ from sow_server.engine.reading import Cuts
 from sow_server.engine.replicas import ReplicaOptions, Replicas
 from sow_server.engine.upkeep import Upkeep
 from sow_server.engine.values.clock import GuardedClock
+from sow_server.engine.values.database import RocksError, RocksOptions
 from sow_server.engine.values.errors import OpenError, StoreError
 from sow_server.engine.values.model import MICROS, Outcome, Request
 from sow_server.engine.values.policies import NOTHING, Declared

@@ -23,23 +23,16 @@ from sow_server.engine.commit.publishers import decode as decode_publisher
 from sow_server.engine.commit.reclaim import deserving
 from sow_server.engine.commit.writer import Writer
 from sow_server.engine.disk import backups
-from sow_server.engine.disk.layout import CLOCK_KEY, MADE_ORDER, PUBLISHER_KEY, i64
+from sow_server.engine.disk.layout import CLOCK_KEY, MADE_ORDER, PUBLISHER_KEY
 from sow_server.engine.disk.mark import Bounds
-from sow_server.engine.disk.rocks import (
-    COMMITS,
-    FAMILIES,
-    META,
-    TOMBSTONES,
-    Damaged,
-    Rocks,
-    RocksError,
-    disk_bytes,
-)
+from sow_server.engine.disk.rocks import COMMITS, FAMILIES, META, TOMBSTONES, Rocks, disk_bytes
 from sow_server.engine.durables import Durables, prune_topic
 from sow_server.engine.journal.reading import ChunkHeads
 from sow_server.engine.journal.retention import prune_commits
 from sow_server.engine.opening import Opened
 from sow_server.engine.replicas.tombstones import MADE_END
+from sow_server.engine.stored import i64
+from sow_server.engine.values.database import Damaged, RocksError
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import MICROS
 

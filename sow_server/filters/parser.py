@@ -89,8 +89,8 @@ def parse(text: str, parameters: Parameters = ()) -> Filter:
     finally:
         _GIVEN.reset(token)
     assert isinstance(tree, _Part), "the transformer makes a part of every rule"
-    for name in given.by_name.keys() - given.used:
-        raise FilterError(f"there is no parameter :{name} in it, and a value of this name is given")
+    if unused := given.by_name.keys() - given.used:
+        raise FilterError(f"there is no parameter :{min(unused)} in it, and a value of this name is given")
     return tree.node
 
 

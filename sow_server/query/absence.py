@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from sow_server.engine.catalog.topics import Topic
-from sow_server.engine.disk.layout import HEADER_BYTES
+from sow_server.engine.stored import HEADER_BYTES
 from sow_server.engine.values.fields import Step, value_at
 from sow_server.filters import Filter, print_path
 from sow_server.filters.tree import Function, FunctionCall, IsNull, Path, children

@@ -14,9 +14,9 @@ from functools import lru_cache
 from typing import Final, NamedTuple
 
 from sow_server.engine.catalog.topics import Topic
-from sow_server.engine.disk.layout import HEADER_BYTES, read_header
 from sow_server.engine.formats.payloads import Format
 from sow_server.engine.formats.topic_formats import zeros_before
+from sow_server.engine.stored import HEADER_BYTES, read_header
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.keys import parse_path
 from sow_server.engine.values.model import NEVER, MessageType, PermittedRows, RecordMatcher

@@ -19,8 +19,8 @@ from operator import itemgetter
 from typing import Final
 
 from sow_server.engine.catalog.topics import Topic
-from sow_server.engine.disk.layout import DUE, DUE_STORE_KEY, DUE_TOPIC, EXPIRE_TIME, i64, unpack_i64
 from sow_server.engine.reading import Cuts
+from sow_server.engine.stored import DUE, DUE_STORE_KEY, DUE_TOPIC, EXPIRE_TIME, i64, unpack_i64
 
 PIECE_ENTRIES: Final = 20_000
 PIECE_RECORDS: Final = 2_000

@@ -28,9 +28,9 @@ from operator import itemgetter
 from typing import Final, TypeAlias
 
 from sow_server.engine.catalog.topics import Topic
-from sow_server.engine.disk.layout import HEADER_BYTES, header_columns
 from sow_server.engine.formats.payloads import Decode
 from sow_server.engine.formats.topic_formats import zeros_before
+from sow_server.engine.stored import HEADER_BYTES, header_columns
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.fields import Kind, Steps, number_of, value_at
 from sow_server.engine.values.model import NEVER, MessageType

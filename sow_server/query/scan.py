@@ -21,10 +21,10 @@ from itertools import groupby, islice
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from sow_server.engine.catalog.topics import Topic
-from sow_server.engine.disk.layout import HeaderColumns, header_columns, payloads
 from sow_server.engine.formats.payloads import Projection
 from sow_server.engine.formats.topic_formats import key_paths
 from sow_server.engine.reading import Cut, CutSource
+from sow_server.engine.stored import HeaderColumns, header_columns, payloads
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.filters import print_path
 from sow_server.query.absence import AbsentFields

@@ -10,7 +10,7 @@ from itertools import compress, repeat
 from typing import Final, TypeAlias
 
 from sow_server.engine.catalog.topics import Topic
-from sow_server.engine.disk.layout import HEADER_BYTES, header_columns
+from sow_server.engine.stored import HEADER_BYTES, header_columns
 from sow_server.engine.values.model import NEVER
 from sow_server.filters import Meta
 from sow_server.filters.tree import Expression, Function, FunctionCall, Metadata, MetadataName, walk

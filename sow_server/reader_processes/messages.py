@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 from struct import Struct
 from typing import Final, NamedTuple
 
-from sow_server.engine.disk.rocks import Damaged, RocksError
 from sow_server.engine.following import Moment, TopicImage
+from sow_server.engine.values.database import Damaged, RocksError
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.filters.parameters import NO_VALUES, Values
 from sow_server.filters.restriction import Restriction

@@ -28,9 +28,9 @@ from sow_server.engine.catalog.topics import Topic, Topics
 from sow_server.engine.commit.commits import Commits
 from sow_server.engine.commit.origins import Origins
 from sow_server.engine.commit.soundness import SoundnessReports
-from sow_server.engine.disk.rocks import RocksError
 from sow_server.engine.following import Beats, Moment, TopicImage
 from sow_server.engine.values.clock import GuardedClock
+from sow_server.engine.values.database import RocksError
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import MICROS
 from sow_server.engine.values.turns import CALLER

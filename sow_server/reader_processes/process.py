@@ -27,10 +27,10 @@ import uvloop
 from sow.v1 import sow_pb2
 from sow_server import malloc
 from sow_server.engine.catalog.topics import KnownOrigins, Topic
-from sow_server.engine.disk.layout import StoredStatistics
-from sow_server.engine.disk.rocks import Failed, RocksError, RocksOptions, Stale
 from sow_server.engine.following import Follower, Moment, TopicImage
 from sow_server.engine.reading import Cut
+from sow_server.engine.stored import StoredStatistics
+from sow_server.engine.values.database import Failed, RocksError, RocksOptions, Stale
 from sow_server.engine.values.turns import SERVER
 from sow_server.query.export_splits import SplitCache
 from sow_server.query.exports import Export, not_found

@@ -19,9 +19,9 @@ from sow_server.engine.administration.administration import Administration
 from sow_server.engine.catalog.topics import Topic, check_name
 from sow_server.engine.commit.commits import Commits
 from sow_server.engine.commit.soundness import Fault, RowLimits, row_fault
-from sow_server.engine.disk.layout import read_header
 from sow_server.engine.durables import ClearedBacklogs, Durable, DurableFigures, Durables
 from sow_server.engine.durables.commits import DurableCommits
+from sow_server.engine.stored import read_header
 from sow_server.engine.upkeep import Upkeep
 from sow_server.engine.values import lifetimes, model
 from sow_server.engine.values.clock import GuardedClock

@@ -16,9 +16,9 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from sow.v1 import admin_pb2, load_pb2, sow_pb2, types_pb2
 from sow_server.engine.catalog.topics import Topic
-from sow_server.engine.disk.layout import record as stored_record
 from sow_server.engine.durables.commits import DurableCommits
 from sow_server.engine.reading import Counts
+from sow_server.engine.stored import record as stored_record
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import (
     ABSENT,

@@ -19,8 +19,8 @@ from typing import Final
 
 from sow.v1 import sow_pb2, types_pb2
 from sow_server.access.caller import Granted
-from sow_server.engine.disk.layout import PAYLOAD, read_header
 from sow_server.engine.formats.payloads import Projection
+from sow_server.engine.stored import PAYLOAD, read_header
 from sow_server.engine.values import lifetimes
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import PermittedRows

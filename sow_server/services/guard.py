@@ -30,7 +30,7 @@ from sow_server.access.credentials import NO_CLAIM, Asked, Shown
 from sow_server.access.failures import host_of
 from sow_server.access.needs import Need, Scope, need_of
 from sow_server.engine.commit.pace import CallsUnderWay
-from sow_server.engine.disk.rocks import Damaged, RocksError
+from sow_server.engine.values.database import Damaged, RocksError
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.turns import CALLER
 from sow_server.services.capacity import Arrivals, InFlight, Places, no_room, unread

@@ -15,9 +15,9 @@ from typing import Final
 import structlog
 
 from sow_server.engine.commit.commits import Commits
-from sow_server.engine.disk.rocks import RocksError
 from sow_server.engine.loads import Load, LoadPhase, Loads, LoadWork
 from sow_server.engine.values.clock import GuardedClock
+from sow_server.engine.values.database import RocksError
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import Publish
 from sow_server.services.admission import Admission

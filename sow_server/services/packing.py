@@ -13,7 +13,7 @@ from operator import add
 from typing import Final
 
 from sow.v1 import snapshot_pb2
-from sow_server.engine.disk.layout import HeaderColumns, header_columns, payloads
+from sow_server.engine.stored import HeaderColumns, header_columns, payloads
 from sow_server.services.convert import invalid
 from sow_server.services.narrowing import Narrow
 

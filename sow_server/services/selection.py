@@ -13,8 +13,8 @@ from typing import Final, NamedTuple
 from sow_server.access.caller import Granted
 from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.commit.soundness import Fault, RowLimits, row_fault
-from sow_server.engine.disk.layout import SEQUENCE, i64
 from sow_server.engine.reading import Cuts
+from sow_server.engine.stored import SEQUENCE, i64
 from sow_server.engine.values.model import RecordMatcher
 from sow_server.filters.parameters import NO_VALUES, Values
 from sow_server.query.filtering import record_filter

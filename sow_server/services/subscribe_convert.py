@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from sow.v1 import sow_pb2
 from sow_server.engine.catalog.topics import Topic
-from sow_server.engine.disk.layout import HeaderColumns
+from sow_server.engine.stored import HeaderColumns
 from sow_server.engine.values.bookmarks import HELD_MAX, parse
 from sow_server.filters.restriction import Restriction
 from sow_server.query.scan import RecordBatch

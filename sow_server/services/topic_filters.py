@@ -10,8 +10,8 @@ from hashlib import blake2b
 from typing import Final
 
 from sow_server.engine.catalog.topics import Topic
-from sow_server.engine.disk.layout import HeaderColumns
 from sow_server.engine.reading import Cuts
+from sow_server.engine.stored import HeaderColumns
 from sow_server.engine.values.errors import Reason, StoreError, no_topic
 from sow_server.filters import print_filter
 from sow_server.filters.parameters import NO_VALUES, Values

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from sow_server.access.caller import Call, Granted
 from sow_server.access.needs import Action
-from sow_server.engine.disk.layout import read_header
+from sow_server.engine.stored import read_header
 from sow_server.engine.values.errors import no_topic
 from sow_server.engine.values.model import Delete, Publish, PublisherPosition, RecordMatcher, Touch
 from sow_server.filters.restriction import UNRESTRICTED

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.commit.soundness import all_told, is_utf8
-from sow_server.engine.disk.layout import BURY, DELETE, EXPIRE, HEADER_BYTES, TOUCH, Changes, Entry, read_header
+from sow_server.engine.stored import BURY, DELETE, EXPIRE, HEADER_BYTES, TOUCH, Changes, Entry, read_header
 from sow_server.engine.values.model import NEVER
 from sow_server.filters import Meta
 from sow_server.subscriptions.frames import ChangeOp, ChangeReason, Row

@@ -22,8 +22,8 @@ import structlog
 from sow_server.engine.catalog.topics import Topic, Topics, topic_deleted
 from sow_server.engine.commit.commits import Commits
 from sow_server.engine.commit.observers import Committed
-from sow_server.engine.disk.layout import Changes, Entry
 from sow_server.engine.reading import Cuts
+from sow_server.engine.stored import Changes, Entry
 from sow_server.engine.values.clock import GuardedClock
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.subscriptions.changes import Change, changes_of

@@ -13,8 +13,8 @@ gets no deltas, because it may have another version to apply them to.
 
 from __future__ import annotations
 
-from sow_server.engine.disk.layout import BURY, TOUCH
 from sow_server.engine.formats.payloads import Format
+from sow_server.engine.stored import BURY, TOUCH
 from sow_server.subscriptions.changes import Change, Version
 from sow_server.subscriptions.frames import ChangeOp, ChangeReason, Row
 from sow_server.subscriptions.matching import VersionMatcher

@@ -16,8 +16,8 @@ from itertools import accumulate, compress
 from operator import add
 from typing import Final, NamedTuple, overload
 
-from sow_server.engine.disk.layout import HeaderColumns
 from sow_server.engine.durables import GapReason
+from sow_server.engine.stored import HeaderColumns
 from sow_server.engine.values.model import NEVER
 
 FRAME_BYTES: Final = 2**20

@@ -18,7 +18,7 @@ from typing import Protocol
 import structlog
 
 from sow_server.engine.catalog.topics import Topic
-from sow_server.engine.disk.layout import BURY, HEADER_BYTES
+from sow_server.engine.stored import BURY, HEADER_BYTES
 from sow_server.engine.values.errors import StoreError
 from sow_server.engine.values.fields import Entry
 from sow_server.filters.cost import Cost

@@ -17,7 +17,7 @@ from itertools import pairwise
 from typing import Final
 
 from sow.checksums import RANGE_RECORDS_MAX, RANGES_MAX, checksum
-from sow_server.engine.disk.layout import HeaderColumns, header_columns
+from sow_server.engine.stored import HeaderColumns, header_columns
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.subscriptions.frames import SnapshotBatch
 from sow_server.subscriptions.request import Snapshot

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from sow_server.engine.catalog.topics import Topic, topic_deleted
-from sow_server.engine.disk.layout import Changes, read_header
 from sow_server.engine.formats.payloads import Projection
 from sow_server.engine.journal.reading import JournalCut, ReadingLeft
 from sow_server.engine.reading import Cuts
+from sow_server.engine.stored import Changes, read_header
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.subscriptions import focus
 from sow_server.subscriptions.changes import changes_of

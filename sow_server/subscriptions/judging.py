@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from sow_server.engine.catalog.topics import Topic
-from sow_server.engine.disk.layout import HEADER_BYTES
+from sow_server.engine.stored import HEADER_BYTES
 from sow_server.engine.values.model import MessageType
 from sow_server.filters.cost import Cost
 from sow_server.subscriptions import focus

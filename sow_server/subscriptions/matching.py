@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import Final, Generic, TypeVar
 
 from sow_server.engine.catalog.topics import Topic
-from sow_server.engine.disk.layout import BURY
+from sow_server.engine.stored import BURY
 from sow_server.engine.values.fields import Entry, Kind, entries
 from sow_server.filters.bounds import bounds_of
 from sow_server.filters.cost import ELEMENT, Cost, cost_of

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from sow_server.engine.catalog.topics import Topic, Topics
-from sow_server.engine.disk.layout import Changes, Commit
 from sow_server.engine.journal.reading import JournalCut
 from sow_server.engine.reading import Cuts
+from sow_server.engine.stored import Changes, Commit
 from sow_server.engine.values.clock import GuardedClock
 from sow_server.subscriptions import focus
 from sow_server.subscriptions.changes import changes_of

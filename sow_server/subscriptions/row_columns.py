@@ -12,7 +12,7 @@ from typing import Final
 
 from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.commit.soundness import all_told
-from sow_server.engine.disk.layout import BURY, DELETE, EXPIRE, PUT, TOUCH, Changes, HeaderColumns
+from sow_server.engine.stored import BURY, DELETE, EXPIRE, PUT, TOUCH, Changes, HeaderColumns
 from sow_server.subscriptions.changes import shown
 from sow_server.subscriptions.frames import ChangeOp, ChangeReason, RowColumns
 from sow_server.subscriptions.matching import VersionMatcher

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from typing import Final
 
 from sow_server.engine.catalog.topics import Topic
-from sow_server.engine.disk.layout import HEADER_BYTES, header_columns
 from sow_server.engine.reading import ManyCut
+from sow_server.engine.stored import HEADER_BYTES, header_columns
 from sow_server.subscriptions.frames import FRAME_BYTES, SnapshotBatch, SnapshotBegin
 from sow_server.subscriptions.matching import VersionMatcher
 from sow_server.subscriptions.request import Wants

@@ -254,6 +254,7 @@ def test_true_and_one_are_two_values_also_where_filters_are_kept(client: Client)
         ("/Name = :name", None, "no value is given for the parameter :name"),
         ("/Name = :name", {"nme": "x"}, ":nme"),
         ("/Name = :name", {"name": "x", "more": 1}, ":more"),
+        ("/Name = 'x'", {f"n{number}": 1 for number in range(9, 0, -1)}, "no parameter :n1 "),  # the first by name
         ("/Name = 'x'", {"name": "x"}, ":name"),
         (None, {"name": "x"}, ":name"),
         ("/Name = :name", {"name": ["x"]}, ":name is a list"),

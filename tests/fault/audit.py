@@ -17,18 +17,10 @@ from collections import Counter
 from typing import NamedTuple
 
 from sow_server.engine.catalog.topics import Topic
-from sow_server.engine.disk.layout import (
-    BOUNDS_KEY,
-    DELETE,
-    EXPIRE,
-    HEADER_BYTES,
-    decode_changes,
-    decode_commit,
-    record,
-    unpack_i64,
-)
+from sow_server.engine.disk.layout import BOUNDS_KEY
 from sow_server.engine.disk.rocks import COMMITS, EXPIRY, META, RECORDS
 from sow_server.engine.store import Store
+from sow_server.engine.stored import DELETE, EXPIRE, HEADER_BYTES, decode_changes, decode_commit, record, unpack_i64
 from sow_server.engine.values.model import NEVER
 from tests.support.indexes import check_indexes
 from tests.support.stores import journal_rows

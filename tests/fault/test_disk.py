@@ -15,10 +15,10 @@ from typing import Final
 import pytest
 
 from sow_client import Client, DataLoss, ResourceExhausted, SowError
-from sow_server.engine.disk.layout import PAYLOAD
 from sow_server.engine.disk.private import tighten
-from sow_server.engine.disk.rocks import RocksOptions
 from sow_server.engine.store import Store, StoreOptions
+from sow_server.engine.stored import PAYLOAD
+from sow_server.engine.values.database import RocksOptions
 from sow_server.engine.values.errors import OpenError
 from sow_server.engine.values.model import Durability, Publish
 from tests.support.metrics_endpoint import page

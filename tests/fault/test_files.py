@@ -18,9 +18,10 @@ import pytest
 
 from sow_client import EARLIEST, ResyncRequired
 from sow_server.engine.disk.mark import MARK, Bounds, load
-from sow_server.engine.disk.rocks import Batch, Failed, RocksOptions
+from sow_server.engine.disk.rocks import Batch
 from sow_server.engine.losses import settle
 from sow_server.engine.store import Store, StoreOptions
+from sow_server.engine.values.database import Failed, RocksOptions
 from sow_server.engine.values.errors import OpenError
 from sow_server.engine.values.model import Delete, Durability, Expiration, Publish
 from tests.fault.audit import Audit

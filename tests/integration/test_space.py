@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from sow_server.engine.commit.options import WriterOptions
-from sow_server.engine.disk.rocks import RocksOptions
 from sow_server.engine.store import Store, StoreOptions
+from sow_server.engine.values.database import RocksOptions
 from sow_server.engine.values.model import Expiration, Lifetime, LifetimeKind, Outcome, Publish, TopicSettings
 from sow_server.engine.values.policies import declared_of
 from tests.support.server import until

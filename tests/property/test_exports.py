@@ -12,8 +12,8 @@ from unittest import mock
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sow_server.engine.disk.layout import HEADER_BYTES
 from sow_server.engine.disk.rocks import cursor
+from sow_server.engine.stored import HEADER_BYTES
 from sow_server.engine.values.model import ABSENT, Delete, Lifetime, LifetimeKind, Publish
 from sow_server.query import exports, scan
 from sow_server.query.export_splits import SplitCache

@@ -1,4 +1,4 @@
-"""Values of every layout of `engine/disk/layout` are read back as they were written."""
+"""Values of every layout of `engine/stored` and `engine/disk/layout` are read back as they were written."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from array import array
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sow_server.engine.disk.layout import (
+from sow_server.engine.disk.layout import settings_from_json, settings_to_json
+from sow_server.engine.stored import (
     EXPIRE,
     HEADER_BYTES,
     HEADER_FAST,
@@ -34,8 +35,6 @@ from sow_server.engine.disk.layout import (
     read_header,
     record,
     sequences,
-    settings_from_json,
-    settings_to_json,
     u32,
     unpack_i64,
 )

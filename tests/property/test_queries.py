@@ -17,7 +17,7 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from sow_server.engine.catalog.topics import KnownOrigins, Topic
-from sow_server.engine.disk.layout import StoredStatistics, header
+from sow_server.engine.stored import StoredStatistics, header
 from sow_server.engine.values.keys import parse_path
 from sow_server.engine.values.model import (
     ABSENT,

@@ -22,8 +22,8 @@ from hypothesis import strategies as st
 from sow_server.engine.commit.draft import Draft
 from sow_server.engine.commit.options import WriterOptions
 from sow_server.engine.commit.writer import Writer
-from sow_server.engine.disk.layout import DELETE, EXPIRE, TOUCH
 from sow_server.engine.store import StoreOptions
+from sow_server.engine.stored import DELETE, EXPIRE, TOUCH
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import Delete, Lifetime, LifetimeKind, Publish, TopicSettings, Touch
 from sow_server.query.filtering import record_filter

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from sow.v1 import sow_pb2
 from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.commit.soundness import is_utf8
-from sow_server.engine.disk.layout import BURY, DELETE, EXPIRE, PUT, TOUCH, Changes, Entry, HeaderColumns
-from sow_server.engine.disk.layout.columns import Column
+from sow_server.engine.stored import BURY, DELETE, EXPIRE, PUT, TOUCH, Changes, Entry, HeaderColumns
+from sow_server.engine.stored.columns import Column
 from sow_server.engine.values.model import NEVER, Expiration, TopicSettings
 from sow_server.query.filtering import record_filter
 from sow_server.query.projection import projection

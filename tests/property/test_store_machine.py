@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule, run_state_machine_as_test
 
 from sow_server.engine.commit import puts
-from sow_server.engine.disk.layout import decode_commit
 from sow_server.engine.disk.rocks import COMMITS, EXPIRY, INDEXES, RECORDS
+from sow_server.engine.stored import decode_commit
 from sow_server.engine.values.clock import ClockOptions
 from sow_server.engine.values.errors import OpenError, Reason, StoreError
 from sow_server.engine.values.model import MICROS, TTL_MAX_MICROS, Expiration, Lifetime, Publish, TtlMode

@@ -11,8 +11,8 @@ from typing import Final, NamedTuple
 from unittest import mock
 
 from sow_peering import NOTHING_PURGED, InstanceIdentity, MergeCounts, SeedRange
-from sow_server.engine.disk.layout import PUT, Changes, Column, encode_changes
 from sow_server.engine.replicas import receiving
+from sow_server.engine.stored import PUT, Changes, Column, encode_changes
 from sow_server.engine.values.errors import StoreError
 from sow_server.engine.values.model import NEVER
 from tests.support.stores import START, Rig

@@ -7,10 +7,11 @@ import json
 
 from sow_server.engine.catalog.indexes import entry_keys
 from sow_server.engine.catalog.topics import Topic
-from sow_server.engine.disk.layout import HEADER_BYTES, INDEX_KEY
+from sow_server.engine.disk.layout import INDEX_KEY
 from sow_server.engine.disk.rocks import INDEXES, META, RECORDS
 from sow_server.engine.formats.topic_formats import index_paths
 from sow_server.engine.store import Store
+from sow_server.engine.stored import HEADER_BYTES
 from sow_server.engine.values.model import Lifetime, LifetimeKind, Publish
 from tests.support.stores import Rig
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from sow_server.engine.disk.layout import record
+from sow_server.engine.stored import record
 from sow_server.engine.values.errors import Reason
 from sow_server.engine.values.model import (
     ABSENT,

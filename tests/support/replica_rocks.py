@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Final
 
 from sow_peering import PublisherPart, SeedPart
-from sow_server.engine.disk.layout import DELETE, EXPIRE, PUT, TOUCH, decode_changes, decode_tombstone
+from sow_server.engine.disk.layout import decode_tombstone
 from sow_server.engine.disk.rocks import TOMBSTONES
 from sow_server.engine.durables.editor import DurableEditor
 from sow_server.engine.durables.floors import RETENTION
 from sow_server.engine.replicas import CommandedPeer, PeerSettings, ReplicaOptions
 from sow_server.engine.store import Store, StoreOptions
+from sow_server.engine.stored import DELETE, EXPIRE, PUT, TOUCH, decode_changes
 from sow_server.engine.values.clock import GuardedClock
 from sow_server.engine.values.errors import StoreError
 from sow_server.engine.values.model import (

@@ -18,17 +18,10 @@ from sow_server.engine.commit import mutations, publishers, puts
 from sow_server.engine.commit.options import WriterOptions
 from sow_server.engine.commit.publishers import decode as decode_publisher
 from sow_server.engine.commit.requests import RequestLimits
-from sow_server.engine.disk.layout import (
-    BOUNDS_KEY,
-    HEADER_BYTES,
-    PUBLISHER_KEY,
-    REARM_KEY,
-    changes_head,
-    decode_commit,
-    unpack_i64,
-)
+from sow_server.engine.disk.layout import BOUNDS_KEY, PUBLISHER_KEY, REARM_KEY
 from sow_server.engine.disk.rocks import COMMITS, JOURNAL, META, RECORDS
 from sow_server.engine.store import StoreOptions
+from sow_server.engine.stored import HEADER_BYTES, changes_head, decode_commit, unpack_i64
 from sow_server.engine.values.model import NEVER, Expiration, MessageType, Publish, Request, TopicSettings
 from tests.support.indexes import check_indexes
 from tests.support.model import Change, ModelStore

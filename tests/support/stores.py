@@ -19,9 +19,9 @@ from types import MappingProxyType
 from typing import Final, NamedTuple, TypeVar
 
 from sow_server.engine.catalog.topics import Topic
-from sow_server.engine.disk.layout import BURY, DELETE, EXPIRE, PUT, TOUCH, decode_changes, i64, record, unpack_i64
 from sow_server.engine.disk.rocks import EXPIRY, JOURNAL, MARK_KEY, RECORDS, Batch
 from sow_server.engine.store import Store, StoreOptions
+from sow_server.engine.stored import BURY, DELETE, EXPIRE, PUT, TOUCH, decode_changes, i64, record, unpack_i64
 from sow_server.engine.values.clock import GuardedClock
 from sow_server.engine.values.errors import StoreError
 from sow_server.engine.values.model import (

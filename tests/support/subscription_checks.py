@@ -20,8 +20,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant
 from sow_server.engine.commit.draft import Draft
 from sow_server.engine.commit.options import WriterOptions
 from sow_server.engine.commit.writer import Writer
-from sow_server.engine.disk.layout import DELETE, EXPIRE, PUT
 from sow_server.engine.store import StoreOptions
+from sow_server.engine.stored import DELETE, EXPIRE, PUT
 from sow_server.subscriptions import dispatch, replay, snapshot
 from sow_server.subscriptions.frames import (
     ChangeFrame,

@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 from typing import NamedTuple
 
-from sow_server.engine.disk.layout import DELETE, EXPIRE
 from sow_server.engine.journal.builder import ChunkBuilder
+from sow_server.engine.stored import DELETE, EXPIRE
 from sow_server.engine.values.model import NEVER, Expiration, TopicSettings
 from sow_server.filters import Meta, parse
 from tests.support.naive_filter import NaiveFilter

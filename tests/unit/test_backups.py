@@ -11,8 +11,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from sow_server.engine.disk import backups
-from sow_server.engine.disk.rocks import Damaged, DiskFull, Failed, RocksError
 from sow_server.engine.store import Store
+from sow_server.engine.values.database import Damaged, DiskFull, Failed, RocksError
 from sow_server.engine.values.errors import OpenError, Reason, StoreError
 from tests.support.stores import Rig
 

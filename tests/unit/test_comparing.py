@@ -11,10 +11,10 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from sow_peering import Checksums, RecordVersion
-from sow_server.engine.disk.layout import header
 from sow_server.engine.disk.rocks import RECORDS, Batch
 from sow_server.engine.replicas import comparing
 from sow_server.engine.replicas.comparing import checksums, versions
+from sow_server.engine.stored import header
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import NEVER, Expiration
 from tests.support.stores import HOUR, SECOND, START, Rig

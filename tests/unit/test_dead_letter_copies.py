@@ -11,8 +11,8 @@ from sow_client import PayloadForm
 from sow_console import letters as letters_page
 from sow_server.engine.commit import dead_letters
 from sow_server.engine.commit.dead_letters import Fate
-from sow_server.engine.disk.layout import decode_commit
 from sow_server.engine.disk.rocks import COMMITS
+from sow_server.engine.stored import decode_commit
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import Lifetime, LifetimeKind, MessageType, Publish
 from tests.support.dead_letters import TTL, commits, copy_of, fates, rig

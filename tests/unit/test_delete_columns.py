@@ -11,8 +11,8 @@ import pytest
 
 from sow_server.engine.commit.observers import Committed
 from sow_server.engine.commit.puts import PLAIN_RECORDS_MIN
-from sow_server.engine.disk.layout import StoredStatistics
 from sow_server.engine.disk.rocks import EXPIRY, INDEXES, RECORDS, TOMBSTONES
+from sow_server.engine.stored import StoredStatistics
 from sow_server.engine.values.errors import StoreError
 from sow_server.engine.values.model import (
     PERMANENT,

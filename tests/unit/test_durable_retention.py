@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sow_server.engine.disk.rocks import Failed
 from sow_server.engine.journal import reading as journal
+from sow_server.engine.values.database import Failed
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import MessageType, Publish
 from tests.support.durables import JSON, crash, durable, figures, floor, put, refused, rewind, rig

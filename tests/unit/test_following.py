@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from sow_server.engine.catalog.topics import Topic
-from sow_server.engine.disk.layout import i64, unpack_i64
 from sow_server.engine.disk.rocks import (
     EXPIRY,
     FOLLOWED,
@@ -20,15 +19,14 @@ from sow_server.engine.disk.rocks import (
     RECORDS,
     Batch,
     Cursor,
-    Failed,
     Rocks,
-    RocksOptions,
     Secondary,
-    Stale,
 )
 from sow_server.engine.disk.rocks import secondary as secondary_module
 from sow_server.engine.following import FollowedCuts, Follower, Moment, TopicImage
 from sow_server.engine.reading import Cut
+from sow_server.engine.stored import i64, unpack_i64
+from sow_server.engine.values.database import Failed, RocksOptions, Stale
 from sow_server.engine.values.errors import StoreError
 from sow_server.engine.values.model import Expiration, Publish, TopicSettings
 from sow_server.query.filtering import record_filter

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sow_server.engine.disk.layout import decode_change, decode_changes, last_index
+from sow_server.engine.stored import decode_change, decode_changes, last_index
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import Delete, Expiration, Lifetime, LifetimeKind, Publish, TopicSettings, Touch
 from sow_server.filters import parse

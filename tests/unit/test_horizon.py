@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from sow_server.engine.catalog.topics import Topic
-from sow_server.engine.disk.layout import DUE_TOPIC, REARM_KEY
+from sow_server.engine.disk.layout import REARM_KEY
 from sow_server.engine.disk.rocks import META
+from sow_server.engine.stored import DUE_TOPIC
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import Expiration, TopicSettings
 from sow_server.query import horizon

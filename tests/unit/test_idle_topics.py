@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sow_server.engine.catalog.topics import Topic
-from sow_server.engine.disk.layout import StoredStatistics
+from sow_server.engine.stored import StoredStatistics
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import Delete, Expiration, Publish, TopicSettings
 from sow_server.engine.values.policies import declared_of

@@ -17,7 +17,8 @@ from sow_server.engine.catalog.indexes import Indexes, altered, interval
 from sow_server.engine.catalog.topics import check_settings
 from sow_server.engine.commit.options import WriterOptions
 from sow_server.engine.disk.layout import INDEX_KEY, TEXT_BYTES_MAX, TOPIC_KEY
-from sow_server.engine.disk.rocks import INDEXES, META, RECORDS, Batch, Stalled
+from sow_server.engine.disk.rocks import INDEXES, META, RECORDS, Batch
+from sow_server.engine.values.database import Stalled
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.fields import Kind, Scalar
 from sow_server.engine.values.model import (

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sow_server.engine.disk.layout import Changes, Column, decode_changes, decode_entry, encode_changes
+from sow_server.engine.stored import Changes, Column, decode_changes, decode_entry, encode_changes
 from sow_server.engine.values.model import Delete, Publish, Touch
 from tests.support.stores import MINUTE, SECOND, Rig
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from sow_server.access.caller import Granted
-from sow_server.engine.disk.layout import HEADER_BYTES
 from sow_server.engine.formats.payloads import Projection
+from sow_server.engine.stored import HEADER_BYTES
 from sow_server.engine.values.errors import Reason
 from sow_server.engine.values.model import Delete, Expiration, MessageType, Publish, RecordMatcher, TopicSettings
 from sow_server.filters import parse

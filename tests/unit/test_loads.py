@@ -10,11 +10,12 @@ import pytest
 from sow_server.engine.commit.draft import Draft
 from sow_server.engine.commit.requests import RequestLimits
 from sow_server.engine.commit.steps import Nothing
-from sow_server.engine.disk.layout import PUT
-from sow_server.engine.disk.rocks import STAGING, DiskFull
+from sow_server.engine.disk.rocks import STAGING
 from sow_server.engine.loads import Load, LoadDone, LoadOptions, LoadPart, LoadPhase, applying, staging
 from sow_server.engine.loads.loads import KEPT_MICROS
 from sow_server.engine.store import StoreOptions
+from sow_server.engine.stored import PUT
+from sow_server.engine.values.database import DiskFull
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import (
     ABSENT,

@@ -554,10 +554,10 @@ def random_is(hexed: Callable[[int], str]) -> Iterator[None]:
         yield
 
 
-def told(world: World, method: str, request: Request, number: int) -> list[Message]:
-    """Everything that desk is told by a call."""
+def told(world: World, method: str, request: Request, number: int, *, identity: str = "desk") -> list[Message]:
+    """Everything that a caller is told by a call."""
     with random_is(lambda size: f"{number:0{2 * size}x}"):
-        responses = world.parts.ask("desk", method, request_of(method, **request(world)))
+        responses = world.parts.ask(identity, method, request_of(method, **request(world)))
     for response in responses:
         match response:
             case snapshot_pb2.OpenExportResponse():

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from sow_server.engine.catalog.topics import Topic
-from sow_server.engine.disk.layout import StoredStatistics, header
+from sow_server.engine.stored import StoredStatistics, header
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import NEVER, MessageType, TopicSettings
 from sow_server.filters import FilterError

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from sow.v1 import sow_pb2
 from sow_server.access.caller import Granted
-from sow_server.engine.disk.rocks import RocksError
+from sow_server.engine.values.database import RocksError
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import Expiration
 from sow_server.filters.restriction import UNRESTRICTED

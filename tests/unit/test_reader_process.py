@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from sow.v1 import sow_pb2
-from sow_server.engine.disk.rocks import Failed
 from sow_server.engine.following import Moment, TopicImage
+from sow_server.engine.values.database import Failed
 from sow_server.engine.values.errors import StoreError
 from sow_server.filters.restriction import UNRESTRICTED
 from sow_server.query.exports import Export

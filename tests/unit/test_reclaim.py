@@ -13,8 +13,9 @@ import pytest
 
 from sow_server.engine import upkeep
 from sow_server.engine.commit.reclaim import RECLAIM_RECORDS
-from sow_server.engine.disk.layout import i64
-from sow_server.engine.disk.rocks import COMMITS, EXPIRY, INDEXES, JOURNAL, RECORDS, Failed
+from sow_server.engine.disk.rocks import COMMITS, EXPIRY, INDEXES, JOURNAL, RECORDS
+from sow_server.engine.stored import i64
+from sow_server.engine.values.database import Failed
 from sow_server.engine.values.errors import StoreError
 from sow_server.engine.values.model import Expiration, Outcome, Publish, TopicSettings
 from tests.support.stores import HOUR, MINUTE, SECOND, Rig

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sow_peering import MergeCounts
-from sow_server.engine.disk.layout import BURY, DELETE, EXPIRE, decode_changes, encode_changes
+from sow_server.engine.stored import BURY, DELETE, EXPIRE, decode_changes, encode_changes
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import Expiration, Publish, TopicSettings
 from tests.support.replicas import everything, identity, instance, live, pair, ship, tombstones

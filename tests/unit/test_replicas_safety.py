@@ -20,22 +20,12 @@ from sow_replication.sender import TopicState
 from sow_server.config import LimitsConfig
 from sow_server.engine.commit import origins
 from sow_server.engine.commit.options import WriterOptions
-from sow_server.engine.disk.layout import (
-    INSTANCE_KEY,
-    MADE_ORDER,
-    STATISTICS_KEY,
-    Changes,
-    Column,
-    decode_changes,
-    encode_changes,
-    peer_key,
-    source_key,
-    unpack_i64,
-)
+from sow_server.engine.disk.layout import INSTANCE_KEY, MADE_ORDER, STATISTICS_KEY, peer_key, source_key
 from sow_server.engine.disk.mark import load, save
 from sow_server.engine.disk.rocks import META, RECORDS, TOMBSTONES, Batch
 from sow_server.engine.replicas import receiving, serving, sharing, sources
 from sow_server.engine.replicas.tombstones import MADE_END
+from sow_server.engine.stored import Changes, Column, decode_changes, encode_changes, unpack_i64
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import (
     Delete,

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from sow_peering import MergeCounts, Purged, SeedRange
-from sow_server.engine.disk.layout import decode_changes
-from sow_server.engine.disk.rocks import Failed
+from sow_server.engine.stored import decode_changes
+from sow_server.engine.values.database import Failed
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import Durability, Expiration, Publish, TopicSettings
 from tests.support.replicas import everything, greet, instance, live, pair, purge, seed, ship, tell, tombstones

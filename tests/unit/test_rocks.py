@@ -19,23 +19,9 @@ import pytest
 import rocksdict
 
 from sow_server.engine.disk import rocks as rocks_package
-from sow_server.engine.disk.rocks import (
-    EXPIRY,
-    FAMILIES,
-    META,
-    RECORDS,
-    Batch,
-    Cursor,
-    Damaged,
-    DiskFull,
-    Failed,
-    Locked,
-    Rocks,
-    RocksError,
-    Stalled,
-    disk_bytes,
-)
+from sow_server.engine.disk.rocks import EXPIRY, FAMILIES, META, RECORDS, Batch, Cursor, Rocks, disk_bytes
 from sow_server.engine.disk.rocks.errors import translate
+from sow_server.engine.values.database import Damaged, DiskFull, Failed, Locked, RocksError, Stalled
 
 Rows = list[tuple[bytes, bytes]]
 
@@ -412,7 +398,8 @@ def test_a_batch_removes_ranges_then_keys_and_then_puts(rocks: Rocks) -> None:
 FULL_DISK = """
 import resource, sys
 from pathlib import Path
-from sow_server.engine.disk.rocks import RECORDS, Batch, DiskFull, Rocks
+from sow_server.engine.disk.rocks import RECORDS, Batch, Rocks
+from sow_server.engine.values.database import DiskFull
 
 rocks = Rocks(Path(sys.argv[1]), create=True)
 unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -502,7 +489,8 @@ def test_a_second_opening_is_refused_until_the_first_is_closed(rocks: Rocks, pat
 
 
 def test_another_process_has_the_database_locked(rocks: Rocks, path: Path) -> None:
-    program = "import sys; from pathlib import Path; from sow_server.engine.disk.rocks import Locked, Rocks\n"
+    program = "import sys; from pathlib import Path; from sow_server.engine.disk.rocks import Rocks\n"
+    program += "from sow_server.engine.values.database import Locked\n"
     program += "try: Rocks(Path(sys.argv[1]), create=False)\nexcept Locked: print('locked')"
     done = run_python(program, path)
     assert done.stdout == "locked\n", done.stderr

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from sow_server.engine.catalog.topics import Topic
-from sow_server.engine.disk.layout import StoredStatistics, header
+from sow_server.engine.stored import StoredStatistics, header
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import NEVER, TopicSettings
 from sow_server.query.ordering import Sorter, order

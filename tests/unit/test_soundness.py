@@ -12,9 +12,9 @@ from structlog.testing import capture_logs
 from sow_peering import MergeCounts
 from sow_server.engine.commit import soundness
 from sow_server.engine.commit.dead_letters import post
-from sow_server.engine.disk.layout import DELETE, TOUCH
 from sow_server.engine.disk.rocks import RECORDS
 from sow_server.engine.durables import DurableEditor
+from sow_server.engine.stored import DELETE, TOUCH
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import NEVER, TTL_MAX_MICROS, Delete, Expiration, MessageType
 from sow_server.query.filtering import record_filter

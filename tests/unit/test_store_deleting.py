@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from sow_server.engine.commit.options import WriterOptions
-from sow_server.engine.disk.layout import decode_commit
 from sow_server.engine.disk.rocks import COMMITS
 from sow_server.engine.store import StoreOptions
+from sow_server.engine.stored import decode_commit
 from sow_server.engine.values.model import Delete, Publish
 from tests.support.stores import Rig
 

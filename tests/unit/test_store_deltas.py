@@ -10,9 +10,10 @@ import pytest
 
 from sow_server.engine.commit.options import WriterOptions
 from sow_server.engine.commit.requests import RequestLimits
-from sow_server.engine.disk.layout import decode_commit
-from sow_server.engine.disk.rocks import COMMITS, Damaged
+from sow_server.engine.disk.rocks import COMMITS
 from sow_server.engine.store import StoreOptions
+from sow_server.engine.stored import decode_commit
+from sow_server.engine.values.database import Damaged
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import (
     NEVER,

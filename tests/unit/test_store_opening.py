@@ -10,10 +10,12 @@ import pytest
 from structlog.testing import capture_logs
 
 from sow_server.engine import losses
-from sow_server.engine.disk.layout import FORMAT_KEY, u32
+from sow_server.engine.disk.layout import FORMAT_KEY
 from sow_server.engine.disk.mark import MARK, load, save
-from sow_server.engine.disk.rocks import META, Batch, Damaged, DiskFull, Rocks, Stalled
+from sow_server.engine.disk.rocks import META, Batch, Rocks
 from sow_server.engine.store import Store, StoreOptions
+from sow_server.engine.stored import u32
+from sow_server.engine.values.database import Damaged, DiskFull, Stalled
 from sow_server.engine.values.errors import OpenError
 from tests.support.stores import HOUR, Rig
 

@@ -16,8 +16,9 @@ from sow_server.engine.background import Rearming
 from sow_server.engine.commit.draft import Draft
 from sow_server.engine.commit.options import WriterOptions
 from sow_server.engine.disk.layout import TOPIC_KEY
-from sow_server.engine.disk.rocks import EXPIRY, META, Batch, Stalled
+from sow_server.engine.disk.rocks import EXPIRY, META, Batch
 from sow_server.engine.store import StoreOptions
+from sow_server.engine.values.database import Stalled
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import NEVER, Expiration, MessageType, TopicSettings
 from sow_server.engine.values.policies import Declared, Policy, PolicyTarget

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from sow_server.engine.commit.options import WriterOptions
-from sow_server.engine.disk.layout import HEADER_BYTES
 from sow_server.engine.store import StoreOptions
+from sow_server.engine.stored import HEADER_BYTES
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import (
     ABSENT,

@@ -6,7 +6,7 @@ import pytest
 
 from sow_server.engine.catalog.indexes import NO_INDEXES
 from sow_server.engine.catalog.topics import Topic, Topics, check_name, check_settings
-from sow_server.engine.disk.layout import StoredStatistics
+from sow_server.engine.stored import StoredStatistics
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import MICROS, TTL_MAX_MICROS, Expiration, MessageType, TopicSettings
 from sow_server.engine.values.policies import declared_of

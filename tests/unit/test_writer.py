@@ -17,9 +17,10 @@ from sow_server.engine.commit.draft import Draft
 from sow_server.engine.commit.expiry import Sweep
 from sow_server.engine.commit.options import WriterOptions
 from sow_server.engine.disk.layout import BOUNDS_KEY
-from sow_server.engine.disk.rocks import META, RECORDS, Cursor, Damaged, DiskFull, Failed, Stalled
+from sow_server.engine.disk.rocks import META, RECORDS, Cursor
 from sow_server.engine.store import StoreOptions
 from sow_server.engine.upkeep import SCRUB_KEYS
+from sow_server.engine.values.database import Damaged, DiskFull, Failed, Stalled
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import Delete, Durability, Lifetime, LifetimeKind, Outcome, Publish, Touch
 from tests.support.stores import DAY, SECOND, FaultyRocks, Rig

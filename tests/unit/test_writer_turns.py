@@ -17,9 +17,9 @@ from sow_server.engine.commit.queue import QueuedStep
 from sow_server.engine.commit.requests import Job, RequestLimits, Slice, prepare
 from sow_server.engine.commit.work import MERGE_BYTE
 from sow_server.engine.commit.writer import ASIDE_MAX
-from sow_server.engine.disk.layout import decode_commit
 from sow_server.engine.disk.rocks import COMMITS
 from sow_server.engine.store import StoreOptions
+from sow_server.engine.stored import decode_commit
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import (
     Delete,

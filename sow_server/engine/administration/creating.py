@@ -12,16 +12,9 @@ from sow_server.engine.catalog.topics import Topic, Topics, check_name, check_se
 from sow_server.engine.commit import dead_letters, letters
 from sow_server.engine.commit.commits import Commits
 from sow_server.engine.commit.draft import Draft
-from sow_server.engine.disk.layout import (
-    NEXT_TOPIC_KEY,
-    STATISTICS_KEY,
-    TOPIC_KEY,
-    StoredStatistics,
-    encode_statistics,
-    u32,
-    unpack_u32,
-)
+from sow_server.engine.disk.layout import NEXT_TOPIC_KEY, STATISTICS_KEY, TOPIC_KEY
 from sow_server.engine.disk.rocks import META, Rocks
+from sow_server.engine.stored import StoredStatistics, encode_statistics, u32, unpack_u32
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import OnMissing, TopicSettings
 from sow_server.engine.values.policies import NOTHING, Declared, tidy

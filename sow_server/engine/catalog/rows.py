@@ -13,15 +13,13 @@ from sow_server.engine.disk.layout import (
     POLICY_KEY,
     STATISTICS_KEY,
     TOPIC_KEY,
-    StoredStatistics,
-    decode_statistics,
     index_prefix,
     settings_from_json,
     settings_to_json,
-    unpack_u32,
 )
 from sow_server.engine.disk.rocks import META, Rocks
 from sow_server.engine.formats.topic_formats import index_paths
+from sow_server.engine.stored import StoredStatistics, decode_statistics, unpack_u32
 from sow_server.engine.values.fields import Steps
 from sow_server.engine.values.model import TopicSettings
 from sow_server.engine.values.policies import (

@@ -11,9 +11,9 @@ from types import MappingProxyType
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from sow_server.engine.catalog.indexes import INDEXES_MAX, NO_INDEXES, Indexes
-from sow_server.engine.disk.layout import StoredStatistics, u32
 from sow_server.engine.formats.payloads import Decode, DeriveKeys, Format
 from sow_server.engine.formats.topic_formats import format_of, index_paths, key_paths
+from sow_server.engine.stored import StoredStatistics, u32
 from sow_server.engine.values.errors import Reason, StoreError, no_topic
 from sow_server.engine.values.keys import TOPIC_NAME
 from sow_server.engine.values.model import MessageType, TopicSettings

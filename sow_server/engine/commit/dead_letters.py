@@ -24,9 +24,9 @@ from typing import Final, NamedTuple
 import msgspec
 
 from sow_server.engine.catalog.topics import UNDELIVERED_ID, Topic, Topics, check_name
-from sow_server.engine.disk.layout import PAYLOAD, read_header
 from sow_server.engine.formats.payloads import Projection
 from sow_server.engine.formats.topic_formats import format_of
+from sow_server.engine.stored import PAYLOAD, read_header
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.keys import TOPIC_NAME, join, split
 from sow_server.engine.values.model import NEVER, MessageType, OnMissing, TopicSettings

@@ -26,7 +26,10 @@ from sow_server.engine.catalog.topics import Topic, Topics
 from sow_server.engine.commit.publishers import Publisher
 from sow_server.engine.commit.publishers import encode as encode_publisher
 from sow_server.engine.disk.heads import HeadCache
-from sow_server.engine.disk.layout import (
+from sow_server.engine.disk.layout import STATISTICS_KEY, publisher_key
+from sow_server.engine.disk.rocks import EXPIRY, INDEXES, META, RECORDS, Batch, Rocks
+from sow_server.engine.journal.builder import ChunkBuilder, JournalDraft, append_chunks
+from sow_server.engine.stored import (
     BURY,
     DELETE,
     EXPIRE,
@@ -36,7 +39,6 @@ from sow_server.engine.disk.layout import (
     PAYLOAD,
     PUT,
     RECORD_KEY,
-    STATISTICS_KEY,
     TOUCH,
     HeaderColumns,
     Numbers,
@@ -47,13 +49,10 @@ from sow_server.engine.disk.layout import (
     header_columns,
     i64,
     payload_bytes_total,
-    publisher_key,
     read_header,
     sequences,
     u32,
 )
-from sow_server.engine.disk.rocks import EXPIRY, INDEXES, META, RECORDS, Batch, Rocks
-from sow_server.engine.journal.builder import ChunkBuilder, JournalDraft, append_chunks
 from sow_server.engine.values.model import NEVER, PublisherPosition
 
 P = TypeVar("P")

@@ -24,18 +24,9 @@ from typing import Final
 
 from sow_server.engine.catalog.topics import Topic, Topics
 from sow_server.engine.commit.draft import Draft
-from sow_server.engine.disk.layout import (
-    DUE,
-    DUE_STORE_KEY,
-    DUE_TOPIC_AT,
-    EXPIRE_TIME,
-    SWEEP_FLOOR_KEY,
-    TOPIC,
-    i64,
-    unpack_i64,
-    unpack_u32,
-)
+from sow_server.engine.disk.layout import SWEEP_FLOOR_KEY
 from sow_server.engine.disk.rocks import EXPIRY, META, RECORDS, Cursor, Rocks
+from sow_server.engine.stored import DUE, DUE_STORE_KEY, DUE_TOPIC_AT, EXPIRE_TIME, TOPIC, i64, unpack_i64, unpack_u32
 from sow_server.engine.values.model import NEVER
 
 READ_MAX: Final = 10_000

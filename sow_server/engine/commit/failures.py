@@ -5,7 +5,7 @@ from __future__ import annotations
 import structlog
 
 from sow_server.engine.commit.requests import Job
-from sow_server.engine.disk.rocks import Damaged, DiskFull, RocksError, Stalled
+from sow_server.engine.values.database import Damaged, DiskFull, RocksError, Stalled
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import MICROS
 

@@ -14,7 +14,7 @@ from sow_server.engine.catalog.topics import UNDELIVERED_ID, Topic, undelivered_
 from sow_server.engine.commit import dead_letters
 from sow_server.engine.commit.dead_letters import HOPS_MAX, Fate
 from sow_server.engine.commit.draft import Draft, Removed
-from sow_server.engine.disk.layout import BURY, EXPIRE, HEADER, PAYLOAD, PUBLISH_TIME, PUT, RECORD_KEY, Entry, header
+from sow_server.engine.stored import BURY, EXPIRE, HEADER, PAYLOAD, PUBLISH_TIME, PUT, RECORD_KEY, Entry, header
 from sow_server.engine.values import lifetimes
 from sow_server.engine.values.model import ABSENT
 

@@ -13,13 +13,8 @@ from sow_server.engine.commit.draft import Draft
 from sow_server.engine.commit.publishers import PublisherCache
 from sow_server.engine.commit.puts import PLAIN_RECORDS_MIN, failed_condition, stage_publish, ttl_ignored
 from sow_server.engine.commit.requests import AtomicAborted, Job, Result, Slice, store_keys
-from sow_server.engine.disk.layout import (
-    EXPIRE_TIME,
-    RECORD_KEY,
-    TOUCH,
-    read_header,
-)
 from sow_server.engine.formats.payloads import BadRecord
+from sow_server.engine.stored import EXPIRE_TIME, RECORD_KEY, TOUCH, read_header
 from sow_server.engine.values import lifetimes
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.keys import wrong_parts

@@ -21,17 +21,8 @@ from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.commit.draft import Draft, Puts
 from sow_server.engine.commit.publishers import NOTHING_TOLD, SEVERAL, AnsweredRun, Publisher, PublisherCache
 from sow_server.engine.commit.requests import AtomicAborted, Delta, Job, Result, Slice
-from sow_server.engine.disk.layout import (
-    EXPIRE_TIME,
-    HEADER,
-    HEADER_FAST,
-    PUT,
-    header_start,
-    i64,
-    i64s,
-    read_header,
-)
 from sow_server.engine.formats.payloads import BadRecord
+from sow_server.engine.stored import EXPIRE_TIME, HEADER, HEADER_FAST, PUT, header_start, i64, i64s, read_header
 from sow_server.engine.values import lifetimes
 from sow_server.engine.values.errors import Reason
 from sow_server.engine.values.lifetimes import LifetimeError

@@ -20,8 +20,9 @@ from typing import Final, NamedTuple
 
 from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.commit.draft import Draft
-from sow_server.engine.disk.layout import MADE_ORDER, i64, u32
+from sow_server.engine.disk.layout import MADE_ORDER
 from sow_server.engine.disk.rocks import COMMITS, EXPIRY, INDEXES, JOURNAL, RECORDS, STAGING, TOMBSTONES
+from sow_server.engine.stored import i64, u32
 
 RECLAIM_RECORDS: Final = 200_000
 """Removed records, or changes of the journal, from which on compacting is worth it, unless set otherwise."""

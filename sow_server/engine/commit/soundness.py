@@ -26,8 +26,8 @@ import structlog
 
 from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.commit import dead_letters
-from sow_server.engine.disk.layout import PAYLOAD, PUT, TOUCH, Changes, read_header
 from sow_server.engine.formats.payloads import BadRecord, key_of
+from sow_server.engine.stored import PAYLOAD, PUT, TOUCH, Changes, read_header
 from sow_server.engine.values.errors import Reason
 from sow_server.engine.values.fields import value_at
 from sow_server.engine.values.keys import INSTANCE_NAME

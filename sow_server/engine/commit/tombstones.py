@@ -11,8 +11,9 @@ from collections.abc import Sequence
 
 from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.commit.draft import Draft, Removed
-from sow_server.engine.disk.layout import BURY, DELETE, Tombstone, decode_tombstone, encode_tombstone, made_key
+from sow_server.engine.disk.layout import Tombstone, decode_tombstone, encode_tombstone, made_key
 from sow_server.engine.disk.rocks import TOMBSTONES
+from sow_server.engine.stored import BURY, DELETE
 
 
 def on_removed(draft: Draft, topic: Topic, removed: Removed) -> None:

@@ -16,7 +16,7 @@ from typing import Final
 from sow_server.engine.commit.draft import Draft
 from sow_server.engine.commit.options import WriterOptions
 from sow_server.engine.commit.requests import Job
-from sow_server.engine.disk.layout import payload_bytes_total, read_header
+from sow_server.engine.stored import payload_bytes_total, read_header
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import Delete, Publish, TtlMode
 

@@ -47,11 +47,12 @@ from sow_server.engine.disk.layout import (
     Reserved,
     encode_bounds,
     encode_reached,
-    i64,
     publisher_key,
 )
-from sow_server.engine.disk.rocks import META, Batch, Rocks, RocksError, Stalled
+from sow_server.engine.disk.rocks import META, Batch, Rocks
+from sow_server.engine.stored import i64
 from sow_server.engine.values.clock import GuardedClock
+from sow_server.engine.values.database import RocksError, Stalled
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import MICROS, NEVER, Durability, Outcome, Publish
 

@@ -22,7 +22,7 @@ from typing import Final, NamedTuple
 
 import structlog
 
-from sow_server.engine.disk.rocks import Damaged, DiskFull, RocksError
+from sow_server.engine.values.database import Damaged, DiskFull, RocksError
 from sow_server.engine.values.errors import Reason, StoreError
 
 log = structlog.get_logger(__name__)

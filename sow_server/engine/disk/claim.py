@@ -6,7 +6,7 @@ import fcntl
 import os
 from pathlib import Path
 
-from sow_server.engine.disk.rocks import Locked
+from sow_server.engine.values.database import Locked
 
 
 class DirectoryClaim:

@@ -8,12 +8,13 @@ from typing import Final
 from sow_peering import NO_STAMP, Stamp
 from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.commit.draft import Draft
-from sow_server.engine.disk.layout import StoredStatistics, durable_key
+from sow_server.engine.disk.layout import durable_key
 from sow_server.engine.disk.rocks import META
 from sow_server.engine.durables.model import Durable, DurableGap, GapReason, RemovedDurable, with_gap
 from sow_server.engine.durables.registry import Durables
 from sow_server.engine.durables.rows import encode_durable, encode_removed
 from sow_server.engine.journal.reading import ChunkHeads
+from sow_server.engine.stored import StoredStatistics
 
 
 class DraftedDurables:

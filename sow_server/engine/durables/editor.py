@@ -11,8 +11,6 @@ from sow_peering import NO_STAMP, DurableMark, Stamp
 from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.commit import letters
 from sow_server.engine.commit.draft import Draft
-from sow_server.engine.disk.layout import StoredStatistics
-from sow_server.engine.disk.rocks import RocksError
 from sow_server.engine.durables.drafted import DraftedDurables
 from sow_server.engine.durables.floors import TopicFloors
 from sow_server.engine.durables.merging import MarkMerge
@@ -36,6 +34,8 @@ from sow_server.engine.durables.model import (
 )
 from sow_server.engine.durables.registry import Durables, first_position
 from sow_server.engine.journal.retention import JournalBounds, beyond_entries, first_inside
+from sow_server.engine.stored import StoredStatistics
+from sow_server.engine.values.database import RocksError
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.keys import OWNED_NAME
 from sow_server.engine.values.model import BacklogAction

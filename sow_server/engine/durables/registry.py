@@ -11,12 +11,13 @@ from typing import Final, NamedTuple
 from sow_peering import Stamp
 from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.commit.draft import Draft
-from sow_server.engine.disk.layout import DURABLE_KEY, StoredStatistics, durable_key, read_durable_key
+from sow_server.engine.disk.layout import DURABLE_KEY, durable_key, read_durable_key
 from sow_server.engine.disk.rocks import META, Rocks
 from sow_server.engine.durables.model import Durable, DurableBacklog, DurableFigures, RemovedDurable, not_found
 from sow_server.engine.durables.rows import decode_durable
 from sow_server.engine.journal.reading import ChunkHeads
 from sow_server.engine.journal.retention import JournalBounds, Retention, first_inside
+from sow_server.engine.stored import StoredStatistics
 from sow_server.engine.values.model import MICROS, DurableSettings
 from sow_server.engine.values.policies import NO_POLICIES, NOTHING, Policies, PolicyTarget, resolve_durable
 

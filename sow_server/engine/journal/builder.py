@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from sow_server.engine.catalog.topics import Topic
-from sow_server.engine.disk.layout import (
+from sow_server.engine.disk.rocks import COMMITS, JOURNAL, Batch
+from sow_server.engine.stored import (
     Changes,
     Column,
     Commit,
@@ -24,7 +25,6 @@ from sow_server.engine.disk.layout import (
     encode_commit,
     journal_key,
 )
-from sow_server.engine.disk.rocks import COMMITS, JOURNAL, Batch
 
 
 @dataclass(slots=True)

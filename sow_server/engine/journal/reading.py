@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from sow_server.engine.catalog.topics import Topic
-from sow_server.engine.disk.layout import (
+from sow_server.engine.disk.rocks import JOURNAL, Cursor, Rocks
+from sow_server.engine.stored import (
     FIRST_SEQUENCE,
     Changes,
     Commit,
@@ -27,7 +28,6 @@ from sow_server.engine.disk.layout import (
     last_index,
     unpack_i64,
 )
-from sow_server.engine.disk.rocks import JOURNAL, Cursor, Rocks
 
 
 class JournalCut:

@@ -11,9 +11,9 @@ from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from sow_server.engine.catalog.topics import Topic
-from sow_server.engine.disk.layout import StoredStatistics, i64
 from sow_server.engine.disk.rocks import COMMITS, Batch, Rocks
 from sow_server.engine.journal.reading import ChunkHeads, StoredChunk
+from sow_server.engine.stored import StoredStatistics, i64
 
 MEMOS_MAX: Final = 16
 """Remembered bounds of one topic: those that are no longer in force are forgotten with the others."""

@@ -16,24 +16,19 @@ from sow_server.engine.commit.draft import Draft
 from sow_server.engine.commit.mutations import stage_job
 from sow_server.engine.commit.requests import Job
 from sow_server.engine.disk.layout import (
-    EXPIRE_TIME,
-    HEADER,
-    RECORD_KEY,
     decode_named,
     mark_key,
     marks_range,
     named_key,
-    read_header,
     read_staged,
     read_staged_key,
-    sequences,
     staged_range,
-    u32,
 )
 from sow_server.engine.disk.rocks import RECORDS, STAGING, Rocks
 from sow_server.engine.loads.model import Load, LoadDone, LoadPhase, LoadRow, load_failed
 from sow_server.engine.loads.registry import LoadRegistry
 from sow_server.engine.loads.removal_marks import AppliedLoad
+from sow_server.engine.stored import EXPIRE_TIME, HEADER, RECORD_KEY, read_header, sequences, u32
 from sow_server.engine.values.model import Delete, Lifetime, LifetimeKind, Publish
 
 APPLY_ROWS: Final = 1000

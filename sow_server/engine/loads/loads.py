@@ -12,14 +12,7 @@ from sow_server.engine.catalog.topics import Topic, Topics, check_name
 from sow_server.engine.commit.commits import Commits
 from sow_server.engine.commit.draft import Draft
 from sow_server.engine.commit.steps import Step
-from sow_server.engine.disk.layout import (
-    NEXT_LOAD_KEY,
-    AttemptCounts,
-    encode_named,
-    named_key,
-    staged_range,
-    u32,
-)
+from sow_server.engine.disk.layout import NEXT_LOAD_KEY, AttemptCounts, encode_named, named_key, staged_range
 from sow_server.engine.disk.rocks import META, STAGING, Rocks
 from sow_server.engine.loads.applying import LoadApplying
 from sow_server.engine.loads.model import (
@@ -35,6 +28,7 @@ from sow_server.engine.loads.model import (
 )
 from sow_server.engine.loads.registry import LoadRegistry
 from sow_server.engine.loads.staging import LoadStaging
+from sow_server.engine.stored import u32
 from sow_server.engine.values.clock import GuardedClock
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import MICROS

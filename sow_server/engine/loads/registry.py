@@ -9,13 +9,7 @@ import structlog
 
 from sow_server.engine.catalog.topics import Topic, Topics
 from sow_server.engine.commit.draft import Draft
-from sow_server.engine.disk.layout import (
-    LOAD_KEY,
-    attempts_range,
-    decode_attempt,
-    read_attempt_key,
-    u32,
-)
+from sow_server.engine.disk.layout import LOAD_KEY, attempts_range, decode_attempt, read_attempt_key
 from sow_server.engine.disk.rocks import META, STAGING, Batch, Rocks
 from sow_server.engine.loads.model import (
     Load,
@@ -26,6 +20,7 @@ from sow_server.engine.loads.model import (
     load_failed,
     load_not_found,
 )
+from sow_server.engine.stored import u32
 from sow_server.engine.values.clock import GuardedClock
 from sow_server.engine.values.errors import Reason, StoreError
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.commit.draft import Draft, Removed
-from sow_server.engine.disk.layout import EXPIRE, mark_key
+from sow_server.engine.disk.layout import mark_key
 from sow_server.engine.disk.rocks import STAGING
+from sow_server.engine.stored import EXPIRE
 
 
 class AppliedLoad:

@@ -35,8 +35,8 @@ from zlib import crc32
 from sow_peering import Checksums, RecordVersion
 from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.commit.origins import Origins
-from sow_server.engine.disk.layout import EXPIRE_TIME, ORIGIN, PAYLOAD, VERSION, header_columns, i64, u16
 from sow_server.engine.reading import Cuts, ManyCut
+from sow_server.engine.stored import EXPIRE_TIME, ORIGIN, PAYLOAD, VERSION, header_columns, i64, u16
 from sow_server.engine.values.errors import Reason, StoreError, no_topic
 
 BUCKETS_MAX: Final = 65_536

@@ -20,7 +20,7 @@ from sow_server.engine.commit.draft import Draft, Puts
 from sow_server.engine.commit.letters import Letters
 from sow_server.engine.commit.soundness import KEY_FAULTS, NO_FAULTS, Fault
 from sow_server.engine.commit.tombstones import may_have_tombstones, tombstone, with_tombstone
-from sow_server.engine.disk.layout import (
+from sow_server.engine.stored import (
     EXPIRE_TIME,
     HEADER_FAST,
     PUT,

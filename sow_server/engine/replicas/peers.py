@@ -12,11 +12,12 @@ from sow_peering import InstanceIdentity, PeerState
 from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.commit.commits import Commits
 from sow_server.engine.commit.draft import Draft
-from sow_server.engine.disk.layout import PEER_KEY, StoredStatistics, peer_key
+from sow_server.engine.disk.layout import PEER_KEY, peer_key
 from sow_server.engine.disk.rocks import META, Rocks
 from sow_server.engine.journal.reading import ChunkHeads
 from sow_server.engine.journal.retention import JournalBounds, Retention
 from sow_server.engine.replicas.model import ReplicaOptions, decode_peer, encode_peer
+from sow_server.engine.stored import StoredStatistics
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.patterns import matcher
 

@@ -18,23 +18,14 @@ from sow_server.engine.commit.publishers import OUTCOMES_KEPT, UNKNOWN_TOPIC, To
 from sow_server.engine.commit.requests import RequestLimits
 from sow_server.engine.commit.soundness import Fault, RowLimits, SoundnessReports, bad_names, faults
 from sow_server.engine.commit.steps import Round, Staged
-from sow_server.engine.disk.layout import (
-    HEADER,
-    PAYLOAD,
-    RECORD_KEY,
-    SEED_STATE,
-    SEED_UPTO,
-    Changes,
-    PublisherNote,
-    read_header,
-    seed_key,
-)
+from sow_server.engine.disk.layout import SEED_STATE, SEED_UPTO, seed_key
 from sow_server.engine.disk.rocks import META, RECORDS, Rocks
 from sow_server.engine.replicas.dropped import DroppedFiles
 from sow_server.engine.replicas.merging import Dead, Merge, Tally, decoded, earlier_numbers
 from sow_server.engine.replicas.model import ReplicaDone, ReplicaOptions, SeedState, Source
 from sow_server.engine.replicas.sources import Sources, caller_of
 from sow_server.engine.replicas.tombstones import Tombstones
+from sow_server.engine.stored import HEADER, PAYLOAD, RECORD_KEY, Changes, PublisherNote, read_header
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import MICROS
 

@@ -13,15 +13,7 @@ from sow_server.engine.commit.origins import Origins
 from sow_server.engine.commit.publishers import Publisher, Told
 from sow_server.engine.commit.publishers import decode as decode_publisher
 from sow_server.engine.commit.steps import Nothing
-from sow_server.engine.disk.layout import (
-    PUBLISHER_KEY,
-    RECORD_KEY,
-    PublisherNote,
-    Tombstone,
-    changes_source,
-    decode_tombstone,
-    publisher_key,
-)
+from sow_server.engine.disk.layout import PUBLISHER_KEY, Tombstone, decode_tombstone, publisher_key
 from sow_server.engine.disk.rocks import META, RECORDS, TOMBSTONES, Rocks
 from sow_server.engine.journal.reading import JournalCut
 from sow_server.engine.reading import Cuts
@@ -29,6 +21,7 @@ from sow_server.engine.replicas.model import SelectRecords
 from sow_server.engine.replicas.sharing import SharedTopics
 from sow_server.engine.replicas.shipping import pack_changes, pack_rows
 from sow_server.engine.replicas.sources import Sources
+from sow_server.engine.stored import RECORD_KEY, PublisherNote, changes_source
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import RecordMatcher
 

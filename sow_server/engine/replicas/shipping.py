@@ -10,7 +10,8 @@ from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, TypeVar
 
-from sow_server.engine.disk.layout import (
+from sow_server.engine.disk.layout import Tombstone
+from sow_server.engine.stored import (
     DELETE,
     EXPIRE,
     PAYLOAD,
@@ -20,7 +21,6 @@ from sow_server.engine.disk.layout import (
     WITHDRAW,
     Changes,
     Column,
-    Tombstone,
     changes_kinds,
     decode_changes,
     encode_changes,

@@ -32,7 +32,6 @@ from sow_server.engine.disk.layout import (
     seeds_prefix,
     source_key,
     taken_key,
-    u32,
 )
 from sow_server.engine.disk.rocks import META, Rocks
 from sow_server.engine.replicas.model import (
@@ -45,6 +44,7 @@ from sow_server.engine.replicas.model import (
     encode_source,
 )
 from sow_server.engine.replicas.sharing import ALL_TOPICS, SharedTopics, compiled, covering, kind_of
+from sow_server.engine.stored import u32
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.keys import INSTANCE_NAME
 from sow_server.engine.values.patterns import PatternError

@@ -10,20 +10,12 @@ from sow_server.engine.catalog.topics import Topic, Topics
 from sow_server.engine.commit.commits import Commits
 from sow_server.engine.commit.draft import Draft
 from sow_server.engine.commit.origins import Origins
-from sow_server.engine.disk.layout import (
-    MADE_ORDER,
-    MADE_SEQUENCE,
-    MADE_STORE_KEY,
-    TOPIC,
-    Tombstone,
-    decode_tombstone,
-    unpack_i64,
-    unpack_u32,
-)
+from sow_server.engine.disk.layout import MADE_ORDER, MADE_SEQUENCE, MADE_STORE_KEY, Tombstone, decode_tombstone
 from sow_server.engine.disk.rocks import TOMBSTONES, Rocks
 from sow_server.engine.replicas.model import ReplicaDone
 from sow_server.engine.replicas.peers import Peers
 from sow_server.engine.replicas.sources import Sources
+from sow_server.engine.stored import TOPIC, unpack_i64, unpack_u32
 
 PURGE_MAX: Final = 1000
 PURGE_VISITS_MAX: Final = 20_000

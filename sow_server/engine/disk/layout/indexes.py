@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from struct import Struct
 from typing import Final
 
-from sow_server.engine.disk.layout.words import u16, u32
+from sow_server.engine.stored.words import u16, u32
 from sow_server.engine.values.fields import Kind, Scalar, as_float
 
 TEXT_BYTES_MAX: Final = 256

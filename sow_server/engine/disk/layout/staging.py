@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from struct import Struct
 from typing import Final, NamedTuple
 
-from sow_server.engine.disk.layout.words import u16, u32
+from sow_server.engine.stored.words import u16, u32
 
 _ATTEMPT: Final = Struct(">IQ")
 _STAGED: Final = Struct(">Bq")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from struct import Struct
 from typing import Final, NamedTuple
 
-from sow_server.engine.disk.layout.words import i64
+from sow_server.engine.stored.words import i64
 
 MADE_SEQUENCE: Final = slice(4, 12)
 """Of a key of the order of making, as are the next two."""

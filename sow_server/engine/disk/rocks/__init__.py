@@ -31,7 +31,6 @@ from __future__ import annotations
 
 from sow_server.engine.disk.rocks.cursor import Cursor
 from sow_server.engine.disk.rocks.database import Batch, Rocks, disk_bytes, first_log_needed
-from sow_server.engine.disk.rocks.errors import Damaged, DiskFull, Failed, Locked, RocksError, Stalled
 from sow_server.engine.disk.rocks.options import (
     COMMITS,
     EXPIRY,
@@ -45,9 +44,8 @@ from sow_server.engine.disk.rocks.options import (
     RECORDS,
     STAGING,
     TOMBSTONES,
-    RocksOptions,
 )
-from sow_server.engine.disk.rocks.secondary import Secondary, Stale
+from sow_server.engine.disk.rocks.secondary import Secondary
 
 __all__ = [
     "COMMITS",
@@ -64,16 +62,8 @@ __all__ = [
     "TOMBSTONES",
     "Batch",
     "Cursor",
-    "Damaged",
-    "DiskFull",
-    "Failed",
-    "Locked",
     "Rocks",
-    "RocksError",
-    "RocksOptions",
     "Secondary",
-    "Stale",
-    "Stalled",
     "disk_bytes",
     "first_log_needed",
 ]

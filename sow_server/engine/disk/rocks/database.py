@@ -15,7 +15,7 @@ from typing import Final
 import rocksdict
 
 from sow_server.engine.disk.rocks.cursor import Cursor
-from sow_server.engine.disk.rocks.errors import Damaged, Stalled, translate
+from sow_server.engine.disk.rocks.errors import translate
 from sow_server.engine.disk.rocks.handle import Handle
 from sow_server.engine.disk.rocks.options import (
     FAMILIES,
@@ -23,10 +23,10 @@ from sow_server.engine.disk.rocks.options import (
     MARK_BYTES,
     MARK_KEY,
     META,
-    RocksOptions,
     all_family_options,
     database_options,
 )
+from sow_server.engine.values.database import Damaged, RocksOptions, Stalled
 
 STALL_PATIENCE_SECONDS: Final = 120.0
 STALL_LOOK_SECONDS: Final = 0.01

@@ -1,33 +1,11 @@
-"""The errors of RocksDB, told apart (rocks [10])."""
+"""The errors of RocksDB, told apart by their texts (rocks [10])."""
 
 from __future__ import annotations
 
 import errno
 import os
 
-
-class RocksError(Exception):
-    """Any error of RocksDB; the subclass tells the kind."""
-
-
-class Locked(RocksError):
-    """Another process has the database open."""
-
-
-class Damaged(RocksError):
-    """A checksum does not match, or a file is damaged."""
-
-
-class Stalled(RocksError):
-    """A write would have had to wait for compaction. Nothing was written; the same batch may be tried again."""
-
-
-class Failed(RocksError):
-    """Input or output failed. After a failed write the handle is broken for good (rocks [7])."""
-
-
-class DiskFull(Failed):
-    """There is no space, or a file may not grow."""
+from sow_server.engine.values.database import Damaged, DiskFull, Failed, Locked, RocksError, Stalled
 
 
 def translate(error: Exception) -> RocksError:

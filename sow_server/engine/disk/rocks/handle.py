@@ -11,8 +11,9 @@ from pathlib import Path
 import rocksdict
 
 from sow_server.engine.disk.rocks.cursor import Cursor
-from sow_server.engine.disk.rocks.errors import Failed, translate
+from sow_server.engine.disk.rocks.errors import translate
 from sow_server.engine.disk.rocks.options import FAMILIES
+from sow_server.engine.values.database import Failed
 
 
 class Handle:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
 import rocksdict
+
+from sow_server.engine.values.database import RocksOptions
 
 RECORDS: Final = "records"
 EXPIRY: Final = "expiry"
@@ -22,17 +23,6 @@ MARK_KEY: Final = b"\xff" * 32
 """The key of that number. It lies behind all rows."""
 MARK_BYTES: Final = 8
 """The number itself; in META a note follows it."""
-
-
-@dataclass(frozen=True, slots=True)
-class RocksOptions:
-    """Memory and work that RocksDB may use."""
-
-    block_cache_bytes: int = 128 * 2**20
-    records_memtable_bytes: int = 32 * 2**20
-    other_memtable_bytes: int = 16 * 2**20
-    log_bytes_max: int = 256 * 2**20
-    background_jobs: int = 2
 
 
 def database_options(options: RocksOptions, *, create: bool) -> rocksdict.Options:

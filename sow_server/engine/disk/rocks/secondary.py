@@ -7,23 +7,13 @@ from typing import Final
 
 import rocksdict
 
-from sow_server.engine.disk.rocks.errors import Damaged, Failed, RocksError, translate
+from sow_server.engine.disk.rocks.errors import translate
 from sow_server.engine.disk.rocks.handle import Handle
-from sow_server.engine.disk.rocks.options import (
-    FOLLOWED,
-    MARK_BYTES,
-    MARK_KEY,
-    RocksOptions,
-    all_family_options,
-    database_options,
-)
+from sow_server.engine.disk.rocks.options import FOLLOWED, MARK_BYTES, MARK_KEY, all_family_options, database_options
+from sow_server.engine.values.database import Damaged, Failed, RocksError, RocksOptions, Stale
 
 TRIES: Final = 1000
 """Attempts to catch up. Nearly always the first succeeds; another is needed only if a log was removed meanwhile."""
-
-
-class Stale(Failed):
-    """The secondary does not show a write that was made before it caught up."""
 
 
 class Secondary(Handle):

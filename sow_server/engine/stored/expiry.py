@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from sow_server.engine.disk.layout.words import i64
+from sow_server.engine.stored.words import i64
 
 DUE: Final = slice(0, 8)
 """Of an entry: its expire time."""

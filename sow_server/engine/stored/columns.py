@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from itertools import repeat
 from typing import TypeAlias
 
-from sow_server.engine.disk.layout.words import big_endian, i64, read_array, unpack_i64
+from sow_server.engine.stored.words import big_endian, i64, read_array, unpack_i64
 
 
 class Column:

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from sow_server.engine.disk.layout.words import i64, u32, unpack_i64, unpack_u32
+from sow_server.engine.stored.words import i64, u32, unpack_i64, unpack_u32
 
 _COMMIT_HEAD: Final = Struct(">qq")
 _RUN: Final = Struct(">IqI")

@@ -21,7 +21,7 @@ from operator import itemgetter
 from struct import Struct
 from typing import Final, NamedTuple
 
-from sow_server.engine.disk.layout.words import FORMAT
+from sow_server.engine.stored.words import FORMAT
 from sow_server.engine.values.model import Record
 
 TOPIC: Final = slice(0, 4)

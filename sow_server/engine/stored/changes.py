@@ -18,8 +18,8 @@ from collections.abc import Sequence
 from struct import Struct
 from typing import Final, NamedTuple
 
-from sow_server.engine.disk.layout.columns import Column
-from sow_server.engine.disk.layout.words import FORMAT, big_endian, i64, read_array, u32
+from sow_server.engine.stored.columns import Column
+from sow_server.engine.stored.words import FORMAT, big_endian, i64, read_array, u32
 
 PUT: Final = 1
 TOUCH: Final = 2

@@ -1,0 +1,147 @@
+"""What is stored, as the rest of the server reads it too: records, changes and figures, as bytes. Pure.
+
+    records.py     the last value of every key; header columns
+    changes.py     chunks of the journal, and the kinds of change; columns.py draws their columns
+    commits.py     the total order
+    expiry.py      the expiry index
+    statistics.py  the figures of a topic
+    words.py       the integers, big-endian; `DATA_FORMAT` is the version of all layouts, `FORMAT` that of records and
+                   chunks
+
+A part of a key or value has a name, such as `value[EXPIRE_TIME]`; a test finds numeric slices elsewhere.
+"""
+
+from __future__ import annotations
+
+from sow_server.engine.stored.changes import (
+    BURY,
+    DELETE,
+    EXPIRE,
+    FIRST_SEQUENCE,
+    PUT,
+    TOUCH,
+    WITHDRAW,
+    Changes,
+    ChangesHead,
+    Entry,
+    changes_head,
+    changes_kinds,
+    changes_source,
+    decode_change,
+    decode_changes,
+    decode_entry,
+    encode_changes,
+    foreign_changes,
+    journal_key,
+    last_index,
+)
+from sow_server.engine.stored.columns import Column, Numbers
+from sow_server.engine.stored.commits import Commit, PublisherNote, Run, decode_commit, encode_commit
+from sow_server.engine.stored.expiry import DUE, DUE_STORE_KEY, DUE_TOPIC, DUE_TOPIC_AT, expiry_entry
+from sow_server.engine.stored.records import (
+    EXPIRE_TIME,
+    HEADER,
+    HEADER_BYTES,
+    HEADER_FAST,
+    ORIGIN,
+    PAYLOAD,
+    PUBLISH_TIME,
+    RECORD_KEY,
+    SEQUENCE,
+    TOPIC,
+    VERSION,
+    Header,
+    HeaderColumns,
+    header,
+    header_columns,
+    header_start,
+    payload_bytes_total,
+    payloads,
+    read_header,
+    record,
+    record_keys,
+    sequences,
+    versions,
+)
+from sow_server.engine.stored.statistics import StoredStatistics, decode_statistics, encode_statistics
+from sow_server.engine.stored.words import (
+    DATA_FORMAT,
+    FORMAT,
+    UPGRADED_FORMATS,
+    i64,
+    i64s,
+    u16,
+    u32,
+    unpack_i64,
+    unpack_u32,
+)
+
+__all__ = [
+    "BURY",
+    "DATA_FORMAT",
+    "DELETE",
+    "DUE",
+    "DUE_STORE_KEY",
+    "DUE_TOPIC",
+    "DUE_TOPIC_AT",
+    "EXPIRE",
+    "EXPIRE_TIME",
+    "FIRST_SEQUENCE",
+    "FORMAT",
+    "HEADER",
+    "HEADER_BYTES",
+    "HEADER_FAST",
+    "ORIGIN",
+    "PAYLOAD",
+    "PUBLISH_TIME",
+    "PUT",
+    "RECORD_KEY",
+    "SEQUENCE",
+    "TOPIC",
+    "TOUCH",
+    "UPGRADED_FORMATS",
+    "VERSION",
+    "WITHDRAW",
+    "Changes",
+    "ChangesHead",
+    "Column",
+    "Commit",
+    "Entry",
+    "Header",
+    "HeaderColumns",
+    "Numbers",
+    "PublisherNote",
+    "Run",
+    "StoredStatistics",
+    "changes_head",
+    "changes_kinds",
+    "changes_source",
+    "decode_change",
+    "decode_changes",
+    "decode_commit",
+    "decode_entry",
+    "decode_statistics",
+    "encode_changes",
+    "encode_commit",
+    "encode_statistics",
+    "expiry_entry",
+    "foreign_changes",
+    "header",
+    "header_columns",
+    "header_start",
+    "i64",
+    "i64s",
+    "journal_key",
+    "last_index",
+    "payload_bytes_total",
+    "payloads",
+    "read_header",
+    "record",
+    "record_keys",
+    "sequences",
+    "u16",
+    "u32",
+    "unpack_i64",
+    "unpack_u32",
+    "versions",
+]
