@@ -5,6 +5,10 @@ J8, J10): it is set to the next deadline, and again when settings change.
 Expiry is not among them. The writer's thread waits for the next deadline itself, so that a busy event loop cannot delay
 it. Every job may be skipped or merged without harm (`coalesce`), and none is dropped for being late
 (`misfire_grace_time=None`): by default a job that fires late, after a blocked loop, would not run at all.
+
+[1]  A wall clock that is set, in either direction, delays no job by more than UPKEEP_SECONDS. APScheduler plans by the
+     wall clock. Set back by an hour, it would start none of them for an hour. The alarm, which goes by the event
+     loop's steady clock, plans them anew.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Final, Protocol
 
@@ -126,8 +131,10 @@ class Timers:
             PeriodicJob("reclaim", self._reclaim, reclaim_interval_micros / MICROS),
             PeriodicJob("trim", _threaded(self._trim), TRIM_SECONDS),
         )
-        for job in self.jobs:
-            self._scheduler.add_job(job.run, "interval", seconds=job.seconds)
+        self._planned = [
+            (self._scheduler.add_job(job.run, "interval", seconds=job.seconds), timedelta(seconds=job.seconds))
+            for job in self.jobs
+        ]
         topics.watch(lambda topic, settings: self.wake())
         consumers.wake = idle.wake = self.wake
 
@@ -161,6 +168,7 @@ class Timers:
         if self._alarm is not None:
             self._alarm.cancel()
         self._woken = False  # first: a later `wake` has to set the alarm again
+        self._plan_anew_after_a_set_clock()
         due = NEVER
         for meet in (self._idle.tick, self._consumers.upkeep):
             try:
@@ -169,6 +177,13 @@ class Timers:
                 log.exception("upkeep_failed")
         left = (due - self._clock.now_micros()) / MICROS
         self._alarm = self._loop.call_later(max(ALARM_SECONDS_MIN, min(left, UPKEEP_SECONDS)), self._meet_deadlines)
+
+    def _plan_anew_after_a_set_clock(self) -> None:
+        """Starts each job that is planned for later than an interval from now: the wall clock was set back ([1])."""
+        now = datetime.now(UTC)
+        for planned, interval in self._planned:
+            if planned.next_run_time > now + interval:
+                planned.modify(next_run_time=now)
 
     async def _prune(self) -> None:
         """Prunes in bounded steps until nothing is left to prune. Before that it scans the durables that hold topics: a

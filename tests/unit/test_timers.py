@@ -7,9 +7,12 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime, timedelta, tzinfo
 from pathlib import Path
+from typing import Self
 
 import pytest
+from apscheduler.schedulers import base as scheduler_module
 from structlog.testing import capture_logs
 
 from sow_server import malloc
@@ -60,6 +63,40 @@ async def eventually(holds: Callable[[], bool]) -> None:
     while not holds():
         assert loop.time() < give_up, "it does not come"
         await asyncio.sleep(0.005)
+
+
+class WallClock(datetime):
+    """The time of day, as it is set."""
+
+    ahead = timedelta()
+
+    @classmethod
+    def now(cls, tz: tzinfo | None = None) -> Self:
+        return super().now(tz) + cls.ahead
+
+
+@pytest.mark.parametrize("hours", [1, -1])
+def test_jobs_go_on_when_the_wall_clock_is_set(rig: Rig, monkeypatch: pytest.MonkeyPatch, hours: int) -> None:
+    """timers [1]. Story: a machine starts with its clock an hour ahead, and is set right. No job ran for an hour."""
+    monkeypatch.setattr(scheduler_module, "datetime", WallClock)
+    monkeypatch.setattr(timers_module, "datetime", WallClock)
+    monkeypatch.setattr(WallClock, "ahead", timedelta())
+
+    async def set_the_clock(readers: ThreadPoolExecutor) -> None:
+        marks: list[int] = []
+        monkeypatch.setattr(rig.store.upkeep, "mark_clock", lambda: marks.append(1))
+        jobs = timers(rig, readers, mark_interval_micros=SECOND // 100)
+        jobs.start()
+        try:
+            await eventually(lambda: bool(marks))
+            WallClock.ahead = timedelta(hours=hours)
+            enough = len(marks) + 10  # more than can have been planned, or have begun, before
+            await eventually(lambda: len(marks) >= enough)
+        finally:
+            jobs.stop()
+
+    with ThreadPoolExecutor(1) as readers:
+        asyncio.run(set_the_clock(readers))
 
 
 JSON = TopicSettings(expiration=Expiration.ENABLED)
