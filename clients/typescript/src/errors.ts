@@ -95,6 +95,17 @@ export class PermissionDenied extends SowError {}
 /** The server cannot be reached (UNREACHABLE), is stopping or has stopped writing, or cut the answer. */
 export class Unavailable extends SowError {}
 
+/** Every address has refused. A client that has not reached any of them yet does not try again by itself. */
+export class AllRefused extends Unavailable {
+  constructor(message: string, parts: ErrorParts) {
+    super(message, parts);
+    this.name = "Unavailable"; // programs know that one
+  }
+}
+
+/** An address has said nothing in time; it has not refused. */
+export class NoAnswer extends Unavailable {}
+
 /**
  * A write with durability "replicated" has reached fewer sync peers than required (rule P5). The `applied` records stay
  * on this server, so they need not be written again.

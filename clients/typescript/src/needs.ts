@@ -1,0 +1,99 @@
+/**
+ * Fields of requests that an older server would ignore, and with them a wish of the caller. No I/O.
+ *
+ *   [1]  A request with such a field goes only to a server whose contract has it: else "delete at this version" would be a
+ *        delete. The client asks a server for its contract once for a connection, and only when it needs to know.
+ *   [2]  `FIELDS` is the table of the Python clients (`sow_client._contract`); a test compares the two.
+ */
+
+import { type DescField, type DescMessage, isFieldSet, type MessageShape } from "@bufbuild/protobuf";
+import { FailedPrecondition, type SowError } from "./errors.js";
+
+/** A field that a request needs, and the first contract that has it. */
+export interface Needed {
+  readonly field: string;
+  readonly contract: number;
+}
+
+/** The contract of servers that do not tell one: the first release. */
+export const UNDESCRIBED = 1;
+
+const PUBLISH = { "ttl_mode=3": 2, "durability=3": 2, delta: 2, unset_paths: 2 };
+const PARAMETERS = { parameters: 3 };
+const SETTINGS = Object.fromEntries(
+  [
+    "index",
+    "max_age",
+    "max_bytes",
+    "max_entries",
+    "backlog_ttl",
+    "backlog_quota_bytes",
+    "backlog_quota_age",
+    "backlog_quota_entries",
+    "backlog_action",
+    "delivery_limit",
+    "durable_idle_ttl",
+    "idle_ttl",
+    "publish_is_use",
+    "only_if_empty",
+    "auto_delete",
+    "replicate_durables",
+    "dead_letter",
+    "dead_letter_by_key",
+    "on_missing",
+  ].map((name) => [`settings.${name}`, 2]),
+);
+
+/** By request: the path of a field, perhaps with its value, and the first contract that has it. */
+export const FIELDS: Readonly<Record<string, Readonly<Record<string, number>>>> = {
+  "sow.v1.PublishRequest": PUBLISH,
+  "sow.v1.PublishStreamRequest": PUBLISH,
+  "sow.v1.GetRequest": { touch: 2, touch_below_micros: 2, min_position: 2 },
+  "sow.v1.QueryRequest": { filter: 2, order_by: 2, explain: 2, min_position: 2, with_plan: 2, plan_only: 2, ...PARAMETERS },
+  "sow.v1.SubscribeRequest": PARAMETERS,
+  "sow.v1.SowDeleteRequest": { "by_keys.versions": 2, by_filter: 2, "durability=3": 2, publisher: 2, ...PARAMETERS },
+  "sow.v1.TouchRequest": { "durability=3": 2, only: 2, atomic: 2, versions: 2 },
+  "sow.v1.CreateTopicRequest": SETTINGS,
+  "sow.v1.AlterTopicRequest": SETTINGS,
+  "sow.v1.RestampRequest": PARAMETERS,
+  "sow.v1.OpenExportRequest": PARAMETERS,
+  "sow.v1.ReadChangesRequest": PARAMETERS,
+};
+
+/** A field of a request that servers before some contract ignore, the newest of those; undefined: there is none. */
+export function needed<Desc extends DescMessage>(schema: Desc, message: MessageShape<Desc>): Needed | undefined {
+  let newest: Needed | undefined;
+  for (const [path, contract] of Object.entries(FIELDS[schema.typeName] ?? {})) {
+    if (contract > (newest?.contract ?? 0) && isSet(schema, message as Fields, path)) {
+      newest = { field: path.split("=")[0]!, contract };
+    }
+  }
+  return newest;
+}
+
+/** The error of a request that an older server would misunderstand. */
+export function tooOld({ field, contract: needs }: Needed, server: string, contract: number): SowError {
+  return new FailedPrecondition(
+    `${field}: ${server} is an older server, of contract ${contract}, and would ignore this: it needs contract ${needs}`,
+    { reason: "SERVER_TOO_OLD", details: { field, server, contract: String(contract), needed: String(needs) } },
+  );
+}
+
+type Fields = MessageShape<DescMessage> & Readonly<Record<string, unknown>>;
+
+function isSet(schema: DescMessage, message: Fields, path: string): boolean {
+  const [name = "", wanted] = path.split("=");
+  let at: DescMessage = schema;
+  let value: unknown = message;
+  for (const step of name.split(".")) {
+    const field: DescField | undefined = at.fields.find((each) => each.name === step);
+    if (field === undefined || value === undefined || !isFieldSet(value as Fields, field)) {
+      return false;
+    }
+    const { oneof, localName } = field;
+    const holder = value as Fields;
+    value = oneof === undefined ? holder[localName] : (holder[oneof.localName] as { value?: unknown }).value;
+    at = field.message ?? at;
+  }
+  return wanted === undefined || value === Number(wanted);
+}
