@@ -130,8 +130,9 @@ export class Client {
   ): Promise<(Published | Refusal)[]> {
     const form = await this.#forms.of(topic);
     const payloads = list(documents, "documents", "documents").map((document) => encode(document, form));
-    if (keys !== undefined && keys.length !== payloads.length) {
-      throw invalid("keys", `there are ${keys.length} for ${payloads.length} documents`);
+    const texts = keys === undefined ? undefined : recordKeys(keys);
+    if (texts !== undefined && texts.length !== payloads.length) {
+      throw invalid("keys", `there are ${texts.length} for ${payloads.length} documents`);
     }
     const results: (Published | Refusal)[] = [];
     while (results.length < payloads.length) {
@@ -143,7 +144,7 @@ export class Client {
       }
       const count = atomic ? payloads.length : fitting(payloads, firstIndex);
       const end = firstIndex + count;
-      const request = publishRequest(topic, payloads.slice(firstIndex, end), options, keys?.slice(firstIndex, end));
+      const request = publishRequest(topic, payloads.slice(firstIndex, end), options, texts?.slice(firstIndex, end));
       request.atomic = atomic;
       results.push(...outcomes(await this.#publish(request), count, { firstIndex, atomic }));
     }

@@ -62,13 +62,7 @@ export const FIELDS: Readonly<Record<string, Readonly<Record<string, number>>>> 
 
 /** A field of a request that servers before some contract ignore, the newest of those; undefined: there is none. */
 export function needed<Desc extends DescMessage>(schema: Desc, message: MessageShape<Desc>): Needed | undefined {
-  let newest: Needed | undefined;
-  for (const [path, contract] of Object.entries(FIELDS[schema.typeName] ?? {})) {
-    if (contract > (newest?.contract ?? 0) && isSet(schema, message as Fields, path)) {
-      newest = { field: path.split("=")[0]!, contract };
-    }
-  }
-  return newest;
+  return testsOf(schema).find(({ steps, wanted }) => isSet(message as Fields, steps, wanted))?.needed;
 }
 
 /** The error of a request that an older server would misunderstand. */
@@ -81,19 +75,50 @@ export function tooOld({ field, contract: needs }: Needed, server: string, contr
 
 type Fields = MessageShape<DescMessage> & Readonly<Record<string, unknown>>;
 
-function isSet(schema: DescMessage, message: Fields, path: string): boolean {
-  const [name = "", wanted] = path.split("=");
-  let at: DescMessage = schema;
-  let value: unknown = message;
-  for (const step of name.split(".")) {
-    const field: DescField | undefined = at.fields.find((each) => each.name === step);
-    if (field === undefined || value === undefined || !isFieldSet(value as Fields, field)) {
-      return false;
+interface Test {
+  readonly steps: readonly DescField[];
+  /** undefined: any value counts. */
+  readonly wanted: number | undefined;
+  readonly needed: Needed;
+}
+
+const tests = new Map<string, readonly Test[]>();
+
+/** The newest first. Each call runs them, so the fields are looked up once. */
+function testsOf(schema: DescMessage): readonly Test[] {
+  let made = tests.get(schema.typeName);
+  if (made === undefined) {
+    const fields = Object.entries(FIELDS[schema.typeName] ?? {}).sort(([, one], [, other]) => other - one);
+    made = fields.map(([path, contract]) => {
+      const [field = "", wanted] = path.split("=");
+      return { steps: stepsOf(schema, field), wanted: wanted === undefined ? undefined : Number(wanted), needed: { field, contract } };
+    });
+    tests.set(schema.typeName, made);
+  }
+  return made;
+}
+
+function stepsOf(schema: DescMessage, path: string): DescField[] {
+  let at: DescMessage | undefined = schema;
+  return path.split(".").map((step) => {
+    const field: DescField | undefined = at?.fields.find(({ name }) => name === step);
+    if (field === undefined) {
+      throw new Error(`${schema.typeName} has no field ${path}`);
     }
+    at = field.message;
+    return field;
+  });
+}
+
+function isSet(message: Fields, steps: readonly DescField[], wanted: number | undefined): boolean {
+  let value: unknown = message;
+  for (const field of steps) {
     const { oneof, localName } = field;
     const holder = value as Fields;
+    if (!isFieldSet(holder, field)) {
+      return false;
+    }
     value = oneof === undefined ? holder[localName] : (holder[oneof.localName] as { value?: unknown }).value;
-    at = field.message ?? at;
   }
-  return wanted === undefined || value === Number(wanted);
+  return wanted === undefined || value === wanted;
 }

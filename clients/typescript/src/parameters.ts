@@ -4,7 +4,7 @@
  */
 
 import { create } from "@bufbuild/protobuf";
-import { wellFormed } from "./arguments.js";
+import { kindOf, wellFormed } from "./arguments.js";
 import { invalid } from "./errors.js";
 import { type Parameter, ParameterSchema, type Scalar, ScalarListSchema, ScalarSchema } from "./gen/sow/v1/types_pb.js";
 
@@ -20,6 +20,9 @@ const DIGITS_MAX = 4_300; // the server's limit
 
 /** The parameters of a request. */
 export function parameterValues(parameters: Parameters = {}): Record<string, Parameter> {
+  if (typeof parameters !== "object" || parameters === null || Symbol.iterator in parameters) {
+    throw invalid("parameters", `an object of names and values is needed, not a ${kindOf(parameters)}`);
+  }
   return Object.fromEntries(
     Object.entries(parameters).map(([name, value]) => [wellFormed(name, "parameters"), message(`parameters.${name}`, value)]),
   );

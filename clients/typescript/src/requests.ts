@@ -314,6 +314,9 @@ export function queryRequest(topic: string, filter: string, options: QueryOption
 
 /** A subscription. The server checks which options exclude each other. */
 export function subscribeRequest(topics: Topics, options: SubscribeOptions, sow: boolean): SubscribeRequest {
+  if (typeof topics !== "string" && typeof topics?.pattern !== "string") {
+    throw ofOtherType("topics", topics);
+  }
   const { filter = "", oof = false, delta = false, emptyDeltas = false, changes = false, start } = options;
   return create(SubscribeRequestSchema, {
     ...(typeof topics === "string" ? { topic: topics } : { topicPattern: topics.pattern }),

@@ -162,9 +162,13 @@ test("a value that no field of a request holds is refused by the argument's name
   for (const [field, fault, topics, options] of [
     ["topics", "has half a surrogate pair", { pattern: half }, {}],
     ["start", "has half a surrogate pair", "t", { start: half }],
+    ["topics", "{} is of type Object, which it does not take", {}, {}],
+    ["topics", "undefined is of type undefined", undefined, {}],
+    ["parameters", "an object of names and values is needed, not a string", "t", { parameters: "n" }],
+    ["parameters", "needed, not a Map", "t", { parameters: new Map() }],
     ["start", "a number is not a bookmark", "t", { start: 5 }],
   ] as const) {
-    const make = () => subscribeRequest(topics, options as never, false);
+    const make = () => subscribeRequest(topics as never, options as never, false);
     assert.throws(() => checkMessage(SubscribeRequestSchema, make()), refusedFor(field, fault), field);
   }
   checkMessage(QueryRequestSchema, queryRequest("t", "/é = :n", { topN: 2n ** 63n, parameters: { n: [1, "🚗", null] }, select: [] }));
@@ -180,6 +184,8 @@ test("times to wait are numbers from zero on, and as long as one wants", () => {
     assert.throws(() => new Client("127.0.0.1", { timeoutMs: value as never }), refusedFor("timeoutMs", fault));
     assert.throws(() => new Client("127.0.0.1", { connectTimeoutMs: value as never }), refusedFor("connectTimeoutMs", fault));
   }
+  assert.throws(() => new Client(5 as never), refusedFor("server", "must be a list of addresses; write [5]"));
+  assert.throws(() => new Client(["a", 5 as never]), refusedFor("server", "5 is of type number"));
   for (const timeoutMs of [0, 1e10, Infinity]) {
     new Client("127.0.0.1", { timeoutMs, connectTimeoutMs: timeoutMs }).close();
   }

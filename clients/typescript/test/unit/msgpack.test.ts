@@ -108,3 +108,45 @@ test("the bytes of a record are its own", () => {
   read.a[0] = 7;
   assert.deepEqual(unpack(payload), { a: new Uint8Array([1]) });
 });
+
+test("any document comes back as it was", () => {
+  const seed = Number(process.env["SEED"] ?? Date.now() % 2 ** 31);
+  let state = seed;
+  const below = (limit: number) => {
+    state = (Math.imul(state, 1_103_515_245) + 12_345) & 0x7fff_ffff;
+    return Math.floor((state / 2 ** 31) * limit);
+  };
+  const some = <Value>(values: readonly Value[]) => values[below(values.length)]!;
+  const edge = () => some([0n, 1n, 127n, 128n, 255n, 256n, 65_535n, 65_536n, 2n ** 31n, 2n ** 32n, 2n ** 53n, 2n ** 63n]) + BigInt(below(3) - 1);
+  const integer = () => {
+    const value = some([1n, -1n]) * edge();
+    const fit = value < -(2n ** 63n) ? -(2n ** 63n) : value;
+    return Number.isSafeInteger(Number(fit)) ? Number(fit) : fit;
+  };
+  const value = (depth: number): unknown => {
+    switch (below(depth > 3 ? 7 : 9)) {
+      case 0:
+        return integer();
+      case 1:
+        return some([0.5, NaN, Infinity, 1e300, 2 ** 70, null, true, false]);
+      case 2:
+        return "é🚗\0x".repeat(below(20));
+      case 3:
+        return new Uint8Array(below(300));
+      case 4:
+        return new Date(some([1, -1]) * below(2 ** 31) * some([1, 1_000, 100_000]) + 0);
+      case 5:
+        return new ExtData(some([0, 5, 127, -2, -128]), new Uint8Array(below(20)));
+      case 6:
+        return some(["", "__proto__", "1"]);
+      case 7:
+        return Array.from({ length: below(20) }, () => value(depth + 1));
+      default:
+        return Object.fromEntries(Array.from({ length: below(20) }, () => [some(["a", "", "é", "1", "__proto__", "toString", `n${below(99)}`]), value(depth + 1)]));
+    }
+  };
+  for (let round = 0; round < 500; round++) {
+    const document = value(0);
+    assert.deepEqual(unpack(pack(document)), document, `SEED=${seed}, round ${round}`);
+  }
+});
