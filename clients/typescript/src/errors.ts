@@ -20,8 +20,8 @@
  *     └── PublishFailed                (.refusals, .refused)
  *
  * `reason` is a name of `sow.v1.ErrorReason` without its prefix, or one of the few that only a client can know:
- * UNREACHABLE, STREAM_CUT, MALFORMED_RESPONSE, CLOSED, NO_SOW_SERVER, OTHER_CLUSTER, and, when a status carries no
- * reason, the name of its gRPC code.
+ * UNREACHABLE, STREAM_CUT, MALFORMED_RESPONSE, CLOSED, NO_SOW_SERVER, OTHER_CLUSTER, SERVER_TOO_OLD, and, when a status
+ * carries no reason, the name of its gRPC code.
  */
 
 /** Additions to an error. */

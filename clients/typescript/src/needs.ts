@@ -91,7 +91,8 @@ function testsOf(schema: DescMessage): readonly Test[] {
     const fields = Object.entries(FIELDS[schema.typeName] ?? {}).sort(([, one], [, other]) => other - one);
     made = fields.map(([path, contract]) => {
       const [field = "", wanted] = path.split("=");
-      return { steps: stepsOf(schema, field), wanted: wanted === undefined ? undefined : Number(wanted), needed: { field, contract } };
+      const value = wanted === undefined ? undefined : Number(wanted);
+      return { steps: stepsOf(schema, field), wanted: value, needed: { field, contract } };
     });
     tests.set(schema.typeName, made);
   }
