@@ -9,6 +9,7 @@ import { existsSync, readFileSync, statSync } from "node:fs";
 import { readFile, stat } from "node:fs/promises";
 import { isIP } from "node:net";
 import { type ChannelCredentials, type ChannelOptions, credentials, Metadata } from "@grpc/grpc-js";
+import { list, ofOtherType } from "./arguments.js";
 import { invalid } from "./errors.js";
 import { MESSAGE_BYTES_MAX } from "./statuses.js";
 
@@ -38,7 +39,12 @@ export type Token = string | { readonly file: string } | (() => string | Promise
 
 /** The addresses of a list such as "a:7450,b:7450", each once and with its port. Throws InvalidArgument. */
 export function addressesOf(server: string | readonly string[]): string[] {
-  const parts = (typeof server === "string" ? server.split(",") : server).map((part) => part.trim());
+  const parts = (typeof server === "string" ? server.split(",") : list(server, "server", "addresses")).map((part) => {
+    if (typeof part !== "string") {
+      throw ofOtherType("server", part);
+    }
+    return part.trim();
+  });
   if (parts.length === 0 || parts.some((part) => part === "")) {
     throw invalid("server", `${JSON.stringify(server)} has an empty address`);
   }

@@ -8,11 +8,16 @@ import {
   type MessageInitShape,
   type MessageShape,
 } from "@bufbuild/protobuf";
+import { checkMessage, list, milliseconds } from "./arguments.js";
 import { DEFAULT_SERVER, fromEnvironment, type Tls, type Token } from "./channel.js";
-import { type Document, encode, type Key, recordKey, recordKeys } from "./documents.js";
 import { cut, invalid, malformed, type Refusal } from "./errors.js";
-import { type PublishRequest, type PublishResponse, SowService } from "./gen/sow/v1/sow_pb.js";
-import { type PublisherPosition, PublisherPositionSchema } from "./gen/sow/v1/types_pb.js";
+import { Forms } from "./forms.js";
+import { AdminService } from "./gen/sow/v1/admin_pb.js";
+import { type PublishRequest, type PublishResponse, PublishStreamRequestSchema, SowService } from "./gen/sow/v1/sow_pb.js";
+import { ErrorReason, type PublisherPosition, PublisherPositionSchema } from "./gen/sow/v1/types_pb.js";
+import { type Key, recordKey, recordKeys } from "./keys.js";
+import { needed } from "./needs.js";
+import { type Document, encode } from "./payloads.js";
 import { PublishCore, Publisher } from "./publisher.js";
 import { QueryResult } from "./query.js";
 import { type Deleted, type JsonObject, onlyOutcome, outcomes, type Published, recordOf, type StoredRecord } from "./records.js";
@@ -36,6 +41,7 @@ import {
   type Topics,
   type TouchOptions,
   touchRequest,
+  unsetOf,
 } from "./requests.js";
 import type { Instance } from "./search.js";
 import { RETRY_FOR_MS, Subscription } from "./subscription.js";
@@ -48,7 +54,10 @@ export interface ClientOptions {
   readonly token?: Token;
   /** Bounds each call that has one answer. 30 s. */
   readonly timeoutMs?: number;
-  /** Bounds the wait for a connection. 5 s. */
+  /**
+   * Bounds the wait for a connection. Without it that is 5 s, and the first call does not wait where the server refuses,
+   * or all of several do.
+   */
   readonly connectTimeoutMs?: number;
   /** With several addresses: called once for each move. Reads may be older from then on (rule F3). */
   readonly onFailover?: OnFailover;
@@ -58,6 +67,7 @@ export interface ClientOptions {
 export class Client {
   readonly #transport: Transport;
   readonly #connectTimeoutMs: number;
+  readonly #forms: Forms;
   readonly #positions = new PositionPool();
 
   /**
@@ -65,9 +75,14 @@ export class Client {
    * time, the first that serves, and goes on at the next when that is lost (rule F1).
    */
   constructor(server: string | readonly string[] = DEFAULT_SERVER, options: ClientOptions = {}) {
-    const { tls, token, timeoutMs = 30_000, connectTimeoutMs = 5_000, onFailover } = options;
+    const { tls, token, onFailover } = options;
+    const timeoutMs = milliseconds(options.timeoutMs ?? 30_000, "timeoutMs");
+    const connectTimeoutMs = milliseconds(options.connectTimeoutMs ?? 5_000, "connectTimeoutMs");
+    const isPatient = options.connectTimeoutMs !== undefined;
     this.#connectTimeoutMs = connectTimeoutMs;
-    this.#transport = new Transport({ server, tls, token, timeoutMs, connectTimeoutMs, onFailover });
+    this.#transport = new Transport({ server, tls, token, timeoutMs, connectTimeoutMs, isPatient, onFailover });
+    const { describeTopic } = AdminService.method;
+    this.#forms = new Forms((name) => this.#transport.unary(describeTopic, { name }, "again"));
   }
 
   /**
@@ -93,14 +108,14 @@ export class Client {
 
   /** Publishes one record (rule P1). Throws the error of a refusal, such as InvalidArgument or ConditionFailed. */
   async publish(topic: string, data: Document, options: PublishOptions = {}): Promise<Published> {
-    return onlyOutcome(await this.#publish(single(topic, data, options)));
+    return onlyOutcome(await this.#publish(await this.#single(topic, data, options)));
   }
 
   /** Merges fields into the live record of a key; without one it is a publish (rule P2). */
   async deltaPublish(topic: string, data: Document, { unset, ...options }: DeltaOptions = {}): Promise<Published> {
-    const request = single(topic, data, options);
+    const request = await this.#single(topic, data, options);
     request.delta = true;
-    request.unsetPaths = [...(unset ?? [])];
+    request.unsetPaths = unsetOf(unset);
     return onlyOutcome(await this.#publish(request));
   }
 
@@ -113,9 +128,11 @@ export class Client {
     documents: Iterable<Document>,
     { keys, atomic = false, ...options }: PublishManyOptions = {},
   ): Promise<(Published | Refusal)[]> {
-    const payloads = Array.from(documents, (document) => encode(document));
-    if (keys !== undefined && keys.length !== payloads.length) {
-      throw invalid("keys", `there are ${keys.length} for ${payloads.length} documents`);
+    const form = await this.#forms.of(topic);
+    const payloads = list(documents, "documents", "documents").map((document) => encode(document, form));
+    const texts = keys === undefined ? undefined : recordKeys(keys);
+    if (texts !== undefined && texts.length !== payloads.length) {
+      throw invalid("keys", `there are ${texts.length} for ${payloads.length} documents`);
     }
     const results: (Published | Refusal)[] = [];
     while (results.length < payloads.length) {
@@ -127,7 +144,7 @@ export class Client {
       }
       const count = atomic ? payloads.length : fitting(payloads, firstIndex);
       const end = firstIndex + count;
-      const request = publishRequest(topic, payloads.slice(firstIndex, end), options, keys?.slice(firstIndex, end));
+      const request = publishRequest(topic, payloads.slice(firstIndex, end), options, texts?.slice(firstIndex, end));
       request.atomic = atomic;
       results.push(...outcomes(await this.#publish(request), count, { firstIndex, atomic }));
     }
@@ -136,11 +153,15 @@ export class Client {
 
   /** A buffered, pipelined, ordered stream of publishes. */
   publisher(topic: string, options: PublisherOptions = {}): Publisher {
-    const { batchRecords = 1_000, maxInFlight = 16, lingerMs = 20, retryForMs = 30_000 } = options;
-    const { publisherId, onAck, onRefusal } = options;
+    const { batchRecords = 1_000, maxInFlight = 16, publisherId, onAck, onRefusal } = options;
+    const lingerMs = milliseconds(options.lingerMs ?? 20, "lingerMs");
+    const retryForMs = milliseconds(options.retryForMs ?? 30_000, "retryForMs");
     const connectTimeoutMs = this.#connectTimeoutMs;
+    const defaults = streamDefaults(topic, options);
+    checkMessage(PublishStreamRequestSchema, defaults);
+    const needs = needed(PublishStreamRequestSchema, defaults);
     const core = new PublishCore(
-      streamDefaults(topic, options),
+      defaults,
       { batchRecords, maxInFlight, retryForMs, connectTimeoutMs, elsewhere: this.#transport.isOfMany },
       publisherId ?? `publisher-${randomBytes(8).toString("hex")}`,
       { publisherEpoch: 1n, publisherToken: randomToken() },
@@ -156,8 +177,19 @@ export class Client {
     };
     return new Publisher(
       core,
-      () => this.#transport.duplex(SowService.method.publishStream, "the answers to the publisher", RECONNECT_MS),
-      { lingerMs, nextEpoch: publisherId === undefined ? undefined : nextEpoch, onAck, onRefusal },
+      () => this.#transport.duplex(SowService.method.publishStream, "the answers to the publisher", RECONNECT_MS, needs),
+      {
+        lingerMs,
+        form: (isOld) => {
+          if (isOld) {
+            this.#forms.forget(topic);
+          }
+          return this.#forms.of(topic);
+        },
+        nextEpoch: publisherId === undefined ? undefined : nextEpoch,
+        onAck,
+        onRefusal,
+      },
     );
   }
 
@@ -179,7 +211,8 @@ export class Client {
    */
   async delete(topic: string, options: DeleteOptions): Promise<Deleted> {
     const what = "the progress of the delete";
-    const frames = await this.#transport.stream(SowService.method.sowDelete, deleteRequest(topic, options), what);
+    const payload = options.data === undefined ? undefined : await this.#forms.encoded(topic, options.data);
+    const frames = await this.#transport.stream(SowService.method.sowDelete, deleteRequest(topic, options, payload), what);
     try {
       for (;;) {
         const { done, value } = await frames.next();
@@ -255,7 +288,8 @@ export class Client {
   }
 
   async #subscribe<T>(topics: Topics, options: SubscribeOptions, sow: boolean): Promise<Subscription<T>> {
-    const { retryForMs = RETRY_FOR_MS, onInterruption } = options;
+    const { onInterruption } = options;
+    const retryForMs = milliseconds(options.retryForMs ?? RETRY_FOR_MS, "retryForMs");
     const transport = this.#transport;
     const subscription = new Subscription<T>(
       subscribeRequest(topics, options, sow),
@@ -283,6 +317,11 @@ export class Client {
     return await this.#transport.unary(method, request, READS.has(method.name) ? "again" : repeats);
   }
 
+  async #single(topic: string, data: Document, { key, ...options }: PublishOptions): Promise<PublishRequest> {
+    const payload = await this.#forms.encoded(topic, data);
+    return publishRequest(topic, [payload], options, key === undefined ? undefined : [key]);
+  }
+
   async #publish(request: PublishRequest): Promise<PublishResponse> {
     const position = this.#positions.take();
     request.publisher = position;
@@ -290,7 +329,11 @@ export class Client {
     const isConditional = request.records.some((record) => record.condition !== undefined);
     const repeats = isConditional && this.#transport.isOfMany ? "unsent" : "again";
     try {
-      return await this.#transport.unary(SowService.method.publish, request, repeats);
+      const response = await this.#transport.unary(SowService.method.publish, request, repeats);
+      if (response.results.some(({ refusal }) => refusal?.reason === ErrorReason.PAYLOAD_MALFORMED)) {
+        this.#forms.forget(request.topic);
+      }
+      return response;
     } finally {
       this.#positions.giveBack(position, request.records.length);
     }
@@ -331,10 +374,6 @@ const NOT_SENT = {
   message: "an earlier record was refused for a passing reason; this one was not sent",
   currentVersion: 0n,
 };
-
-function single(topic: string, data: Document, { key, ...options }: PublishOptions): PublishRequest {
-  return publishRequest(topic, [encode(data)], options, key === undefined ? undefined : [key]);
-}
 
 /** A token for an epoch that no instance has given (rule F11). */
 function randomToken(): bigint {

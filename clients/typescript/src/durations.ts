@@ -31,6 +31,8 @@ const NANOS: Readonly<Record<string, bigint>> = {
   d: 86_400_000_000_000n,
   w: 604_800_000_000_000n,
 };
+/** In March 1973. Seconds and milliseconds of our time are less. The server judges by its own clock (rule L18). */
+const MICROS_MIN = 10n ** 14n;
 const TEXT_LENGTH_MAX = 100; // bounds the work; no sensible duration comes near it
 
 /** The microseconds of a duration. Throws InvalidArgument that names `field`. */
@@ -58,6 +60,13 @@ export function momentMicros(moment: Moment, field: string): bigint {
   }
   if (typeof moment !== "bigint") {
     throw invalid(field, `a ${typeof moment} is no point in time; give a Date or microseconds as a bigint`);
+  }
+  if (moment >= 0n && moment < MICROS_MIN) {
+    throw invalid(
+      field,
+      `${moment} is more than ten years ago; it counts microseconds since 1970, not seconds or milliseconds; a Date` +
+        `${field === "expireAt" ? ", or ttl for a time from now," : ""} has no such doubt`,
+    );
   }
   return checked(moment, String(moment), field);
 }
@@ -90,6 +99,10 @@ export function lifetimeColumn(ttl: Ttl | undefined, expireAt: Moment | undefine
   const at = momentMicros(expireAt, "expireAt");
   if (at < 0n) {
     throw invalid("expireAt", "is before 1970", "LIFETIME_NEGATIVE");
+  }
+  if (expireAt instanceof Date && at < MICROS_MIN) {
+    const shown = expireAt.toISOString();
+    throw invalid("expireAt", `${shown} is more than ten years ago; a Date counts milliseconds since 1970, not seconds`);
   }
   return { kind: LifetimeKind.EXPIRE_TIME, micros: at };
 }

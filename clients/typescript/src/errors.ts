@@ -20,8 +20,8 @@
  *     └── PublishFailed                (.refusals, .refused)
  *
  * `reason` is a name of `sow.v1.ErrorReason` without its prefix, or one of the few that only a client can know:
- * UNREACHABLE, STREAM_CUT, MALFORMED_RESPONSE, CLOSED, NO_SOW_SERVER, OTHER_CLUSTER, and, when a status carries no
- * reason, the name of its gRPC code.
+ * UNREACHABLE, STREAM_CUT, MALFORMED_RESPONSE, CLOSED, NO_SOW_SERVER, OTHER_CLUSTER, SERVER_TOO_OLD, and, when a status
+ * carries no reason, the name of its gRPC code.
  */
 
 /** Additions to an error. */
@@ -94,6 +94,17 @@ export class PermissionDenied extends SowError {}
 
 /** The server cannot be reached (UNREACHABLE), is stopping or has stopped writing, or cut the answer. */
 export class Unavailable extends SowError {}
+
+/** Every address has refused. A client that has not reached any of them yet does not try again by itself. */
+export class AllRefused extends Unavailable {
+  constructor(message: string, parts: ErrorParts) {
+    super(message, parts);
+    this.name = "Unavailable"; // programs know that one
+  }
+}
+
+/** An address has said nothing in time; it has not refused. */
+export class NoAnswer extends Unavailable {}
 
 /**
  * A write with durability "replicated" has reached fewer sync peers than required (rule P5). The `applied` records stay

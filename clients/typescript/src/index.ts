@@ -1,8 +1,8 @@
 /** A client of sow, a state-of-the-world store. See README.md. */
 
+export { ExtData } from "@msgpack/msgpack";
 export type { Tls, Token } from "./channel.js";
 export { Client, type ClientOptions } from "./client.js";
-export { type Document, type Key, type KeyField, recordKey } from "./documents.js";
 export { dateOf, type Duration, type Moment, type Ttl } from "./durations.js";
 export {
   Aborted,
@@ -25,7 +25,9 @@ export {
   Unavailable,
 } from "./errors.js";
 export type { JsonValue } from "./json.js";
+export { type Key, type KeyField, recordKey } from "./keys.js";
 export type { Parameters, ParameterScalar } from "./parameters.js";
+export type { Document } from "./payloads.js";
 export type { Ack, Publisher } from "./publisher.js";
 export type { QueryFooter, QueryHeader, QueryResult } from "./query.js";
 export type { Change, Deleted, DurabilityName, JsonObject, Published, StoredRecord } from "./records.js";

@@ -6,20 +6,14 @@
  *        in a delta leaves the old value, so the new one would be lost silently.
  */
 
+import { halfSurrogate, shown } from "./arguments.js";
 import { invalid } from "./errors.js";
 
 /** A value of JSON as this module reads it. */
 export type JsonValue = string | number | bigint | boolean | null | JsonValue[] | { [name: string]: JsonValue };
 
 /** The levels that the server accepts (rule K2). */
-const DEPTH_MAX = 256;
-
-const LONE_SURROGATE = /\p{Surrogate}/u;
-
-/** Whether the text has a form in UTF-8. Encoders put another character in place of what has none. */
-export function isWellFormed(text: string): boolean {
-  return !LONE_SURROGATE.test(text);
-}
+export const DEPTH_MAX = 256;
 
 /** The text of a value. Throws InvalidArgument (PAYLOAD_MALFORMED) with the path of a field that has no form in JSON. */
 export function stringify(value: unknown): string {
@@ -40,7 +34,7 @@ export function parse(text: string): JsonValue {
 function written(value: unknown, path: string, depth: number): string | undefined {
   switch (typeof value) {
     case "string":
-      return JSON.stringify(value);
+      return JSON.stringify(wellFormedIn(value, path));
     case "number":
       if (!Number.isFinite(value)) {
         throw refused(path, "NaN or infinite");
@@ -66,6 +60,9 @@ function ofObject(value: object, path: string, depth: number): string | undefine
   if (value instanceof Uint8Array) {
     return JSON.stringify(Buffer.from(value.buffer, value.byteOffset, value.byteLength).toString("base64"));
   }
+  if (value instanceof Date && Number.isNaN(value.getTime())) {
+    throw refused(path, "no date"); // JSON.stringify would write null
+  }
   if ("toJSON" in value && typeof value.toJSON === "function") {
     return written(value.toJSON(), path, depth + 1);
   }
@@ -87,14 +84,27 @@ function ofObject(value: object, path: string, depth: number): string | undefine
   for (const [name, member] of Object.entries(value)) {
     const text = written(member, `${path}/${name}`, depth + 1);
     if (text !== undefined) {
-      fields.push(`${JSON.stringify(name)}:${text}`);
+      fields.push(`${JSON.stringify(wellFormedIn(name, path))}:${text}`);
     }
   }
   return `{${fields.join(",")}}`;
 }
 
 function refused(path: string, found: string): Error {
-  return invalid("data", `${path || "/"} is ${found}, which JSON cannot express`, "PAYLOAD_MALFORMED");
+  return unfit(path, `is ${found}, which JSON cannot express`);
+}
+
+/** The error of a value in a document that the topic's message type cannot express. */
+export function unfit(path: string, fault: string): Error {
+  return invalid("data", `${path || "/"} ${fault}`, "PAYLOAD_MALFORMED");
+}
+
+/** A text of a document. Throws InvalidArgument (PAYLOAD_MALFORMED) for one without a form in UTF-8. */
+export function wellFormedIn(text: string, path: string): string {
+  if (!text.isWellFormed()) {
+    throw unfit(path, `is ${shown(text)}, which ${halfSurrogate(text)}`);
+  }
+  return text;
 }
 
 /** Reads a text that is known to be JSON. */

@@ -4,9 +4,9 @@
  */
 
 import { create } from "@bufbuild/protobuf";
+import { kindOf, wellFormed } from "./arguments.js";
 import { invalid } from "./errors.js";
 import { type Parameter, ParameterSchema, type Scalar, ScalarListSchema, ScalarSchema } from "./gen/sow/v1/types_pb.js";
-import { isWellFormed } from "./json.js";
 
 /** An integer that a number does not hold exactly is a bigint. */
 export type ParameterScalar = string | number | bigint | boolean | null;
@@ -20,8 +20,11 @@ const DIGITS_MAX = 4_300; // the server's limit
 
 /** The parameters of a request. */
 export function parameterValues(parameters: Parameters = {}): Record<string, Parameter> {
+  if (typeof parameters !== "object" || parameters === null || Symbol.iterator in parameters) {
+    throw invalid("parameters", `an object of names and values is needed, not a ${kindOf(parameters)}`);
+  }
   return Object.fromEntries(
-    Object.entries(parameters).map(([name, value]) => [wellFormed("parameters", name), message(`parameters.${name}`, value)]),
+    Object.entries(parameters).map(([name, value]) => [wellFormed(name, "parameters"), message(`parameters.${name}`, value)]),
   );
 }
 
@@ -40,7 +43,7 @@ function scalar(field: string, value: ParameterScalar): Scalar {
 function caseOf(field: string, value: ParameterScalar): Scalar["value"] {
   switch (typeof value) {
     case "string":
-      return { case: "text", value: wellFormed(field, value) };
+      return { case: "text", value: wellFormed(value, field) };
     case "boolean":
       return { case: "boolean", value };
     case "number":
@@ -63,11 +66,4 @@ function caseOf(field: string, value: ParameterScalar): Scalar["value"] {
       }
       throw invalid(field, `a ${typeof value} is no value of a filter; give a text, a number, a boolean, null, or a list`);
   }
-}
-
-function wellFormed(field: string, text: string): string {
-  if (!isWellFormed(text)) {
-    throw invalid(field, "has half a character, a surrogate"); // it would be replaced on the wire
-  }
-  return text;
 }

@@ -14,7 +14,6 @@
  */
 
 import { create } from "@bufbuild/protobuf";
-import { type Document, encode, type Key, recordKey } from "./documents.js";
 import { type LifetimeColumn, lifetimeColumn, type Moment, type Ttl } from "./durations.js";
 import { closed, cut, errorLike, errorOfRefusal, invalid, malformed, PublishFailed, type Refusal, SowError } from "./errors.js";
 import {
@@ -23,6 +22,8 @@ import {
   type PublishStreamResponse,
 } from "./gen/sow/v1/sow_pb.js";
 import { LifetimeKind } from "./gen/sow/v1/types_pb.js";
+import { type Key, recordKey } from "./keys.js";
+import { type Document, encode, JSON_FORM, needsForm, type PayloadForm } from "./payloads.js";
 import { bookmarkOf, type DurabilityName, durabilityName, refusalOf } from "./records.js";
 import { LOSSES } from "./search.js";
 import { Backoff, CUT_REASONS, streamError } from "./statuses.js";
@@ -300,9 +301,13 @@ export class PublishCore {
   /**
    * Milliseconds to wait before the stream is opened again; throws when the time to retry is over. `nowMs` is a monotonic
    * clock, `jitter` a random number in [0, 1). The time to retry begins with the first failure since the last record was
-   * settled. It is `retryForMs`, or `connectTimeoutMs` while the server was never reached.
+   * settled. It is `retryForMs`, or `connectTimeoutMs` while the server was never reached. `backoff`: of another call than
+   * the stream.
    */
-  retryDelay(error: SowError, { nowMs, jitter }: { nowMs: number; jitter: number }): number {
+  retryDelay(
+    error: SowError,
+    { nowMs, jitter, backoff = this.#backoff }: { nowMs: number; jitter: number; backoff?: Backoff },
+  ): number {
     const { reason } = error;
     const { retryForMs, connectTimeoutMs, elsewhere } = this.#options;
     if (!(RETRIED_REASONS.has(reason) || CUT_REASONS.has(reason) || (elsewhere && LOSSES.has(reason)))) {
@@ -310,7 +315,7 @@ export class PublishCore {
     }
     const neverReached = reason === "UNREACHABLE" && this.acknowledged === 0;
     const limitMs = neverReached ? Math.min(connectTimeoutMs, retryForMs) : retryForMs;
-    const delay = this.#backoff.delay(error, { nowMs, jitter, limitMs });
+    const delay = backoff.delay(error, { nowMs, jitter, limitMs });
     if (delay === undefined) {
       throw this.failure(error);
     }
@@ -354,6 +359,8 @@ export type OpenStream = () => Promise<Duplex<PublishStreamRequest, PublishStrea
 export interface PublisherHooks {
   /** Milliseconds that a record may wait for others to share its request. */
   readonly lingerMs: number;
+  /** Asks for the form of the topic's payloads; `isOld`: what the client remembers does not count. undefined: JSON. */
+  readonly form?: ((isOld: boolean) => Promise<PayloadForm>) | undefined;
   /** Begins an epoch of the publisher's id, before the first stream; undefined: the core has its epoch. */
   readonly nextEpoch?: (() => Promise<Epoch>) | undefined;
   readonly onAck?: ((ack: Ack) => void) | undefined;
@@ -379,11 +386,15 @@ export class Publisher {
   #failure: unknown;
   #call: Duplex<PublishStreamRequest, PublishStreamResponse> | undefined;
   #wake: (() => void)[] = []; // of all who wait for progress
+  #form: PayloadForm | undefined; // of the topic's payloads; undefined: it is to be asked for
+  #formIsOld = false; // the topic may have been made anew, with another type
+  #entering: Promise<void> | undefined; // the last record that waits for the form, or for a record before it
 
   constructor(core: PublishCore, openStream: OpenStream, hooks: PublisherHooks) {
     this.#core = core;
     this.#openStream = openStream;
     this.#hooks = hooks;
+    this.#form = hooks.form === undefined ? JSON_FORM : undefined;
   }
 
   /** Records that were applied so far. */
@@ -404,11 +415,24 @@ export class Publisher {
   /** Takes one record; `ttl` or `expireAt` overrides the publisher's own. Await it: it waits while too many are under way. */
   async publish(data: Document, { key, ttl, expireAt }: { key?: Key; ttl?: Ttl; expireAt?: Moment } = {}): Promise<void> {
     this.#check();
-    this.#core.append({
-      payload: encode(data),
-      key: key === undefined ? undefined : recordKey(key),
-      lifetime: lifetimeColumn(ttl, expireAt),
-    });
+    const row = { key: key === undefined ? undefined : recordKey(key), lifetime: lifetimeColumn(ttl, expireAt) };
+    const before = this.#entering;
+    if (before === undefined && (this.#form !== undefined || !needsForm(data))) {
+      this.#core.append({ ...row, payload: encode(data, this.#form) });
+    } else {
+      // In the order of the calls: a text, which needs no form, must not overtake an object.
+      const entered = this.#enter(before, async () => {
+        const form = needsForm(data) ? await this.#knownForm() : JSON_FORM;
+        this.#check();
+        this.#core.append({ ...row, payload: encode(data, form) });
+      });
+      this.#entering = entered;
+      try {
+        await entered;
+      } finally {
+        this.#entering = this.#entering === entered ? undefined : this.#entering;
+      }
+    }
     if (this.#core.isFull) {
       await this.#sealAll();
     } else {
@@ -422,6 +446,7 @@ export class Publisher {
   /** Resolves once all records so far are settled. Throws PublishFailed for refusals since the last flush. */
   async flush(): Promise<void> {
     this.#check();
+    await this.#entering?.catch(() => undefined); // its own caller gets the error
     await this.#sealAll();
     while (this.#core.unacknowledged > 0) {
       await this.#progress();
@@ -464,6 +489,31 @@ export class Publisher {
     if (this.#closing) {
       throw closed("publisher");
     }
+  }
+
+  async #enter(before: Promise<void> | undefined, append: () => Promise<void>): Promise<void> {
+    await before?.catch(() => undefined);
+    await append();
+  }
+
+  /** The form of the topic's payloads. Where the server is not there, it waits as long as for a stream. */
+  async #knownForm(): Promise<PayloadForm> {
+    const backoff = new Backoff();
+    while (this.#form === undefined) {
+      const isOld = this.#formIsOld;
+      this.#formIsOld = false;
+      backoff.begin(performance.now());
+      try {
+        this.#form = await this.#hooks.form!(isOld);
+      } catch (error) {
+        if (!(error instanceof SowError)) {
+          throw error;
+        }
+        await this.#woken(this.#core.retryDelay(error, { nowMs: performance.now(), jitter: Math.random(), backoff }));
+        this.#check();
+      }
+    }
+    return this.#form;
   }
 
   async #sealAll(): Promise<void> {
@@ -589,6 +639,10 @@ export class Publisher {
   }
 
   #deliver(ack: Ack): void {
+    if (this.#hooks.form !== undefined && ack.refusals.some(({ reason }) => reason === "PAYLOAD_MALFORMED")) {
+      this.#form = undefined;
+      this.#formIsOld = true;
+    }
     try {
       this.#hooks.onAck?.(ack);
       ack.refusals.forEach((refusal) => this.#hooks.onRefusal?.(refusal));

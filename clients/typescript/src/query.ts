@@ -87,7 +87,8 @@ export class QueryResult<T = JsonObject> implements AsyncIterable<StoredRecord<T
         return;
       } catch (error) {
         const broken = streamError(error, ANSWER);
-        const passes = broken instanceof Unavailable && broken.reason !== "BEHIND";
+        // Whoever gets no connection has waited for one already.
+        const passes = frames !== undefined && broken instanceof Unavailable && broken.reason !== "BEHIND";
         if (begun || !passes || attempt === ATTEMPTS_MAX) {
           throw begun && broken.reason === "UNREACHABLE" ? cut(`${ANSWER} (${broken.text})`, broken) : broken;
         }

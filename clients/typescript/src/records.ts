@@ -2,8 +2,9 @@
 
 import { cut, errorOfRefusal, malformed, type Refusal, SowError } from "./errors.js";
 import { INT64_MAX } from "./durations.js";
-import { fieldsOf } from "./fields.js";
-import { type JsonValue, parse } from "./json.js";
+import { oneOf } from "./arguments.js";
+import type { JsonValue } from "./json.js";
+import { decode, type MessageTypeName } from "./payloads.js";
 import type { PublishResponse, PublishResult, TouchResponse } from "./gen/sow/v1/sow_pb.js";
 import {
   Durability,
@@ -56,17 +57,17 @@ export class StoredRecord<T = JsonObject> {
   }
 
   /**
-   * The document, decoded anew at each access: integers beyond 2^53 are bigints, and values of fix and nvfix are texts.
-   * Throws where the payload is neither JSON nor one of these.
+   * The document, decoded anew at each access by the message type of the payload: integers beyond 2^53 are bigints, times
+   * and other extensions of MessagePack are Dates and ExtData, and values of fix and nvfix are texts. Throws where the
+   * payload is none of its type; of a binary topic, where it is no JSON.
    */
   get data(): T {
-    if (this.messageType === "fix" || this.messageType === "nvfix") {
-      return fieldsOf(this.payload, this.fixSeparator || "\x01", this.messageType === "fix") as T;
-    }
+    const messageType = this.messageType as MessageTypeName;
     try {
-      return parse(Buffer.from(this.payload.buffer, this.payload.byteOffset, this.payload.byteLength).toString()) as T;
+      return decode(this.payload, { messageType, separator: this.fixSeparator }) as T;
     } catch (error) {
-      throw new SowError(`the payload of ${this.topic} ${JSON.stringify(this.key)} is no JSON; see \`payload\``, {
+      const type = messageType === "msgpack" ? "MessagePack" : "JSON";
+      throw new SowError(`the payload of ${this.topic} ${JSON.stringify(this.key)} is no ${type}; see \`payload\``, {
         reason: "PAYLOAD_MALFORMED",
         cause: error,
       });
@@ -188,17 +189,16 @@ const NO_BYTES = new Uint8Array(0);
 
 /** The wire's value of a durability. */
 export function durabilityValue(name: DurabilityName | undefined): Durability {
-  switch (name) {
-    case undefined:
-      return Durability.UNSPECIFIED;
-    case "fsync":
-      return Durability.FSYNC;
-    case "buffered":
-      return Durability.BUFFERED;
-    case "replicated":
-      return Durability.REPLICATED;
-  }
+  return DURABILITIES[oneOf(name, DURABILITY_NAMES, "durability") ?? "default"];
 }
+
+const DURABILITY_NAMES = ["fsync", "buffered", "replicated"] as const;
+const DURABILITIES = {
+  default: Durability.UNSPECIFIED,
+  fsync: Durability.FSYNC,
+  buffered: Durability.BUFFERED,
+  replicated: Durability.REPLICATED,
+} as const;
 
 /** The name of a durability; null when the server did not send it. */
 export function durabilityName(value: Durability): DurabilityName | null {

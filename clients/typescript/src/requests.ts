@@ -1,7 +1,7 @@
 /** Options of the client's methods, and the requests that they make. No I/O. */
 
 import { create } from "@bufbuild/protobuf";
-import { type Document, encode, type Key, recordKey, recordKeys } from "./documents.js";
+import { kindOf, list, ofOtherType, oneOf, shown } from "./arguments.js";
 import { type Duration, lifetimeMessage, micros, type Moment, momentMicros, type Ttl } from "./durations.js";
 import { invalid, type Refusal } from "./errors.js";
 import {
@@ -23,7 +23,9 @@ import {
   TouchRequestSchema,
 } from "./gen/sow/v1/sow_pb.js";
 import { type Condition, ConditionSchema, type Lifetime, TtlMode } from "./gen/sow/v1/types_pb.js";
+import { type Key, recordKey, recordKeys } from "./keys.js";
 import { type Parameters, parameterValues } from "./parameters.js";
+import type { Document } from "./payloads.js";
 import type { Ack } from "./publisher.js";
 import { type DurabilityName, durabilityValue } from "./records.js";
 import type { OnInterruption } from "./subscription.js";
@@ -207,7 +209,12 @@ export function streamDefaults(topic: string, options: PublisherOptions): Publis
   if (unset !== undefined && !delta) {
     throw invalid("unset", "is for deltas: a plain publish replaces the whole record");
   }
-  return create(PublishStreamRequestSchema, { topic, ...writing(options), delta, unsetPaths: [...(unset ?? [])] });
+  return create(PublishStreamRequestSchema, { topic, ...writing(options), delta, unsetPaths: unsetOf(unset) });
+}
+
+/** The paths of fields to remove. */
+export function unsetOf(unset: Iterable<string> | undefined): string[] {
+  return unset === undefined ? [] : list(unset, "unset", "texts");
 }
 
 /** A change of a lifetime without a payload (rules P8, L19). */
@@ -217,30 +224,32 @@ export function touchRequest(topic: string, key: Key, options: TouchOptions): To
     topic,
     keys: [recordKey(key)],
     ...present({ lifetime: lifetimeMessage(ttl, expireAt), condition: conditionOf({ onlyIfVersion }) }),
-    only: only === undefined ? TouchOnly.UNSPECIFIED : TOUCH_ONLY[only],
+    only: TOUCH_ONLY[oneOf(only, TOUCH_ONLY_NAMES, "only") ?? "any"],
     durability: durabilityValue(durability),
   });
 }
 
+const TOUCH_ONLY_NAMES = ["later", "earlier", "without", "with"] as const;
 const TOUCH_ONLY = {
+  any: TouchOnly.UNSPECIFIED,
   later: TouchOnly.LATER,
   earlier: TouchOnly.EARLIER,
   without: TouchOnly.WITHOUT,
   with: TouchOnly.WITH,
 } as const;
 
-/** A delete: exactly one of keys, filter, data and all selects the records (rule D1). */
-export function deleteRequest(topic: string, options: DeleteOptions): SowDeleteRequest {
+/** A delete: exactly one of keys, filter, data and all selects the records (rule D1). `payload`: the bytes of `data`. */
+export function deleteRequest(topic: string, options: DeleteOptions, payload?: Uint8Array): SowDeleteRequest {
   return create(SowDeleteRequestSchema, {
     topic,
-    selection: selectionOf(options),
+    selection: selectionOf(options, payload),
     parameters: parameterValues(options.parameters),
     dryRun: options.dryRun ?? false,
     durability: durabilityValue(options.durability),
   });
 }
 
-function selectionOf(options: DeleteOptions): SowDeleteRequest["selection"] {
+function selectionOf(options: DeleteOptions, payload: Uint8Array | undefined): SowDeleteRequest["selection"] {
   const { keys, onlyIfVersions, filter, data, all } = options;
   if ([keys, filter, data, all].filter((each) => each !== undefined).length !== 1) {
     throw invalid("keys", "give exactly one of keys, filter, data and all");
@@ -252,16 +261,19 @@ function selectionOf(options: DeleteOptions): SowDeleteRequest["selection"] {
     throw invalid("parameters", "belong to filter");
   }
   if (keys !== undefined) {
-    const versions = [...(onlyIfVersions ?? [])];
+    const versions = onlyIfVersions === undefined ? [] : list(onlyIfVersions, "onlyIfVersions", "versions");
     return { case: "byKeys", value: create(KeyListSchema, { keys: recordKeys(keys), versions }) };
   }
   if (filter !== undefined) {
+    if (typeof filter !== "string") {
+      throw ofOtherType("filter", filter);
+    }
     if (filter.trim() === "") {
       throw invalid("filter", 'is empty; for every record write "true"', "FILTER_INVALID"); // it would match all
     }
     return { case: "byFilter", value: filter };
   }
-  return data === undefined ? { case: "all", value: true } : { case: "byPayload", value: encode(data) };
+  return payload === undefined ? { case: "all", value: true } : { case: "byPayload", value: payload };
 }
 
 /** The payload fields to return; undefined: the whole payload. */
@@ -272,7 +284,8 @@ export function projection({ select, exclude }: ProjectionOptions): Projection |
   if (select === undefined && exclude === undefined) {
     return undefined;
   }
-  return create(ProjectionSchema, { include: [...(select ?? [])], exclude: [...(exclude ?? [])] });
+  const [include, others] = [list(select ?? [], "select", "texts"), list(exclude ?? [], "exclude", "texts")];
+  return create(ProjectionSchema, { include, exclude: others });
 }
 
 /** A query (rule Q2). An empty list of keys is refused: on the wire it would ask for every record. */
@@ -301,6 +314,9 @@ export function queryRequest(topic: string, filter: string, options: QueryOption
 
 /** A subscription. The server checks which options exclude each other. */
 export function subscribeRequest(topics: Topics, options: SubscribeOptions, sow: boolean): SubscribeRequest {
+  if (typeof topics !== "string" && typeof topics?.pattern !== "string") {
+    throw ofOtherType("topics", topics);
+  }
   const { filter = "", oof = false, delta = false, emptyDeltas = false, changes = false, start } = options;
   return create(SubscribeRequestSchema, {
     ...(typeof topics === "string" ? { topic: topics } : { topicPattern: topics.pattern }),
@@ -325,6 +341,9 @@ function startOf(start: SubscribeOptions["start"]): SubscribeRequest["start"] {
   }
   if (start === "earliest") {
     return { case: "earliest", value: true }; // no bookmark looks like it
+  }
+  if (typeof start !== "string" && typeof start !== "bigint" && !(start instanceof Date)) {
+    throw invalid("start", `a ${kindOf(start)} is not a bookmark, a Date, microseconds as a bigint, or "earliest"`);
   }
   return typeof start === "string"
     ? { case: "bookmark", value: start }
@@ -363,12 +382,16 @@ function writing(options: LifetimeOptions): {
   };
 }
 
+/** A whole number. The look at the whole message finds one that is too large ([1] of arguments). */
 function count<N extends number | bigint>(value: N | undefined, field: string, least = 0): N | 0 {
   if (value === undefined) {
     return 0;
   }
-  if (value < least || (typeof value === "number" && !Number.isSafeInteger(value))) {
-    throw invalid(field, `${value} is no whole number from ${least} on`);
+  if (typeof value !== "bigint" && !(typeof value === "number" && Number.isInteger(value))) {
+    throw invalid(field, `${shown(value)} is no whole number`);
+  }
+  if (value < least) {
+    throw invalid(field, least === 0 ? `${value} is negative` : `${value} is less than ${least}`);
   }
   return value;
 }

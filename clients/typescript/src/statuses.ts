@@ -2,7 +2,7 @@
 
 import { status as Code, type ServiceError } from "@grpc/grpc-js";
 import { BinaryReader, WireType } from "@bufbuild/protobuf/wire";
-import { cut, errorOfReason, InternalError, SowError, Unavailable } from "./errors.js";
+import { AllRefused, cut, errorOfReason, InternalError, SowError, Unavailable } from "./errors.js";
 
 /** The size limit of a message, in both directions, at both ends (rule K8). */
 export const MESSAGE_BYTES_MAX = 20 * 1024 * 1024;
@@ -164,6 +164,9 @@ function textIn(message: Uint8Array, number: number): string | undefined {
   return found === undefined ? undefined : new TextDecoder().decode(found);
 }
 
+/** In this time gRPC has tried to connect at least twice: its first pause is a tenth of a second. */
+export const REFUSED_MS = 250;
+
 /** The connection broke, or was never made. */
 export const CUT_REASONS: ReadonlySet<string> = new Set(["UNREACHABLE", "STREAM_CUT"]);
 
@@ -186,10 +189,14 @@ export class Backoff {
   }
 
   /**
-   * Milliseconds to wait before the next attempt; undefined when it would begin more than `limitMs` after the first.
+   * Milliseconds to wait before the next attempt; undefined when it would begin more than `limitMs` after the first, and
+   * where every address has refused.
    * `nowMs` is a monotonic clock, `jitter` a random number in [0, 1).
    */
   delay(error: SowError, { nowMs, jitter, limitMs }: { nowMs: number; jitter: number; limitMs: number }): number | undefined {
+    if (error instanceof AllRefused) {
+      return undefined;
+    }
     this.begin(nowMs);
     // Half fixed, half random: many clients that were cut off together must not come back together.
     const own = Math.min(Backoff.FIRST_MS * 2 ** this.#attempts, Backoff.MAX_MS) * (0.5 + 0.5 * jitter);

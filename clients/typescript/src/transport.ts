@@ -7,10 +7,13 @@
  *        tells when that ends. One search runs at a time; all who wait use its result.
  *   [3]  `onFailover` is called once for each move.
  *   [4]  A call is made again only where a repetition changes nothing, or where it certainly was not applied.
+ *   [5]  A client that was given no `connectTimeoutMs`, and has not been connected yet, does not wait on where the server
+ *        refuses twice. A server that says nothing has not refused.
+ *   [6]  A request with a field that an older server would ignore is not sent to one (needs [1]).
  */
 
 import { setTimeout as pause } from "node:timers/promises";
-import { Client as Stub, connectivityState } from "@grpc/grpc-js";
+import { type ChannelInterface, Client as Stub, connectivityState } from "@grpc/grpc-js";
 import {
   create,
   type DescMessage,
@@ -22,11 +25,22 @@ import {
   type MessageShape,
   toBinary,
 } from "@bufbuild/protobuf";
+import { checkMessage } from "./arguments.js";
 import { addressesOf, Bearer, channelCredentials, channelOptions, type Tls, type Token } from "./channel.js";
-import { closed, errorOfReason, invalid, SowError, Unavailable } from "./errors.js";
+import { AllRefused, closed, errorOfReason, invalid, NoAnswer, SowError, Unavailable } from "./errors.js";
 import { AdminService } from "./gen/sow/v1/admin_pb.js";
+import { needed, type Needed, tooOld, UNDESCRIBED } from "./needs.js";
 import { type Instance, LOSSES, noServer, search } from "./search.js";
-import { Backoff, callError, CUT_REASONS, errorOfStatus, MESSAGE_BYTES_MAX, neverSent, streamError } from "./statuses.js";
+import {
+  Backoff,
+  callError,
+  CUT_REASONS,
+  errorOfStatus,
+  MESSAGE_BYTES_MAX,
+  neverSent,
+  REFUSED_MS,
+  streamError,
+} from "./statuses.js";
 
 /** Whether a call that has failed is made again ([4]): because a repetition changes nothing; if it was not sent; never. */
 export type Repeats = "again" | "unsent" | "never";
@@ -39,12 +53,20 @@ export const RECONNECT_MS = 500;
 const LOOK_AGAIN_MS = 1_000;
 const ATTEMPTS_MAX = 5;
 const PROBE_MS = 200;
+const WATCH_MS_MAX = 60_000; // timers of Node end at once where they are longer than 24 days
+const HEALTH_CHECK = { parent: { typeName: "grpc.health.v1.Health" }, name: "Check" } as const;
+/** The request for the health of sow's service. An older server, which does not describe itself, answers it. */
+const HEALTH_OF_SOW = Buffer.from("\n\x11sow.v1.SowService", "latin1");
 
 /** The channel to one address, and what is known of the instance there. */
 export class Line {
   readonly address: string;
   readonly stub: Stub;
   instance: Instance | undefined;
+  /** The contract of the server of the present connection; 0: not known. */
+  contract = 0;
+  /** It has been connected. */
+  wasConnected = false;
   /** Ends the call that tells when the instance no longer serves. */
   endWatch: (() => void) | undefined;
   /** The subscriptions here; each is ended by its function, and then begins again. */
@@ -76,6 +98,8 @@ export interface TransportOptions {
   readonly token: Token | undefined;
   readonly timeoutMs: number;
   readonly connectTimeoutMs: number;
+  /** The first call waits for `connectTimeoutMs` although the server refuses ([5]). */
+  readonly isPatient: boolean;
   readonly onFailover: OnFailover | undefined;
 }
 
@@ -129,10 +153,20 @@ export class Transport {
     }
   }
 
-  /** The line for a call, once the call can be made ([1]). */
-  async line(withinMs = this.#options.connectTimeoutMs): Promise<Line> {
+  /** The line for a call, once the call can be made ([1]). `needs`: what its server has to know ([6]). */
+  async line(withinMs = this.#options.connectTimeoutMs, needs?: Needed): Promise<Line> {
+    const line = await this.#ready(Math.min(withinMs, this.#options.connectTimeoutMs));
+    if (needs !== undefined) {
+      const contract = line.contract || (await this.#contractAt(line));
+      if (contract < needs.contract) {
+        throw tooOld(needs, line.address, contract);
+      }
+    }
+    return line;
+  }
+
+  async #ready(limitMs: number): Promise<Line> {
     this.#check();
-    const limitMs = Math.min(withinMs, this.#options.connectTimeoutMs);
     const line = this.#current;
     if (!this.isOfMany) {
       await this.#connected(line!, limitMs);
@@ -144,17 +178,38 @@ export class Transport {
     return await this.#found(limitMs);
   }
 
+  /** The contract of the only server, asked for once for a connection: the next one may lead to an older server. */
+  async #contractAt(line: Line): Promise<number> {
+    const channel = line.stub.getChannel();
+    channel.watchConnectivityState(connectivityState.READY, Infinity, () => {
+      line.contract = 0;
+    });
+    const found = await this.#describe(line, this.#options.connectTimeoutMs);
+    if (!(found instanceof SowError)) {
+      line.contract = found.contract;
+    } else if (found.reason !== "NO_SOW_SERVER") {
+      throw found;
+    } else {
+      await this.#ask(line, HEALTH_CHECK, HEALTH_OF_SOW, this.#options.connectTimeoutMs).catch((error: unknown) => {
+        throw CUT_REASONS.has(errorOfStatus(error).reason) ? callError(error) : found;
+      });
+      line.contract = UNDESCRIBED;
+    }
+    return line.contract;
+  }
+
   /** Makes a call with one answer. */
   async unary<I extends DescMessage, O extends DescMessage>(
     method: DescMethodUnary<I, O>,
     init: MessageInitShape<I>,
     repeats: Repeats,
   ): Promise<MessageShape<O>> {
-    const bytes = encoded(method.input, create(method.input, init));
+    const request = create(method.input, init);
+    const [bytes, needs] = [encoded(method.input, request), needed(method.input, request)];
     const backoff = new Backoff();
     backoff.begin(performance.now());
     for (let attempt = 1; ; attempt++) {
-      const line = await this.line();
+      const line = await this.line(undefined, needs);
       try {
         return fromBinary(method.output, await this.#ask(line, method, bytes));
       } catch (error) {
@@ -183,7 +238,7 @@ export class Transport {
   ): Promise<Frames<MessageShape<O>>> {
     const bytes = encoded(method.input, request);
     const metadata = await this.#bearer.metadata();
-    const chosen = line ?? (await this.line(withinMs));
+    const chosen = line ?? (await this.line(withinMs, needed(method.input, request)));
     this.#check();
     const call = chosen.stub.makeServerStreamRequest(pathOf(method), asIs, asIs, bytes, metadata);
     return { line: chosen, ...this.#answers(chosen, call, method.output, what) };
@@ -194,9 +249,10 @@ export class Transport {
     method: DescMethodBiDiStreaming<I, O>,
     what: string,
     withinMs: number,
+    needs: Needed | undefined,
   ): Promise<Duplex<MessageShape<I>, MessageShape<O>>> {
     const metadata = await this.#bearer.metadata();
-    const line = await this.line(withinMs);
+    const line = await this.line(withinMs, needs);
     this.#check();
     const call = line.stub.makeBidiStreamRequest(pathOf(method), asIs, asIs, metadata);
     const over = new Promise<void>((resolve) => {
@@ -241,7 +297,7 @@ export class Transport {
     return repeats === "again" && (AGAIN_REASONS.has(reason) || (this.isOfMany && LOSSES.has(reason)));
   }
 
-  async #ask(line: Line, method: DescMethodUnary, bytes: Uint8Array, withinMs = this.#options.timeoutMs): Promise<Uint8Array> {
+  async #ask(line: Line, method: Path, bytes: Uint8Array, withinMs = this.#options.timeoutMs): Promise<Uint8Array> {
     const metadata = await this.#bearer.metadata();
     this.#check();
     return await new Promise((resolve, reject) => {
@@ -279,24 +335,55 @@ export class Transport {
   }
 
   async #connected(line: Line, limitMs: number): Promise<void> {
-    if (line.stub.getChannel().getConnectivityState(true) === connectivityState.READY) {
-      return;
+    const channel = line.stub.getChannel();
+    const began = performance.now();
+    const mayEnd = !this.#options.isPatient && !line.wasConnected;
+    for (;;) {
+      this.#check();
+      const state = channel.getConnectivityState(true);
+      if (state === connectivityState.READY) {
+        line.wasConnected = true;
+        return;
+      }
+      const waitedMs = performance.now() - began;
+      if (waitedMs >= limitMs) {
+        throw this.#unreachable(line, limitMs, (await this.#causeAt(line)) ?? "it does not answer");
+      }
+      let withinMs = Math.min(limitMs - waitedMs, WATCH_MS_MAX);
+      if (mayEnd && state === connectivityState.TRANSIENT_FAILURE) {
+        if (waitedMs >= REFUSED_MS) {
+          const cause = await this.#causeAt(line);
+          this.#check();
+          if (cause !== undefined) {
+            throw this.#unreachable(line, undefined, cause);
+          }
+        } else {
+          withinMs = Math.min(withinMs, REFUSED_MS - waitedMs);
+        }
+      }
+      await changed(channel, state, withinMs);
     }
-    await new Promise<void>((resolve, reject) => {
-      line.stub.waitForReady(Date.now() + limitMs, (error) => (error ? reject(error) : resolve()));
-    }).catch(async (error: unknown) => {
-      throw this.isClosed ? closed("client") : await this.#unreachable(line, limitMs, error);
-    });
   }
 
-  /** gRPC tells why there is no connection only to a call. */
-  async #unreachable(line: Line, limitMs: number, cause: unknown): Promise<SowError> {
-    const told = await this.#ask(line, AdminService.method.getStatus, new Uint8Array(0), PROBE_MS).catch((error: unknown) => error);
-    const why = causeIn(errorOfStatus(told).text);
-    return new Unavailable(`cannot connect to ${line.address} within ${limitMs / 1_000} s: ${why}`, {
-      reason: "UNREACHABLE",
-      cause,
-    });
+  /** Why there is no connection, which gRPC tells only to a call; undefined: it has not failed, or is made by now. */
+  async #causeAt(line: Line): Promise<string | undefined> {
+    try {
+      await this.#ask(line, AdminService.method.getStatus, new Uint8Array(0), PROBE_MS);
+    } catch (error) {
+      const { reason, text } = errorOfStatus(error);
+      return reason === "UNREACHABLE" ? causeIn(text) : undefined;
+    }
+    return undefined;
+  }
+
+  /** `limitMs`: undefined where nobody waits longer, as the server has refused. */
+  #unreachable({ address }: Line, limitMs: number | undefined, why: string): SowError {
+    if (this.isClosed) {
+      return closed("client");
+    }
+    return limitMs === undefined
+      ? new AllRefused(`cannot connect to ${address}: ${why}`, { reason: "UNREACHABLE" })
+      : new Unavailable(`cannot connect to ${address} within ${limitMs / 1_000} s: ${why}`, { reason: "UNREACHABLE" });
   }
 
   async #sleep(ms: number): Promise<void> {
@@ -333,6 +420,7 @@ export class Transport {
       addresses: last === undefined ? others : [last.address, ...others],
       limitMs,
       cluster: this.#cluster,
+      isPatient: this.#options.isPatient || last !== undefined,
       clock: { now: () => performance.now(), sleep: (ms) => this.#sleep(ms) },
       ask: (address, withinMs) => this.#describe(this.#lines.get(address)!, withinMs),
     });
@@ -353,16 +441,18 @@ export class Transport {
       if (done) {
         return noServer(address);
       }
-      const { name, id, journalEpoch, cluster, serving, serverVersion } = value;
-      return { address, name, id, journalEpoch, cluster, serving, serverVersion };
+      const { name, id, journalEpoch, cluster, serving, serverVersion, contract } = value;
+      return { address, name, id, journalEpoch, cluster, serving, serverVersion, contract: contract || UNDESCRIBED };
     } catch (error) {
       const translated = errorOfStatus(error);
       if (["UNIMPLEMENTED", "NOT_FOUND"].includes(translated.reason)) {
         return noServer(address);
       }
       if (CUT_REASONS.has(translated.reason)) {
-        const why = silent ? `no answer within ${withinMs} ms` : causeIn(translated.text);
-        return new Unavailable(`${address}: ${why}`, { reason: "UNREACHABLE", cause: error });
+        const parts = { reason: "UNREACHABLE", cause: error };
+        return silent
+          ? new NoAnswer(`${address}: no answer within ${withinMs} ms`, parts)
+          : new Unavailable(`${address}: ${causeIn(translated.text)}`, parts);
       }
       if (LOSSES.has(translated.reason)) {
         return errorOfReason(`${address}: ${translated.text}`, { reason: translated.reason, cause: error });
@@ -377,6 +467,7 @@ export class Transport {
   #use(line: Line, instance: Instance): Line {
     const left = this.#last;
     line.instance = instance;
+    line.contract = instance.contract;
     this.#cluster ||= instance.cluster;
     this.#current = this.#last = line;
     this.#lookAgainAt = performance.now() + LOOK_AGAIN_MS;
@@ -454,7 +545,12 @@ function causeIn(text: string): string {
   return /Last error: (?:Error: )?(.*?)\. Resolution note/s.exec(text)?.[1] ?? text;
 }
 
-function pathOf(method: { readonly parent: { readonly typeName: string }; readonly name: string }): string {
+interface Path {
+  readonly parent: { readonly typeName: string };
+  readonly name: string;
+}
+
+function pathOf(method: Path): string {
   return `/${method.parent.typeName}/${method.name}`;
 }
 
@@ -462,9 +558,15 @@ function asIs(bytes: Uint8Array): Buffer {
   return Buffer.from(bytes.buffer, bytes.byteOffset, bytes.byteLength);
 }
 
+/** Resolves once the state is another one, or after some time. */
+async function changed(channel: ChannelInterface, state: connectivityState, withinMs: number): Promise<void> {
+  await new Promise<void>((resolve) => channel.watchConnectivityState(state, Date.now() + Math.max(1, withinMs), () => resolve()));
+}
+
 /** The bytes of a request. A request above the size limit is refused before it is sent: programs would retry gRPC's own
  * RESOURCE_EXHAUSTED. */
 function encoded<Desc extends DescMessage>(schema: Desc, message: MessageShape<Desc>): Uint8Array {
+  checkMessage(schema, message);
   const bytes = toBinary(schema, message);
   if (bytes.length > MESSAGE_BYTES_MAX) {
     const fault = `${bytes.length} bytes exceed the limit of ${MESSAGE_BYTES_MAX} bytes per message`;

@@ -20,7 +20,8 @@ test("a server that is not there is an error with its cause, soon", { skip }, as
   });
   await assert.rejects(client.subscribe("orders"), refusedAs("UNREACHABLE"));
   const publisher = client.publisher("orders");
-  await publisher.publish({ id: 1 });
+  await assert.rejects(publisher.publish({ id: 1 }), refusedAs("UNREACHABLE"), "it needs the topic's message type");
+  await publisher.publish('{"id":1}');
   await assert.rejects(publisher.close(), refusedAs("UNREACHABLE"));
 });
 

@@ -179,7 +179,10 @@ describe("one server", { skip: NO_SERVER }, () => {
   });
 
   test("each refusal has its class, its reason and the field at fault", async () => {
-    await assert.rejects(client.get("nowhere", "1"), (error) => error instanceof NotFound && error.reason === "TOPIC_NOT_FOUND");
+    await assert.rejects(
+      client.get("nowhere", "1"),
+      (error) => error instanceof NotFound && error.reason === "TOPIC_NOT_FOUND" && error.details["topic"] === "nowhere",
+    );
     await assert.rejects(client.publish("orders", { price: 1 }), (error) => error instanceof InvalidArgument && error.reason === "KEY_FIELD_MISSING");
     await assert.rejects(client.query("orders", "/price >").all(), refusedAs("FILTER_INVALID"));
     await assert.rejects(client.publish("orders", "{"), refusedAs("PAYLOAD_MALFORMED"));

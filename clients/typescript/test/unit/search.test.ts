@@ -1,8 +1,8 @@
-/** The search for an instance that serves (rule F1): search [1] to [3]. */
+/** The search for an instance that serves (rule F1): search [1] to [4]. */
 
 import assert from "node:assert/strict";
 import test from "node:test";
-import { PermissionDenied, SowError, Unavailable } from "../../src/errors.js";
+import { AllRefused, NoAnswer, PermissionDenied, SowError, Unavailable } from "../../src/errors.js";
 import { type Instance, noServer, search } from "../../src/search.js";
 
 const instance = (address: string, more: Partial<Instance> = {}): Instance => ({
@@ -13,6 +13,7 @@ const instance = (address: string, more: Partial<Instance> = {}): Instance => ({
   cluster: "",
   serving: true,
   serverVersion: "0",
+  contract: 3,
   ...more,
 });
 const silent = (address: string) => new Unavailable(`${address}: refused`, { reason: "UNREACHABLE" });
@@ -26,6 +27,7 @@ function world(answers: Record<string, (Instance | SowError)[]>, costMs = 0) {
     addresses: Object.keys(answers),
     limitMs: 1_000,
     cluster: "",
+    isPatient: true,
     clock: {
       now: () => now,
       sleep: async (ms: number) => {
@@ -53,7 +55,7 @@ test("an instance that comes back is found in a later round", async () => {
   assert.deepEqual(options.asked, ["a", "b", "a", "b", "a"]);
 });
 
-test("of instances that do not serve the first is taken, but one that serves comes first (search [3])", async () => {
+test("of instances that do not serve the first is taken, but one that serves comes first (search [4])", async () => {
   const down = { serving: false };
   assert.equal((await search(world({ a: [instance("a", down)], b: [instance("b", down)] }))).address, "a");
   assert.equal((await search(world({ a: [instance("a", down)], b: [instance("b")] }))).address, "b");
@@ -91,4 +93,15 @@ test("an instance that refuses the caller ends the search", async () => {
   const refusal = new PermissionDenied("unknown token", { reason: "UNAUTHENTICATED" });
   const options = { ...world({ a: [instance("a")] }), ask: () => Promise.reject(refusal) };
   await assert.rejects(search(options), refusal);
+});
+
+test("where every address refuses, a client without a time of its own does not wait on (search [3])", async () => {
+  const refuses = { ...world({ a: [silent("a")], b: [silent("b")] }), isPatient: false };
+  await assert.rejects(search(refuses), (error) => error instanceof AllRefused && error.message.startsWith("no instance of a, b serves: a: refused"));
+  assert.ok(refuses.clock.now() < 500 && refuses.asked.length >= 4, "each was asked twice");
+  const quiet = new NoAnswer("b: no answer within 250 ms", { reason: "UNREACHABLE" });
+  const waits = { ...world({ a: [silent("a")], b: [quiet] }), isPatient: false };
+  await assert.rejects(search(waits), (error) => error instanceof Unavailable && error.message.includes("within 1 s"));
+  const patient = world({ a: [silent("a")] });
+  await assert.rejects(search(patient), (error) => error instanceof Unavailable && !(error instanceof AllRefused));
 });
