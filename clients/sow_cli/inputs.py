@@ -566,7 +566,8 @@ class RecordMaker:
         except ValueError as error:
             raise click.UsageError(f"the column {name!r}: {error}") from error
         if not name:
-            raise click.UsageError("a column has no name")
+            number = list(self.names).index(name) + 1
+            raise click.UsageError(f"column {number} of {len(self.names)} has no name")
         return path
 
     def outcome(self, values: Sequence[object]) -> Outcome:
