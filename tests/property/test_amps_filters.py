@@ -9,7 +9,7 @@ from typing import TypeAlias
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sow_cli.amps_filters import from_amps
+from sow_cli.amps_filters import Converted, from_amps
 from sow_cli.amps_patterns import PatternFault, converted
 from sow_cli.amps_syntax import AmpsError
 from sow_server.engine.values.patterns import searcher
@@ -99,16 +99,19 @@ def damaged(draw: st.DrawFn) -> str:
     return text[:begin] + draw(PIECES) + text[begin + draw(st.integers(0, 4)) :]
 
 
+def outcome(text: str) -> Converted | AmpsError:
+    try:
+        return from_amps(text)
+    except AmpsError as error:
+        return error
+
+
 def check(text: str) -> None:
     """A text is converted into a filter of the server, with remarks that have places; or its error has a place."""
-    fault: AmpsError | None = None
-    try:
-        made = from_amps(text)
-    except AmpsError as error:
-        fault = error
-    if fault is not None:
-        assert 0 <= fault.position <= len(text)
-        assert re.search(r" at \d+(;|$)", str(fault))
+    made = outcome(text)
+    if isinstance(made, AmpsError):
+        assert 0 <= made.position <= len(text)
+        assert re.search(r" at \d+(;|$)", str(made))
         return
     compile_filter(parse(made.filter))({"a": "x", "b": {"c": 1}}, META)
     assert all(0 <= remark.position < len(text) for remark in made.remarks)
@@ -130,15 +133,14 @@ def test_so_does_a_text_that_is_nearly_a_filter(text: str) -> None:
 @settings(max_examples=examples(2_000), deadline=None)
 @given(st.text(alphabet=st.sampled_from("abz019()[]{}|*+?.^$\\-:=!<>,dDwWsSbBxpPLiQEk é"), max_size=24))
 def test_a_pattern_that_is_passed_on_is_one_of_re2(pattern: str) -> None:
-    fault: PatternFault | None = None
     try:
         made = converted(pattern)
     except PatternFault as error:
-        fault = error
-    if fault is None:
-        searcher(made)
+        place = error.position
     else:
-        assert 0 <= fault.position <= len(pattern)
+        searcher(made)
+        place = 0
+    assert 0 <= place <= len(pattern)
 
 
 @settings(max_examples=examples(1_000), deadline=None)
