@@ -57,8 +57,8 @@ class Session:
     def hint(self, error: SowError) -> str:
         """A next step for a caller without access, or with a part of a key; "": the message says all."""
         if fields := error.details.get("key_fields", ""):
-            ways = ": each as an argument, with --parts; or all as one, with | between" if "," in fields else ""
-            return f"a key of this topic is the value of {display.safe(fields)}{ways}"
+            ways = ": with | between, or as arguments of their own with --parts" if "," in fields else ""
+            return f"a key of this topic has the values of {display.safe(fields)}{ways}"
         if error.reason == "UNAUTHENTICATED" and self.token_file is None and (self.tls is None or not self.tls.key):
             return "no credential was given; see --token-file (SOW_TOKEN_FILE), or --tls-cert and --tls-key"
         if error.reason == "PERMISSION_DENIED":

@@ -76,6 +76,15 @@ def test_every_command_tells_which_topic_may_be_meant(server: ServerProcess, wor
         assert "ordres" not in [topic.name for topic in client.topics()]
 
 
+def test_a_lease_tells_that_it_has_created_its_topic(server: ServerProcess) -> None:
+    """Holders that name the topic in two ways would both hold it."""
+    first = run(server, "lease", "loks", "--key", "nightly", "--", "true")
+    assert (first.exit_code, "there was no topic loks" in first.stderr) == (0, True)
+    assert "there was no topic" not in run(server, "lease", "loks", "--key", "nightly", "--", "true").stderr
+    with server.client() as client:
+        client.delete_topic("loks")
+
+
 def test_every_publish_of_the_clients_tells_which_topic_may_be_meant(server: ServerProcess) -> None:
     document = {"id": 1}
     with server.client() as client:
@@ -216,7 +225,7 @@ def test_a_part_of_a_key_is_told_with_all_fields_and_the_way_to_give_them(
 def test_too_many_parts_are_told(server: ServerProcess) -> None:
     result = run(server, "get", "orders", "1", "2", "--parts")
     assert "a key here has 1, for /id" in result.stderr
-    assert "a key of this topic is the value of /id" in result.stderr
+    assert "a key of this topic has the values of /id" in result.stderr
 
 
 def test_a_list_in_place_of_a_key_hints_at_the_tuple(server: ServerProcess) -> None:
