@@ -35,6 +35,7 @@ COMMANDS: Final = {
     "persist": "records",
     "lease": "leasing",
     "due": "due",
+    "filter": "filters",
     "subscribe": "subscribing",
     "durable": "durables",
     "policy": "policies",
@@ -59,7 +60,7 @@ COMMANDS: Final = {
     "completion": "completion",
 }
 """The module of each subcommand, in the order of the help. The module has it under its name, with _ for -."""
-WITHOUT_SERVER: Final = frozenset({"context", "completion"})
+WITHOUT_SERVER: Final = frozenset({"context", "completion", "filter"})
 
 
 class Sow(RootGroup):

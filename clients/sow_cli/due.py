@@ -9,7 +9,7 @@ import click
 from sow_cli import arguments, display
 from sow_cli.output import Fact, Output, moment, note, output_option
 from sow_cli.session import Session
-from sow_client import ExpiryHorizon, TopicDue
+from sow_client import ExpiryHorizon, InvalidArgument, TopicDue
 
 
 @click.command(short_help="Count the records that fall due, by when.")
@@ -38,7 +38,12 @@ def due(session: Session, output: Output, topic: str | None, spans: tuple[str, .
       sow due sessions --within 30s --within 5m --within 1h --exact
     """
     with session.client() as client:
-        found = client.expiry_horizon(topic, spans, exact=exact)
+        try:
+            found = client.expiry_horizon(topic, spans, exact=exact)
+        except InvalidArgument as error:
+            if error.details.get("field") != "spans":
+                raise
+            raise click.BadParameter(error.message.removeprefix("spans: "), param_hint="--within") from error
     ends = [display.exact_duration(span) for span in found.spans]
     output.many(
         [_facts(one, ends) for one in found.topics],

@@ -139,8 +139,8 @@ def is_unanswered(error: SowError) -> bool:
 def describe(error: SowError) -> str:
     """Reason and message, then each detail on a line of its own."""
     lines = [f"{error.reason}: {display.safe_lines(error.message)}"]
-    # The message has the name of the topic that is missing, which is told for programs.
-    told = {name: value for name, value in error.details.items() if name != "topic"}
+    # The message has the name of the topic that is missing, and the fields of the key, which are told for programs.
+    told = {name: value for name, value in error.details.items() if name not in ("topic", "key_fields")}
     lines += [f"  {name}: {display.safe(str(value))}" for name, value in sorted(told.items())]
     if error.retry_after is not None:
         lines.append(f"  retry after: {error.retry_after:g} s")

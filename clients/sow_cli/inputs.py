@@ -566,7 +566,7 @@ class RecordMaker:
         except ValueError as error:
             raise click.UsageError(f"the column {name!r}: {error}") from error
         if not name:
-            raise click.UsageError("a column has no name")
+            raise click.UsageError(f"column {list(self.names).index('') + 1} of {len(self.names)} has no name")
         return path
 
     def outcome(self, values: Sequence[object]) -> Outcome:

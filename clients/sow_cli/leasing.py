@@ -10,6 +10,7 @@ import click
 from sow_cli import arguments, display
 from sow_cli.exits import Terminated
 from sow_cli.output import note
+from sow_cli.publishing import described_topic, tell_created
 from sow_cli.session import Session
 from sow_client import ConditionFailed, LeaseLost
 
@@ -50,11 +51,13 @@ def lease(session: Session, topic: str, command: tuple[str, ...], key: str | Non
             process.terminate()
 
     with session.client() as client, client.lease(ttl, on_lost=stop) as held:
+        found = described_topic(client, topic)
         try:
             held.publish(topic, data.encode(), key=key, only_if_absent=True)
         except ConditionFailed:
             note(f"sow: another has this record of {display.safe(topic)}, so {display.safe(command[0])} does not run")
             raise
+        tell_created(client, topic, found, published=1)
         try:
             process = subprocess.Popen(command)
         except OSError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -346,7 +347,8 @@ def count(
 
 @click.command(short_help="Delete records.")
 @click.argument("topic")
-@click.option("--key", "keys", multiple=True, type=arguments.key, metavar="KEY", help="Delete this key (repeatable).")
+@click.argument("given", nargs=-1, type=arguments.key, metavar="[KEY]...")
+@click.option("--key", "keys", multiple=True, type=arguments.key, metavar="KEY", help="The same as KEY (repeatable).")
 @arguments.parts_option
 @click.option(
     "--filter",
@@ -362,7 +364,7 @@ def count(
     help="Delete the record that has the key of the document in FILE (-: standard input).",
 )
 @click.option("--all", "everything", is_flag=True, help="Delete every record; asks first, see --force.")
-@_if_version_option("With --key, once for each: delete the record only if it has this version.")
+@_if_version_option("Once for each KEY: delete the record only if it has this version.")
 @click.option("--dry-run", is_flag=True, help="Only count what would be deleted.")
 @click.option("-f", "--force", is_flag=True, help="Do not ask before --all.")
 @output_option
@@ -371,6 +373,7 @@ def delete(
     session: Session,
     *,
     topic: str,
+    given: tuple[str, ...],
     keys: tuple[str, ...],
     parts: bool,
     filter_text: str | None,
@@ -382,26 +385,28 @@ def delete(
     force: bool,
     output: Output,
 ) -> None:
-    """Delete records of TOPIC, chosen by exactly one of --key, --filter, --data and --all.
+    """Delete records of TOPIC, chosen by exactly one of KEYs, --filter, --data and --all.
 
     A key without a record is no error: look at the count. With --if-version the exit code is 1 if a record stays or
     was not there. With --all the command asks first on a terminal; without a terminal it needs --force.
 
     \b
     Examples:
-      sow delete orders --key 1 --key 2
-      sow delete orders --key 1 --if-version 1905432180000123
+      sow delete orders 1 2
+      sow delete orders 1 --if-version 1905432180000123
+      sow delete flights LH 400 --parts
       sow delete orders --filter "/state = 'done'"
       sow delete orders --data order.json
       sow delete orders --all --dry-run
     """
-    keys = arguments.whole_keys(keys, parts=parts)
+    _refuse_filters(given)
+    keys = arguments.whole_keys(given + keys, parts=parts)
     if bool(keys) + (filter_text is not None) + (data is not None) + everything != 1:
-        raise click.UsageError("give exactly one of --key, --filter, --data and --all")
+        raise click.UsageError("give exactly one of KEYs, --filter, --data and --all")
     if parameters and filter_text is None:
         raise click.UsageError("--param is for the parameters of --filter")
     arguments.refuse_together(("--if-version", bool(versions)), ("--dry-run", dry_run))
-    _check_versions(versions, keys, "--key")
+    _check_versions(versions, keys, "KEY")
     if everything and not dry_run:
         from sow_cli.topics import confirm  # `get` starts without that module
 
@@ -497,6 +502,19 @@ def touch(
     _write_outcomes(output, topic, keys, outcomes)
 
 
+_FILTER: Final = re.compile(
+    r"\s*(?:NOT\s|\()?\s*[/@]\S+\s*(?:[=<>!]|\s(?:IN|IS|NOT|LIKE|BETWEEN|BEGINS|ENDS|CONTAINS)\b)", re.IGNORECASE
+)
+
+
+def _refuse_filters(keys: tuple[str, ...]) -> None:
+    """`query` and `count` take a filter at the place of the keys. As a key it would delete nothing, and say so only in
+    a count."""
+    for key in keys:
+        if _FILTER.match(key):
+            raise click.UsageError(f"{key!r} is a filter: give it as --filter; if it is a key, as --key")
+
+
 def _check_versions(versions: tuple[int, ...], keys: tuple[str, ...], of: str) -> None:
     if versions and len(versions) != len(keys):
         raise click.UsageError(f"--if-version is given once for each {of}, in their order")
@@ -544,6 +562,8 @@ def _write_outcomes(output: Output, topic: str, keys: tuple[str, ...], outcomes:
         remark(topic)
     for refusal in refused:
         note(f"{keys[refusal.index]}: {refusal.reason}: {refusal.message}")
+    if any(refusal.reason == "INVALID_ARGUMENT" for refusal in refused):  # keys with too few or too many parts
+        note("  hint: the parts of one key are arguments of their own with --parts, or one argument with | between")
     if refused:
         click.get_current_context().exit(SERVER_SAID_NO)
 

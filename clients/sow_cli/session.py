@@ -55,25 +55,15 @@ class Session:
         return shlex.join(["sow", *(part for name, value in given.items() if value for part in (name, str(value)))])
 
     def hint(self, error: SowError) -> str:
-        """A next step for a caller without access, or with a mistyped topic; "": the message says all."""
-        if error.reason == "TOPIC_NOT_FOUND" and (near := self.near(error.details.get("topic", ""))):
-            return f"did you mean {' or '.join([repr(name) for name in near])}?"
+        """A next step for a caller without access, or with a part of a key; "": the message says all."""
+        if fields := error.details.get("key_fields", ""):
+            ways = ": with | between, or as arguments of their own with --parts" if "," in fields else ""
+            return f"a key of this topic has the values of {display.safe(fields)}{ways}"
         if error.reason == "UNAUTHENTICATED" and self.token_file is None and (self.tls is None or not self.tls.key):
             return "no credential was given; see --token-file (SOW_TOKEN_FILE), or --tls-cert and --tls-key"
         if error.reason == "PERMISSION_DENIED":
             return "`sow auth check IDENTITY ACTION TOPIC` tells an operator which line of the access file decides"
         return ""
-
-    def near(self, topic: str) -> list[str]:
-        """The topics whose names resemble a mistyped one, the best one first."""
-        if not topic:
-            return []
-        try:
-            with self.client() as client:
-                names = [found.name for found in client.topics()]
-        except SowError:
-            return []  # the first error is the one that counts
-        return near_names(topic, names)
 
     def client(self) -> Client:
         """A client that is not connected yet; use it in a `with` block. A bad address or TLS file is wrong usage."""

@@ -496,6 +496,10 @@ def _table(pa: Any, frame: Any, nan: NanMode) -> Any:
 
 def _of_pandas(pa: Any, frame: Any, nan: NanMode) -> Any:
     names = list(frame.columns)
+    for number, name in enumerate(names, 1):
+        if not isinstance(name, str):
+            what = "has no name" if name is None else f"has the name {name!r}, which is no text"
+            raise invalid("frame", f"column {number} of {len(names)} {what}; a column is a field, and needs one")
     arrays = []
     for name, series in frame.items():
         if str(series.dtype).startswith("float"):  # of numpy; the Float64 of pandas has nulls
@@ -513,7 +517,7 @@ def _of_pandas(pa: Any, frame: Any, nan: NanMode) -> Any:
             arrays.append(pa.array(series, from_pandas=True))
         except (pa.ArrowException, OverflowError) as error:
             raise invalid("frame", f"the column {name!r} has values of several types: {error}") from error
-    return pa.table(arrays, names=[name if isinstance(name, str) else _no_text(name) for name in names])
+    return pa.table(arrays, names=names)
 
 
 def _nan_in(value: Any) -> str | None:
@@ -526,10 +530,6 @@ def _nan_in(value: Any) -> str | None:
         return not_finite(value)
     except (TypeError, ValueError, OverflowError):
         return None  # a value that Arrow, or the document, refuses
-
-
-def _no_text(name: object) -> str:
-    raise invalid("frame", f"the name of the column {name!r} is no text")
 
 
 def _checked(pa: Any, table: Any, nan: NanMode) -> Any:

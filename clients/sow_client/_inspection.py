@@ -12,6 +12,10 @@ from sow_client._records import Ttl, datetime_of, invalid, ttl_micros
 
 # ---- the expiry horizon ----
 
+SPANS_MAX: Final = 1_000
+LIFETIME_MICROS_MAX: Final = 3_653 * 86_400_000_000
+"""Bounds of the server (rules L2, L22): their errors name the field of the wire, and these the argument."""
+
 
 @dataclass(frozen=True, slots=True)
 class TopicDue:
@@ -56,7 +60,16 @@ class ExpiryHorizon:
 
 def horizon_request(topic: str | None, spans: Iterable[Ttl], *, exact: bool) -> admin_pb2.GetExpiryHorizonRequest:
     """The request for a horizon."""
-    edges = [ttl_micros(span, "spans") for span in spans]
+    ends = list(spans)
+    edges = [ttl_micros(span, "spans") for span in ends]
+    for number, end in enumerate(ends):
+        if edges[number] <= (edges[number - 1] if number else 0):
+            before = f"behind {ends[number - 1]!r}" if number else "is no time from now"
+            raise invalid("spans", f"{end!r} {before}; the ends of the spans rise, such as 5m, 2h")
+        if edges[number] > LIFETIME_MICROS_MAX:
+            raise invalid("spans", f"{end!r} is longer than the longest lifetime, 3653d")
+    if len(ends) > SPANS_MAX:
+        raise invalid("spans", f"{len(ends)} ends are more than the limit of {SPANS_MAX}")
     return admin_pb2.GetExpiryHorizonRequest(topic=topic or "", edge_micros=edges, exact=exact)
 
 

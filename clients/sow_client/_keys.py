@@ -25,8 +25,8 @@ such as ("LH", 400)."""
 
 
 def key_text(key: Key, field: str = "key") -> str:
-    """The record key as a text. Raises TypeError for a value that no key has, InvalidArgument for NaN, infinities and
-    an empty tuple. `field` names the argument."""
+    """The record key as a text. Raises InvalidArgument for a value that no key has, also NaN, infinities and an empty
+    tuple. `field` names the argument."""
     if type(key) is str:
         return key if key.isascii() else _whole(key, field)
     if not isinstance(key, tuple):
@@ -78,7 +78,10 @@ def _canonical(value: object, field: str) -> str:
             raise invalid(field, f"{value!r} is no key: NaN and infinities have no form in JSON")
         digits = float.__repr__(value)
         return str(int(Decimal(digits))) if value.is_integer() else digits  # its shortest digits, without an exponent
-    raise TypeError(
-        f"{field}: {reprlib.repr(value)} is of type {type(value).__name__}; a key is a text, a number, a bool, or a "
-        "tuple of these for several key fields"
+    if isinstance(value, list) and value:
+        raise invalid(field, f"{reprlib.repr(value)} is a list; the key of several fields is a tuple, as ('LH', 400)")
+    raise invalid(
+        field,
+        f"{reprlib.repr(value)} is of type {type(value).__name__}; a key is a text, a number, a bool, or a tuple of "
+        "these for several key fields",
     )

@@ -15,6 +15,13 @@ _MICROS_MIN: Final = 10**14
 """In March 1973. Seconds and milliseconds of our time are less. The server judges by its own clock (rule L18)."""
 
 
+_SECONDS_MAX: Final = 10**11
+"""Seconds until the year 5138, milliseconds until 1973."""
+_WAYS: Final = (
+    "give a datetime with a time zone, or a text such as '2030-01-31T12:00:00Z'; a time from now is ttl, as in ttl='1h'"
+)
+
+
 class Lifetime(NamedTuple):
     """One lifetime as a stream's columns carry it. It is a tuple because publishers make one per record."""
 
@@ -57,19 +64,17 @@ def _expire_micros(moment: ExpireAt) -> int:
         try:
             moment = datetime.fromisoformat(moment)
         except ValueError as error:
-            raise invalid("expire_at", f"{error}; write for example '2026-01-31T12:00:00Z'") from error
+            raise invalid("expire_at", f"{moment!r} is no time; {_WAYS}") from error
     if isinstance(moment, datetime):
         micros = zoned_micros(moment, "expire_at")
     else:
         if type(moment) is not int:  # one reader would take a float for seconds, another for microseconds
-            raise invalid("expire_at", f"a {type(moment).__name__} is not a point in time")
+            raise invalid("expire_at", f"{moment!r} is a {type(moment).__name__}, and no point in time; {_WAYS}")
         micros = moment
         if 0 <= micros < _MICROS_MIN:
-            raise invalid(
-                "expire_at",
-                f"{micros} is more than ten years ago; it counts microseconds since 1970, not seconds or milliseconds; "
-                "a datetime, or ttl for a time from now, has no such doubt",
-            )
+            unit = "seconds" if micros < _SECONDS_MAX else "milliseconds"
+            wrong = f"a number counts microseconds since 1970, and {micros} seems to count {unit}"
+            raise invalid("expire_at", f"{wrong}: it would be a moment of {datetime_of(micros):%Y}; {_WAYS}")
     if micros < 0:
         raise invalid("expire_at", "is before 1970", reason="LIFETIME_NEGATIVE")
     if micros > NEVER_MICROS:
@@ -81,7 +86,9 @@ def zoned_micros(moment: datetime, field: str) -> int:
     """Microseconds since the epoch of a datetime, which must have a time zone."""
     # Local time would be a guess, and a wrong guess about an expiry loses data.
     if moment.utcoffset() is None:
-        raise invalid(field, f"{moment.isoformat()} has no time zone")
+        raise invalid(
+            field, f"{moment.isoformat()} has no time zone; give one, as in {moment.isoformat(timespec='seconds')}Z"
+        )
     return micros_of(moment)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final, NamedTuple, Protocol
 
@@ -14,11 +14,14 @@ from sow_server.access.needs import Action, Need
 from sow_server.access.permissions import ALLOWED, Decision, Permissions
 from sow_server.engine.catalog.topics import Topic, Topics, check_name
 from sow_server.engine.formats.topic_formats import zeros_before
-from sow_server.engine.values.errors import Reason, StoreError, no_topic
+from sow_server.engine.values.errors import Reason, StoreError, no_topic, with_meant
 from sow_server.engine.values.keys import parse_path
 from sow_server.engine.values.model import MessageType
 from sow_server.filters.restriction import UNRESTRICTED, Restriction
 from sow_server.filters.tree import Path, walk
+
+RESEMBLING_MAX: Final = 200
+"""Names that are compared with a mistyped one, on the event loop; the longest ones take 20 µs each."""
 
 
 class Granted(NamedTuple):
@@ -236,6 +239,13 @@ class Call:
         """The topics that exist for the caller, by name."""
         return [topic for _, topic in sorted(self._topics.by_name.items()) if self.sees(topic)]
 
+    def explained(self, error: StoreError) -> StoreError:
+        """The error of the call. That there is no topic of a name is told with the names that resemble it, of topics
+        that exist for the caller."""
+        name = error.details.get("topic", "") if error.reason is Reason.TOPIC_NOT_FOUND else ""
+        meant = [one for one in resembling(name, self._topics.by_name) if self._sees(one)] if name else []
+        return with_meant(error, meant[:2]) if meant else error
+
     def existing(self, name: str) -> Topic | None:
         """A topic by its name, once the caller has passed `require` for it."""
         return self._topics.by_name.get(name)
@@ -329,6 +339,29 @@ class Call:
         if self.ended is None and self._task is not None:
             self.ended = error
             self._task.cancel()
+
+
+def resembling(name: str, names: Iterable[str]) -> list[str]:
+    """The names that may have been meant by a mistyped one, the best one first: they differ from it in one place, by a
+    third of its letters at most. Among very many names of its length nothing is guessed."""
+    room = len(name) // 3
+    alike = [one for one in names if abs(len(one) - len(name)) <= room and one != name]
+    if len(alike) > RESEMBLING_MAX:
+        return []
+    apart = [(_apart(name.lower(), one.lower()), one) for one in alike]
+    return [one for distance, one in sorted(apart) if distance <= room]
+
+
+def _apart(one: str, other: str) -> int:
+    """The letters between the common beginning and the common end of two texts, of the longer one. In linear time,
+    which neither an edit distance nor difflib has."""
+    begin = _alike(one, other)
+    return max(len(one), len(other)) - begin - _alike(one[begin:][::-1], other[begin:][::-1])
+
+
+def _alike(one: str, other: str) -> int:
+    """How many letters two texts have in common at their beginnings."""
+    return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
 def fits(topic: Topic, restriction: Restriction) -> bool:

@@ -406,7 +406,7 @@ def _unary(path: str, need: Need, handler: Handler, admission: CallAdmission) ->
             code = grpc.StatusCode.CANCELLED
             raise
         except Exception as error:  # noqa: BLE001  # the last line of defence: logged, and answered as INTERNAL
-            known = _known(error, name)
+            known = _known(error, name, admitted)
             code = CODES[known.reason]
             _forget_frames(error)
             request, answer = None, b""
@@ -462,7 +462,7 @@ def _streaming(path: str, need: Need, handler: Handler, admission: CallAdmission
             code = grpc.StatusCode.CANCELLED
             raise
         except Exception as error:  # noqa: BLE001  # the last line of defence: logged, and answered as INTERNAL
-            known = _known(error, name)
+            known = _known(error, name, admitted)
             code = CODES[known.reason]
             _forget_frames(error)
             await abort(context, known)
@@ -630,10 +630,10 @@ def _forget_frames(error: BaseException | None) -> None:
         error = error.__cause__ or error.__context__
 
 
-def _known(error: Exception, method: str) -> StoreError:
+def _known(error: Exception, method: str, admitted: tuple[Call, Session | None] | None = None) -> StoreError:
     match error:
         case StoreError():
-            return error
+            return error if admitted is None else admitted[0].explained(error)
         case Damaged():
             log.error("read_failed", method=method, reason=Reason.DATA_DAMAGED.name, cause=str(error))
             return StoreError(Reason.DATA_DAMAGED, f"stored data is damaged: {error}")

@@ -34,6 +34,7 @@ _WITHOUT_RESULT = (
     ("context", "use"),
     ("context", "remove"),
     ("completion",),
+    ("filter", "from-amps"),
 )
 """They write nothing for a pipe."""
 
@@ -64,6 +65,7 @@ def test_every_command_explains_itself_with_an_example_and_is_documented(path: t
         "context",
         "config",
         "log",
+        "filter",
     ):
         assert f"sow {' '.join(path)}" in result.stdout.split("Options:")[0]
         assert "--format" in result.stdout or path in _WITHOUT_RESULT

@@ -288,7 +288,7 @@ def test_keys_and_lifetimes_come_from_columns() -> None:
         (pa.table({"a": ["1s"]}), {"ttl_column": "a", "expire_time_column": "a"}, "expire_time_column"),
         (pa.table({"a": [1], "k": [None]}), {"key": "k"}, "row 0: key: is null"),
         (pa.table([[1], [2]], names=["a", "a"]), {}, "several columns of one name"),
-        (pd.DataFrame({7: [1]}), {}, "the name of the column 7 is no text"),
+        (pd.DataFrame({7: [1]}), {}, "column 1 of 1 has the name 7, which is no text"),
         (pd.DataFrame({"a": [1, "x"]}), {}, "the column 'a' has values of several types"),
         (pa.table({"a": pa.array([1], pa.timestamp("ns"))}), {}, "times finer than microseconds"),
         (pa.table({"a": [1]}), {"nan": "drop"}, "nan"),

@@ -12,7 +12,7 @@ import grpc
 from sow.v1 import sow_pb2
 from sow_client import _lines, _reads, _statuses, _timeouts
 from sow_client._contract import needed
-from sow_client._keys import Key, key_texts
+from sow_client._keys import Key, key_text, key_texts
 from sow_client._parameters import Parameters
 from sow_client._queries import QUERY_ATTEMPTS_MAX, QUERY_RETRY_SECONDS, QueryResult
 from sow_client._records import Page, QueryPlan, Record, RecordBatch, Ttl, invalid
@@ -37,7 +37,8 @@ class Reading(Calls):
         The key is the text of `Record.key`, or the value of the key field: `get("orders", 1)` and `get("orders", "1")`
         are the same. With several key fields it is a tuple of all values: `get("flights", ("LH", 400))`.
         """
-        found = self.get_many(topic, [key], touch=touch, touch_below=touch_below, min_position=min_position)
+        keys = [key_text(key)]
+        found = self.get_many(topic, keys, touch=touch, touch_below=touch_below, min_position=min_position)
         return found[0] if found else None
 
     def get_many(

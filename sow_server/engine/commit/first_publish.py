@@ -19,6 +19,7 @@ from sow_server.engine.commit.publishers import Publisher, PublisherCache
 from sow_server.engine.commit.requests import AtomicAborted, Job, Slice, prepare
 from sow_server.engine.commit.steps import TopicStep
 from sow_server.engine.commit.work import Room, atomic_too_large, merge_room
+from sow_server.engine.values.errors import Reason, StoreError, no_topic
 from sow_server.engine.values.model import Outcome, Publish, Request
 
 
@@ -52,7 +53,13 @@ def refused(
     step.stage(draft)
     topic = step.topic
     trial = Job(job.request, job.done)
-    prepare(trial, topic, options.limits)
+    try:
+        prepare(trial, topic, options.limits)
+    except StoreError as error:
+        if error.reason is not Reason.KEY_REQUIRED:
+            raise
+        # The topic that it would create takes no such records: rather its name is mistyped, or it was not created yet.
+        raise no_topic(topic.name, "a publish without keys creates none; create it with its key fields first") from None
     draft.merge_room = options.commit_merged_bytes_max if trial.alone else merge_room(options)
     while True:
         part = _staged(draft, trial, options, publishers)

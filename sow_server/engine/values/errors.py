@@ -7,7 +7,7 @@ engine raises `StoreError` for a whole request; a single record that is refused 
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 
 class Reason(enum.IntEnum):
@@ -126,11 +126,19 @@ class StoreError(Exception):
         self.details: dict[str, str] = dict(details or {})
 
 
-def no_topic(name: str) -> StoreError:
-    """There is no topic of that name, as far as the caller sees; the name is told to programs, too."""
-    return StoreError(
-        Reason.TOPIC_NOT_FOUND, f"topic: there is no topic {name!r}", field="topic", details={"topic": name}
-    )
+def no_topic(name: str, remedy: str = "") -> StoreError:
+    """There is no topic of that name, as far as the caller sees; the name is told to programs, too. `remedy`: a next
+    step for a caller that has not mistyped it."""
+    message = f"topic: there is no topic {name!r}" + (f" ({remedy})" if remedy else "")
+    return StoreError(Reason.TOPIC_NOT_FOUND, message, field="topic", details={"topic": name})
+
+
+def with_meant(error: StoreError, meant: Sequence[str]) -> StoreError:
+    """A `no_topic` that tells which topics may have been meant."""
+    told = no_topic(error.details["topic"]).message
+    question = f"; did you mean {' or '.join([repr(name) for name in meant])}?"
+    message = told + question + error.message.removeprefix(told)
+    return StoreError(error.reason, message, field=error.field, details=error.details)
 
 
 class OpenError(Exception):

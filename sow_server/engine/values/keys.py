@@ -113,7 +113,12 @@ def check_parts(key_fields: Sequence[str], keys: Iterable[str], field: str = "ke
         return
     for key in keys:
         if (key.count("|") != count - 1 or "\\" in key) and len(split(key)) != count:
-            raise StoreError(Reason.INVALID_ARGUMENT, f"{field}: {wrong_parts(key_fields, key)}", field=field)
+            raise StoreError(
+                Reason.INVALID_ARGUMENT,
+                f"{field}: {wrong_parts(key_fields, key)}",
+                field=field,
+                details={"key_fields": ", ".join(key_fields)},
+            )
 
 
 def wrong_parts(key_fields: Sequence[str], key: str) -> str:
@@ -121,9 +126,10 @@ def wrong_parts(key_fields: Sequence[str], key: str) -> str:
     parts, count = len(split(key)), len(key_fields)
     if not count or parts == count:
         return ""
+    joined = ", joined by |" if count > 1 else ""
     return (
         f"{key!r:.202} has {parts} part{'s' if parts > 1 else ''}, and a key here has {count}, for "
-        f"{', '.join(key_fields)}; a | within a part is written \\|"
+        f"{', '.join(key_fields)}{joined}; a | within a part is written \\|"
     )
 
 
