@@ -38,11 +38,12 @@ class AbsentFields:
     ) -> None:
         """Of the filter, the order, and the fields to return or to leave out."""
         self._format: Final = topic.format
-        self._read: Final = frozenset(() if given is None else given.predicate.fields)
+        self._whole: Final = order is not None or projection is not None
+        """Whether fields are looked for that a decoder of the filter's leaves out."""
         wanted: list[Steps] = []
         if given is not None:
             # A part that decides nothing is not read.
-            wanted += [steps for steps in _needed(given.tree) if steps[0] in self._read]
+            wanted += filter(frozenset(given.predicate.paths).__contains__, _needed(given.tree))
         if order is not None:
             wanted += [term.field.steps for term in order.terms if isinstance(term.field, Path)]
         if projection is not None:
@@ -51,30 +52,28 @@ class AbsentFields:
         restricted = given is not None and given.granted is not None
         self._unseen = [] if restricted else list(dict.fromkeys(wanted))
         self._left = LOOKED_AT_MAX
+        self.looks = bool(self._unseen)
+        """Whether it has to look at more records."""
 
     @property
     def paths(self) -> tuple[str, ...]:
         """The fields, as paths; none while no record has been looked at."""
         return tuple(map(print_path, self._unseen)) if self._left < LOOKED_AT_MAX else ()
 
-    @property
-    def looks(self) -> bool:
-        """Whether it has to look at more records."""
-        return bool(self._unseen) and self._left > 0
-
     def read(self, decode: Decode | None, values: Sequence[bytes]) -> list[dict[str, object]]:
         """The documents of stored values, after a look at them. `decode`: reads the filter's fields; None: it has
         none."""
-        if decode is None or any(steps[0] not in self._read for steps in self._unseen):
+        if decode is None or self._whole:
             decode = self._format.decode
         documents = list(map(decode, payloads(values)))
         seen = documents[: self._left]
         self._left -= len(seen)
-        self._unseen = [
-            steps
-            for steps in self._unseen
-            if all(_is_missing(value_at(document, steps)) for document in seen if steps[0] in document)
-        ]
+        for steps in tuple(self._unseen):
+            for document in seen:
+                if steps[0] in document and not _is_missing(value_at(document, steps)):
+                    self._unseen.remove(steps)
+                    break
+        self.looks = bool(self._unseen) and self._left > 0
         return documents
 
     def look(self, values: Sequence[bytes]) -> None:

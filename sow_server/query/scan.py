@@ -147,8 +147,7 @@ class Scan:
         self._keys: list[bytes] = []  # found, not returned yet
         self._values: list[bytes] = []
         self._last = Place(b"", ())
-        self._token = ""
-        """Of the next page, once there is one."""
+        self._token = ""  # of the next page, once there is one
         self._looks_ahead = bool(query.page_size) and _is_restricted(query.filter)
         self._ended = False
         self._matched = self._returned = self._scanned = 0
@@ -160,7 +159,8 @@ class Scan:
             counted=_counts_all(query),
             unreadable=query.unreadable,
         )
-        self._absent = AbsentFields(query.topic, query.filter, query.order, query.projection)
+        asks = query.filter or query.order or query.projection
+        self._absent = AbsentFields(query.topic, query.filter, query.order, query.projection) if asks else None
         found = sieve(query.topic, query.filter, self.cut.now_micros, self._absent)
         self._judging = None if found is None else Judging(found, clock)
 
@@ -206,7 +206,7 @@ class Scan:
                 self._read(self._rows)
             if self._judging is not None:
                 self._judging.judge(self._keys, self._values)
-            elif self._absent.looks:
+            elif self._absent is not None and self._absent.looks:
                 self._absent.look(self._values)
         if self._sorter is not None:
             return self._sort(self._sorter)
@@ -229,7 +229,7 @@ class Scan:
     @property
     def absent_fields(self) -> tuple[str, ...]:
         """Those of filter, order and projection, as paths, in which no record that was read has a value (rule Q10)."""
-        return self._absent.paths
+        return () if self._absent is None else self._absent.paths
 
     def explanation(self) -> Explanation:
         """The way that found the records, once there are no more batches."""
