@@ -13,7 +13,7 @@ import os
 import secrets
 import stat
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Final, Protocol
@@ -24,6 +24,7 @@ import msgspec
 from sow_cli import arguments, display, packing
 from sow_cli.columns import Columns
 from sow_cli.filter_parameters import Values, param_option
+from sow_cli.ignored import remark_on_fields
 from sow_cli.kept import CsvKept
 from sow_cli.output import Fact, Format, Output, file_output_option, moment, progress, select_option, selected
 from sow_cli.rows import BatchColumns, CsvRows, RecordForm, quoted_cell, quoted_safely, record_lines
@@ -51,6 +52,8 @@ _WHOLE: Final = (Format.NDJSON, Format.JSON)
 """Formats without columns."""
 _BATCH_RECORDS: Final = 20_000
 """Records of a message, and of a row group of Parquet."""
+_LOOKED_AT_MAX: Final = 10_000
+"""Records in which the fields of --select are looked for, as the server does it for a query (rule Q10)."""
 _FIELDS_MAX: Final = 100
 """The server leaves out fields for a reader of no more than these (rule Q6)."""
 
@@ -106,7 +109,8 @@ def export(
         try:
             with replaced(file) as plain, packing.packed(plain, compression) as sink:
                 made = RecordFile(kind, form, sink, csv_safe=output.csv_safe, keeps_all=not lossy)
-                written = _Exporting(client, opened, form).write(made)
+                exporting = _Exporting(client, opened, form)
+                written = exporting.write(made)
         finally:
             with suppress(Exception):  # it ends by itself, and an error of its own would hide the first one
                 client.close_export(opened.id)
@@ -123,6 +127,7 @@ def export(
             Fact("elapsed_micros", micros, display.duration(micros), label="time"),
         ]
     )
+    remark_on_fields(exporting.absent_fields)
 
 
 def _form_of(file: Path) -> tuple[Format, packing.Packing | None]:
@@ -148,6 +153,13 @@ class _Exporting:
         self._client = client
         self._export = export
         self._form = form
+        self._absent: Sequence[str] = ()
+        self._selected = _Selected(form)
+
+    @property
+    def absent_fields(self) -> Iterable[str]:
+        """Fields of the filter and of --select in which no record has a value (rule Q10)."""
+        return dict.fromkeys([*self._absent, *self._selected.absent])
 
     def write(self, file: RecordFile) -> int:
         """Writes all records, and returns their number."""
@@ -160,6 +172,7 @@ class _Exporting:
             written = 0
             for columns in self._shown(bar, task, self._batches(_COLUMNS)):
                 file.write(columns)
+                self._selected.look(columns.payloads)
                 written += len(columns.keys)
             file.close()
         return written
@@ -179,9 +192,41 @@ class _Exporting:
         reduced = fields if form.payload_is_json and len(fields) <= _FIELDS_MAX else []
         for part in range(len(self._export.parts)):
             for packed in self._client.read_export(
-                self._export.id, part, columns=columns, batch_size=_BATCH_RECORDS, fields=reduced
+                self._export.id,
+                part,
+                columns=columns,
+                batch_size=_BATCH_RECORDS,
+                fields=reduced,
+                on_absent_fields=self._tell,
             ):
                 yield BatchColumns.of_packed(packed)
+
+    def _tell(self, absent: Sequence[str]) -> None:
+        self._absent = absent  # of all parts so far
+
+
+class _Selected:
+    """The fields of --select that no record has shown yet. The server does not know them."""
+
+    def __init__(self, form: RecordForm) -> None:
+        self._columns = form.columns(()) if form.select else None
+        self._unseen = [name for name in form.select if not name.startswith("@")]
+        self._names = tuple(self._unseen)
+        self._left = _LOOKED_AT_MAX
+
+    @property
+    def absent(self) -> Sequence[str]:
+        """Those, as they were given; none while no record has been looked at."""
+        return self._unseen if self._left < _LOOKED_AT_MAX else ()
+
+    def look(self, payloads: Sequence[bytes]) -> None:
+        """Looks at records until each field has been seen."""
+        for payload in payloads:
+            if self._columns is None or not (self._unseen and self._left):
+                return
+            self._left -= 1
+            shown = dict(zip(self._names, self._columns.texts(payload), strict=True))
+            self._unseen = [name for name in self._unseen if shown[name] is None]
 
 
 class RecordFile:

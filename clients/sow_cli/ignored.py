@@ -1,4 +1,5 @@
-"""Remarks about lifetimes without effect: records of a topic that has expiration disabled keep theirs (rule L3)."""
+"""Remarks on stderr about what is no error and may be a mistake: a lifetime without effect, as a topic that has
+expiration disabled keeps its records (rule L3), a topic made by a mistyped name, a field that no record has."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 
+from sow_cli.display import safe
 from sow_cli.output import note
 from sow_cli.session import near_names
 from sow_client import LifetimeIgnoredWarning, Published, Refusal, Topic
@@ -51,6 +53,12 @@ def remark_created(topic: str, names: Iterable[str]) -> None:
     near = near_names(topic, names)
     meant = f"; was {near[0]} meant? `sow topic delete {topic}` deletes this one" if near else ""
     note(f"there was no topic {topic}: this publish has created it{meant}")
+
+
+def remark_on_fields(paths: Iterable[str]) -> None:
+    """Tells of fields that no record has (rule Q10): a filter with a mistyped name finds nothing, or everything."""
+    for path in paths:
+        note(f"no record that was read has a value in {safe(path)}: is the name right?")
 
 
 @contextmanager

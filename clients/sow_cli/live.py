@@ -114,7 +114,8 @@ class LiveTable:
         epoch, for "expires in"."""
         self._forms = forms
         self._several_topics = several_topics
-        self._order = [(path[1:], None, down) if path[0] == "@" else ("", steps(path), down) for path, down in order]
+        self._order = [(path, None if path[0] == "@" else steps(path), down) for path, down in order]
+        self._unseen = {path for path, _ in order if path[0] != "@"}
         self._top = top
         self._growing = GrowingColumns(select)
         self._lost: tuple[int, str] | None = None  # since when it is interrupted, and why
@@ -161,6 +162,11 @@ class LiveTable:
         self._lost = None if why is None else (self._now_micros(), why.reason)
 
     @property
+    def absent_fields(self) -> list[str]:
+        """Fields of the order in which no record has had a value (rule Q10); none where there was no record."""
+        return sorted(self._unseen) if self._views else []
+
+    @property
     def left_out(self) -> list[str]:
         """Names of fields that have no column."""
         return self._growing.left_out
@@ -170,7 +176,9 @@ class LiveTable:
         if self._order:
             fields = self._forms.of_message(topic).payloads.fields(record.payload) or {}
             for name, path, descending in self._order:
-                value = _metadata(record, name) if path is None else text(below(fields.get(path[0]), path[1:]))
+                value = _metadata(record, name[1:]) if path is None else text(below(fields.get(path[0]), path[1:]))
+                if self._unseen and value is not None:
+                    self._unseen.discard(name)
                 rank.append(_place(value, descending=descending))
         return _Ranked((*rank, topic, _key_place(record.key)), topic, record.key)
 
@@ -340,6 +348,12 @@ class LiveDisplay:
         self._forms = forms
         self._lock = threading.Lock()  # of the table: rich refreshes in a thread of its own
         self._console = Console(highlight=False, markup=False, emoji=False)
+
+    @property
+    def absent_fields(self) -> list[str]:
+        """As the table has them."""
+        with self._lock:
+            return self._table.absent_fields
 
     def tell(self, interruption: SowError | None) -> None:
         """Shows that the connection is lost; None: that it is there again ([4])."""

@@ -18,7 +18,7 @@ from sow.durations import parse_micros
 from sow_cli import arguments, display
 from sow_cli.exits import SERVER_SAID_NO
 from sow_cli.filter_parameters import Values, param_option
-from sow_cli.ignored import count_ignored, remark, remark_if_past, told_in_remarks
+from sow_cli.ignored import count_ignored, remark, remark_if_past, remark_on_fields, told_in_remarks
 from sow_cli.output import (
     Fact,
     Format,
@@ -231,7 +231,7 @@ def query(
             _show_plan(topic, explained(skip_n=skip, top_n=top), output)
             return
         if count_only and not (wanted or top or skip):
-            output.one(_counted(client, selection, min_position))
+            _show_count(client, selection, min_position, output)
             return
         without_payload = keys_only or count_only or (bool(named) and include is None)
         form = _form(client, topic, output, keys_only=without_payload, select=named)
@@ -248,6 +248,7 @@ def query(
         with part(top_n=top if limit is None else limit + 1, with_plan=with_plan) as result:
             if count_only:
                 output.one(_count_facts(topic, sum(len(batch) for batch in result.batches())))
+                remark_on_fields(result.footer.absent_fields if result.footer else ())
                 return
             batches = _Watched(result.batches(), limit)
             written = output.records(batches, form, now_micros=lambda: _as_of(result))
@@ -275,7 +276,7 @@ def _show_page(page: Page, form: RecordForm, output: Output) -> None:
         note(f"the next page: --after {page.next_page_token}")
     elif output.is_table:
         note("this is the last page")
-    _remark_on_fields(page.footer.absent_fields)
+    remark_on_fields(page.footer.absent_fields)
 
 
 def _check_watch(watch: str | None, output: Output, *, count_only: bool, explain: bool, with_plan: bool) -> None:
@@ -296,7 +297,7 @@ def _remark_on(result: QueryResult, batches: _Watched, written: int, form: Recor
     if result.plan is not None:
         note(_way(result.plan))
     if result.footer is not None:
-        _remark_on_fields(result.footer.absent_fields)
+        remark_on_fields(result.footer.absent_fields)
     if batches.more:
         note(f"the first {display.records(written)}, and there are more: --top N shows N, a pipe all of them")
     if not output.is_table or result.footer is None:
@@ -307,12 +308,6 @@ def _remark_on(result: QueryResult, batches: _Watched, written: int, form: Recor
     note(f"{shown}, as of {display.instant(_as_of(result))}")
     if batches.stamped and not form.acts:
         remark(form.topic)
-
-
-def _remark_on_fields(paths: Sequence[str]) -> None:
-    """A filter with a mistyped name finds nothing, or everything, and is no error."""
-    for path in paths:
-        note(f"no record that was read has a value in {display.safe(path)}: is the name right?")
 
 
 TERMINAL_RECORDS_MAX: Final = 1_000
@@ -342,7 +337,7 @@ def count(
       sow count orders "/price > 9"
     """
     with session.client() as client:
-        output.one(_counted(client, (topic, filter_text, parameters), min_position))
+        _show_count(client, (topic, filter_text, parameters), min_position, output)
 
 
 @click.command(short_help="Delete records.")
@@ -437,6 +432,7 @@ def delete(
     if done.sequence:
         facts.append(Fact("sequence", done.sequence, str(done.sequence)))
     output.one(facts)
+    remark_on_fields(done.absent_fields)
     if versions and done.deleted < len(set(keys)):
         note("sow: CONDITION_FAILED: no live record of that version")
         click.get_current_context().exit(SERVER_SAID_NO)
@@ -624,10 +620,18 @@ def _as_of(result: QueryResult) -> int:
     return time.time_ns() // 1_000 if result.header is None else result.header.as_of_micros
 
 
-def _counted(client: Client, selection: tuple[str, str | None, Values | None], min_position: str | None) -> list[Fact]:
-    topic, filter_text, parameters = selection
-    number = client.count(topic, filter_text, parameters, min_position=min_position, timeout=math.inf)  # Ctrl-C ends it
-    return _count_facts(topic, number)
+def _show_count(
+    client: Client, selection: tuple[str, str | None, Values | None], min_position: str | None, output: Output
+) -> None:
+    absent: list[str] = []
+    number = client.count(
+        *selection,
+        min_position=min_position,
+        timeout=math.inf,  # Ctrl-C ends it
+        on_absent_fields=absent.extend,
+    )
+    output.one(_count_facts(selection[0], number))
+    remark_on_fields(absent)
 
 
 def _count_facts(topic: str, number: int) -> list[Fact]:
@@ -655,7 +659,7 @@ def _way(plan: QueryPlan) -> str:
 
 def _show_plan(topic: str, plan: QueryPlan, output: Output) -> None:
     output.one(_plan_facts(topic, plan))
-    _remark_on_fields(plan.absent_fields)
+    remark_on_fields(plan.absent_fields)
 
 
 def _plan_facts(topic: str, plan: QueryPlan) -> list[Fact]:

@@ -22,6 +22,7 @@ from sow.durations import parse_micros
 from sow_cli import arguments, display, live
 from sow_cli.connection import default_format
 from sow_cli.filter_parameters import Values, param_option
+from sow_cli.ignored import remark_on_fields
 from sow_cli.messages import MARKS, MessageWriter, TopicForms, is_colourful, message_writer
 from sow_cli.output import Output, message_output_option, note
 from sow_cli.session import Session
@@ -187,7 +188,7 @@ def _show(
 ) -> None:
     """Shows the messages in the live table, or writes them."""
     with subscription, _ended_after(lasting, subscription), _ended_without_reader(subscription):
-        messages = _first(limit, subscription)
+        messages = _remarked(_first(limit, subscription), shown)
         if shown is not None:
             shown.show(messages)
             return
@@ -423,6 +424,17 @@ def _first(limit: int | None, subscription: Subscription) -> Iterator[Change]:
         left -= change.op not in MARKS
         if not left:
             return
+
+
+def _remarked(messages: Iterable[Change], shown: live.LiveDisplay | None) -> Iterator[Change]:
+    """The messages; a remark on fields that no record of the snapshot has comes once (rule Q10)."""
+    told = False
+    for change in messages:
+        yield change
+        if change.op == "snapshot_end" and not told:
+            told = True
+            of_table = [] if shown is None else shown.absent_fields  # which has sorted them by now
+            remark_on_fields(dict.fromkeys([*change.absent_fields, *of_table]))
 
 
 def _close(subscription: Subscription) -> None:

@@ -11,6 +11,7 @@ import click
 from sow_cli import arguments, display, settings
 from sow_cli.exits import SERVER_SAID_NO
 from sow_cli.filter_parameters import Values, param_option
+from sow_cli.ignored import remark_on_fields
 from sow_cli.output import Fact, Output, length, moment, note, output_option, progress
 from sow_cli.session import Session
 from sow_client import (
@@ -264,6 +265,7 @@ def restamp(
     if done.sequence:
         facts.append(Fact("sequence", done.sequence, str(done.sequence)))
     output.one(facts)
+    remark_on_fields(done.absent_fields)
 
 
 def confirm(question: str, *, force: bool) -> None:

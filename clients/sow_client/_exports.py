@@ -20,7 +20,7 @@ from sow.v1 import snapshot_pb2
 from sow_client import _statuses
 from sow_client._packed import PackedRecords, column_values, packed
 from sow_client._parameters import Parameters, parameter_values
-from sow_client._records import Ttl, datetime_of, invalid, ttl_micros
+from sow_client._records import OnAbsentFields, Ttl, datetime_of, invalid, ttl_micros
 from sow_client.errors import SowError
 
 OPEN_SECONDS: Final = 600.0
@@ -116,10 +116,18 @@ def read_request(
 class PartCore:
     """Owns the progress in a part, and the decision to call again. Not thread-safe."""
 
-    def __init__(self, request: snapshot_pb2.ReadExportRequest, *, connect_timeout: float) -> None:
-        """`connect_timeout` bounds the seconds to make the first connection."""
+    def __init__(
+        self,
+        request: snapshot_pb2.ReadExportRequest,
+        *,
+        connect_timeout: float,
+        on_absent_fields: OnAbsentFields | None = None,
+    ) -> None:
+        """`connect_timeout` bounds the seconds to make the first connection. `on_absent_fields` is told what the footer
+        says."""
         self._request = request
         self._connect_timeout = connect_timeout
+        self._on_absent_fields = on_absent_fields
         self._backoff = _statuses.Backoff()
         self._stood = False
         self._returned = 0  # records of the current call
@@ -153,6 +161,8 @@ class PartCore:
                         f"{self._returned} records of {self.what}, and a footer that counts {response.footer.returned}"
                     )
                 self._ended = True
+                if self._on_absent_fields is not None:
+                    self._on_absent_fields(tuple(response.footer.absent_fields))
         return None
 
     def finished(self) -> None:

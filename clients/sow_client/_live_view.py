@@ -83,6 +83,8 @@ class LiveCore(SubscriptionCore):
         self.records: dict[str, Record] = {}
         self.reached: str | None = None
         """The position of the map."""
+        self.absent_fields: tuple[str, ...] = ()
+        """As the last snapshot told."""
         self.current = False
         """Whether the server sends every change, and has sent all from before the call."""
         self.error: BaseException | None = None
@@ -169,6 +171,7 @@ class LiveCore(SubscriptionCore):
         elif kind == "snapshot_end":
             told = self._show_next()
             self.reached = response.snapshot_end.bookmark
+            self.absent_fields = tuple(response.snapshot_end.absent_fields)
             self._is_current()
         if self.current:
             self._heard_at = self._clock()
@@ -393,6 +396,12 @@ class _Readable(_process.Owned, Mapping[str, Record]):
         """True: the server sends every change, so the map is behind it only by what is under way. False: the connection
         is broken, or changes and differences from before it was made again are still to come."""
         return self._core.current
+
+    @property
+    def absent_fields(self) -> tuple[str, ...]:
+        """Fields of the filter in which no record that was read for the last snapshot has a value: perhaps they are
+        mistyped. Rule: Q10."""
+        return self._core.absent_fields
 
     @property
     def age(self) -> float:

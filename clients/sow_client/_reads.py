@@ -251,6 +251,11 @@ class QueryProgress:
         """Live records that matched."""
         return 0 if self.footer is None else self.footer.matched
 
+    @property
+    def absent_fields(self) -> tuple[str, ...]:
+        """Fields in which no record that was read has a value."""
+        return () if self.footer is None else self.footer.absent_fields
+
     def explained(self) -> QueryPlan:
         """The plan that was asked for."""
         self.finished()

@@ -308,6 +308,12 @@ class Change(msgspec.Struct, frozen=True, gc=False):
 
     Rule: J15.
     """
+    absent_fields: tuple[str, ...] = ()
+    """Only of a "snapshot_end", and of a single topic: fields of the filter and of `select` in which no record that was
+    read has a value: perhaps they are mistyped.
+
+    Rule: Q10.
+    """
 
     @property
     def key(self) -> str:
@@ -423,6 +429,8 @@ class Deleted:
     """Records deleted; 0 in a dry run."""
     sequence: int
     """Journal sequence of the last delete; 0 when there was none."""
+    absent_fields: tuple[str, ...] = ()
+    """Known at the end: fields of the filter in which no record that was read has a value. Rule: Q10."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -435,12 +443,18 @@ class Restamped:
     """Records whose lifetime was changed; 0 in a dry run."""
     sequence: int
     """Journal sequence of the last change; 0 when there was none."""
+    absent_fields: tuple[str, ...] = ()
+    """Known at the end: fields of the filter in which no record that was read has a value. Rule: Q10."""
 
 
 TouchOnlyName: TypeAlias = Literal["later", "earlier", "without", "with"]
 """The records that a touch changes, by their expire time. Rule: L19."""
 RestampMode: TypeAlias = Literal["set", "cap", "clear"]
 """The effect of a restamp on lifetimes: replaces them, lowers the longer ones, removes them. Rule: L13."""
+
+
+OnAbsentFields: TypeAlias = Callable[[tuple[str, ...]], object]
+"""Gets fields, as paths, in which no record that was read has a value. Rule: Q10."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -471,7 +485,8 @@ class QueryFooter:
     next_page_token: str
     """The token of the next page; empty if this was the last one, or if the query was not paged."""
     absent_fields: tuple[str, ...] = ()
-    """Fields of the filter in which no record that was read has a value: perhaps they are mistyped. Rule: Q10."""
+    """Fields of the filter, the order and `select` in which no record that was read has a value: perhaps they are
+    mistyped. Rule: Q10."""
 
 
 AccessName: TypeAlias = Literal["points", "key_ranges", "index", "scan", "nothing", "unknown"]
@@ -505,7 +520,8 @@ class QueryPlan:
     order_by: str
     """The order as the server understood it; empty: key order."""
     absent_fields: tuple[str, ...] = ()
-    """Fields of the filter in which no record that was read has a value: perhaps they are mistyped. Rule: Q10."""
+    """Fields of the filter and the order in which no record that was read has a value: perhaps they are mistyped.
+    Rule: Q10."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -145,7 +145,7 @@ class SubscriptionCore:
         elif kind == "snapshot" and self._snapshot and self._standing:
             self._feed_snapshot(response.snapshot)
         elif kind == "snapshot_end" and self._snapshot and self._standing:
-            self._end_snapshot(response.snapshot_end.bookmark, truncated=response.snapshot_end.truncated)
+            self._end_snapshot(response.snapshot_end)
         elif kind is not None:  # None: a kind of frame that a newer server sends
             raise _statuses.malformed(f"{kind} in the wrong place")
 
@@ -195,10 +195,12 @@ class SubscriptionCore:
         self._shown = self._shown or changes != []
         self._changes, self.pending = changes, pending
 
-    def _end_snapshot(self, bookmark: str, *, truncated: bool) -> None:
+    def _end_snapshot(self, end: sow_pb2.SnapshotEnd) -> None:
         self._backoff.reset()
-        why: ChangeReason | None = "truncated" if truncated else None
-        changes = (Change("snapshot_end", why, bookmark=bookmark, topic=self._request.topic),)
+        bookmark, absent = end.bookmark, tuple(end.absent_fields)
+        why: ChangeReason | None = "truncated" if end.truncated else None
+        topic = self._request.topic
+        changes = (Change("snapshot_end", why, bookmark=bookmark, topic=topic, absent_fields=absent),)
         pending = iter(changes)
         marks = marks_of(bookmark)
         self._shown = True

@@ -378,7 +378,7 @@ def act_for(
 
 def deleted(response: sow_pb2.SowDeleteResponse) -> Deleted:
     """The figures of a delete so far."""
-    return Deleted(response.matched, response.deleted, response.last_sequence)
+    return Deleted(response.matched, response.deleted, response.last_sequence, tuple(response.absent_fields))
 
 
 def touch_request(
@@ -436,4 +436,4 @@ def restamp_request(
 
 def restamped(response: admin_pb2.RestampResponse) -> Restamped:
     """The figures of a restamp so far."""
-    return Restamped(response.matched, response.restamped, response.last_sequence)
+    return Restamped(response.matched, response.restamped, response.last_sequence, tuple(response.absent_fields))

@@ -224,6 +224,7 @@ class RecordFrames:
             "reset": True,
             "rows": found.records,
             "read": found.footer.scanned,
+            "absent": found.footer.absent_fields,
             "matched": found.matched,
             "more": found.more,
             "asked_at": found.header.as_of_micros,

@@ -30,7 +30,15 @@ USUAL_TAGS: Final = frozenset([b"%d" % tag for tag in range(1, 2000)]) - DATA_OF
 """Tags as they are usually spelled, of no length: a payload of these alone is split at its separators."""
 _LENGTH_DIGITS_MAX: Final = 9
 """No payload is longer."""
-_LENGTH_TAGS: Final = b"|".join(sorted(DATA_OF))
+
+
+def _one_of(words: Iterable[bytes]) -> bytes:
+    """A pattern for one of these words. It branches at each byte, as `re` tries the ways of a branch one by one."""
+    rests: dict[bytes, list[bytes]] = {}
+    for word in sorted(words):
+        rests.setdefault(word[:1], []).append(word[1:])
+    ways = [first and re.escape(first) + _one_of(rest) for first, rest in rests.items()]
+    return ways[0] if len(ways) == 1 else b"(?:%s)" % b"|".join(ways)
 
 
 class Item(NamedTuple):
@@ -51,19 +59,20 @@ class FlatFields:
     """Reads the fields of payloads with one separator. Payloads without data fields and without zeros in front of tags
     take the short way: `split`."""
 
-    __slots__ = ("_odd", "separator", "tags")
+    __slots__ = ("is_odd", "separator", "tags")
 
     def __init__(self, separator: bytes, *, tags: bool) -> None:
         """`tags`: they are fix."""
         self.separator = separator
         self.tags = tags
         # The separator comes first, so the search looks for one byte, and for more only where that stands.
-        self._odd = re.compile(re.escape(separator) + b"(?:0|(?:%s)=)" % _LENGTH_TAGS).search
+        self.is_odd: Final = re.compile(re.escape(separator) + b"(?:0|%s=)" % _one_of(DATA_OF)).search
+        """Whether a fix payload, given with a separator in front of it, is not plain."""
 
     def is_plain(self, payload: bytes) -> bool:
         """True: the fields of the payload are what stands between separators, and their names are as they stand
         there."""
-        return not self.tags or self._odd(self.separator + payload) is None
+        return not self.tags or self.is_odd(self.separator + payload) is None
 
     def name(self, name: bytes) -> bytes:
         """A name as `items` has it ([3])."""

@@ -1,9 +1,9 @@
-"""Fields of a filter in which no record that a query reads has a value: perhaps mistyped names (rule Q10).
+"""Fields of a request in which no record that it reads has a value: perhaps mistyped names (rule Q10).
 
-[1]  It looks at records that are judged anyway, and reads none. Once each field has been seen, which mostly is at
-     the first record, it looks at no more; nor does it after LOOKED_AT_MAX records.
-[2]  It tells nothing to a caller that may see only some rows: the others would show in it (rule A4). A hidden field
-     is null in the tree, so it is none of the filter's.
+[1]  It looks at records that are read anyway, and reads none. Once each field has been seen, which mostly is at the
+     first record, it looks at no more; nor does it after LOOKED_AT_MAX records.
+[2]  It tells nothing to a caller that may see only some rows: the others would show in it (rule A4). A hidden field is
+     not looked for: in the tree of a filter it is null.
 """
 
 from __future__ import annotations
@@ -12,56 +12,84 @@ from collections.abc import Sequence
 from typing import Final
 
 from sow_server.engine.catalog.topics import Topic
-from sow_server.engine.stored import HEADER_BYTES
-from sow_server.engine.values.fields import Step, value_at
+from sow_server.engine.formats.payloads import Decode, Projection
+from sow_server.engine.stored import payloads
+from sow_server.engine.values.fields import Steps, value_at
 from sow_server.filters import Filter, print_path
+from sow_server.filters.restriction import hides
 from sow_server.filters.tree import Function, FunctionCall, IsNull, Path, children
 from sow_server.filters.values import is_null
 from sow_server.query.filtering import RecordFilter
-from sow_server.query.sieve import Sieve
+from sow_server.query.ordering import Order
 
 LOOKED_AT_MAX: Final = 10_000
+LOOKED_AT_ONCE: Final = 64
 
 
 class AbsentFields:
-    """Owns the fields of one query that no record has shown yet."""
+    """Owns the fields of one request that no record has shown yet. For one thread at a time."""
 
-    def __init__(self, topic: Topic, given: RecordFilter) -> None:
-        wanted = {} if given.granted is not None else dict.fromkeys(_needed(given.tree))
-        self._unseen: list[tuple[Step, ...]] = list(wanted)
+    def __init__(
+        self,
+        topic: Topic,
+        given: RecordFilter | None,
+        order: Order | None = None,
+        projection: Projection | None = None,
+    ) -> None:
+        """Of the filter, the order, and the fields to return or to leave out."""
+        self._format: Final = topic.format
+        self._whole: Final = order is not None or projection is not None
+        """Whether fields are looked for that a decoder of the filter's leaves out."""
+        wanted: list[Steps] = []
+        if given is not None:
+            # A part that decides nothing is not read.
+            wanted += filter(frozenset(given.predicate.paths).__contains__, _needed(given.tree))
+        if order is not None:
+            wanted += [term.field.steps for term in order.terms if isinstance(term.field, Path)]
+        if projection is not None:
+            named = (*projection.include, *projection.exclude)
+            wanted += [steps for steps in named if not hides(projection.hidden, steps)]
+        restricted = given is not None and given.granted is not None
+        self._unseen = [] if restricted else list(dict.fromkeys(wanted))
         self._left = LOOKED_AT_MAX
-        self._looked = False
-        self._topic = topic
+        self.looks = bool(self._unseen)
+        """Whether it has to look at more records."""
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """The fields, as paths."""
-        return tuple([print_path(steps) for steps in self._unseen]) if self._looked else ()
+        """The fields, as paths; none while no record has been looked at."""
+        return tuple(map(print_path, self._unseen)) if self._left < LOOKED_AT_MAX else ()
 
-    def looking(self, sieve: Sieve) -> Sieve:
-        """The sieve that also looks for the fields."""
-        if not self._unseen:
-            return sieve
+    def read(self, decode: Decode | None, values: Sequence[bytes]) -> list[dict[str, object]]:
+        """The documents of stored values, after a look at them. `decode`: reads the filter's fields; None: it has
+        none."""
+        if decode is None or self._whole:
+            decode = self._format.decode
+        documents = list(map(decode, payloads(values)))
+        seen = documents[: self._left]
+        self._left -= len(seen)
+        for steps in tuple(self._unseen):
+            for document in seen:
+                if steps[0] in document and not _is_missing(value_at(document, steps)):
+                    self._unseen.remove(steps)
+                    break
+        self.looks = bool(self._unseen) and self._left > 0
+        return documents
 
-        def look_and_judge(keys: Sequence[bytes], values: Sequence[bytes]) -> Sequence[bool]:
-            if self._unseen and self._left > 0:
-                self._look(values[: self._left])
-            return sieve(keys, values)
-
-        return look_and_judge
-
-    def _look(self, values: Sequence[bytes]) -> None:
-        decode = self._topic.format.decode
-        self._left -= len(values)
-        self._looked = self._looked or bool(values)
-        for value in values:
-            document = decode(value[HEADER_BYTES:])
-            self._unseen = [steps for steps in self._unseen if is_null(value_at(document, steps))]
-            if not self._unseen:
-                return
+    def look(self, values: Sequence[bytes]) -> None:
+        """Looks at stored values that no filter judges, until there is nothing to look for."""
+        start, size = 0, 1  # mostly one is enough
+        while start < len(values) and self.looks:
+            self.read(None, values[start : start + size])
+            start, size = start + size, min(2 * size, LOOKED_AT_ONCE)
 
 
-def _needed(expression: Filter) -> list[tuple[Step, ...]]:
+def _is_missing(value: object) -> bool:
+    """An empty array is null to a filter, but its name is right."""
+    return value != [] and is_null(value)
+
+
+def _needed(expression: Filter) -> list[Steps]:
     """The fields that a filter reads, but for those of which it asks whether they are there."""
     match expression:
         case Path(steps):

@@ -38,6 +38,7 @@ from sow_server.engine.values.clock import boot_micros
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import MICROS
 from sow_server.filters.restriction import UNRESTRICTED, Restriction
+from sow_server.query.absence import AbsentFields
 from sow_server.query.export_lines import ExportLines
 from sow_server.query.export_splits import KeySamples, SplitCache
 from sow_server.query.filtering import RecordFilter
@@ -64,8 +65,8 @@ SAMPLE_CHUNK: Final = 20_000
 LOOK_UPS: Final = 500
 """Samples that a piece of work looks up, to see whether the owner may see them [5]."""
 PIECE_BYTES: Final = 400 * 2**10
-"""Size of a piece, approximately. From 512 KiB on each copy would be memory fresh from the system, and the result would
-fall out of the processor's cache. Pieces of 2 MiB give half as many records a second."""
+"""Size of a piece, approximately. From 512 KiB on each copy would be memory fresh from the system, and fall out of the
+processor's cache. Pieces of 2 MiB give half as many records a second."""
 PIECE_RECORDS_FIRST: Final = 1000
 PIECE_RECORDS_MAX: Final = 5000
 PIECE_SECONDS: Final = 0.05  # a piece that takes longer, as its filter is slow, is followed by a smaller one
@@ -173,7 +174,8 @@ class Export:
         self.cut: Final[Cut] = cuts.records(topic, [bound.steps for bound in self._plan.bounds])
         self.stored: Final = topic.statistics.records
         """Stored records of the topic, approximately: of a moment after the cut."""
-        self._sieve = sieve(topic, given, self.cut.now_micros)
+        self.absent: Final = AbsentFields(topic, given)  # in all that was read so far
+        self._sieve = sieve(topic, given, self.cut.now_micros, self.absent)
         sieve_wants_keys = given is not None and (given.uses_metadata or not given.predicate.uses_payload)
         self._needs_keys = sieve_wants_keys or self.granted is not None
         """Whether keys are read in any case: for the filter, or for the position behind a record [5]."""
@@ -196,8 +198,7 @@ class Export:
             found = next(self._preparing)
         if found is None:
             return False
-        missing = 0 if self.granted is None else self._parts_of_rows - len(found)
-        self.parts = found + (ExportPart(0),) * missing
+        self.parts = found + (ExportPart(0),) * (0 if self.granted is None else self._parts_of_rows - len(found))
         return True
 
     def _prepare(self) -> Iterator[tuple[ExportPart, ...] | None]:
@@ -326,8 +327,7 @@ class Export:
         return Reading(self, self.parts[index], begin, keys_wanted=keys_wanted)
 
     def find(self, rows: Rows, limit: int, *, keys_wanted: bool) -> tuple[list[bytes], list[bytes], int]:
-        """A piece of work: the matching records among the next `limit` stored ones, at most, and the number of stored
-        ones read."""
+        """The matching records among the next `limit` stored ones, at most, and the number of stored ones read."""
         keys: list[bytes] = []
         values: list[bytes] = []
         if not (keys_wanted or self._needs_keys) and isinstance(rows, Ranges):

@@ -147,8 +147,7 @@ class Scan:
         self._keys: list[bytes] = []  # found, not returned yet
         self._values: list[bytes] = []
         self._last = Place(b"", ())
-        self._token = ""
-        """Of the next page, once there is one."""
+        self._token = ""  # of the next page, once there is one
         self._looks_ahead = bool(query.page_size) and _is_restricted(query.filter)
         self._ended = False
         self._matched = self._returned = self._scanned = 0
@@ -160,10 +159,9 @@ class Scan:
             counted=_counts_all(query),
             unreadable=query.unreadable,
         )
-        found = sieve(query.topic, query.filter, self.cut.now_micros)
-        self._absent = None if found is None or query.filter is None else AbsentFields(query.topic, query.filter)
-        if found is not None and self._absent is not None:
-            found = self._absent.looking(found)
+        asks = query.filter or query.order or query.projection
+        self._absent = AbsentFields(query.topic, query.filter, query.order, query.projection) if asks else None
+        found = sieve(query.topic, query.filter, self.cut.now_micros, self._absent)
         self._judging = None if found is None else Judging(found, clock)
 
     def next_batch(self) -> RecordBatch | None:
@@ -208,6 +206,8 @@ class Scan:
                 self._read(self._rows)
             if self._judging is not None:
                 self._judging.judge(self._keys, self._values)
+            elif self._absent is not None and self._absent.looks:
+                self._absent.look(self._values)
         if self._sorter is not None:
             return self._sort(self._sorter)
         return self._next_found(self._rows)
@@ -228,7 +228,7 @@ class Scan:
 
     @property
     def absent_fields(self) -> tuple[str, ...]:
-        """Those of the filter, as paths, in which no record that was read has a value (rule Q10)."""
+        """Those of filter, order and projection, as paths, in which no record that was read has a value (rule Q10)."""
         return () if self._absent is None else self._absent.paths
 
     def explanation(self) -> Explanation:

@@ -10,22 +10,26 @@ from itertools import compress, repeat
 from typing import Final, TypeAlias
 
 from sow_server.engine.catalog.topics import Topic
-from sow_server.engine.stored import HEADER_BYTES, header_columns
+from sow_server.engine.stored import HEADER_BYTES, header_columns, payloads
 from sow_server.engine.values.model import NEVER
 from sow_server.filters import Meta
 from sow_server.filters.tree import Expression, Function, FunctionCall, Metadata, MetadataName, walk
+from sow_server.query.absence import AbsentFields
 from sow_server.query.filtering import RecordFilter
 
 Sieve: TypeAlias = Callable[[Sequence[bytes], Sequence[bytes]], Sequence[bool]]
 """From record keys and stored values to the records that match."""
 
 
-def sieve(topic: Topic, given: RecordFilter | None, now_micros: int) -> Sieve | None:
-    """The filter for many records at once, with the least work for each; None: all of them match."""
+def sieve(
+    topic: Topic, given: RecordFilter | None, now_micros: int, absent: AbsentFields | None = None
+) -> Sieve | None:
+    """The filter for many records at once, with the least work for each; None: all of them match. `absent` looks at the
+    records that it judges."""
     if given is None or given.predicate.constant:
         return None
     predicate = given.predicate
-    matches = predicate.matches
+    matches, uses_metadata = predicate.matches, given.uses_metadata
     fixed = given.fixed_meta._replace(now_micros=now_micros)
     decode = topic.format.decoder(predicate.fields) if predicate.uses_payload else None
 
@@ -47,19 +51,15 @@ def sieve(topic: Topic, given: RecordFilter | None, now_micros: int) -> Sieve | 
         origins = [names[origin] for origin in columns.origin]
         return map(Meta, *most, columns.sequence, origins, [len(value) - HEADER_BYTES for value in values])
 
-    if given.uses_metadata:
-        if decode is None:
-            return lambda keys, values: [matches(None, meta) for meta in metas(keys, values)]
-        decoded = decode
-        return lambda keys, values: [
-            matches(decoded(value[HEADER_BYTES:]), meta)
-            for value, meta in zip(values, metas(keys, values), strict=True)
-        ]
-    if decode is None:
-        answer = matches(None, fixed)
-        return lambda keys, values: [answer] * len(keys)
-    decoded = decode
-    return lambda keys, values: [matches(decoded(value[HEADER_BYTES:]), fixed) for value in values]
+    def judge(keys: Sequence[bytes], values: Sequence[bytes]) -> Sequence[bool]:
+        documents: Iterable[object] = repeat(None)
+        if absent is not None and absent.looks:
+            documents = absent.read(decode, values)
+        elif decode is not None:
+            documents = map(decode, payloads(values))
+        return list(map(matches, documents, metas(keys, values) if uses_metadata else repeat(fixed, len(values))))
+
+    return judge
 
 
 _MORE: Final = (MetadataName.SEQUENCE, MetadataName.ORIGIN)

@@ -392,10 +392,14 @@ class AdminService(InspectionService):
         given = await values_read(self._readers, request.parameters)
         progress = admin_pb2.RestampResponse()
         if request.dry_run:
-            progress.matched = await count_selected(self._reading.cuts, self._readers, granted, text, given=given)
+            counted = await count_selected(self._reading.cuts, self._readers, granted, text, given=given)
+            progress = admin_pb2.RestampResponse(matched=counted.matched, absent_fields=counted.absent_fields)
         else:
             async with aclosing(selected(self._reading.cuts, self._readers, granted, text, given=given)) as batches:
-                async for keys, matches in batches:
+                async for keys, matches, absent_fields in batches:
+                    progress.absent_fields[:] = absent_fields
+                    if not keys:
+                        continue
                     submitted = await self._changes.submit_patiently(
                         model.Restamp(topic.name, keys, mode, lifetime, topic_id=topic.id, matches=matches)
                     )

@@ -126,7 +126,7 @@ class PartAnswer:
         """The last message, after all others."""
         returned = self._reading.returned
         scanned = returned if self._export.granted is not None else self._reading.scanned
-        footer = snapshot_pb2.ExportFooter(returned=returned, scanned=scanned)
+        footer = snapshot_pb2.ExportFooter(returned=returned, scanned=scanned, absent_fields=self._export.absent.paths)
         return snapshot_pb2.ReadExportResponse(footer=footer).SerializeToString()
 
 

@@ -6,7 +6,7 @@ The writer decides: it changes a record only if it still matches then.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import Executor
 from typing import Final, NamedTuple
 
@@ -34,6 +34,15 @@ class Selected(NamedTuple):
 
     keys: list[bytes]
     matches: RecordMatcher
+    absent_fields: Sequence[str] = ()
+    """In the last one: the fields of the filter that no record has (rule Q10)."""
+
+
+class Counted(NamedTuple):
+    """The number of records that match, and the fields of the filter that no record has (rule Q10)."""
+
+    matched: int
+    absent_fields: Sequence[str]
 
 
 async def selected(
@@ -47,8 +56,8 @@ async def selected(
     busy: Callable[[], bool] = lambda: False,
 ) -> AsyncGenerator[Selected, None]:
     """The records that match the filter `text` now, of those that are granted, `CHANGE_RECORDS` at a time; the last
-    batch may have fewer. "" only where rows are granted. `given`: the values of its parameters. `unreadable`: also
-    records whose key does not fit into a message (rule R13). While `busy`, all but the first batch are of
+    batch may have fewer, or none. "" only where rows are granted. `given`: the values of its parameters. `unreadable`:
+    also records whose key does not fit into a message (rule R13). While `busy`, all but the first batch are of
     `BUSY_RECORDS`.
 
     One cut and one `now` for all of them, also for NOW_MICROS() in `matches`. Close it, as it holds the cut. Raises
@@ -75,8 +84,7 @@ async def selected(
                 yield Selected(found[:size], matches)
                 del found[:size]
                 size = BUSY_RECORDS if busy() else CHANGE_RECORDS
-        if found:
-            yield Selected(found, matches)
+        yield Selected(found, matches, scan.absent_fields)
     finally:
         scan.give_up()
         close_after(scan, reading)
@@ -91,7 +99,7 @@ def _unless_unchanged(matches: RecordMatcher, sequence: int) -> RecordMatcher:
 
 async def count_selected(
     cuts: Cuts, readers: Executor, granted: Granted, text: str, *, given: Values = NO_VALUES, unreadable: bool = False
-) -> int:
+) -> Counted:
     """How many of the granted records match the filter `text` now."""
     topic, restriction = granted
     wanted = await asyncio.get_running_loop().run_in_executor(
@@ -100,7 +108,7 @@ async def count_selected(
     return await count(cuts, readers, Query(topic, filter=wanted, count_only=True, unreadable=unreadable))
 
 
-async def count(cuts: Cuts, readers: Executor, query: Query) -> int:
+async def count(cuts: Cuts, readers: Executor, query: Query) -> Counted:
     """How many records match a query that only counts. Raises StoreError."""
     loop = asyncio.get_running_loop()
     scan = await opened(loop.run_in_executor(readers, Scan, cuts, query))  # planning 10,000 keys takes milliseconds
@@ -109,7 +117,7 @@ async def count(cuts: Cuts, readers: Executor, query: Query) -> int:
         while True:
             reading = loop.run_in_executor(readers, scan.step)
             if await asyncio.shield(reading) is None:
-                return scan.footer().matched
+                return Counted(scan.footer().matched, scan.absent_fields)
     finally:
         scan.give_up()
         close_after(scan, reading)

@@ -491,7 +491,7 @@ class SowService:
             topic, restriction = granted
             rows = rows_filter(topic, restriction)
             query = Query(topic, keys=self._keys_of(delete, topic), count_only=True, filter=rows)
-            matched = await count(self._reading.cuts, self._readers, query)
+            matched, _ = await count(self._reading.cuts, self._readers, query)
             yield sow_pb2.SowDeleteResponse(matched=matched, done=True)
             return
         outcome = await self._changes.submit(delete)
@@ -514,10 +514,10 @@ class SowService:
         the filter's parameters. Each answer tells the progress."""
         topic = granted.topic
         if dry_run:
-            matched = await count_selected(
+            matched, absent_fields = await count_selected(
                 self._reading.cuts, self._readers, granted, text, given=given, unreadable=True
             )
-            yield sow_pb2.SowDeleteResponse(matched=matched, done=True)
+            yield sow_pb2.SowDeleteResponse(matched=matched, done=True, absent_fields=absent_fields)
             return
         self._changes.check(topic.name, durability)
         progress = sow_pb2.SowDeleteResponse()
@@ -531,7 +531,10 @@ class SowService:
             busy=lambda: self._commits.busy,
         )
         async with aclosing(found) as batches:
-            async for keys, matches in batches:
+            async for keys, matches, absent_fields in batches:
+                progress.absent_fields[:] = absent_fields
+                if not keys:
+                    continue
                 submitted = await self._changes.submit_patiently(
                     Delete(topic.name, keys, durability=_here(durability), topic_id=topic.id, matches=matches)
                 )

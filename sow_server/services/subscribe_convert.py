@@ -164,9 +164,10 @@ def response(frame: Frame, reading: StoreReading, *, figures: bool = True) -> by
             message.snapshot_begin.view = view
             message.snapshot_begin.expires = expires
             message.snapshot_begin.held = is_held
-        case SnapshotEnd(sequence, marks, truncated):
+        case SnapshotEnd(sequence, marks, truncated, absent_fields):
             message.snapshot_end.bookmark = reading.instance.bookmark(sequence) + marks
             message.snapshot_end.truncated = truncated
+            message.snapshot_end.absent_fields.extend(absent_fields)
         case Progress(sequence, now_micros, marks, covers, behind, sources):
             message.progress.bookmark = reading.instance.bookmark(sequence) + marks
             message.progress.now_micros = now_micros

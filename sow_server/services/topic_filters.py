@@ -166,6 +166,11 @@ class PlannedSnapshot:
         assert batch.payloads is not None, "as above"
         return SnapshotBatch(self._scan.query.topic.name, batch.keys, batch.payloads, batch.headers)
 
+    @property
+    def absent_fields(self) -> Sequence[str]:
+        """The fields of the filter and the projection that no record has (rule Q10). Known once it is done."""
+        return self._scan.absent_fields
+
     def close(self) -> None:
         """Releases the cut."""
         self._scan.close()

@@ -343,6 +343,8 @@ class SnapshotEnd:
     sequence: int
     marks: str = ""
     truncated: bool = False
+    absent_fields: Sequence[str] = ()
+    """Those in which no record that was read has a value (rule Q10)."""
 
 
 @dataclass(frozen=True, slots=True)

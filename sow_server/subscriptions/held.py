@@ -75,6 +75,10 @@ class HeldSnapshot:
         self._ready: deque[SnapshotBatch] = deque()
 
     @property
+    def absent_fields(self) -> Sequence[str]:
+        return self._whole.absent_fields
+
+    @property
     def done(self) -> bool:
         return self._range == len(self._given.upto) and not self._ready
 

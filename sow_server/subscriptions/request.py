@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
@@ -65,6 +65,10 @@ class Snapshot(Protocol):
     @property
     def truncated(self) -> bool:
         """Whether records are missing, because there are more than the subscriber wants. Known once it is done."""
+
+    @property
+    def absent_fields(self) -> Sequence[str]:
+        """The fields of the filter and the projection that no record has (rule Q10). Known once it is done."""
 
     def read(self) -> SnapshotBatch | None:
         """The next records; None if this step found none that match."""

@@ -5,7 +5,7 @@ The snapshot of one topic is planned like a query, and so comes from outside thi
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from sow_server.engine.catalog.topics import Topic
@@ -37,6 +37,8 @@ class SeveralTopics:
         """Matching records that have not been given out."""
         self._next: bytes | None = cut.topics[0].topic.prefix if cut.topics else None
         self.truncated: Final = False
+        self.absent_fields: Final[Sequence[str]] = ()
+        """Not looked for: a field of one topic may be in no record of another."""
 
     @property
     def done(self) -> bool:

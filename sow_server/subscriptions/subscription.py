@@ -421,7 +421,7 @@ class Subscription:
         self._snapshot = None
         marking = self._marking
         marks = "" if marking is None else marking.tell(snapshot.begin.sequence, self._elapsed())
-        return self._send(SnapshotEnd(snapshot.begin.sequence, marks, snapshot.truncated))
+        return self._send(SnapshotEnd(snapshot.begin.sequence, marks, snapshot.truncated, snapshot.absent_fields))
 
     def _next_frame(self) -> ChangeFrame | None:
         """The next frame of changes, as it is to be handed over now."""

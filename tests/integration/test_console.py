@@ -101,7 +101,9 @@ def test_numbers_reach_the_browser_as_they_were_published(
     with console.socket(browser, f"/{open_server.address}/records/live?topic=orders") as socket:
         frame = json.loads(socket.recv(30))
     assert f'"account":{BIG}' in frame["rows"][0][1]
-    assert (frame["read"], frame["matched"], frame["reset"]) == (3, 3, True)
+    assert (frame["read"], frame["matched"], frame["reset"], frame["absent"]) == (3, 3, True, [])
+    mistyped = browser.get(f"/{open_server.address}/records.json", params={"topic": "orders", "filter": "/prcie = 1"})
+    assert mistyped.json()["absent"] == ["/prcie"]
 
 
 def test_a_change_comes_in_the_next_frame_once_the_last_was_drawn(

@@ -374,6 +374,12 @@ def test_the_page_says_what_was_read_and_what_matched(
         drawn(page)
         expect(page.locator("#read")).to_contain_text("10 of 43 that matched · 300 read")
         expect(page.locator("#plan")).to_contain_text("reads every record")
+        expect(page.locator("#absent")).to_be_hidden()
+        go(page, console, server, "records", "topic=wide&filter=/nn+=+3&order=/zz")
+        expect(page.locator("#absent")).to_contain_text(
+            "no record that was read has a value in /nn: is the name right?"
+        )
+        expect(page.locator("#absent")).to_contain_text("/zz")
 
 
 def test_a_wrong_filter_is_shown_and_its_column_selected(

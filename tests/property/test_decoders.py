@@ -85,3 +85,19 @@ def test_fix_and_nvfix_documents(found: list[tuple[bytes, bytes]], wanted: tuple
     check(MessageType.NVFIX, separator.join([name + b"=" + value for name, value in found]), wanted)
     tags = [(name, value) for name, value in found if name.isdigit()] or [(b"8", b"x")]
     check(MessageType.FIX, separator.join([name + b"=" + value for name, value in tags]), (*wanted, "55"))
+
+
+tags = st.sampled_from(["8", "5", "55", "555", "055", "95", "96", "10", "1000"])
+of_tags = st.lists(
+    st.tuples(tags, st.sampled_from(["", "1", "2", "a=b", "55=x", "1\x01", "ab\x0155=y"])), min_size=1, max_size=8
+)
+
+
+@given(of_tags, st.lists(tags, max_size=8, unique=True).map(tuple), st.booleans())
+def test_fix_documents_by_few_names_and_by_many(
+    found: list[tuple[str, str]], wanted: tuple[str, ...], closed: bool
+) -> None:
+    """Few names are searched for, and many are looked up; lengths of data, and zeros in front of tags."""
+    payload = "\x01".join([f"{tag}={value}" for tag, value in found]) + "\x01" * closed
+    check(MessageType.FIX, payload.encode(), wanted)
+    check(MessageType.NVFIX, payload.encode(), wanted)

@@ -218,6 +218,7 @@ class FakeClient(FakePublishing, FakeInspecting):
         *,
         min_position: object = None,
         timeout: object = None,
+        on_absent_fields: object = None,
     ) -> int:
         self._called("count", topic=topic, **given(parameters), min_position=min_position)
         return len(self._matching(topic, filter, parameters))

@@ -415,6 +415,14 @@ def ordered(client: FakeClient, *order: Term, top: int | None = None, select: tu
     )
 
 
+def test_the_table_knows_the_fields_of_its_order_that_no_record_has(client: FakeClient) -> None:
+    """For a remark (rule Q10): the server does not know that order."""
+    table = ordered(client, Term("/prcie", True), Term("/id", False), Term("@version", False), Term("/a/b", False))
+    assert table.absent_fields == []
+    filled(table, client, {"id": 1, "a": {"c": 1}}, {"id": 2, "a": {"b": 0}})
+    assert table.absent_fields == ["/prcie"]
+
+
 def test_keys_are_sorted_as_numbers_where_they_are_numbers(client: FakeClient) -> None:
     """10 came before 9."""
     table = live_table(client, Clock())

@@ -58,9 +58,9 @@ CALLS: Final[dict[str, int]] = {
     "server: publish a batch by a stream": 310,
     "server: get": 91,
     "server: get a hundred": 785,
-    "server: query a record": 1_625,
+    "server: query a record": 1_616,
     "server: query a batch": 407,
-    "server: subscribe with a snapshot": 3_232,
+    "server: subscribe with a snapshot": 3_234,
     "server: delete": 268,
 }
 """By operation."""

@@ -43,7 +43,8 @@ def test_the_next_records_are_read_while_the_caller_changes_the_last_ones(tmp_pa
     async def change(readers: CountedReaders) -> None:
         granted = Granted(rig.topic("orders"), UNRESTRICTED)
         async with aclosing(selected(rig.store.cuts, readers, granted, "@key != 'x'")) as batches:
-            async for batch, _ in batches:
+            async for batch, _, absent in batches:
+                assert absent == ()
                 given.append(readers.given)
                 found.extend(batch)
                 rig.run(Delete("orders", [key.decode() for key in batch]))
@@ -69,7 +70,7 @@ def test_beside_publishers_all_but_the_first_batch_are_small(tmp_path: Path) -> 
         granted = Granted(rig.topic("orders"), UNRESTRICTED)
         found = selected(rig.store.cuts, readers, granted, "@key != 'x'", busy=lambda: len(sizes) < 4)
         async with aclosing(found) as batches:
-            async for batch, _ in batches:
+            async for batch, _, _ in batches:
                 sizes.append(len(batch))
 
     with ThreadPoolExecutor(1) as readers:

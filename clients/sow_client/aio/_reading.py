@@ -16,7 +16,7 @@ from sow_client._contract import needed
 from sow_client._keys import Key, key_text, key_texts
 from sow_client._parameters import Parameters
 from sow_client._queries import QUERY_ATTEMPTS_MAX, QUERY_RETRY_SECONDS, AsyncQueryResult
-from sow_client._records import Page, QueryPlan, Record, RecordBatch, Ttl, invalid
+from sow_client._records import OnAbsentFields, Page, QueryPlan, Record, RecordBatch, Ttl, invalid
 from sow_client.aio._calls import AsyncCalls
 from sow_client.errors import SowError, Unavailable
 
@@ -177,17 +177,23 @@ class AsyncReading(AsyncCalls):
         *,
         min_position: str | None = None,
         timeout: float | None = None,  # noqa: ASYNC109 - of the call
+        on_absent_fields: OnAbsentFields | None = None,
     ) -> int:
         """The number of live records of a topic, or of those that match `filter`.
 
         `min_position`: as for `get_many`. `timeout`: raises DeadlineExceeded if there is no answer within so many
-        seconds; None: the client's `timeout`.
+        seconds; None: the client's `timeout`. `on_absent_fields` gets the fields of the filter in which no record has a
+        value, if there are any: perhaps they are mistyped.
+
+        Rule: Q10.
         """
         progress = _reads.QueryProgress(topic)
         request = _reads.query_request(topic, filter, parameters, count_only=True, min_position=min_position)
         async with aclosing(self._batches(request, progress, self._one_answer(timeout))) as batches:
             async for _ in batches:
                 raise _statuses.malformed("records, where only their number was asked for")
+        if on_absent_fields is not None and progress.absent_fields:
+            on_absent_fields(progress.absent_fields)
         return progress.matched
 
     async def explain(

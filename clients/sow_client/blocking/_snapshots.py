@@ -19,7 +19,7 @@ from sow_client._keys import Key
 from sow_client._lines import Home
 from sow_client._packed import PackedColumn, PackedRecords
 from sow_client._parameters import Parameters
-from sow_client._records import Change, Start, Ttl
+from sow_client._records import Change, OnAbsentFields, Start, Ttl
 from sow_client.blocking._calls import Calls
 from sow_client.errors import SowError
 
@@ -77,21 +77,27 @@ class Snapshots(Calls):
         batch_size: int = 0,
         fields: Iterable[str] = (),
         reader: str | None = None,
+        on_absent_fields: OnAbsentFields | None = None,
     ) -> Iterator[PackedRecords]:
         """The records of one part, in packed columns. Parts may be read at the same time, and again.
 
         With `lines` a line feed follows each payload. `fields`: the top-level fields that the caller needs of json
         documents, at most 100; the server may leave out the others, where that costs less than to send them. Empty:
         all. `reader`: the work that reads, as for `open_export`; from now on it gets no successor of this export.
+        `on_absent_fields` gets, at the end of the part, the fields of the filter in which none of the records has a
+        value that were read of the whole export so far; none: ().
         After a break it reconnects and continues after the last batch.
         It ends only at the end of the part. Otherwise it raises, for example NotFound (EXPORT_NOT_FOUND) when the
         export has ended or the server was restarted.
+
+        Rule: Q10.
         """
         request = _exports.read_request(
             export_id, part, columns=columns, lines=lines, batch_size=batch_size, fields=fields, reader=reader
         )
         home = self._homes.of(export_id) or Home("the export")
-        return self._read_export(_exports.PartCore(request, connect_timeout=self._connect_timeout), home)
+        core = _exports.PartCore(request, connect_timeout=self._connect_timeout, on_absent_fields=on_absent_fields)
+        return self._read_export(core, home)
 
     def _read_export(self, core: _exports.PartCore, home: Home) -> Generator[PackedRecords, None, None]:
         while True:

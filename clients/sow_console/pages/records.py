@@ -174,6 +174,7 @@ async def twin(view: View) -> Facts:
         "as_of": found.header.as_of,
         "bookmark": found.header.bookmark,
         "read": found.footer.scanned,
+        "absent": found.footer.absent_fields,
         "matched": found.matched,
         "more": found.more,
         "records": found.records,

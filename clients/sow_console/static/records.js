@@ -326,6 +326,13 @@ function learn(row) {
   }
 }
 
+/** A filter or an order with a mistyped name is no error. @param {string[]} paths */
+function tellAbsent(paths) {
+  const place = byId("absent");
+  place.hidden = paths.length === 0;
+  place.textContent = paths.map((path) => `no record that was read has a value in ${path}: is the name right?`).join("\n");
+}
+
 /** @param {Plan | null | undefined} plan */
 function explain(plan) {
   const place = byId("plan");
@@ -380,6 +387,7 @@ function apply(frame) {
     askedAt = Number(frame["asked_at"]);
     ahead = Number(frame["clock"]) - Number(frame["heard"]);
     complete = !frame["more"];
+    tellAbsent(/** @type {string[]} */ (frame["absent"] ?? []));
     for (const wire of come) {
       const row = rowOf(wire);
       rows.set(row.key, row);

@@ -22,6 +22,7 @@ import { PublishCore, Publisher } from "./publisher.js";
 import { QueryResult } from "./query.js";
 import { type Deleted, type JsonObject, onlyOutcome, outcomes, type Published, recordOf, type StoredRecord } from "./records.js";
 import {
+  type CountOptions,
   type DeleteOptions,
   deleteRequest,
   type DeltaOptions,
@@ -220,8 +221,8 @@ export class Client {
           throw cut(what);
         }
         if (value.done) {
-          const { matched, deleted, lastSequence } = value;
-          return { matched, deleted, lastSequence };
+          const { matched, deleted, lastSequence, absentFields } = value;
+          return { matched, deleted, lastSequence, absentFields };
         }
       }
     } finally {
@@ -262,14 +263,18 @@ export class Client {
   async count(
     topic: string,
     filter = "",
-    options: Pick<QueryOptions, "minPosition" | "parameters"> = {},
+    { onAbsentFields, ...options }: CountOptions = {},
   ): Promise<bigint> {
     const request = { ...queryRequest(topic, filter, options), countOnly: true };
     const result = new QueryResult(topic, () => this.#transport.stream(SowService.method.query, request, QUERY));
     if ((await result.all()).length > 0) {
       throw malformed("records, where only their number was asked for");
     }
-    return result.footer!.matched;
+    const { matched, absentFields } = result.footer!;
+    if (absentFields.length > 0) {
+      onAbsentFields?.(absentFields);
+    }
+    return matched;
   }
 
   // ---- following ----

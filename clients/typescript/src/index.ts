@@ -32,6 +32,7 @@ export type { Ack, Publisher } from "./publisher.js";
 export type { QueryFooter, QueryHeader, QueryResult } from "./query.js";
 export type { Change, Deleted, DurabilityName, JsonObject, Published, StoredRecord } from "./records.js";
 export type {
+  CountOptions,
   DeleteOptions,
   DeltaOptions,
   PublisherOptions,

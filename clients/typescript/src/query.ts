@@ -29,6 +29,11 @@ export interface QueryFooter {
   readonly scanned: bigint;
   /** The token for the next page; "": this was the last page. */
   readonly nextPageToken: string;
+  /**
+   * Fields of the filter, the order and `select` in which no record that was read has a value: perhaps they are mistyped
+   * (rule Q10).
+   */
+  readonly absentFields: readonly string[];
 }
 
 /**
@@ -113,8 +118,8 @@ export class QueryResult<T = JsonObject> implements AsyncIterable<StoredRecord<T
         return undefined;
       }
       case "footer": {
-        const { matched, returned, scanned, nextPageToken } = response.value;
-        this.footer = { matched, returned, scanned, nextPageToken };
+        const { matched, returned, scanned, nextPageToken, absentFields } = response.value;
+        this.footer = { matched, returned, scanned, nextPageToken, absentFields };
         return undefined;
       }
       default:

@@ -103,6 +103,8 @@ export interface Deleted {
   readonly deleted: bigint;
   /** Journal sequence of the last delete; 0 when there was none. */
   readonly lastSequence: bigint;
+  /** Fields of the filter in which no record that was read has a value: perhaps they are mistyped (rule Q10). */
+  readonly absentFields: readonly string[];
 }
 
 interface ChangeParts {
@@ -116,7 +118,12 @@ export type Change<T = JsonObject> =
   /** A record of the snapshot. */
   | (ChangeParts & { readonly op: "sow"; readonly reason: null; readonly key: string; readonly record: StoredRecord<T> })
   /** The snapshot is complete. */
-  | (ChangeParts & { readonly op: "snapshot_end"; readonly reason: null })
+  | (ChangeParts & {
+      readonly op: "snapshot_end";
+      readonly reason: null;
+      /** Of one topic: fields of the filter and of `select` in which no record that was read has a value (rule Q10). */
+      readonly absentFields: readonly string[];
+    })
   /** Forget the records so far: a fresh snapshot follows. */
   | (ChangeParts & { readonly op: "resync"; readonly reason: null })
   | (ChangeParts & {

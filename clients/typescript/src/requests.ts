@@ -120,6 +120,11 @@ export interface QueryOptions extends ReadOptions {
   readonly pageToken?: string;
 }
 
+export interface CountOptions extends Pick<QueryOptions, "minPosition" | "parameters"> {
+  /** Gets the fields of the filter in which no record has a value, if there are any: perhaps they are mistyped (rule Q10). */
+  readonly onAbsentFields?: (paths: readonly string[]) => void;
+}
+
 export interface SubscribeOptions extends ProjectionOptions {
   /** Only records that match. */
   readonly filter?: string;

@@ -18,6 +18,7 @@ import { changesOf, marksOf, prefixOf } from "./changes.js";
 import { closed, cut, errorLike, malformed, SowError } from "./errors.js";
 import {
   type ChangeBatch,
+  type SnapshotEnd,
   type SubscribeRequest,
   SubscribeRequestSchema,
   type SubscribeResponse,
@@ -118,7 +119,7 @@ export class SubscriptionCore<T = JsonObject> {
       });
       this.#show(changes);
     } else if (frame.case === "snapshotEnd" && this.#snapshot && this.#standing) {
-      this.#endSnapshot(frame.value.bookmark);
+      this.#endSnapshot(frame.value);
     } else if (frame.case !== undefined) {
       throw malformed(`${frame.case} in the wrong place`);
     } // else a kind of frame that a newer server sends
@@ -178,9 +179,9 @@ export class SubscriptionCore<T = JsonObject> {
     this.#shown = false;
   }
 
-  #endSnapshot(bookmark: string): void {
+  #endSnapshot({ bookmark, absentFields }: SnapshotEnd): void {
     this.#backoff.reset();
-    this.#show([{ op: "snapshot_end", reason: null, topic: this.#request.topic, bookmark }]);
+    this.#show([{ op: "snapshot_end", reason: null, topic: this.#request.topic, bookmark, absentFields }]);
     this.#after = bookmark;
     this.#marks = marksOf(bookmark);
     this.#snapshot = false;

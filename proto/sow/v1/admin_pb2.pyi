@@ -1896,6 +1896,7 @@ class RestampResponse(_message.Message):
     RESTAMPED_FIELD_NUMBER: _builtins.int
     DONE_FIELD_NUMBER: _builtins.int
     LAST_SEQUENCE_FIELD_NUMBER: _builtins.int
+    ABSENT_FIELDS_FIELD_NUMBER: _builtins.int
     matched: _builtins.int
     """Live records that matched so far."""
     restamped: _builtins.int
@@ -1904,6 +1905,10 @@ class RestampResponse(_message.Message):
     """true in the last response."""
     last_sequence: _builtins.int
     """Journal sequence of the last change so far; 0 when there was none."""
+    @_builtins.property
+    def absent_fields(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Only in the last response: the fields of the filter that no record has, as in QueryFooter."""
+
     def __init__(
         self,
         *,
@@ -1911,10 +1916,11 @@ class RestampResponse(_message.Message):
         restamped: _builtins.int = ...,
         done: _builtins.bool = ...,
         last_sequence: _builtins.int = ...,
+        absent_fields: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "last_sequence", b"last_sequence", "matched", b"matched", "restamped", b"restamped"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["absent_fields", b"absent_fields", "done", b"done", "last_sequence", b"last_sequence", "matched", b"matched", "restamped", b"restamped"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

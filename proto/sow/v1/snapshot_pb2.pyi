@@ -362,19 +362,27 @@ class ExportFooter(_message.Message):
 
     RETURNED_FIELD_NUMBER: _builtins.int
     SCANNED_FIELD_NUMBER: _builtins.int
+    ABSENT_FIELDS_FIELD_NUMBER: _builtins.int
     returned: _builtins.int
     """Records sent by this call."""
     scanned: _builtins.int
     """Stored records read by this call."""
+    @_builtins.property
+    def absent_fields(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Fields of the export's filter in which none of the records that were read of it so far has a value, as in
+        QueryFooter: the first 10,000 of them, by this call and by all earlier ones, of any part.
+        """
+
     def __init__(
         self,
         *,
         returned: _builtins.int = ...,
         scanned: _builtins.int = ...,
+        absent_fields: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["returned", b"returned", "scanned", b"scanned"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["absent_fields", b"absent_fields", "returned", b"returned", "scanned", b"scanned"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -875,8 +875,9 @@ class QueryFooter(_message.Message):
 
     @_builtins.property
     def absent_fields(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Fields of the filter, as paths, in which no record that the query read has a value: perhaps mistyped names. At most
-        the first 10,000 such records were looked at (rule Q10). Empty: none, or the caller may see only some rows.
+        """Fields of the filter, of `order_by` and of `select`, as paths, in which no record that the query read has a value:
+        perhaps mistyped names. At most the first 10,000 such records were looked at (rule Q10). Empty: none, or the caller
+        may see only some rows.
         """
 
     def __init__(
@@ -1062,6 +1063,7 @@ class SowDeleteResponse(_message.Message):
     DELETED_FIELD_NUMBER: _builtins.int
     DONE_FIELD_NUMBER: _builtins.int
     LAST_SEQUENCE_FIELD_NUMBER: _builtins.int
+    ABSENT_FIELDS_FIELD_NUMBER: _builtins.int
     matched: _builtins.int
     """Live records that matched so far."""
     deleted: _builtins.int
@@ -1070,6 +1072,10 @@ class SowDeleteResponse(_message.Message):
     """true in the last response."""
     last_sequence: _builtins.int
     """Journal sequence of the last delete so far; 0 when there was none."""
+    @_builtins.property
+    def absent_fields(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Only in the last response: the fields of the filter that no record has, as in QueryFooter."""
+
     def __init__(
         self,
         *,
@@ -1077,10 +1083,11 @@ class SowDeleteResponse(_message.Message):
         deleted: _builtins.int = ...,
         done: _builtins.bool = ...,
         last_sequence: _builtins.int = ...,
+        absent_fields: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["deleted", b"deleted", "done", b"done", "last_sequence", b"last_sequence", "matched", b"matched"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["absent_fields", b"absent_fields", "deleted", b"deleted", "done", b"done", "last_sequence", b"last_sequence", "matched", b"matched"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1980,21 +1987,27 @@ class SnapshotEnd(_message.Message):
 
     BOOKMARK_FIELD_NUMBER: _builtins.int
     TRUNCATED_FIELD_NUMBER: _builtins.int
+    ABSENT_FIELDS_FIELD_NUMBER: _builtins.int
     bookmark: _builtins.str
     """The position of the snapshot. A subscriber that comes back may resume here. As in Progress, it may tell positions of
     other instances.
     """
     truncated: _builtins.bool
     """true: more records match than `snapshot_max`."""
+    @_builtins.property
+    def absent_fields(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """With one `topic`: the fields of the filter and of `select` that no record has, as in QueryFooter."""
+
     def __init__(
         self,
         *,
         bookmark: _builtins.str = ...,
         truncated: _builtins.bool = ...,
+        absent_fields: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bookmark", b"bookmark", "truncated", b"truncated"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["absent_fields", b"absent_fields", "bookmark", b"bookmark", "truncated", b"truncated"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from sow.flat_fields import DATA_OF, USUAL_TAGS, FlatFields
 from sow_server.engine.formats.deltas import Difference, difference_fields
 from sow_server.engine.formats.paths import PathTree, Steps
 from sow_server.engine.formats.payloads import BadRecord, Decode, DeriveKeys, Projection, key_of, malformed
 from sow_server.engine.values.errors import Reason
+
+SOUGHT_MAX: Final = 5
+"""Names that are searched for one by one: to split a payload at its separators costs as much as to search for five."""
 
 
 class FieldFormat:
@@ -102,38 +106,35 @@ class FieldFormat:
     def decoder(self, names: Sequence[str]) -> Decode:
         if any("\ufffd" in name for name in names):
             return self.decode  # it may represent bytes that are not UTF-8
-        wanted = {name.encode("utf-8", "surrogatepass"): name for name in names if name}
-        flat = self._flat
+        wanted = {name.encode("utf-8", "surrogatepass"): name for name in names if name and "=" not in name}
+        flat, separator, tags, count = self._flat, self._separator, self._tags, len(wanted)
 
         def found_in(parts: Sequence[bytes]) -> dict[str, object]:
             found: dict[str, object] = {}
             for part in parts:
-                field, _, value = part.partition(b"=")
+                field, equals, value = part.partition(b"=")
                 name = wanted.get(field)
-                if name is not None and name not in found:
-                    found[name] = value.decode(errors="replace")
-            return found
-
-        if not self._tags:
-            return lambda payload: found_in(flat.parts(payload))
-        # A length of data is looked for with the names that are wanted, so it costs nothing where there is none. What
-        # stands behind the last name that is wanted cannot matter.
-        separator, zero, count = self._separator, self._separator + b"0", len(wanted)
-        sought = wanted | dict.fromkeys(DATA_OF, "")
-
-        def decode(payload: bytes) -> dict[str, object]:
-            found: dict[str, object] = {}
-            if payload.rfind(zero) >= 0 or payload < b"1":  # backwards costs half; less than 1: a zero first
-                return found_in(flat.parts(payload))
-            for part in payload.split(separator):
-                field, _, value = part.partition(b"=")
-                name = sought.get(field)
-                if name is not None and name not in found:
-                    if not name:
-                        return found_in(flat.parts(payload))
+                if name is not None and equals and name not in found:
                     found[name] = value.decode(errors="replace")
                     if len(found) == count:
                         break
+            return found
+
+        if len(wanted) > SOUGHT_MAX:
+            return lambda payload: found_in(flat.parts(payload))
+        sought = [(separator + field + b"=", name) for field, name in wanted.items() if separator not in field]
+
+        def decode(payload: bytes) -> dict[str, object]:
+            opened = separator + payload
+            if tags and flat.is_odd(opened):
+                return found_in(flat.parts(payload))
+            found: dict[str, object] = {}
+            for beginning, name in sought:
+                at = opened.find(beginning)
+                if at >= 0:
+                    at += len(beginning)
+                    end = opened.find(separator, at)
+                    found[name] = opened[at : end if end >= 0 else None].decode(errors="replace")
             return found
 
         return decode

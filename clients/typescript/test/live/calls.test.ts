@@ -138,6 +138,22 @@ describe("one server", { skip: NO_SERVER }, () => {
     const every = await client.query("orders", "@key LIKE '^q'", { keysOnly: true, batchSize: 700 }).all();
     assert.deepEqual([every.length, every[0]!.payload.length], [2_500, 0]);
     assert.equal(await client.count("orders", "/price < 10 AND @key LIKE '^q'"), 10n);
+    const absent: string[] = [];
+    const onAbsentFields = (paths: readonly string[]) => absent.push(...paths);
+    assert.equal(await client.count("orders", "/prcie < 10", { onAbsentFields }), 0n);
+    assert.equal(await client.count("orders", "/price < -1", { onAbsentFields }), 0n);
+    const mistyped = client.query("orders", "/prcie < 10", { orderBy: "/prize" });
+    await mistyped.all();
+    const deleted = await client.delete("orders", { filter: "/prcie < 10" });
+    assert.deepEqual(
+      [absent, mistyped.footer!.absentFields, deleted.absentFields],
+      [["/prcie"], ["/prcie", "/prize"], ["/prcie"]],
+      "a field that no record has is told (rule Q10)",
+    );
+    for await (const change of await client.sowAndSubscribe("orders", { filter: "/prcie < 10" })) {
+      assert.deepEqual(change.op === "snapshot_end" && change.absentFields, ["/prcie"]);
+      break;
+    }
     for await (const _ of client.query("orders")) {
       break; // leaving early ends the call
     }
