@@ -22,7 +22,7 @@ import msgspec
 from sow_cli import display
 from sow_cli.columns import METADATA, Path, heading, steps
 from sow_cli.kept import CsvKept, is_plain
-from sow_cli.lines import BadLine
+from sow_cli.row_records import Unread
 from sow_cli.rows import NEVER_MICROS, BatchColumns, RecordForm
 from sow_cli.shapes import DataType, Shape
 from sow_client import PayloadForm
@@ -311,23 +311,25 @@ class Sink:
         return False
 
 
-def read_values(pa: ModuleType, name: str, column: Any) -> list[object]:
-    """The values of a column of a file; a BadLine in place of one that Python does not have."""
+def read_values(pa: ModuleType, column: Any) -> list[object]:
+    """The values of a column of a file; an `Unread` in place of one that Python does not have."""
     kind = _in_micros(pa, column.type)
     try:
         values: list[object] = (column if kind == column.type else column.cast(kind)).to_pylist(
             maps_as_pydicts="strict"
         )
     except (pa.ArrowException, KeyError, OverflowError, ValueError):
-        return [_read_value(pa, name, column.slice(row, 1), kind) for row in range(len(column))]
+        return [_read_value(pa, column.slice(row, 1), kind) for row in range(len(column))]
     return values
 
 
-def _read_value(pa: ModuleType, name: str, one: Any, kind: DataType) -> object:
+def _read_value(pa: ModuleType, one: Any, kind: DataType) -> object:
     try:
         value: object = (one if kind == one.type else one.cast(kind)).to_pylist(maps_as_pydicts="strict")[0]
     except (pa.ArrowException, KeyError, OverflowError, ValueError) as error:
-        return BadLine("PAYLOAD_MALFORMED", f"column {name}: {error}")
+        is_time = pa.types.is_temporal(one.type)
+        shown = one.cast(pa.string()) if is_time else one
+        return Unread(str(shown.to_pylist()[0]), "time" if is_time else "json", str(error))
     return value
 
 

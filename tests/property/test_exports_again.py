@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 
 from sow_cli import packing
 from sow_cli.exporting import RecordFile
-from sow_cli.inputs import Reading, Target, opened
+from sow_cli.inputs import opened
 from sow_cli.lines import Item, base64_payload, document, record_form
 from sow_cli.output import Format
+from sow_cli.row_records import Reading, Target
 from sow_cli.rows import NEVER_MICROS, BatchColumns, RecordForm
 from sow_cli.sources import buffered
 from sow_client import MessageTypeName, PayloadForm
@@ -122,7 +123,7 @@ def of(message_type: MessageTypeName, payload: bytes) -> object:
 
 def written(kind: str, form: RecordForm, batches: Sequence[BatchColumns]) -> bytes:
     sink = io.BytesIO()
-    with packing.packed(sink, packing.unpacked_name(f"a.{kind}")[1]) as inside:
+    with packing.packed(sink, f"a.{kind}") as inside:
         file = RecordFile(FORMATS[kind], form, inside)
         for batch in batches if file.looks else ():
             file.look(batch.payloads)
