@@ -10,7 +10,10 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterable, Sequence
+from decimal import Decimal
 from importlib import import_module
 from itertools import repeat
 from types import ModuleType, NoneType
@@ -32,6 +35,8 @@ RECORDS_LOOKED_AT: Final = 10_000
 """A stream of records has the types of its first ones."""
 _TOLD: Final = b"sow"
 """The name of `Told` in the metadata of a file."""
+_LONG_FLOAT: Final = re.compile(rb"[0-9][0-9.]{15}|[eE]-[0-9]{3}")
+"""Where a number begins that a float may not hold. Others have 15 digits at most, and come back."""
 _decode_fields: Final = msgspec.json.Decoder(dict[str, object]).decode
 
 
@@ -137,8 +142,8 @@ class ArrowSchema:
         """The pyarrow.Schema of the records."""
         told = Told()
         if self._keeps_all:
-            told.whole = [heading(path) for path, shape in self._shapes.items() if shape.is_whole]
-            told.nulls = [heading(path) for path in self._shapes if self._has_nulls(path)]
+            told.whole = [self._heading(path) for path, shape in self._shapes.items() if shape.is_whole]
+            told.nulls = [self._heading(path) for path in self._shapes if self._has_nulls(path)]
         return self._pa.schema(
             [self._pa.field(name, kind) for name, kind in self._columns()],
             metadata={_TOLD: msgspec.json.encode(told)} if self._keeps_all else None,
@@ -365,18 +370,31 @@ def check_types(schema: Any) -> None:
 
 
 def _document(payload: bytes, form: RecordForm) -> tuple[dict[str, object] | None, bool]:
-    """The fields of a payload as Python values, and whether they are it exactly. A number beyond a float is its
-    text."""
+    """The fields of a payload as Python values, and whether they are it exactly: a float has 17 digits. A number beyond
+    a float is its text."""
     if form.message_type != "json":
         found = form.payloads.fields(payload)
         if found is None:
             return None, False
         return {name: PayloadForm.in_columns(one) for name, one in found.items()}, all(map(is_plain, found.values()))
     try:
-        return _decode_fields(payload), True
+        return _decode_fields(payload), _LONG_FLOAT.search(payload) is None or _is_exact(payload)
     except msgspec.MsgspecError:
         raw = form.payloads.fields(payload)
     return None if raw is None else {name: _value(one) for name, one in raw.items()}, False
+
+
+def _is_exact(payload: bytes) -> bool:
+    """Whether floats hold the numbers of a document."""
+    kept = True
+
+    def number(text: str) -> float:
+        nonlocal kept
+        kept = kept and Decimal(text) == Decimal(repr(float(text)))
+        return 0.0
+
+    json.loads(payload, parse_float=number)
+    return kept
 
 
 def _value(raw: object) -> object:

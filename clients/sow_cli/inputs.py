@@ -20,7 +20,7 @@ import msgspec
 from sow_cli import cells, packing, recoding
 from sow_cli.cell_values import CONVERT, NO_UTF8, CellType, is_json
 from sow_cli.cells import BadRow, Quoted
-from sow_cli.columns import METADATA_COLUMNS
+from sow_cli.columns import INDEX, METADATA_COLUMNS
 from sow_cli.lines import BadLine, Parse, chunks, document, is_record, is_refused, no_record
 from sow_cli.row_records import NULL, Kind, Outcome, Reading, RecordMaker, Target
 
@@ -33,8 +33,6 @@ _SUFFIXES: Final[Mapping[str, Kind]] = {
     ".feather": "arrow",
 }
 _SEPARATOR: Final = re.compile("sep=(.)")
-_INDEX: Final = re.compile(r"__index_level_\d+__")
-"""The name of a column where pandas keeps an index that has no name: no field."""
 _JSON_BYTES_MAX: Final = 2**30
 _MARK: Final = "\ufeff".encode()
 """The mark that programs of Windows write in front of UTF-8. It belongs to no record."""
@@ -398,7 +396,7 @@ class ArrowInput:
         except (pa.ArrowException, OSError, ValueError) as error:
             raise click.UsageError(f"cannot read the input: {error}") from error
         check_types(schema)
-        self._columns = [number for number, name in enumerate(schema.names) if not _INDEX.fullmatch(name)]
+        self._columns = [number for number, name in enumerate(schema.names) if not INDEX.fullmatch(name)]
         self._names: list[str] = [schema.names[number] for number in self._columns]
         self._told = told_in(schema)
 

@@ -145,16 +145,18 @@ def _plain_text(value: object) -> str:
 def agree(value: object, cell: object, *, typed: bool) -> bool:
     """Whether a cell shows this field of a record ([2]). A column may have changed the type, such as 1 to 1.0, or to
     the text of a value. `typed`: fields have types, so that no number shows a text."""
-    if typed and is_text(value) and _is_scalar(cell):
+    is_shown_as_text = is_text(value) and not isinstance(value, float)  # of which JSON has a text for NaN alone
+    if typed and is_shown_as_text and _is_scalar(cell):
         return False
-    if isinstance(value, msgspec.Raw):
-        try:
-            value = msgspec.json.decode(value) if not isinstance(cell, str) else text(value)
-        except msgspec.MsgspecError:
-            value = None  # no Python value, and so no cell but a text
-    if isinstance(cell, msgspec.Raw):
-        return bytes(cell).decode("utf-8", "replace") == text(value) or _alike(value, _decoded(cell))
-    return _alike(value, cell)
+    if text(value) == (bytes(cell).decode("utf-8", "replace") if isinstance(cell, msgspec.Raw) else cell):
+        return True
+    if isinstance(value, msgspec.Raw) and not is_shown_as_text and isinstance(cell, str) and is_json(cell):
+        cell = msgspec.Raw(cell.encode("utf-8", "surrogateescape"))  # of a number or an array another spelling
+    try:
+        found, shown = [msgspec.json.decode(one) if isinstance(one, msgspec.Raw) else one for one in (value, cell)]
+        return _alike(found, shown) or _alike(PayloadForm.in_columns(found), shown)
+    except msgspec.MsgspecError:
+        return False  # a number that Python does not have
 
 
 def _is_scalar(cell: object) -> bool:
@@ -162,13 +164,6 @@ def _is_scalar(cell: object) -> bool:
     if isinstance(cell, msgspec.Raw):
         return bytes(cell)[:1] not in (b"{", b"[")
     return isinstance(cell, (bool, int, float, Decimal))
-
-
-def _decoded(cell: msgspec.Raw) -> object:
-    try:
-        return msgspec.json.decode(cell)
-    except msgspec.MsgspecError:
-        return None
 
 
 def _alike(value: object, cell: object) -> bool:

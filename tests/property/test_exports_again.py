@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import io
+import json
 from array import array
 from collections.abc import Sequence
+from datetime import UTC, datetime
+from decimal import Decimal
 from typing import NamedTuple
 
 import msgspec
@@ -32,7 +35,28 @@ FORMATS = {
     "parquet": Format.PARQUET,
     "arrow": Format.ARROW,
 }
-WORDS = ["", "x", "a,b", 'say "x"', "two\nlines", "\r", "\r\n", "007", "-1.5e3", "12", "true", "null", "[1]", '{"a":1}']
+WORDS = [
+    *(
+        "\x00",
+        "a|b",
+        "a\\\\b",
+        "a;b\tc",
+        " ",
+        "\ufeff",
+        "\u2028",
+        "+1",
+        "01",
+        "1.0",
+        "-0",
+        "TRUE",
+        "NaN",
+        '"',
+        "'",
+        "{",
+        "[1",
+    ),
+    *("", "x", "a,b", 'say "x"', "two\nlines", "\r", "\r\n", "007", "-1.5e3", "12", "true", "null", "[1]", '{"a":1}'),
+]
 NAMES = [
     "a",
     "b",
@@ -49,6 +73,15 @@ NAMES = [
     "_expire_time",
     "[",
     "é",
+    "two\nlines",
+    "\r",
+    "\x00",
+    " ",
+    ";",
+    "_version",
+    "_expire_time_micros",
+    "__index_level_0__",
+    "\ufeff",
 ]
 texts = st.sampled_from(WORDS) | st.text(max_size=4)
 numbers = (
@@ -61,7 +94,9 @@ numbers = (
 scalars = st.none() | st.booleans() | texts | numbers
 values = st.recursive(
     scalars,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["a", "b", ""]), inner, max_size=2),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["a", "b", "", "/a", "_key"]), inner, max_size=2)
+    ),
     max_leaves=5,
 )
 objects = st.dictionaries(st.sampled_from(NAMES), values, max_size=4)
@@ -69,8 +104,20 @@ alike = st.lists(  # records with the same fields, as they mostly are
     st.fixed_dictionaries({"a": st.integers() | st.floats(-9, 9)}, optional={"b": texts, "c": st.booleans()}),
     max_size=6,
 )
+spellings = st.sampled_from(  # numbers as other programs write them
+    [b"1E5", b"1.10", b"-0", b"1e400", b"0.10000000000000000001", b"123456789.123456789123", b"1e-400", b"2.50e+0"]
+)
+spelled = st.tuples(st.sampled_from(["a", "b"]), spellings, st.booleans()).map(
+    lambda one: b'{ "%s" :%s}' % (one[0].encode(), b"[%s]" % one[1] if one[2] else one[1])
+)
 packed_values = st.recursive(
-    st.none() | st.booleans() | texts | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.binary(max_size=3),
+    st.none()
+    | st.booleans()
+    | texts
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats()
+    | st.binary(max_size=3)
+    | st.sampled_from([msgspec.msgpack.Ext(5, b"x"), datetime(2024, 1, 2, 3, 4, 5, 678901, UTC)]),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["a", "b"]), inner, max_size=2),
     max_leaves=5,
 )
@@ -81,17 +128,20 @@ flat = st.lists(
     max_size=5,
 ).map(lambda fields: b"".join([name + b"=" + value + b"\x01" for name, value in fields]))
 
+DATA = [b"", b"95=3\x0196=a\x01b\x0155=x\x01", b"55=x\x0195=1\x0196=\x01\x01", b"\x0155=x\x01"]
+
 PAYLOADS = {
     "json": (st.lists(objects | scalars | st.lists(scalars, max_size=2), max_size=6) | alike).map(
         lambda some: [msgspec.json.encode(one) for one in some]
-    ),
+    )
+    | st.lists(spelled, max_size=4),
     "msgpack": st.lists(
         (st.dictionaries(st.sampled_from(NAMES), packed_values, max_size=4) | packed_values).map(msgspec.msgpack.encode)
         | st.just(b"\x81\x01\xa1x"),  # a map whose key is a number
         max_size=6,
     ),
-    "fix": st.lists(flat | flat.map(lambda one: one[:-1]), max_size=6),
-    "nvfix": st.lists(flat, max_size=6),
+    "fix": st.lists(flat | flat.map(lambda one: one[:-1]) | st.sampled_from(DATA), max_size=6),
+    "nvfix": st.lists(flat | st.just(b""), max_size=6),
     "binary": st.lists(st.binary(max_size=6), max_size=6),
 }
 
@@ -110,12 +160,16 @@ def typed(value: object) -> object:
         return {name: typed(one) for name, one in value.items()}
     if isinstance(value, list):
         return [typed(one) for one in value]
+    if isinstance(value, Decimal):
+        return value  # 1.10 is 1.1
+    if isinstance(value, msgspec.msgpack.Ext):
+        return (value.code, value.data)
     return (type(value), repr(value))
 
 
 def of(message_type: MessageTypeName, payload: bytes) -> object:
     if message_type == "json":
-        return typed(msgspec.json.decode(payload))
+        return typed(json.loads(payload, parse_float=Decimal))
     if message_type == "msgpack":
         return typed(msgspec.msgpack.decode(payload, strict=False))
     return payload
