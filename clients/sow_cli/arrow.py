@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Sequence
+from datetime import timedelta
 from decimal import Decimal
 from importlib import import_module
 from itertools import repeat
@@ -324,18 +325,48 @@ def read_values(pa: ModuleType, column: Any) -> list[object]:
             maps_as_pydicts="strict"
         )
     except (pa.ArrowException, KeyError, OverflowError, ValueError):
-        return [_read_value(pa, column.slice(row, 1), kind) for row in range(len(column))]
+        return [_read_value(pa, column.slice(row, 1)) for row in range(len(column))]
     return values
 
 
-def _read_value(pa: ModuleType, one: Any, kind: DataType) -> object:
+def _read_value(pa: ModuleType, one: Any) -> object:
     try:
-        value: object = (one if kind == one.type else one.cast(kind)).to_pylist(maps_as_pydicts="strict")[0]
+        return _as_python(pa, one[0])
     except (pa.ArrowException, KeyError, OverflowError, ValueError) as error:
         is_time = pa.types.is_temporal(one.type)
         shown = one.cast(pa.string()) if is_time else one
         return Unread(str(shown.to_pylist()[0]), "time" if is_time else "json", str(error))
-    return value
+
+
+def _as_python(pa: ModuleType, scalar: Any) -> object:
+    """The value of a scalar, with a text for a time that is finer than a microsecond."""
+    kind, types = scalar.type, pa.types
+    if not scalar.is_valid:
+        return None
+    if types.is_dictionary(kind):
+        return _as_python(pa, scalar.value)
+    if types.is_struct(kind):
+        return {field.name: _as_python(pa, scalar[number]) for number, field in enumerate(_fields(kind))}
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        return [_as_python(pa, one) for one in scalar.values]
+    if types.is_map(kind):
+        pairs = [(_as_python(pa, one[0]), _as_python(pa, one[1])) for one in scalar.values]
+        if len(dict(pairs)) < len(pairs):
+            raise ValueError("a map has a key twice")
+        return dict(pairs)
+    if _in_micros(pa, kind) == kind:
+        value: object = scalar.as_py()
+        return value
+    micros, nanos = divmod(scalar.value, 1_000)
+    coarse = pa.scalar(micros, pa.int64()).cast(_in_micros(pa, kind)).as_py()
+    if not nanos:
+        return coarse
+    if isinstance(coarse, timedelta):
+        seconds, rest = divmod(abs(scalar.value), 10**9)
+        return f"{'-' * (scalar.value < 0)}PT{seconds}.{rest:09}S"
+    at = coarse.isoformat(timespec="microseconds")
+    fraction = at.index(".") + 7
+    return f"{at[:fraction]}{nanos:03}{at[fraction:]}"
 
 
 def _in_micros(pa: ModuleType, kind: DataType) -> DataType:
@@ -355,7 +386,9 @@ def _in_micros(pa: ModuleType, kind: DataType) -> DataType:
         return pa.large_list(kind.value_field.with_type(_in_micros(pa, kind.value_type)))
     if types.is_map(kind):
         return pa.map_(kind.key_type, kind.item_field.with_type(_in_micros(pa, kind.item_type)))
-    return _in_micros(pa, kind.value_type) if types.is_dictionary(kind) else kind
+    if types.is_dictionary(kind) and (inside := _in_micros(pa, kind.value_type)) != kind.value_type:
+        return inside
+    return kind
 
 
 def check_types(schema: Any) -> None:

@@ -379,6 +379,8 @@ class ArrowInput:
         self.total: int | None = None
         self._reading = reading
         self._target = target
+        if file.peek(4).startswith(b"FEA1"):
+            raise click.UsageError("the input is a Feather file of version 1; write one of version 2, which is Arrow")
         source: Any = file if file.seekable() else BytesIO(file.read())
         try:
             if is_parquet:
