@@ -88,10 +88,14 @@ class SentItems:
 
     def settled(self, count: int) -> None:
         """So many more records are settled; the refusals among them follow. Earlier ones are forgotten."""
-        while self._first < self._settled:
-            self._items.popleft()
-            self._first += 1
+        self.forget(self._settled - self._first)
         self._settled += count
+
+    def forget(self, count: int) -> None:
+        """Forgets so many of the earliest records."""
+        for _ in range(count):
+            self._items.popleft()
+        self._first += count
 
     def item(self, position: int) -> Item:
         """The record at a position, from 0."""

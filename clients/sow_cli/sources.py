@@ -193,7 +193,7 @@ def input_options(command: Command) -> Command:
             "--errors",
             type=click.Path(dir_okay=False, path_type=Path),
             metavar="FILE",
-            help="A file for all records that are refused: a line of JSON each, for --records once they are mended.",
+            help="A file for all records that are refused: a line of JSON each, to be mended and published again.",
         ),
         click.option(
             "--delimiter", type=arguments.separator, metavar="CHAR", help="Between the cells of CSV; default ,"

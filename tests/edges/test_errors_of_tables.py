@@ -253,3 +253,19 @@ def test_a_file_of_errors_is_compressed_by_its_name(
     assert run(server, "publish", f"packed-{suffix}", tmp_path / "b.ndjson", "--errors", bad).exit_code == 0
     empty = run(server, "publish", f"packed-{suffix}", bad)
     assert (empty.exit_code, json.loads(empty.stdout)["published"]) == (0, 0), "whole, and without a record"
+
+
+def test_records_that_a_load_refuses_at_the_server_are_kept(
+    server: ServerProcess, client: Client, tmp_path: Path
+) -> None:
+    """Only their places were in the file."""
+    client.create_topic("loaded", key=["/id"])
+    some = [{"id" if number % 700 else "no": number} for number in range(1, 12_001)]
+    (tmp_path / "a.ndjson").write_text("".join(json.dumps(one) + "\n" for one in some))
+    bad = tmp_path / "bad.ndjson"
+    options = ("--force", "--skip-bad", "--errors", bad)
+    assert run(server, "load", "loaded", tmp_path / "a.ndjson", *options).exit_code == 1
+    assert [(one["line"], one["payload"]) for one in told(bad)] == [(n, {"no": n}) for n in range(700, 12_001, 700)]
+    bad.write_text(bad.read_text().replace('"no"', '"id"'))
+    assert run(server, "publish", "loaded", bad).exit_code == 0
+    assert client.count("loaded") == 12_000
