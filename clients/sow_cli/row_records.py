@@ -140,9 +140,6 @@ class RecordMaker:
     def record(self, values: Sequence[object]) -> Item:
         """The record of a row. Raises BadLine."""
         try:
-            for number in (self._key, self._expires):
-                if number >= 0:
-                    self._refuse_unread(number, values[number])
             data = self._data(values)
             key = None if self._key < 0 else _key_text(values[self._key], self.names[self._key])
             if key is None and self._key >= 0 and self._keyed is None:
@@ -185,10 +182,6 @@ class RecordMaker:
         told |= {"columns": list(self.names), "types": types}
         return told if delimiter == "," else told | {"delimiter": delimiter}
 
-    def _refuse_unread(self, number: int, value: object) -> None:
-        if type(value) is Unread:
-            raise BadLine("PAYLOAD_MALFORMED", f"column {self.names[number]}: {value.reason}")
-
     def _stamp(self, value: object) -> int | None:
         stamp = _micros(value)
         return self._absent if stamp is None else stamp
@@ -206,7 +199,6 @@ class RecordMaker:
             inside = document
             for name in path[:-1]:
                 inside = cast(dict[str, object], inside.setdefault(name, {}))
-            self._refuse_unread(number, value)
             inside[path[-1]] = _cleaned(value, self.names[number])
         if self._target.message_type in ("fix", "nvfix"):
             return named_payload(document, self._form)
@@ -301,6 +293,8 @@ def _cleaned(value: object, name: str) -> object:
             finite = False
         case Decimal():
             finite = value.is_finite()
+        case Unread():
+            raise BadLine("PAYLOAD_MALFORMED", f"column {name}: {value.reason}")
         case _:
             finite = True
     if not finite:
@@ -322,6 +316,8 @@ def _micros(value: object) -> int | None:
     """An expire time: microseconds, or a time with a zone; None: never."""
     if value is None or isinstance(value, int):
         return value
+    if isinstance(value, Unread):
+        raise ValueError(value.reason)
     moment = value if isinstance(value, datetime) else None
     if moment is None:
         text = bytes(value).decode() if isinstance(value, msgspec.Raw) else str(value)
