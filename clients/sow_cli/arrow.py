@@ -366,7 +366,7 @@ def _as_python(pa: ModuleType, scalar: Any) -> object:
         return f"{'-' * (scalar.value < 0)}PT{seconds}.{rest:09}S"
     at = coarse.isoformat(timespec="microseconds")
     fraction = at.index(".") + 7
-    return f"{at[:fraction]}{nanos:03}{at[fraction:]}"
+    return f"{at[:fraction]}{nanos:03}{at[fraction:].replace('+00:00', 'Z')}"  # as JSON of a datetime
 
 
 def _in_micros(pa: ModuleType, kind: DataType) -> DataType:
