@@ -126,7 +126,8 @@ class RecordMaker:
         except ValueError as error:
             raise click.UsageError(f"the column {name!r}: {error}") from error
         if not name:
-            raise click.UsageError("a column has no name; if it is the index of pandas: to_csv(…, index=False)")
+            place = f"column {list(self.names).index('') + 1} of {len(self.names)}"
+            raise click.UsageError(f"{place} has no name; if it is the index of pandas: to_csv(…, index=False)")
         return path
 
     def outcome(self, values: Sequence[object]) -> Outcome:
