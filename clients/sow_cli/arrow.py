@@ -10,7 +10,11 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterable, Sequence
+from datetime import timedelta
+from decimal import Decimal
 from importlib import import_module
 from itertools import repeat
 from types import ModuleType, NoneType
@@ -22,7 +26,7 @@ import msgspec
 from sow_cli import display
 from sow_cli.columns import METADATA, Path, heading, steps
 from sow_cli.kept import CsvKept, is_plain
-from sow_cli.lines import BadLine
+from sow_cli.row_records import Unread
 from sow_cli.rows import NEVER_MICROS, BatchColumns, RecordForm
 from sow_cli.shapes import DataType, Shape
 from sow_client import PayloadForm
@@ -32,6 +36,8 @@ RECORDS_LOOKED_AT: Final = 10_000
 """A stream of records has the types of its first ones."""
 _TOLD: Final = b"sow"
 """The name of `Told` in the metadata of a file."""
+_LONG_FLOAT: Final = re.compile(rb"[0-9][0-9.]{15}|[eE]-[0-9]{3}")
+"""Where a number begins that a float may not hold. Others have 15 digits at most, and come back."""
 _decode_fields: Final = msgspec.json.Decoder(dict[str, object]).decode
 
 
@@ -137,8 +143,8 @@ class ArrowSchema:
         """The pyarrow.Schema of the records."""
         told = Told()
         if self._keeps_all:
-            told.whole = [heading(path) for path, shape in self._shapes.items() if shape.is_whole]
-            told.nulls = [heading(path) for path in self._shapes if self._has_nulls(path)]
+            told.whole = [self._heading(path) for path, shape in self._shapes.items() if shape.is_whole]
+            told.nulls = [self._heading(path) for path in self._shapes if self._has_nulls(path)]
         return self._pa.schema(
             [self._pa.field(name, kind) for name, kind in self._columns()],
             metadata={_TOLD: msgspec.json.encode(told)} if self._keeps_all else None,
@@ -311,24 +317,56 @@ class Sink:
         return False
 
 
-def read_values(pa: ModuleType, name: str, column: Any) -> list[object]:
-    """The values of a column of a file; a BadLine in place of one that Python does not have."""
+def read_values(pa: ModuleType, column: Any) -> list[object]:
+    """The values of a column of a file; an `Unread` in place of one that Python does not have."""
     kind = _in_micros(pa, column.type)
     try:
         values: list[object] = (column if kind == column.type else column.cast(kind)).to_pylist(
             maps_as_pydicts="strict"
         )
     except (pa.ArrowException, KeyError, OverflowError, ValueError):
-        return [_read_value(pa, name, column.slice(row, 1), kind) for row in range(len(column))]
+        return [_read_value(pa, column.slice(row, 1)) for row in range(len(column))]
     return values
 
 
-def _read_value(pa: ModuleType, name: str, one: Any, kind: DataType) -> object:
+def _read_value(pa: ModuleType, one: Any) -> object:
     try:
-        value: object = (one if kind == one.type else one.cast(kind)).to_pylist(maps_as_pydicts="strict")[0]
+        return _as_python(pa, one[0])
     except (pa.ArrowException, KeyError, OverflowError, ValueError) as error:
-        return BadLine("PAYLOAD_MALFORMED", f"column {name}: {error}")
-    return value
+        is_time = pa.types.is_temporal(one.type)
+        shown = one.cast(pa.string()) if is_time else one
+        return Unread(str(shown.to_pylist()[0]), "time" if is_time else "json", str(error))
+
+
+def _as_python(pa: ModuleType, scalar: Any) -> object:
+    """The value of a scalar, with a text for a time that is finer than a microsecond."""
+    kind, types = scalar.type, pa.types
+    if not scalar.is_valid:
+        return None
+    if types.is_dictionary(kind):
+        return _as_python(pa, scalar.value)
+    if types.is_struct(kind):
+        return {field.name: _as_python(pa, scalar[number]) for number, field in enumerate(_fields(kind))}
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        return [_as_python(pa, one) for one in scalar.values]
+    if types.is_map(kind):
+        pairs = [(_as_python(pa, one[0]), _as_python(pa, one[1])) for one in scalar.values]
+        if len(dict(pairs)) < len(pairs):
+            raise ValueError("a map has a key twice")
+        return dict(pairs)
+    if _in_micros(pa, kind) == kind:
+        value: object = scalar.as_py()
+        return value
+    micros, nanos = divmod(scalar.value, 1_000)
+    coarse = pa.scalar(micros, pa.int64()).cast(_in_micros(pa, kind)).as_py()
+    if not nanos:
+        return coarse
+    if isinstance(coarse, timedelta):
+        seconds, rest = divmod(abs(scalar.value), 10**9)
+        return f"{'-' * (scalar.value < 0)}PT{seconds}.{rest:09}S"
+    at = coarse.isoformat(timespec="microseconds")
+    fraction = at.index(".") + 7
+    return f"{at[:fraction]}{nanos:03}{at[fraction:].replace('+00:00', 'Z')}"  # as JSON of a datetime
 
 
 def _in_micros(pa: ModuleType, kind: DataType) -> DataType:
@@ -348,7 +386,9 @@ def _in_micros(pa: ModuleType, kind: DataType) -> DataType:
         return pa.large_list(kind.value_field.with_type(_in_micros(pa, kind.value_type)))
     if types.is_map(kind):
         return pa.map_(kind.key_type, kind.item_field.with_type(_in_micros(pa, kind.item_type)))
-    return _in_micros(pa, kind.value_type) if types.is_dictionary(kind) else kind
+    if types.is_dictionary(kind) and (inside := _in_micros(pa, kind.value_type)) != kind.value_type:
+        return inside
+    return kind
 
 
 def check_types(schema: Any) -> None:
@@ -363,18 +403,31 @@ def check_types(schema: Any) -> None:
 
 
 def _document(payload: bytes, form: RecordForm) -> tuple[dict[str, object] | None, bool]:
-    """The fields of a payload as Python values, and whether they are it exactly. A number beyond a float is its
-    text."""
+    """The fields of a payload as Python values, and whether they are it exactly: a float has 17 digits. A number beyond
+    a float is its text."""
     if form.message_type != "json":
         found = form.payloads.fields(payload)
         if found is None:
             return None, False
         return {name: PayloadForm.in_columns(one) for name, one in found.items()}, all(map(is_plain, found.values()))
     try:
-        return _decode_fields(payload), True
+        return _decode_fields(payload), _LONG_FLOAT.search(payload) is None or _is_exact(payload)
     except msgspec.MsgspecError:
         raw = form.payloads.fields(payload)
     return None if raw is None else {name: _value(one) for name, one in raw.items()}, False
+
+
+def _is_exact(payload: bytes) -> bool:
+    """Whether floats hold the numbers of a document."""
+    kept = True
+
+    def number(text: str) -> float:
+        nonlocal kept
+        kept = kept and Decimal(text) == Decimal(repr(float(text)))
+        return 0.0
+
+    json.loads(payload, parse_float=number)
+    return kept
 
 
 def _value(raw: object) -> object:

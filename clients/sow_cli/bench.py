@@ -16,7 +16,7 @@ import click
 
 from sow.sizes import SizeError, parse_bytes
 from sow.version import __version__
-from sow_cli import arguments, display
+from sow_cli import arguments, display, packing
 from sow_cli.exits import Refused, describe
 from sow_cli.output import Fact, Format, Output, note, output_option, progress
 from sow_cli.server_usage import Meter, MetricsPage, MetricsUnreadable, local_meter
@@ -112,6 +112,7 @@ def _works(text: str) -> list[Work]:
 @click.option(
     "--report",
     type=click.Path(dir_okay=False, writable=True, path_type=Path),
+    callback=packing.checked,
     metavar="FILE",
     help="Also write a report in Markdown: the figures, the settings, the versions.",
 )
@@ -194,7 +195,7 @@ def bench(
         if done and output.format is not Format.NDJSON:
             output.many(done, names=_NAMES, nothing="")
         if done and report is not None:
-            report.write_text(report_of(ran_with, done))
+            packing.write(report, report_of(ran_with, done).encode())
             note(f"the report is in {report}")
 
 

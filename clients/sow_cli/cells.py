@@ -1,23 +1,22 @@
 """The cells of CSV, with the one thing that the csv module does not tell: whether a cell stood in quotation marks.
 
 [1]  A cell in quotation marks is a `Quoted`, also an empty one: `""` is an empty text, and an empty cell no value.
-[2]  A cell may go on over several lines; a row that is no CSV is a `csv.Error` in its place, and the next line begins
+[2]  A cell may go on over several lines; a row that is no CSV is a `BadRow` in its place, and the next line begins
      another row.
 """
 
 from __future__ import annotations
 
-import csv
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 import msgspec
 
-Row: TypeAlias = list[str] | csv.Error
-
 CELL_CHARACTERS_MAX: Final = 32 * 2**20
-_NUMBER: Final = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
+NUMBER: Final = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
+_LONE_RETURN: Final = "a carriage return stands inside a cell without quotation marks"
 _STARTS: Final = frozenset("-0123456789tfn{[")
 
 
@@ -38,6 +37,23 @@ class InQuotes(str):
         return cls('"' + text.replace('"', '""') + '"')
 
 
+@dataclass(frozen=True, slots=True)
+class BadRow:
+    """A row that is no CSV."""
+
+    message: str
+    text: str
+    """Its text, as it is in the file; empty where a cell is too long."""
+
+
+Row: TypeAlias = list[str] | BadRow
+
+
+def text_of(row: list[str], delimiter: str) -> str:
+    """The text that a row was read from."""
+    return delimiter.join([InQuotes.of(cell) if type(cell) is Quoted else cell for cell in row])
+
+
 def rows(lines: Iterator[str], delimiter: str) -> Iterator[Row]:
     """The rows of some lines, which come without their line feeds. A line without a character is an empty row."""
     for line in lines:
@@ -45,7 +61,7 @@ def rows(lines: Iterator[str], delimiter: str) -> Iterator[Row]:
         if '"' in text:
             yield _row(line, lines, delimiter)
         elif "\r" in text:
-            yield csv.Error("a carriage return stands inside a cell without quotation marks")
+            yield BadRow(_LONE_RETURN, text)
         else:
             yield text.split(delimiter) if text else []  # nearly all lines: half the cost of the csv module
 
@@ -53,6 +69,7 @@ def rows(lines: Iterator[str], delimiter: str) -> Iterator[Row]:
 def _row(line: str, lines: Iterator[str], delimiter: str) -> Row:
     """The row that begins with this line, and may take further ones."""
     cells: list[str] = []
+    taken = [line]
     at = 0
     while True:
         if line.startswith('"', at):
@@ -66,10 +83,11 @@ def _row(line: str, lines: Iterator[str], delimiter: str) -> Row:
                     size += len(line) - start + 1
                     more = next(lines, None)
                     if more is None:
-                        return csv.Error("the quotation marks of the last cell are not closed")
+                        return BadRow("the quotation marks of the last cell are not closed", "\n".join(taken))
                     if size > CELL_CHARACTERS_MAX:
-                        return csv.Error("a cell is longer than 32 MiB; are its quotation marks closed?")
+                        return BadRow("a cell is longer than 32 MiB; are its quotation marks closed?", "")
                     parts.append("\n")
+                    taken.append(more)
                     line, start = more, 0
                 elif line.startswith('"', end + 1):
                     parts.append(line[start : end + 1])
@@ -83,7 +101,7 @@ def _row(line: str, lines: Iterator[str], delimiter: str) -> Row:
             if rest in ("", "\r"):
                 return cells
             if rest[0] != delimiter:
-                return csv.Error(f"{delimiter!r} expected after '\"'")
+                return BadRow(f"{delimiter!r} expected after '\"'", "\n".join(taken).removesuffix("\r"))
             at += 1
         else:
             end = line.find(delimiter, at)
@@ -91,7 +109,7 @@ def _row(line: str, lines: Iterator[str], delimiter: str) -> Row:
             if end < 0:
                 cell = cell.removesuffix("\r")
             if "\r" in cell:
-                return csv.Error("a carriage return stands inside a cell without quotation marks")
+                return BadRow(_LONE_RETURN, "\n".join(taken).removesuffix("\r"))
             cells.append(cell)
             if end < 0:
                 return cells
@@ -105,7 +123,7 @@ def looks_like_a_value(text: str) -> bool:
         return False
     if first in "{[":
         return is_json(text)
-    return text in ("true", "false", "null") or _NUMBER.fullmatch(text) is not None
+    return text in ("true", "false", "null") or NUMBER.fullmatch(text) is not None
 
 
 def is_json(text: str) -> bool:

@@ -9,7 +9,7 @@ A program that shows rows takes `Columns.of(form, first payloads, chosen)` once,
          Later records may have other fields. These are counted, so that a command can tell what it left out. A stream
          has columns that grow.
     [3]  The name of a column never stands for two things: metadata are `_key`, `_version` …, as in Spark, and a field
-         of such a name has its path as its name.
+         of such a name, or of one that pandas gives an index, has its path as its name.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ METADATA_COLUMNS: Final = {
     "_payload": "payload",
 }
 """The columns that hold metadata, with times in either form, and whole payloads. In input they are no fields."""
+INDEX: Final = re.compile(r"__index_level_\d+__")
+"""The name of a column where pandas keeps an index that has no name: no field."""
 _LEFT_OUT_MAX: Final = 20
 GROWN_MAX: Final = 50
 """Columns of a stream."""
@@ -230,8 +232,10 @@ def steps(path: str) -> Path:
 
 def heading(path: Path) -> str:
     """The name of a field's column ([3])."""
-    if len(path) == 1 and path[0] and path[0][0] not in "/@" and path[0] not in METADATA_COLUMNS:
-        return path[0]
+    first = path[0]
+    is_other = not first or first[0] in "/@" or first in METADATA_COLUMNS or INDEX.fullmatch(first) is not None
+    if len(path) == 1 and not is_other:
+        return first
     return "".join([step(name) for name in path])
 
 

@@ -91,7 +91,7 @@ def export(
       sow export orders orders.parquet
       sow export orders big.csv --filter "/price > 9" --select /id,/price,@expire_time
     """
-    kind, compression = _form_of(file)
+    kind = _form_of(file)
     named = selected(select)
     if kind in _WHOLE and named:
         raise click.UsageError("--select is for columns: JSON and NDJSON have whole records")
@@ -101,13 +101,13 @@ def export(
         from sow_cli.arrow import load_pyarrow
 
         load_pyarrow()  # says now what is missing
-    packing.check(compression)
+    packing.check(file.name)
     started = time.monotonic()
     with session.client() as client:
         form = RecordForm.of(topic, client.describe_topic(topic).settings, select=named)
         opened = client.open_export(topic, filter_text, parameters)
         try:
-            with replaced(file) as plain, packing.packed(plain, compression) as sink:
+            with replaced(file) as plain, packing.packed(plain, file.name) as sink:
                 made = RecordFile(kind, form, sink, csv_safe=output.csv_safe, keeps_all=not lossy)
                 exporting = _Exporting(client, opened, form)
                 written = exporting.write(made)
@@ -130,8 +130,8 @@ def export(
     remark_on_fields(exporting.absent_fields)
 
 
-def _form_of(file: Path) -> tuple[Format, packing.Packing | None]:
-    """The format and the compression that the name tells. Raises a usage error."""
+def _form_of(file: Path) -> Format:
+    """The format that the name tells. Raises a usage error."""
     name, compression = packing.unpacked_name(file.name)
     kind = _FORMATS.get(name.suffix.lower())
     if kind is None:
@@ -143,7 +143,7 @@ def _form_of(file: Path) -> tuple[Format, packing.Packing | None]:
             f"{file.suffix}" + (", as Parquet compresses its columns" if kind is Format.PARQUET else ""),
             param_hint="FILE",
         )
-    return kind, compression
+    return kind
 
 
 class _Exporting:

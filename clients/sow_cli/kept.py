@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from decimal import Decimal
 from math import isfinite
 from typing import Final
 
@@ -141,23 +142,28 @@ def _plain_text(value: object) -> str:
     return str(msgspec.json.decode(data)) if data[:1] == b'"' else data.decode()  # of dates, the text itself
 
 
-def agree(value: object, cell: object) -> bool:
-    """Whether a cell shows this field of a record ([2]). A column may have changed the type, such as 1 to 1.0."""
-    if isinstance(value, msgspec.Raw):
-        try:
-            value = msgspec.json.decode(value) if not isinstance(cell, str) else text(value)
-        except msgspec.MsgspecError:
-            value = None  # no Python value, and so no cell but a text
-    if isinstance(cell, msgspec.Raw):
-        return bytes(cell).decode("utf-8", "replace") == text(value) or _alike(value, _decoded(cell))
-    return _alike(value, cell)
-
-
-def _decoded(cell: msgspec.Raw) -> object:
+def agree(value: object, cell: object, *, typed: bool) -> bool:
+    """Whether a cell shows this field of a record ([2]). A column may have changed the type, such as 1 to 1.0, or to
+    the text of a value. `typed`: fields have types, so that no number shows a text."""
+    is_shown_as_text = is_text(value) and not isinstance(value, float)  # of which JSON has a text for NaN alone
+    if typed and is_shown_as_text and _is_scalar(cell):
+        return False
+    if text(value) == (bytes(cell).decode("utf-8", "replace") if isinstance(cell, msgspec.Raw) else cell):
+        return True
+    if isinstance(value, msgspec.Raw) and not is_shown_as_text and isinstance(cell, str) and is_json(cell):
+        cell = msgspec.Raw(cell.encode("utf-8", "surrogateescape"))  # of a number or an array another spelling
     try:
-        return msgspec.json.decode(cell)
+        found, shown = [msgspec.json.decode(one) if isinstance(one, msgspec.Raw) else one for one in (value, cell)]
+        return _alike(found, shown) or _alike(PayloadForm.in_columns(found), shown)
     except msgspec.MsgspecError:
-        return None
+        return False  # a number that Python does not have
+
+
+def _is_scalar(cell: object) -> bool:
+    """Whether a cell is a number, true or false. An object or an array may stand for a text of JSON."""
+    if isinstance(cell, msgspec.Raw):
+        return bytes(cell)[:1] not in (b"{", b"[")
+    return isinstance(cell, (bool, int, float, Decimal))
 
 
 def _alike(value: object, cell: object) -> bool:
@@ -165,6 +171,6 @@ def _alike(value: object, cell: object) -> bool:
         return all(_alike(value.get(name), cell.get(name)) for name in value.keys() | cell.keys())
     if isinstance(value, list) and isinstance(cell, list):
         return len(value) == len(cell) and all(map(_alike, value, cell))
-    if value == cell or (value != value and cell != cell):
+    if isinstance(value, bool) is isinstance(cell, bool) and (value == cell or (value != value and cell != cell)):
         return True
     return isinstance(cell, str) and text(value) == cell

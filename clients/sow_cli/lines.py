@@ -11,7 +11,7 @@ import base64
 import binascii
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from io import BufferedReader
 from typing import Final, NamedTuple, TypeAlias
 
@@ -48,6 +48,8 @@ class BadLine(Exception):
         self.text = text
         self.of_record = False
         """True: the line was read as a record, with its metadata."""
+        self.kept: Mapping[str, object] = {}
+        """The row that is no record, as the file of --errors keeps it."""
 
 
 Parse: TypeAlias = Callable[[bytes], Item]
@@ -86,10 +88,14 @@ class SentItems:
 
     def settled(self, count: int) -> None:
         """So many more records are settled; the refusals among them follow. Earlier ones are forgotten."""
-        while self._first < self._settled:
-            self._items.popleft()
-            self._first += 1
+        self.forget(self._settled - self._first)
         self._settled += count
+
+    def forget(self, count: int) -> None:
+        """Forgets so many of the earliest records."""
+        for _ in range(count):
+            self._items.popleft()
+        self._first += count
 
     def item(self, position: int) -> Item:
         """The record at a position, from 0."""
@@ -184,13 +190,30 @@ class _RecordLine(msgspec.Struct):
     """In the file of --errors: a document that could not be read, to be mended."""
     whole: msgspec.Raw = msgspec.Raw()
     """There, too: the line of a record that could not be read, an object or a text."""
+    row: msgspec.Raw = msgspec.Raw()
+    """There, too: a row of a table."""
     reason: str | None = None
     """There, too. Without an expire time of its own, such a record gets that of the command."""
     key: str | None = None
     expire_time_micros: int | None = None
 
 
-class _OwnLine(_RecordLine, forbid_unknown_fields=True):
+class _ToldLine(_RecordLine, forbid_unknown_fields=True):
+    """A line with what the file of --errors tells, too."""
+
+    file: str | None = None
+    line: int | None = None
+    record: int | None = None
+    message: str | None = None
+    column: int | None = None
+    base64: str | None = None
+    columns: list[str] | None = None
+    types: dict[str, str] | None = None
+    nulls: list[str] | None = None
+    delimiter: str | None = None
+
+
+class _OwnLine(_ToldLine):
     """A line among lines of an export: a document with a field `payload` is none."""
 
     topic: str | None = None
@@ -215,6 +238,7 @@ class _WholeRecord(msgspec.Struct, forbid_unknown_fields=True):
 
 
 _decode_whole: Final = msgspec.json.Decoder(_WholeRecord).decode
+_decode_told: Final = msgspec.json.Decoder(_ToldLine).decode
 
 
 def is_record(line: bytes) -> bool:
@@ -228,6 +252,17 @@ def is_record(line: bytes) -> bool:
     return True
 
 
+def is_refused(line: bytes) -> bool:
+    """Whether a line is one of the file of --errors, and no document."""
+    if not line.lstrip().startswith(b"{"):
+        return False
+    try:
+        told = _decode_told(line)
+    except (msgspec.MsgspecError, ValueError):
+        return False
+    return None not in (told.reason, told.message) and (told.line is None) is not (told.record is None)
+
+
 def no_record(line: bytes) -> Item:
     """A document among documents. Raises BadLine for a whole record, whose document is inside of it."""
     if line.startswith(b'{"topic":') and is_record(line):
@@ -237,10 +272,20 @@ def no_record(line: bytes) -> Item:
     return Item(line)
 
 
-def record_form(form: PayloadForm, *, with_key: bool, stamps: bool, absent: int | None, is_told: bool = False) -> Parse:
-    """Lines as `sow query --format ndjson` writes them, of payloads of a form. `with_key`: the topic needs a key, and
-    gets the line's. `stamps`: records keep their expire times, and `absent` stands for one that has none. `is_told`:
-    the user says that lines are records; else the first one is, and others may be documents."""
+def record_form(
+    form: PayloadForm,
+    *,
+    with_key: bool,
+    stamps: bool,
+    absent: int | None,
+    is_told: bool = False,
+    keyed: Parse | None = None,
+    row: Parse | None = None,
+) -> Parse:
+    """Lines as `sow query --format ndjson` and --errors write them, of payloads of a form. `with_key`: the topic needs
+    a key, and gets the line's, or the one that `keyed` takes from the document. `stamps`: records keep their expire
+    times, and `absent` stands for one that has none. `is_told`: the user says that lines are records; else the first
+    one is, and others may be documents. `row` makes a record of a line that has one."""
     decode: Callable[[bytes], _RecordLine] = msgspec.json.Decoder(_RecordLine if is_told else _OwnLine).decode
     decode_text = msgspec.json.Decoder(str).decode
 
@@ -263,18 +308,23 @@ def record_form(form: PayloadForm, *, with_key: bool, stamps: bool, absent: int 
             if record.whole:
                 inner = bytes(record.whole)
                 return read(decode_text(inner).encode() if inner[:1] == b'"' else inner)
+            if record.row and row is not None:
+                return row(line)
             data = payload_of(record)
         except msgspec.DecodeError as error:
             hint = "" if is_told else ", as the first line is; see --records and --no-records"
             raise BadLine("PAYLOAD_MALFORMED", f"not a record{hint}: {error}") from error
         except InvalidArgument as error:
             raise BadLine(error.reason, error.message) from error
-        if with_key and record.key is None:
-            raise BadLine("KEY_REQUIRED", "the record has no key, which the topic needs")
+        key = record.key
+        if with_key and key is None:
+            if keyed is None:
+                raise BadLine("KEY_REQUIRED", "the record has no key, which the topic needs")
+            key = keyed(data).key
         stamp = record.expire_time_micros
         if stamp is None and record.reason is None:
             stamp = absent
-        return Item(data, record.key if with_key else None, stamp if stamps else None)
+        return Item(data, key if with_key else None, stamp if stamps else None)
 
     def parsed(line: bytes) -> Item:
         try:

@@ -20,7 +20,7 @@ import click
 from sow_cli import arguments, display
 from sow_cli.exits import SERVER_SAID_NO
 from sow_cli.ignored import remark_at_once
-from sow_cli.lines import NEVER_MICROS, Item, LineNumbers
+from sow_cli.lines import NEVER_MICROS, Item, LineNumbers, SentItems
 from sow_cli.output import Fact, Output, note, output_option, progress
 from sow_cli.session import Session
 from sow_cli.sources import (
@@ -140,12 +140,27 @@ def _stage(source: FileInput, stager: LoadStager, refusals: Refusals, ttl: str |
     own = False
     numbers = LineNumbers()
     bad = partial(refusals.add, source.place)
+    sent = SentItems()
+    told = answered = 0
+
+    def tell() -> None:
+        """Reports the records that were refused meanwhile. Only those without an answer are kept."""
+        nonlocal told, answered
+        before, answered = answered, stager.staged + stager.refused
+        if stager.refused > told:
+            for refusal in stager.refusals[told:]:
+                bad(numbers.line(refusal.index), refusal.reason, refusal.message, sent.item(refusal.index))
+                told += 1
+        sent.forget(answered - before)
+
     records = source.records(numbers, bad, lambda: stager.staged + stager.refused)
     while batch := [item for _, item in islice(records, _BATCH_RECORDS)]:
+        for item in batch:
+            sent.add(item)
         own |= _hand_over(stager, batch, ttl)
+        tell()
     stager.flush()
-    for refusal in stager.refusals:
-        bad(numbers.line(refusal.index), refusal.reason, refusal.message)
+    tell()
     refusals.add_more(stager.refused - len(stager.refusals))
     return own
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
 from io import BufferedReader, RawIOBase
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import IO, Any, Final, Literal, TypeAlias, cast
 
 import click
@@ -73,8 +73,9 @@ def refuse_others(file: BufferedReader, name: str) -> None:
 
 
 @contextmanager
-def packed(sink: IO[bytes], packing: Packing | None) -> Iterator[IO[bytes]]:
-    """A file that compresses into the sink, which stays open."""
+def packed(sink: IO[bytes], name: str) -> Iterator[IO[bytes]]:
+    """A file that compresses into the sink, which stays open, as the end of the name tells."""
+    packing = unpacked_name(name)[1]
     if packing is None:
         yield sink
     elif packing == "gzip":
@@ -86,14 +87,29 @@ def packed(sink: IO[bytes], packing: Packing | None) -> Iterator[IO[bytes]]:
         from sow_cli.arrow import Sink
 
         file = pa.CompressedOutputStream(pa.PythonFile(Sink(sink), mode="w"), "zstd")
-        yield file
-        file.close()
+        try:
+            yield file
+        finally:
+            file.close()
 
 
-def check(packing: Packing | None) -> None:
-    """Raises a usage error where a package is missing that this compression needs."""
-    if packing == "zstd":
+def check(name: str) -> None:
+    """Raises a usage error where a package is missing that the compression of this name needs."""
+    if unpacked_name(name)[1] == "zstd":
         _zstd()
+
+
+def checked(_context: click.Context, _parameter: click.Parameter, path: Path | None) -> Path | None:
+    """The same of an option."""
+    if path is not None:
+        check(path.name)
+    return path
+
+
+def write(path: Path, data: bytes) -> None:
+    """Writes a file, compressed as its name tells."""
+    with path.open("wb") as plain, packed(plain, path.name) as sink:
+        sink.write(data)
 
 
 def _zstd() -> Any:

@@ -6,26 +6,24 @@
 
 from __future__ import annotations
 
-import json
 import os
 import stat
 import sys
 import threading
 import time
-from binascii import b2a_base64
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import BufferedReader, RawIOBase
 from pathlib import Path
-from typing import BinaryIO, Final, TypedDict, TypeVar, cast
+from typing import IO, BinaryIO, Final, TypedDict, TypeVar, cast
 
 import click
 import msgspec
-from rich.cells import cell_len
 
-from sow_cli import arguments, display, recoding
-from sow_cli.inputs import COLUMN_TYPES, KINDS, ColumnType, Kind, Reading, Target, is_json, opened
+from sow_cli import arguments, display, packing, recoding
+from sow_cli.cell_values import COLUMN_TYPES, ColumnType
+from sow_cli.inputs import opened
 from sow_cli.lines import (
     NEVER_MICROS,
     PAYLOAD_BYTES_MAX,
@@ -39,14 +37,14 @@ from sow_cli.lines import (
     record_form,
 )
 from sow_cli.output import Fact, note, progress
+from sow_cli.refused import RowReader, kept, pointed_at
+from sow_cli.row_records import KINDS, Kind, Reading, Target
 from sow_client import InvalidArgument, PayloadForm, Topic
 from sow_client._lifetimes import lifetime
+from sow_client._publish_core import KEY_CHARACTERS_MAX
 
 Command = TypeVar("Command", bound=Callable[..., object])
 
-_CARET_BEFORE: Final = 50
-_CARET_AFTER: Final = 20
-"""Characters that are shown around a fault."""
 REPORTED_MAX: Final = 10
 """Refused records that are reported one by one."""
 
@@ -89,13 +87,12 @@ class FileInput:
             for outcome in outcomes:
                 number += 1
                 if type(outcome) is Item:
-                    stamp = outcome.expire_time_micros
-                    wrong = None if stamp is None or stamp == NEVER_MICROS else _stamp_fault(stamp)
-                    if len(outcome.data) <= PAYLOAD_BYTES_MAX and wrong is None:
+                    wrong = _fault(outcome)
+                    if wrong is None:
                         position += 1
                         yield number, outcome
                         continue
-                    bad(number, *(wrong or ("PAYLOAD_TOO_LARGE", "the payload is larger than 16 MiB")), outcome)
+                    bad(number, *wrong, outcome)
                 numbers.skip(position)
                 if isinstance(outcome, BadLine):
                     bad(number, outcome.reason, outcome.message, outcome)
@@ -105,8 +102,15 @@ class FileInput:
                 self.bar.update(self._task, advance=read, figures=f"{display.records(done)}  {display.count(rate)}/s")
 
 
-def _stamp_fault(stamp: int) -> tuple[str, str] | None:
-    """Why the client refuses an expire time, which would end the whole run; None: it does not."""
+def _fault(item: Item) -> tuple[str, str] | None:
+    """Why the client refuses a record, which would end the whole run; None: it does not."""
+    data, key, stamp = item
+    if len(data) > PAYLOAD_BYTES_MAX:
+        return "PAYLOAD_TOO_LARGE", "the payload is larger than 16 MiB"
+    if key is not None and len(key) > KEY_CHARACTERS_MAX:
+        return "KEY_TOO_LARGE", f"the key has {len(key):,} characters"
+    if stamp is None or stamp == NEVER_MICROS:
+        return None
     try:
         lifetime(None, stamp)
     except InvalidArgument as error:
@@ -117,7 +121,7 @@ def _stamp_fault(stamp: int) -> tuple[str, str] | None:
 class Refusals:
     """Counts the records that were refused, and reports them ([1]). Any thread may add one."""
 
-    def __init__(self, errors: BinaryIO | None, *, of_json: bool = True) -> None:
+    def __init__(self, errors: IO[bytes] | None, *, of_json: bool = True) -> None:
         """`errors`: gets a line of JSON for each. `of_json`: the records of the topic are JSON."""
         self.reasons: Counter[str] = Counter()
         self._of_json = of_json
@@ -138,8 +142,12 @@ class Refusals:
                 if self._of_json and record is not None:
                     click.echo(pointed_at(record.data if isinstance(record, Item) else record.text), err=True, nl=False)
             if self._errors is not None:
-                told = {"file": place.file} if place.file else {}
-                line = told | {place.unit: number, "reason": reason, "message": message} | kept(record, self._of_json)
+                told: dict[str, object] = {"file": place.file} if place.file else {}
+                line = (
+                    told
+                    | {place.unit: number, "reason": reason, "message": message}
+                    | dict(kept(record, self._of_json))
+                )
                 self._errors.write(msgspec.json.encode(line) + b"\n")
 
     def add_more(self, number: int) -> None:
@@ -166,72 +174,6 @@ class Refusals:
         return facts
 
 
-def fault_position(data: bytes) -> int | None:
-    """The character, from 0, at which a text stops being JSON; None: it is JSON, or no text."""
-    try:
-        json.loads(data)
-    except json.JSONDecodeError as error:
-        return error.pos
-    except (ValueError, RecursionError):
-        pass
-    return None
-
-
-def pointed_at(data: bytes) -> str:
-    """A text that is no JSON, around its fault, with a caret below that; empty where there is no such fault."""
-    position = fault_position(data) if data else None
-    if position is None:
-        return ""
-    text = data.decode()
-    start = max(0, position - _CARET_BEFORE)
-    before, after = display.safe(text[start:position]), display.safe(text[position : position + _CARET_AFTER])
-    before = f"…{before}" if start else before
-    return f"  {before}{after}\n  {' ' * cell_len(before)}^\n"
-
-
-def kept(record: Item | BadLine | None, of_json: bool) -> dict[str, object]:
-    """A record in the file of --errors, as `sow publish --records` takes it: its key, its expire time, and `payload`; a
-    text that is no JSON is `text`, to be mended, and `column` is the place of its fault, from 1. The line of a record
-    that could not be read is `whole`."""
-    if record is None or (isinstance(record, BadLine) and not record.text):
-        return {}
-    if isinstance(record, Item):
-        return _metadata(record) | (_document(record.data) if of_json else {"payload": _base64(record.data)})
-    try:
-        text = record.text.decode()
-    except UnicodeDecodeError:
-        return {"base64": _base64(record.text)}
-    if record.of_record:
-        is_whole = is_json(record.text)
-        return {"whole": msgspec.Raw(record.text)} if is_whole else _text("whole", record.text, text)
-    return _document(record.text) if of_json else {"payload": text}
-
-
-def _metadata(item: Item) -> dict[str, object]:
-    stamp = item.expire_time_micros  # perhaps of more than 64 bits, which msgspec does not write
-    found = {"key": item.key, "expire_time_micros": None if stamp is None else msgspec.Raw(str(stamp).encode())}
-    return {name: value for name, value in found.items() if value is not None}
-
-
-def _document(data: bytes) -> dict[str, object]:
-    try:
-        text = data.decode()
-    except UnicodeDecodeError:
-        return {"base64": _base64(data)}
-    if fault_position(data) is None and is_json(data):
-        return {"payload": msgspec.Raw(data)}
-    return _text("text", data, text)
-
-
-def _text(name: str, data: bytes, text: str) -> dict[str, object]:
-    position = fault_position(data)
-    return {name: text} if position is None else {name: text, "column": position + 1}
-
-
-def _base64(data: bytes) -> str:
-    return b2a_base64(data, newline=False).decode()
-
-
 @dataclass(frozen=True, slots=True)
 class Place:
     """Where a record stands: the file, if there are several, and line or record."""
@@ -251,7 +193,7 @@ def input_options(command: Command) -> Command:
             "--errors",
             type=click.Path(dir_okay=False, path_type=Path),
             metavar="FILE",
-            help="A file for all records that are refused: a line of JSON each, for --records once they are mended.",
+            help="A file for all records that are refused: a line of JSON each, to be mended and published again.",
         ),
         click.option(
             "--delimiter", type=arguments.separator, metavar="CHAR", help="Between the cells of CSV; default ,"
@@ -299,7 +241,7 @@ class InputOptions(TypedDict):
     key_field: str | None
 
 
-def errors_file(given: InputOptions, inputs: Iterable[BufferedReader]) -> BinaryIO | None:
+def errors_file(given: InputOptions, inputs: Iterable[BufferedReader]) -> IO[bytes] | None:
     """The file of --errors, opened until the command ends. Raises a usage error if it is one of the inputs, which would
     be emptied before it is read."""
     path = given["errors"]
@@ -310,11 +252,12 @@ def errors_file(given: InputOptions, inputs: Iterable[BufferedReader]) -> Binary
             _size_of(one) is not None and os.path.samestat(os.fstat(one.fileno()), path.stat()) for one in inputs
         ):
             raise click.UsageError(f"--errors: {display.safe(str(path))} is the input")
-        opened_file = path.open("wb")
+        packing.check(path.name)
+        plain = path.open("wb")
     except OSError as error:
         raise click.UsageError(f"--errors: cannot write {display.safe(str(path))}: {error.strerror}") from error
-    click.get_current_context().call_on_close(opened_file.close)
-    return opened_file
+    context = click.get_current_context()
+    return context.with_resource(packing.packed(context.with_resource(plain), path.name))
 
 
 def reading_of(given: InputOptions, target: Target, *, has_lifetime: bool, keep_spaces: bool = False) -> Reading:
@@ -333,20 +276,29 @@ def reading_of(given: InputOptions, target: Target, *, has_lifetime: bool, keep_
     # A lifetime on the command line is for every record, unless --records says that records have their own.
     stamps = records is True or (records is None and not has_lifetime)
     absent = None if has_lifetime or target.rejects else NEVER_MICROS
-    form = PayloadForm(target.message_type, target.separator)
-    record = record_form(form, with_key=not target.has_key, stamps=stamps, absent=absent, is_told=records is True)
-    return Reading(
+    reading = Reading(
         given["kind"],
         types,
         given["delimiter"],
         records,
-        None if keep_spaces or keyed is not None else record,
-        stamps,
-        absent,
-        given["encoding"],
-        keyed,
-        keep_spaces,
+        stamps=stamps,
+        absent=absent,
+        encoding=given["encoding"],
+        keyed=keyed,
+        keep_spaces=keep_spaces,
     )
+    if keep_spaces:
+        return reading
+    record = record_form(
+        PayloadForm(target.message_type, target.separator),
+        with_key=not target.has_key,
+        stamps=stamps,
+        absent=absent,
+        is_told=records is True,
+        keyed=keyed,
+        row=RowReader(reading, target),
+    )
+    return replace(reading, record=record)
 
 
 def target_of(topic: Topic | None) -> Target:

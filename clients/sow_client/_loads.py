@@ -280,11 +280,12 @@ class StageCore:
         if response.staged + len(response.refusals) != sealed.rows:
             raise _statuses.malformed(f"an answer for {response.staged + len(response.refusals)} of {sealed.rows} rows")
         self._sealed_bytes -= sealed.size
-        self.staged += response.staged
-        self.refused += len(response.refusals)
         before = sealed.request.first_row - 1
         for message in response.refusals[: REFUSALS_KEPT_MAX - len(self.refusals)]:
             self.refusals.append(_writes.refusal(message, index=before + message.index))
+        # The counts come last: another thread that reads them knows the refusals of all rows that are counted.
+        self.refused += len(response.refusals)
+        self.staged += response.staged
         self._backoff.reset()
 
     def rewind(self) -> None:

@@ -406,6 +406,12 @@ def test_a_file_is_compressed_by_its_name(server: ServerProcess, client: Client,
         assert run(server, "export", "written", tmp_path / name).exit_code == 2, name
 
 
+def test_a_report_is_compressed_by_its_name(server: ServerProcess, tmp_path: Path) -> None:
+    report = tmp_path / "bench.md.gz"
+    done(server, "bench", "--records", "100", "--work", "publish", "--seconds", "0.1", "--report", report)
+    assert gzip.decompress(report.read_bytes()).startswith(b"# ")
+
+
 def two_records(client: Client, topic: str) -> None:
     """A topic with two records."""
     client.create_topic(topic)

@@ -318,7 +318,8 @@ def test_a_bad_record_leaves_everything_as_it_was(server: ServerProcess, venues:
     bad = b'{"id":7}\nnonsense\n{"no":1}\n{"id":8}\n'
     result = run(server, "load", venues, "--force", "--errors", tmp_path / "bad", given=bad)
     assert result.exit_code == 1
-    assert [line.split(":")[0] for line in result.stderr.splitlines()] == ["line 2", "line 3", "nothing was changed"]
+    told = [line.split(":")[0] for line in result.stderr.splitlines()]
+    assert told == ["line 2", "  nonsense", "  ^", "line 3", "nothing was changed"]
     assert [json.loads(line)["line"] for line in (tmp_path / "bad").read_bytes().splitlines()] == [2, 3]
     assert keys(server, venues) == ["1", "2"]
     assert run(server, "load", venues, "--force", "--skip-bad", given=bad).exit_code == 1

@@ -1,0 +1,274 @@
+"""Tables that other programs have written: each value is published as what it was, or its row is refused.
+
+The files were written by DuckDB 2.0.1: `COPY … TO` and `to_arrow_table()`.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+from collections.abc import Callable, Iterator
+from datetime import time, timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pytest
+from click.testing import CliRunner, Result
+from pyarrow import ipc, parquet
+
+from sow_cli.command import sow
+from sow_client import Client
+from tests.support.server import ServerProcess
+
+FILES = Path(__file__).parent / "files"
+NANOS = 1_704_164_645_678_901_234
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    with ServerProcess(tmp_path_factory.mktemp("others")) as made:
+        yield made
+        assert not made.faults()
+
+
+@pytest.fixture
+def topic(server: ServerProcess, request: pytest.FixtureRequest) -> Iterator[str]:
+    with server.client() as client:
+        client.create_topic("table", key=["/id"])
+        yield "table"
+        client.delete_topic("table", force=True)
+
+
+@pytest.fixture
+def client(server: ServerProcess) -> Iterator[Client]:
+    with server.client() as made:
+        yield made
+
+
+def run(server: ServerProcess, *arguments: object) -> Result:
+    return CliRunner().invoke(sow, ["--server", server.address, *map(str, arguments)])
+
+
+def published(server: ServerProcess, client: Client, topic: str, file: Path, *options: str) -> list[dict[str, Any]]:
+    result = run(server, "publish", topic, file, *options)
+    assert result.exit_code == 0, result.output
+    return [json.loads(one.payload, parse_float=Decimal) for one in client.query(topic)]
+
+
+def arrow_file(table: pa.Table, path: Path) -> Path:
+    with ipc.new_file(path, table.schema) as writer:
+        writer.write_table(table)
+    return path
+
+
+def test_duckdb(server: ServerProcess, client: Client, topic: str) -> None:
+    (row,) = published(server, client, topic, FILES / "duckdb.arrow")
+    same = {
+        "id": 1,
+        "huge": 2**127 - 1,
+        "dec": Decimal("12.345678901234567890123456789012345678"),
+        "tod": "12:34:56.789012",
+        "en": "b",
+        "day": "2024-02-29",
+        "f32": Decimal("1.5"),
+        "dbl": Decimal("0.1"),
+    }
+    nested = {"ns": "2024-01-02T03:04:05.678901234", "zoned": "2024-01-02T01:04:05.500000Z", "bin": "/wA="}
+    assert row == same | nested | {"iv": [1, 2, 3_000_000_000], "nested": [{"a": 1, "b": [1, 2]}, {}]}
+    (row,) = published(server, client, topic, FILES / "duckdb.csv.gz")
+    assert {name: row[name] for name in same} == same
+    assert row["ns"] == "2024-01-02 03:04:05.678901234"
+
+
+POLARS = {
+    "id": [1, 2],
+    "category": pl.Series(["a", "b"], dtype=pl.Categorical),
+    "enum": pl.Series(["x", "y"], dtype=pl.Enum(["x", "y"])),
+    "time": [time(1, 2, 3, 4), None],
+    "length": [timedelta(days=1, microseconds=5), None],
+    "zoned": pl.Series(["2024-07-02 03:04:05"] * 2).str.to_datetime(time_zone="Europe/Berlin"),
+    "decimal": [Decimal("1.10"), Decimal("2.25")],
+    "struct": [{"a": 1, "b": [{"c": "x"}]}, None],
+    "array": pl.Series([[1, 2], [3, 4]], dtype=pl.Array(pl.Int8, 2)),
+    "bytes": [b"\xff", None],
+    "large": pl.Series([2**64 - 1, 0], dtype=pl.UInt64),
+}
+WRITERS: dict[str, Callable[[pl.DataFrame, Path], Any]] = {
+    "parquet": pl.DataFrame.write_parquet,
+    "arrow": pl.DataFrame.write_ipc,
+    "stream.arrow": pl.DataFrame.write_ipc_stream,
+    "zstd.feather": lambda frame, path: frame.write_ipc(path, compression="zstd"),
+}
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_polars(server: ServerProcess, client: Client, topic: str, tmp_path: Path, kind: str) -> None:
+    """All rows with a Categorical were refused in files of Arrow."""
+    WRITERS[kind](pl.DataFrame(POLARS), tmp_path / f"a.{kind}")
+    first, second = published(server, client, topic, tmp_path / f"a.{kind}")
+    assert first == {
+        "id": 1,
+        "category": "a",
+        "enum": "x",
+        "time": "01:02:03.000004",
+        "length": "P1DT0.000005S",
+        "zoned": "2024-07-02T03:04:05+02:00",
+        "decimal": Decimal("1.10"),
+        "struct": {"a": 1, "b": [{"c": "x"}]},
+        "array": [1, 2],
+        "bytes": "/w==",
+        "large": 2**64 - 1,
+    }
+    assert second.keys() == {"id", "category", "enum", "zoned", "decimal", "array", "large"}
+
+
+def test_csv_of_polars_for_excel(server: ServerProcess, client: Client, topic: str, tmp_path: Path) -> None:
+    frame = pl.DataFrame({"id": [1, 2], "text": ['a;"b"', "é\nf"], "n": [1.5, None]})
+    frame.write_csv(tmp_path / "a.csv", include_bom=True, separator=";", line_terminator="\r\n", decimal_comma=True)
+    assert published(server, client, topic, tmp_path / "a.csv") == [
+        {"id": 1, "text": 'a;"b"', "n": "1,5"},
+        {"id": 2, "text": "é\nf"},
+    ]
+
+
+@pytest.mark.parametrize("kind", ["parquet", "feather", "arrow"])
+def test_pandas(server: ServerProcess, client: Client, topic: str, tmp_path: Path, kind: str) -> None:
+    frame = pd.DataFrame(
+        {
+            "id": [1, 2],
+            "stamp": pd.to_datetime(["2024-01-02 03:04:05.678901234", None]),
+            "zoned": pd.to_datetime(["2024-01-02T03:04:05Z"] * 2).tz_convert("America/New_York"),
+            "length": pd.to_timedelta(["1 days 00:00:00.000000001", "2h"]),
+            "category": pd.Categorical(["a", None]),
+            "whole": pd.array([2**62 + 1, None], dtype="Int64"),
+            "flag": pd.array([True, None], dtype="boolean"),
+        }
+    )
+    path = tmp_path / f"a.{kind}"
+    if kind == "arrow":
+        arrow_file(pa.Table.from_pandas(frame), path)
+    else:
+        getattr(frame, f"to_{kind}")(path)
+    assert published(server, client, topic, path) == [
+        {
+            "id": 1,
+            "stamp": "2024-01-02T03:04:05.678901234",
+            "zoned": "2024-01-01T22:04:05-05:00",
+            "length": "PT86400.000000001S",
+            "category": "a",
+            "whole": 2**62 + 1,
+            "flag": True,
+        },
+        {"id": 2, "zoned": "2024-01-01T22:04:05-05:00", "length": "PT7200S"},
+    ]
+
+
+def test_the_index_that_pandas_writes_into_csv_is_named(server: ServerProcess, topic: str, tmp_path: Path) -> None:
+    pd.DataFrame({"id": [1]}).to_csv(tmp_path / "a.csv")
+    result = run(server, "publish", topic, tmp_path / "a.csv")
+    assert (result.exit_code, "column 1 of 2 has no name; if it is the index of pandas" in result.stderr) == (2, True)
+
+
+STRUCT = pa.struct([("t", pa.timestamp("ns")), ("m", pa.map_(pa.string(), pa.int8()))])
+ODD = {
+    "decimal256": (pa.array([Decimal("123456789012345678901234567890123456789012345.12")], pa.decimal256(60, 2)), None),
+    "time32": (pa.array([3723], pa.time32("s")), "01:02:03"),
+    "time64": (pa.array([3_723_000_000_001], pa.time64("ns")), "01:02:03.000000001"),
+    "seconds": (pa.array([90_061], pa.duration("s")), "P1DT3661S"),
+    "nanos": (pa.array([-1], pa.duration("ns")), "-PT0.000000001S"),
+    "zoned": (pa.array([-1], pa.timestamp("ns", "America/New_York")), "1969-12-31T18:59:59.999999999-05:00"),
+    "list": (pa.array([[NANOS, None]], pa.list_(pa.timestamp("ns"))), ["2024-01-02T03:04:05.678901234", None]),
+    "map": (
+        pa.array([[("a", NANOS)]], pa.map_(pa.string(), pa.timestamp("ns"))),
+        {"a": "2024-01-02T03:04:05.678901234"},
+    ),
+    "structs": (
+        pa.array([[{"t": NANOS, "m": [("k", 1)]}, None]], pa.list_(STRUCT)),
+        [{"t": "2024-01-02T03:04:05.678901234", "m": {"k": 1}}, None],
+    ),
+    "half": (pa.array([np.float16(1.5)], pa.float16()), Decimal("1.5")),
+    "dictionary": (pa.array(["x"], pa.large_string()).dictionary_encode(), "x"),
+    "stamps": (pa.array([NANOS], pa.timestamp("ns")).dictionary_encode(), "2024-01-02T03:04:05.678901234"),
+    "view": (pa.array(["view"], pa.string_view()), "view"),
+    "list view": (pa.array([[1, 2]], pa.list_view(pa.int32())), [1, 2]),
+    "fixed": (pa.array([[1, 2]], pa.list_(pa.int8(), 2)), [1, 2]),
+    "runs": (pa.RunEndEncodedArray.from_arrays([1], ["r"]), "r"),
+    "date64": (pa.array([1_704_153_600_000], pa.date64()), "2024-01-02"),
+    "uuid": (pa.array([b"0123456789abcdef"], pa.uuid()), "30313233-3435-3637-3839-616263646566"),
+    "union": (
+        pa.UnionArray.from_dense(pa.array([0], pa.int8()), pa.array([0], pa.int32()), [pa.array([5])]),
+        5,
+    ),
+}
+
+
+def test_each_type_of_arrow(server: ServerProcess, client: Client, topic: str, tmp_path: Path) -> None:
+    """Times finer than microseconds were refused, all of a file with nanoseconds."""
+    table = pa.table({"id": [1]} | {name: column for name, (column, _) in ODD.items()})
+    (row,) = published(server, client, topic, arrow_file(table, tmp_path / "a.arrow"))
+    expected = {name: value for name, (_, value) in ODD.items()}
+    expected |= {"id": 1, "decimal256": Decimal("123456789012345678901234567890123456789012345.12")}
+    assert row == expected
+    for name, (column, value) in ODD.items():
+        try:
+            parquet.write_table(pa.table({"id": [1], name: column}), tmp_path / "a.parquet")
+        except pa.ArrowNotImplementedError:
+            continue  # Parquet has no runs and no unions
+        (row,) = published(server, client, topic, tmp_path / "a.parquet")
+        assert row == {"id": 1, name: expected[name]}, (name, value)
+
+
+def test_row_groups_and_batches(server: ServerProcess, client: Client, topic: str, tmp_path: Path) -> None:
+    """A dictionary of texts changes from batch to batch of a stream."""
+    words = [f"w{n % 7}" for n in range(30)]
+    chunks = pa.chunked_array([pa.array(words[n : n + 3]).dictionary_encode() for n in range(0, 30, 3)])
+    table = pa.table({"id": list(range(30)), "word": chunks})
+    parquet.write_table(table, tmp_path / "a.parquet", row_group_size=7)
+    with ipc.new_stream(tmp_path / "a.arrow", table.schema) as writer:
+        writer.write_table(table)
+    expected = list(enumerate(words))
+    for name in ("a.parquet", "a.arrow"):
+        rows = published(server, client, topic, tmp_path / name)
+        assert sorted((row["id"], row["word"]) for row in rows) == expected
+
+
+def test_lines_of_others(server: ServerProcess, client: Client, topic: str, tmp_path: Path) -> None:
+    """CRLF, and members and frames that were put behind each other."""
+    some = [b'{"id":1,"a":"x\\r\\n"}\r\n', b'{"id":2}\r\n', b"\r\n", b'{"id":3}']
+    expected: list[object] = [{"id": 1, "a": "x\r\n"}, {"id": 2}, {"id": 3}]
+    packed = {
+        "a.ndjson": b"".join(some),
+        "b.ndjson.gz": b"".join(map(gzip.compress, some)),
+        "c.ndjson.zst": b"".join(pa.compress(one, "zstd", asbytes=True) for one in some),
+        "d.jsonl": b"\xef\xbb\xbf" + b"".join(some),
+    }
+    for name, data in packed.items():
+        (tmp_path / name).write_bytes(data)
+        assert published(server, client, topic, tmp_path / name) == expected, name
+        client.sow_delete(topic, all=True)
+
+
+def test_a_feather_file_of_version_1_is_refused_in_a_sentence(
+    server: ServerProcess, topic: str, tmp_path: Path
+) -> None:
+    (tmp_path / "a.feather").write_bytes(b"FEA1" + bytes(16) + b"FEA1")
+    result = run(server, "publish", topic, tmp_path / "a.feather")
+    assert (result.exit_code, "a Feather file of version 1" in result.stderr) == (2, True)
+
+
+def test_an_infinite_time_is_refused_and_the_others_are_published(
+    server: ServerProcess, client: Client, topic: str, tmp_path: Path
+) -> None:
+    """DuckDB and PostgreSQL have such times: the largest number of microseconds."""
+    sink = io.BytesIO()
+    parquet.write_table(pa.table({"id": [1, 2], "at": pa.array([2**63 - 1, 0], pa.timestamp("us"))}), sink)
+    (tmp_path / "a.parquet").write_bytes(sink.getvalue())
+    result = run(server, "publish", topic, tmp_path / "a.parquet")
+    assert (result.exit_code, "record 1: PAYLOAD_MALFORMED: column at: " in result.stderr) == (1, True)
+    assert [one.key for one in client.query(topic)] == ["2"]
