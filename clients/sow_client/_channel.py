@@ -244,7 +244,8 @@ class _Dropped(grpc._channel._ChannelCallState):
     """What gRPC closes a channel by that was dropped. The channel itself may be gone by then."""
 
     def __del__(self) -> None:
-        _ends.hand_over(partial(_thread.start_new_thread, super().__del__, ()))
+        if not sys.is_finalizing():  # else modules lose what they import, and the connection ends with the process
+            _ends.hand_over(partial(_thread.start_new_thread, super().__del__, ()))
 
 
 def close_aside(closings: Iterable[Callable[[], object]]) -> None:

@@ -83,6 +83,7 @@ class PublisherBase(Figures, _process.Owned):
     """The common part of both publishers: the core, the callbacks, and the end. Owns no thread and no task."""
 
     _what = "publisher"
+    _closing = False  # here, as a finalizer reads it, also if an exception has ended `__init__`
 
     def __init__(
         self,
@@ -96,7 +97,6 @@ class PublisherBase(Figures, _process.Owned):
         self._on_refusal = on_refusal
         self._made_at = _ignored.place()
         self._has_warned = False
-        self._closing = False
         self._failure: BaseException | None = None
         self._form_is_guessed = False  # there was no topic when the server was asked
         self._form_is_old = False  # the client's own memory of the form does not count
