@@ -4,8 +4,8 @@
          under way that has to be put in order. An exception would come in the middle of an import, a callback or a line
          of click, which would print it or make another error of it.
     [2]  While it works Ctrl-C is a KeyboardInterrupt, and SIGTERM is Terminated.
-    [3]  An exception that comes in a finalizer or a callback is lost there. The signal is sent once more then, and the
-         command does not end as if none had come.
+    [3]  An exception that comes in a finalizer or a callback is lost there: the signal is sent once more then. Where
+         some code swallows it, as gRPC does at the end of a channel, the command still ends as if it had not.
     [4]  After an interrupt nobody is told of errors in finalizers and threads: an exception between two lines of gRPC
          leaves objects that are half made.
     [5]  An interrupt that the command was started to ignore, as in the background of a script, stays ignored.
@@ -67,9 +67,9 @@ def _end(_number: int, _frame: FrameType | None) -> NoReturn:
 class _Came:
     """The interrupts of the present command."""
 
-    any = False
-    lost: type[KeyboardInterrupt] | None = None
-    """One that nobody has seen ([3])."""
+    last: type[KeyboardInterrupt] | None = None
+    lost: object = None
+    """Stands for one that nobody has seen ([3])."""
 
 
 @contextmanager
@@ -80,7 +80,7 @@ def raised() -> Iterator[None]:
         return
     quiet = ((signal.SIGINT, _end), (signal.SIGTERM, signal.SIG_DFL))
     taken = [(number, before) for number, handler in quiet if (before := signal.getsignal(number)) is handler]
-    _Came.any, _Came.lost = False, None
+    outer, _Came.last, _Came.lost = _Came.last, None, None
     try:
         for number, _ in taken:
             signal.signal(number, _raise)
@@ -88,14 +88,21 @@ def raised() -> Iterator[None]:
     finally:
         for number, before in taken:
             signal.signal(number, before)
-        lost, _Came.lost = _Came.lost, None
-        if lost is not None:
-            raise lost
+        came, _Came.lost = _Came.last, None
+        if not taken:  # a command of the shell
+            _Came.last = outer
+        if came is not None:
+            raise came
 
 
 def _raise(number: int, _frame: FrameType | None) -> NoReturn:
-    _Came.any = True
-    raise Terminated if number == signal.SIGTERM else KeyboardInterrupt
+    _Came.last = Terminated if number == signal.SIGTERM else KeyboardInterrupt
+    raise _Came.last
+
+
+def heeded() -> None:
+    """The command goes on after the interrupt."""
+    _Came.last = None
 
 
 @contextmanager
@@ -132,26 +139,27 @@ def through_asyncio() -> Iterator[None]:
 def _unraisable(found: UnraisableHookArgs) -> None:
     error = found.exc_value
     if isinstance(error, KeyboardInterrupt):
-        _Came.lost = type(error)
+        _Came.last, _Came.lost = type(error), object()
         # Not here: the next exception would be lost as well.
-        _thread.start_new_thread(_send_again, (signal.SIGTERM if isinstance(error, Terminated) else signal.SIGINT,))
-    elif not _Came.any:
+        number = signal.SIGTERM if isinstance(error, Terminated) else signal.SIGINT
+        _thread.start_new_thread(_send_again, (number, _Came.lost))
+    elif _Came.last is None:
         sys.__unraisablehook__(found)
 
 
 def _thread_ended(found: threading.ExceptHookArgs) -> None:
-    if not _Came.any:
+    if _Came.last is None:
         threading.__excepthook__(found)
 
 
-def _send_again(number: int) -> None:
+def _send_again(number: int, lost: object) -> None:
     main = threading.main_thread().ident
     assert main is not None, "it runs"
     # A pause first: a signal that comes just before the main thread begins to wait does not end the wait.
     time.sleep(_AGAIN_SECONDS)
     while _is_in(_unraisable.__code__, sys._current_frames().get(main)):
         time.sleep(_AGAIN_SECONDS)
-    if _Came.lost is None:
+    if _Came.lost is not lost:  # the command has ended by it
         return
     _Came.lost = None
     if sys.platform == "win32":

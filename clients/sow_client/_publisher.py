@@ -139,6 +139,7 @@ class PublisherBase(Figures, _process.Owned):
 
     def _asked(self, form: PayloadForm) -> Callable[[Document], bytes]:
         self._form_is_guessed = not form.message_type
+        self._core.encoded_as = form.encoded_as
         return form.encoder
 
     def _asking_delay(self, error: SowError, backoff: _statuses.Backoff) -> float:
@@ -252,7 +253,11 @@ class Sender(PublisherBase):
         bytes and text do not need it."""
         if isinstance(data, bytes | bytearray | memoryview | str):
             return encode(data)
-        self._encode = self._asked(self._await_form())
+        form = self._await_form()
+        if self._core.encoded_as not in ("", form.encoded_as):
+            with self._lock:
+                self._seal_all()  # what has the old form says so
+        self._encode = self._asked(form)
         return self._encode(data)
 
     def _ask_again(self) -> None:

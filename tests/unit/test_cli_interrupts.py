@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 import sys
 import threading
@@ -61,6 +62,35 @@ def test_an_interrupt_that_a_finalizer_has_swallowed_comes_once_more(
     for seconds in (20, 0):  # the second one is over before the signal comes again
         with pytest.raises(error), raised():
             work(seconds)
+
+
+def test_an_interrupt_that_some_code_swallows_ends_the_command_all_the_same() -> None:
+    def work() -> int:
+        with contextlib.suppress(BaseException):  # as gRPC does at the end of a channel
+            signal.raise_signal(signal.SIGINT)
+        return 0
+
+    interrupts.end_at_once()
+    with pytest.raises(KeyboardInterrupt), raised():
+        work()
+
+
+def test_an_interrupt_of_one_command_of_the_shell_ends_no_other() -> None:
+    def command() -> None:
+        with pytest.raises(KeyboardInterrupt), raised():
+            signal.raise_signal(signal.SIGINT)
+
+    def prompt() -> None:
+        with contextlib.suppress(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        interrupts.heeded()
+
+    interrupts.end_at_once()
+    with raised():
+        command()
+        prompt()
+        with raised():
+            pass
 
 
 def test_after_an_interrupt_nobody_is_told_of_what_is_half_made(capsys: pytest.CaptureFixture[str]) -> None:
