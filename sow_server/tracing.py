@@ -171,7 +171,7 @@ class Tracing:
             ended = max(self._nanos(), commit.commit_time_micros * 1000)
             self._commits.append(_TracedCommit(first, commit.last_sequence, span))
             # It stays open for the links of its calls, whose answers come after this.
-            self._later(COMMIT_OPEN_SECONDS, lambda span=span, ended=ended: span.end(ended))  # type: ignore[misc]
+            self._later(COMMIT_OPEN_SECONDS, lambda span=span, ended=ended: span.end(ended))  # type: ignore[misc]  # its types are the defaults'
 
     def _after(self, after: int, upto: int) -> list[_TracedCommit]:
         """The commits with spans that have changes after a sequence and up to another one, the latest first."""

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import atexit
 import os
-import signal
 import sys
 from typing import NoReturn
+
+from sow_cli import interrupts
 
 
 def main() -> None:
     """Runs the command line of this process and exits with its code (see `sow_cli.exits`)."""
+    try:
+        interrupts.end_at_once()  # the first thing: see there
+    except KeyboardInterrupt:
+        os._exit(interrupts.INTERRUPTED)
     # gRPC would write remarks about failing connections between ours. The user may set this variable to see them.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     for name in ("stdin", "stdout", "stderr"):  # closed ones; a file or a socket would get their numbers
@@ -21,8 +26,6 @@ def main() -> None:
         from sow_cli.command import sow  # after that, as it is read when grpc is imported
 
         sow(prog_name="sow")
-    except KeyboardInterrupt:  # while still importing; later ones end in sow_cli.exits
-        sys.exit(130)
     except OSError:  # an error that cannot be written either: both outputs are full
         os._exit(1)
     except SystemExit as end:
@@ -31,7 +34,6 @@ def main() -> None:
 
 def _leave(code: int) -> NoReturn:
     """Ends the process without taking the interpreter apart, which takes a tenth of the time of a short command."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # nothing is left to interrupt
     atexit._run_exitfuncs()
     try:
         sys.stdout.flush()

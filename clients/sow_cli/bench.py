@@ -18,6 +18,7 @@ from sow.sizes import SizeError, parse_bytes
 from sow.version import __version__
 from sow_cli import arguments, display, packing
 from sow_cli.exits import Refused, describe
+from sow_cli.interrupts import through_asyncio
 from sow_cli.output import Fact, Format, Output, note, output_option, progress
 from sow_cli.server_usage import Meter, MetricsPage, MetricsUnreadable, local_meter
 from sow_cli.session import Session
@@ -177,6 +178,7 @@ def bench(
             note(" · ".join(f"{fact.heading} {fact.shown}" for fact in ran_with if fact.shown))
         with (
             session.client() as client,
+            through_asyncio(),
             asyncio.Runner() as runner,
             Workload(client, session.async_client, plan, meter, left, runner) as workload,
         ):

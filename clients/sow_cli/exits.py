@@ -17,32 +17,21 @@ several lines keeps them: that of a filter shows the filter, and a caret below t
 from __future__ import annotations
 
 import os
-import signal
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from types import FrameType
 from typing import Any, Final, NoReturn
 
 import click
 
 from sow_cli import display
+from sow_cli.interrupts import INTERRUPTED, exit_code_of, raised
 from sow_cli.session import Session
 from sow_client import DeadlineExceeded, SowError, Unavailable
 
 SERVER_SAID_NO: Final = 1
 NOT_REACHABLE: Final = 3
 NOT_SECURE: Final = 4
-INTERRUPTED: Final = 130
-TERMINATED: Final = 143
 
 _NO_ANSWER: Final = frozenset({"UNREACHABLE", "STREAM_CUT", "UNAVAILABLE"})
-
-
-class Terminated(KeyboardInterrupt):
-    """SIGTERM. The command ends as after Ctrl-C: displays on the terminal are closed properly, and the cursor
-    returns."""
 
 
 class Refused(click.ClickException):
@@ -76,29 +65,39 @@ class RootGroup(click.Group):
             raise
         except OSError as error:  # --help and --version write here
             raise _unwritten(error) from error
-        except KeyboardInterrupt as error:  # click would say that it was aborted, and end with 1
-            raise click.exceptions.Exit(INTERRUPTED) from error
+        except KeyboardInterrupt as interrupt:  # in the shell; click would say that it was aborted, and end with 1
+            raise click.exceptions.Exit(exit_code_of(interrupt) or INTERRUPTED) from interrupt
 
     def invoke(self, ctx: click.Context) -> object:
         try:
-            with _terminated_in_order():
+            with raised():
                 result: object = super().invoke(ctx)
                 sys.stdout.flush()
-        except Terminated:
-            ctx.exit(TERMINATED)
-        except KeyboardInterrupt:
-            ctx.exit(INTERRUPTED)
-        except BrokenPipeError:
+        except click.exceptions.Exit:
+            raise
+        except BaseException as error:  # noqa: BLE001 - it is told, or raised again
+            code = exit_code_of(error)
+            if code is None:
+                _end(ctx, error)
+            if isinstance(error, click.Abort):  # at a question, behind which the terminal has shown ^C
+                click.echo(err=True)
+            ctx.exit(code)
+        return result
+
+
+def _end(ctx: click.Context, error: BaseException) -> NoReturn:
+    match error:
+        case BrokenPipeError():
             _leave_quietly(ctx)
-        except OSError as error:
+        case OSError():
             raise _unwritten(error) from error
-        except SowError as error:
+        case SowError():
             failure = Refused
             if is_unanswered(error):
                 failure = NotSecure if "tls" in error.details else NotReached
             hint = ctx.obj.hint(error) if isinstance(ctx.obj, Session) else ""
             raise failure(describe(error) + (f"\n  hint: {hint}" if hint else "")) from error
-        return result
+    raise error
 
 
 def _unwritten(error: OSError) -> Refused:
@@ -108,24 +107,6 @@ def _unwritten(error: OSError) -> Refused:
     except OSError:
         _discard_output()
     return Refused(f"cannot write: {error.strerror or error}")
-
-
-@contextmanager
-def _terminated_in_order() -> Iterator[None]:
-    """Raises Terminated at a SIGTERM, unless another handler is installed."""
-    in_main_thread = threading.current_thread() is threading.main_thread()
-    if not in_main_thread or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
-        yield
-        return
-
-    def terminate(_number: int, _frame: FrameType | None) -> NoReturn:
-        raise Terminated
-
-    signal.signal(signal.SIGTERM, terminate)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def is_unanswered(error: SowError) -> bool:

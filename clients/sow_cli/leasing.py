@@ -8,7 +8,7 @@ from typing import Final
 import click
 
 from sow_cli import arguments, display
-from sow_cli.exits import Terminated
+from sow_cli.interrupts import Terminated
 from sow_cli.output import note
 from sow_cli.publishing import described_topic, tell_created
 from sow_cli.session import Session

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import difflib
 import shlex
-import signal
-import threading
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias
@@ -86,41 +83,22 @@ class Session:
 
     def async_client(self) -> AsyncClient:
         """A client for an event loop, with the same credentials. A bad address or TLS file is found by `client`."""
-        with _undisturbed():
-            from sow_client import AsyncClient  # few commands have an event loop
+        from sow_client import AsyncClient  # few commands have an event loop
 
-            return AsyncClient(
-                self.server,
-                tls=self.tls,
-                token=self.token_file,
-                connect_timeout=self.waits,
-                prefer=self.prefer,
-                failover_publish=self.failover_publish,
-                environment={},
-            )
+        return AsyncClient(
+            self.server,
+            tls=self.tls,
+            token=self.token_file,
+            connect_timeout=self.waits,
+            prefer=self.prefer,
+            failover_publish=self.failover_publish,
+            environment={},
+        )
 
 
 def near_names(topic: str, names: Iterable[str]) -> list[str]:
     """The names that resemble a mistyped one, the best one first."""
     return difflib.get_close_matches(topic, [name for name in names if name != topic], n=2, cutoff=0.75)
-
-
-@contextmanager
-def _undisturbed() -> Iterator[None]:
-    """A SIGTERM takes effect at the end of the block. Story: gRPC's asynchronous channel crashed the process when the
-    exception of a signal came while it was made."""
-    before = signal.getsignal(signal.SIGTERM)
-    if threading.current_thread() is not threading.main_thread() or not callable(before):
-        yield
-        return
-    came: list[int] = []
-    signal.signal(signal.SIGTERM, lambda number, _frame: came.append(number))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-        if came:
-            signal.raise_signal(signal.SIGTERM)
 
 
 def host_and_port(address: str) -> tuple[str, int] | None:

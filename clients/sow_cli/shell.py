@@ -31,7 +31,7 @@ from sow.version import __version__
 from sow_cli import display
 from sow_cli.completion import Names, Values, before_last_word, completions, split
 from sow_cli.connection import found_settings, given, session_of
-from sow_cli.exits import INTERRUPTED, TERMINATED, Terminated
+from sow_cli.interrupts import INTERRUPTED, TERMINATED, Terminated, heeded
 from sow_cli.session import Connect, Session
 from sow_cli.wide import WideLines
 from sow_client import Client, SowError
@@ -148,6 +148,7 @@ class Shell:
             except KeyboardInterrupt as interrupt:
                 if isinstance(interrupt, Terminated):
                     raise
+                heeded()
                 continue
             if line in LEAVE:
                 return 0

@@ -116,7 +116,10 @@ class AsyncPublisher(PublisherBase):
         bytes and text do not need it."""
         if isinstance(data, bytes | bytearray | memoryview | str):
             return encode(data)
-        self._encode = known = self._asked(await self._await_form())
+        form = await self._await_form()
+        if self._core.encoded_as not in ("", form.encoded_as):
+            await self._seal_all()  # what has the old form says so
+        self._encode = known = self._asked(form)
         return known(data)
 
     def _ask_again(self) -> None:

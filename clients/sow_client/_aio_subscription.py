@@ -53,13 +53,13 @@ class AsyncSubscription(_process.Owned):
         self._open_call = open_call
         self._closed = asyncio.Event()
         self._call: AioSubscribeCall | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None  # of the call
         self._again = 0.0  # when the next call may be made
         self._opening: asyncio.Future[AioSubscribeCall] | None = None  # the next call, while it is being made
         self._reading: asyncio.Task[object] | None = None  # the next frame, which `next` has stopped waiting for
         _process.tell(self)
 
     _what = "subscription"
+    _loop: asyncio.AbstractEventLoop | None = None  # of the call; here, as for `Subscription._reader`
 
     def _forked(self) -> None:
         if self._closed.is_set():

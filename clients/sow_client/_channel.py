@@ -224,7 +224,8 @@ def proxy_variable(server: str, variables: Mapping[str, str]) -> str:
 
 
 def open_channel(server: str, credentials: grpc.ChannelCredentials | None, options: Options) -> grpc.Channel:
-    """A channel for the blocking client; it connects at the first call."""
+    """A channel for the blocking client; it connects at the first call. Raises FailedPrecondition (FORKED)."""
+    _process.uses_grpc()
     if threads_are_greenlets():
         from grpc.experimental.gevent import init_gevent  # lazily: it loads gevent
 
@@ -244,7 +245,8 @@ class _Dropped(grpc._channel._ChannelCallState):
     """What gRPC closes a channel by that was dropped. The channel itself may be gone by then."""
 
     def __del__(self) -> None:
-        _ends.hand_over(partial(_thread.start_new_thread, super().__del__, ()))
+        if not sys.is_finalizing():  # else modules lose what they import, and the connection ends with the process
+            _ends.hand_over(partial(_thread.start_new_thread, _inside, (super().__del__,)))
 
 
 def close_aside(closings: Iterable[Callable[[], object]]) -> None:
@@ -262,9 +264,14 @@ def close_aside(closings: Iterable[Callable[[], object]]) -> None:
         end.acquire(timeout=max(0.0, give_up - time.monotonic()))
 
 
+def _inside(end: Callable[[], object]) -> None:
+    with _process.inside_grpc():  # a fork meanwhile knows of it, as of other threads in gRPC
+        end()
+
+
 def _close(close: Callable[[], object], end: _thread.LockType) -> None:
     try:
-        close()
+        _inside(close)
     finally:
         end.release()
 
@@ -302,6 +309,7 @@ class _AioChannel:
 
 
 def _aio_open(server: str, credentials: grpc.ChannelCredentials | None, options: Options) -> grpc.aio.Channel:
+    _process.uses_grpc(asynchronous=True)
     if credentials is None:
         return grpc.aio.insecure_channel(server, options=options)
     return grpc.aio.secure_channel(server, credentials, options=options)

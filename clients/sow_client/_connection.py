@@ -26,6 +26,7 @@ import grpc.aio
 
 from sow_client import _process
 from sow_client._channel import Tls, proxy_variable
+from sow_client._flags import Flag
 from sow_client._statuses import REFUSED_SECONDS, EndedCall, closed, unreachable
 from sow_client.errors import SowError
 
@@ -72,7 +73,7 @@ class Connection:
         self._server = server
         self._tls = tls
         self._timeout = connect_timeout
-        self._closed = threading.Event()
+        self._closed = Flag()
         self._changing = threading.Lock()  # for the three below
         self._noted = False  # this connection is among the connected ones
         self._connected = 0
@@ -85,8 +86,8 @@ class Connection:
             with self._changing:
                 if self._following is None:  # else another thread was faster
                     following = threading.Thread(target=_follow, args=(weakref.ref(self), self._closed), daemon=True)
+                    _followers[following] = self._closed  # before: an interrupt may come when it runs already
                     following.start()
-                    _followers[following] = self._closed
                     self._following = following
         return self._connected
 
@@ -163,7 +164,7 @@ class _Inside(Protocol):
         """Returns once the state is another one than `last`, or at `deadline`, of `time.time`."""
 
 
-class _Followers(weakref.WeakKeyDictionary[threading.Thread, threading.Event]):
+class _Followers(weakref.WeakKeyDictionary[threading.Thread, Flag]):
     """The threads that follow connections, and what ends them. A forked child has none."""
 
     def _forked(self) -> None:
@@ -181,10 +182,11 @@ def _end_followers() -> None:
     taken apart would die there, and whatever it has locked would stay locked."""
     for following, over in list(_followers.items()):
         over.set()
-        following.join(FOLLOWED_SECONDS_MAX)
+        if following.is_alive():
+            following.join(FOLLOWED_SECONDS_MAX)
 
 
-def _follow(connection: weakref.ref[Connection], closed: threading.Event) -> None:
+def _follow(connection: weakref.ref[Connection], closed: Flag) -> None:
     """Notes lost connections. It does not refer to the client, so dropping the last reference to a client ends it."""
     while not closed.wait(FOLLOW_SECONDS) and (followed := connection()) is not None:
         try:

@@ -80,6 +80,7 @@ HARMLESS: Final[Mapping[str, str]] = {
     "publisher.publisher_token": "a publish is only repeated elsewhere if both instances know tokens (KNOWN_ELSEWHERE)",
     "publisher.unit": "OpenPublisher, which a unit begins with, is unknown to such a server",
     "publisher.unit_done": "as publisher.unit",
+    "encoded_as": "such a server takes documents as bytes, as it always has",
     "force": "of DeleteTopic: such a server has no peers that could lack anything",
 }
 """Fields that a server may ignore, with the reason."""

@@ -362,7 +362,10 @@ class _Acknowledger:
     def __init__(self, acknowledgements: Acknowledgements, call: CallAcknowledge) -> None:
         self._acknowledgements = acknowledgements
         self._call = call
-        self._changed = threading.Condition(acknowledgements.lock)  # guards the fields below, too
+        # `with` takes the lock and not the condition: where Ctrl-C comes in the method by which a condition takes its
+        # lock, nobody gives it back.
+        self._lock = acknowledgements.lock  # guards the fields below, too
+        self._changed = threading.Condition(self._lock)
         self._thread: threading.Thread | None = None
         self._over = False
         self._hurried = False
@@ -370,7 +373,7 @@ class _Acknowledger:
 
     def add(self, bookmark: str) -> None:
         """Sends it soon. Raises a failure of an earlier one."""
-        with self._changed:
+        with self._lock:
             if self._over:
                 raise _statuses.closed("durable subscription")
             if self._thread is None:
@@ -383,7 +386,7 @@ class _Acknowledger:
     def flush(self, seconds: float | None = None) -> None:
         """Returns once everything is acknowledged, or after `seconds`. Raises a failure."""
         acknowledgements = self._acknowledgements
-        with self._changed:
+        with self._lock:
             self._hurried = True
             self._changed.notify_all()
             try:
@@ -396,17 +399,17 @@ class _Acknowledger:
 
     def stop(self) -> None:
         """Ends sending."""
-        with self._changed:
+        with self._lock:
             self._over = True
             self._changed.notify_all()
 
     def _run(self) -> None:
         acknowledgements = self._acknowledgements
-        with self._changed:
+        with self._lock:
             if self._thread is not threading.current_thread():
                 return  # an interrupt has ended `add` before it was known
         while True:
-            with self._changed:
+            with self._lock:
                 while (wait := acknowledgements.wait(time.monotonic(), hurried=self._hurried)) != 0.0:
                     if self._over:
                         return
@@ -423,7 +426,7 @@ class _Acknowledger:
                 error = refused
             except Exception as unexpected:  # noqa: BLE001 - the program must get it
                 error = _statuses.error_of_status(unexpected)
-            with self._changed:
+            with self._lock:
                 if error is None:
                     acknowledgements.done(request)
                 else:
@@ -512,7 +515,7 @@ class DurableSubscription(Subscription):
 
     def __del__(self) -> None:
         # No caller could get an error here, and none should wait.
-        if not self._is_parents:
+        if not self._is_parents and hasattr(self, "_acknowledger"):  # else it was never made
             _ends.hand_over(self._acknowledger.stop)
             super().__del__()
 

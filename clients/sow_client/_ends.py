@@ -25,6 +25,7 @@ from typing import Any, Final, Protocol, Self, TypeAlias
 import grpc
 
 from sow_client import _process
+from sow_client._flags import Flag
 
 FLUSH_SECONDS_MAX: Final = 5.0
 """How long the end of a process waits for records of publishers that were not closed; a dropped publisher tries so
@@ -120,7 +121,7 @@ def settled() -> None:
     Not for finalizers."""
     thread = _ends._thread
     if thread is not None and thread is not threading.current_thread() and thread.is_alive():
-        run = threading.Event()
+        run = Flag()
         _ends.queue.put(run.set)
         run.wait(STUCK_SECONDS)
 
@@ -189,7 +190,8 @@ class Stream:
                 _ends.queue.put(self._end)
 
     def __del__(self) -> None:
-        self.cancel()
+        if hasattr(self, "_ends"):  # else an exception came before the first line of `__init__`
+            self.cancel()
 
     def _end(self) -> None:
         try:

@@ -27,6 +27,7 @@ from typing import Final
 
 from sow.v1 import sow_pb2, types_pb2
 from sow_client import _writes
+from sow_client._flags import Flag
 from sow_client._reads import TOUCHED_TOGETHER_MAX
 from sow_client._records import Published, Record, Ttl, invalid, ttl_micros
 from sow_client._reports import Topic
@@ -290,15 +291,18 @@ class Ticker:
 
     def __init__(self, turn: Callable[[], float | None]) -> None:
         self._turn = turn
-        self._stop = threading.Event()
+        self._stop = Flag()
         self._thread: threading.Thread | None = None
 
     def start(self, seconds: float) -> None:
         """Begins, with the first call after so many seconds. Later calls do nothing."""
         if self._thread is None:
-            thread = threading.Thread(target=self._run, args=(seconds,), name="sow-lease", daemon=True)
-            thread.start()
-            self._thread = thread
+            self._thread = threading.Thread(target=self._run, args=(seconds,), name="sow-lease", daemon=True)
+            try:
+                self._thread.start()
+            except BaseException:  # an interrupt may come when it runs already: it ends at its next turn
+                self._thread = None
+                raise
 
     def stop(self) -> None:
         """Returns once no call is under way and none will come."""
@@ -308,6 +312,8 @@ class Ticker:
 
     def _run(self, seconds: float | None) -> None:
         while seconds is not None and not self._stop.wait(seconds):
+            if self._thread is not threading.current_thread():
+                return
             seconds = self._turn()
 
 

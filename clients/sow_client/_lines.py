@@ -238,7 +238,6 @@ class Lines(Generic[_Channel]):
             found = self._lines.get(address)
             if found is None:
                 chosen = _channel.options(address.target, self.tls, host=address.host, of_many=of_many)
-                _process.uses_grpc(asynchronous=self._opened is _channel.aio_open_channel)
                 channel = self._opened(address.target, self._credentials, chosen)
                 found = self._lines[address] = Line(address, channel, measured=True, shown=self._shown)
             return found

@@ -34,6 +34,7 @@ from sow.checksums import RANGES_MAX, checksum
 from sow.v1 import sow_pb2
 from sow_client import _ends, _process, _statuses, _timeouts
 from sow_client._aio_subscription import AioSubscribeCall, AsyncSubscription, OpenAioSubscription
+from sow_client._flags import Flag
 from sow_client._records import Change, Record, RecordBatch, html_table
 from sow_client._subscription import (
     OpenSubscription,
@@ -58,7 +59,7 @@ _NOTHING: Final[frozenset[str]] = frozenset()
 
 
 class Signal(Protocol):
-    """An Event of threading or of asyncio."""
+    """A Flag, or an Event of asyncio."""
 
     def set(self) -> None: ...
     def clear(self) -> None: ...
@@ -90,7 +91,7 @@ class LiveCore(SubscriptionCore):
         self.error: BaseException | None = None
         """The error that ended the view."""
         self.is_over = False
-        self.settled: Signal = threading.Event()
+        self.settled: Signal = Flag()
         """Set while the view is current or has ended."""
         self._tells = tells
         self._clock = clock
@@ -388,7 +389,7 @@ class _Readable(_process.Owned, Mapping[str, Record]):
             return
         super()._forked()
         self._core.lock = threading.Lock()
-        self._core.settled = threading.Event()
+        self._core.settled = Flag()
         self._core.end(_process.forked(self._what))
 
     @property
@@ -473,7 +474,7 @@ class LiveView(_Readable):
         self, core: LiveCore, open_call: OpenSubscription, on_change: Callable[[Change], object] | None
     ) -> None:
         self._core = core
-        self._settled = core.settled = threading.Event()
+        self._settled = core.settled = Flag()
 
         def open_with_held(request: sow_pb2.SubscribeRequest) -> SubscribeCall:
             core.hold(request)
@@ -487,8 +488,8 @@ class LiveView(_Readable):
 
     def open(self) -> None:
         """Returns once the view is current for the first time; `live_view` has called it already."""
-        self._thread.start()
         try:
+            self._thread.start()  # an exception may come when it runs already
             self.wait()
         except BaseException:
             self.close()
@@ -515,7 +516,7 @@ class LiveView(_Readable):
         self.close()
 
     def __del__(self) -> None:
-        if not self._is_parents:
+        if not self._is_parents and hasattr(self, "_subscription"):  # else it was never made
             _ends.hand_over(self._subscription.close)
 
 
@@ -542,7 +543,6 @@ class AsyncLiveView(_Readable):
         self._core = core
         self._settled = core.settled = asyncio.Event()
         self._on_change = on_change
-        self._task: asyncio.Task[None] | None = None
 
         async def open_with_held(
             request: sow_pb2.SubscribeRequest, *, connect_seconds: float | None = None
@@ -552,6 +552,8 @@ class AsyncLiveView(_Readable):
 
         self._subscription = AsyncSubscription(core, open_with_held)
         _process.tell(self)
+
+    _task: asyncio.Task[None] | None = None  # here, as for `Subscription._reader`
 
     def _forked(self) -> None:
         super()._forked()

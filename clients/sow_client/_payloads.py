@@ -52,6 +52,12 @@ class PayloadForm:
     separator: str = "\x01"
     """Between the fields of fix and nvfix."""
 
+    @property
+    def encoded_as(self) -> str:
+        """As requests name it; a topic of another form refuses them. A form that is not known encodes as JSON."""
+        kind = self.message_type or "json"
+        return kind + self.separator if kind in ("fix", "nvfix") else kind
+
     def document(self, payload: bytes) -> object:
         """The payload as Python values; its bytes where it is none of this type, such as the empty payload of a query
         for keys.
@@ -131,6 +137,20 @@ class PayloadForm:
         """A value of `document` in the types that tables of Arrow have: as `plain`, with numbers that are not finite,
         times and bytes as they are."""
         return _in_columns(value)
+
+
+class Encoding:
+    """Encodes documents in a form, and knows whether it has: bytes and text are the program's own."""
+
+    def __init__(self, form: PayloadForm) -> None:
+        self._form = form
+        self.encoded_as = ""
+
+    def encode(self, document: Document) -> bytes:
+        """As `PayloadForm.encode`."""
+        if not isinstance(document, str | bytes | bytearray | memoryview):
+            self.encoded_as = self._form.encoded_as
+        return self._form.encode(document)
 
 
 def flat_fields(form: PayloadForm) -> FlatFields:

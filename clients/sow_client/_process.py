@@ -24,10 +24,12 @@ import time
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import ClassVar, Final, Protocol
 
 import grpc
 
+from sow_client._flags import Flag
 from sow_client.errors import FailedPrecondition, SowError
 
 TRIED_SECONDS_MAX: Final = 5.0
@@ -61,8 +63,10 @@ _tried = 0  # the fork in whose child gRPC works
 
 def tell(owner: Told) -> None:
     """The object hears of forks while it lives."""
+    # All in C: an exception of Ctrl-C that came in the middle of it would be lost. The reference itself comes as the
+    # second argument of `pop`.
     key = id(owner)
-    _told[key] = weakref.ref(owner, lambda _: _told.pop(key, None))
+    _told[key] = weakref.ref(owner, partial(_told.pop, key))
 
 
 def keep(*of_parent: object) -> None:
@@ -194,14 +198,14 @@ def check_grpc(seconds: float) -> None:
         return
     if _lost:
         raise _broken(_lost)
-    answered = threading.Event()
+    answered = Flag()
     threading.Thread(target=_try, args=(answered,), name="sow-try-grpc", daemon=True).start()
     if not answered.wait(min(seconds, TRIED_SECONDS_MAX)):
         raise _broken(_THREADS)
     _tried = _forks
 
 
-def _try(answered: threading.Event) -> None:
+def _try(answered: Flag) -> None:
     with grpc.insecure_channel(_NOWHERE) as channel, suppress(grpc.RpcError):
         call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(_METHOD)
         call(b"", timeout=_CALL_SECONDS, wait_for_ready=True)

@@ -355,6 +355,8 @@ class PublishCore:
         append and no lock. A lock would be a large part of the cost of publishing."""
         self.plain = True
         """No record so far had its own key or lifetime. Cleared before the first record that has one is appended."""
+        self.encoded_as = ""
+        """The form that documents among the pending records have; empty: there was none so far."""
         self.sealed_requests = 0
         self.is_told = True
         """The instance in use tells others which records have arrived there (rule F11). An older one does not."""
@@ -428,6 +430,7 @@ class PublishCore:
             durability=defaults.durability,
             delta=defaults.delta,
             unset_paths=defaults.unset_paths,
+            encoded_as=self.encoded_as,
             publisher=types_pb2.PublisherPosition(
                 publisher_id=self.publisher_id, first_sequence=self._next_index + 1, unit=defaults.unit
             ),

@@ -83,6 +83,7 @@ class PublisherBase(Figures, _process.Owned):
     """The common part of both publishers: the core, the callbacks, and the end. Owns no thread and no task."""
 
     _what = "publisher"
+    _closing = False  # here, as a finalizer reads it, also if an exception has ended `__init__`
 
     def __init__(
         self,
@@ -96,7 +97,6 @@ class PublisherBase(Figures, _process.Owned):
         self._on_refusal = on_refusal
         self._made_at = _ignored.place()
         self._has_warned = False
-        self._closing = False
         self._failure: BaseException | None = None
         self._form_is_guessed = False  # there was no topic when the server was asked
         self._form_is_old = False  # the client's own memory of the form does not count
@@ -139,6 +139,7 @@ class PublisherBase(Figures, _process.Owned):
 
     def _asked(self, form: PayloadForm) -> Callable[[Document], bytes]:
         self._form_is_guessed = not form.message_type
+        self._core.encoded_as = form.encoded_as
         return form.encoder
 
     def _asking_delay(self, error: SowError, backoff: _statuses.Backoff) -> float:
@@ -252,7 +253,11 @@ class Sender(PublisherBase):
         bytes and text do not need it."""
         if isinstance(data, bytes | bytearray | memoryview | str):
             return encode(data)
-        self._encode = self._asked(self._await_form())
+        form = self._await_form()
+        if self._core.encoded_as not in ("", form.encoded_as):
+            with self._lock:
+                self._seal_all()  # what has the old form says so
+        self._encode = self._asked(form)
         return self._encode(data)
 
     def _ask_again(self) -> None:

@@ -353,11 +353,10 @@ class _Reader:
         self._demand: SimpleQueue[bool] = SimpleQueue()  # True: another frame is wanted; False: no more
         self._cancelled = False
         self._call: SubscribeCall | None = None
-        try:
-            _ends.StreamThread(self._run, "sow-subscription", self.cancel).start()
-        except BaseException:
-            self.cancel()  # an interrupt may come when the thread runs already, and nobody knows this reader then
-            raise
+
+    def start(self) -> None:
+        """Begins. After an exception, which may come when the thread runs already, it has to be cancelled."""
+        _ends.StreamThread(self._run, "sow-subscription", self.cancel).start()
 
     def take(self, seconds: float | None = None) -> sow_pb2.SubscribeResponse | SowError | None:
         """Waits for the next frame, or for the error that ended the call; None: neither came in these seconds."""
@@ -427,10 +426,10 @@ class Subscription(_process.Owned):
         self._open_call = open_call
         self._lock = threading.Lock()  # of the two that follow
         self._closed = False
-        self._reader: _Reader | None = None
         _process.tell(self)
 
     _what = "subscription"
+    _reader: _Reader | None = None  # here, as a finalizer reads it, also if an exception has ended `__init__`
 
     def _forked(self) -> None:
         if self._closed:
@@ -564,7 +563,14 @@ class Subscription(_process.Owned):
         request = self._core.request(now=time.monotonic() + delay)
         with self._lock:
             if not self._closed:
-                self._reader = _Reader(self._open_call, request, delay)
+                reader = _Reader(self._open_call, request, delay)
+                try:
+                    self._reader = reader
+                    reader.start()
+                except BaseException:
+                    self._reader = None
+                    reader.cancel()
+                    raise
             return self._reader
 
     def _drop(self, reader: _Reader) -> None:
@@ -579,5 +585,9 @@ _Blocking = TypeVar("_Blocking", bound=Subscription)
 
 def opened(subscription: _Blocking) -> _Blocking:
     """A subscription as the blocking client hands it out: established."""
-    subscription.open()
+    try:
+        subscription.open()
+    except BaseException as error:  # else it would go on while somebody keeps the error, and with it this frame
+        subscription.__exit__(type(error), error, error.__traceback__)
+        raise
     return subscription

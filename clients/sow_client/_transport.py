@@ -21,6 +21,7 @@ from sow_client import _ends, _failover, _process
 from sow_client._addresses import host_and_port
 from sow_client._channel import close_aside
 from sow_client._connection import cause_of, task_is_cancelled, unless_closed
+from sow_client._flags import Flag
 from sow_client._lines import Cancellable
 from sow_client._statuses import EndedCall, error_of_status, explained, reason_of, tls_details, tls_problem, unreachable
 from sow_client.errors import SowError, Unavailable
@@ -90,7 +91,7 @@ class Closing:
     """Whether the client is closed. Ends the pauses of a search."""
 
     def __init__(self) -> None:
-        self._event = threading.Event()
+        self._event = Flag()
         self.set = self._event.set
         self.is_set = self._event.is_set
 

@@ -203,6 +203,7 @@ def publish_request(
     atomic: bool = False,
     delta: bool = False,
     unset: Iterable[str] | None = None,
+    encoded_as: str = "",
 ) -> sow_pb2.PublishRequest:
     """The request without its position, which is filled in when it is sent."""
     if condition is not None:
@@ -217,6 +218,7 @@ def publish_request(
         atomic=atomic,
         delta=delta,
         unset_paths=unset_paths(delta, unset),
+        encoded_as=encoded_as,
     )
 
 

@@ -202,6 +202,7 @@ def publish(request: sow_pb2.PublishRequest, default: Durability) -> Publish:
         want_results=True,
         delta=request.delta,
         unset_paths=tuple(request.unset_paths),
+        encoded_as=request.encoded_as,
     )
 
 
@@ -226,6 +227,7 @@ def publish_stream(
         channel=channel,
         delta=request.delta,
         unset_paths=tuple(request.unset_paths),
+        encoded_as=request.encoded_as,
     )
 
 

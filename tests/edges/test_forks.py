@@ -406,3 +406,50 @@ def test_an_object_that_another_thread_is_making_keeps_no_other_from_hearing_of_
         print(client.count(TOPIC))
     """
     assert run(server, topic, program) == ["False", "3"]
+
+
+@pytest.mark.parametrize("how", ["closed", "dropped"])
+def test_a_fork_while_a_channel_is_being_closed_is_told_in_the_child(
+    server: ServerProcess, topic: str, how: str
+) -> None:
+    """It is closed in a thread of its own, which holds locks of gRPC as a call does."""
+    program = """
+        import grpc._channel
+        from sow_client import _channel
+        client = Client(SERVER)
+        client.publish(TOPIC, {"n": 1}, key="k", ttl=NEVER)
+        begun, over = threading.Event(), threading.Event()
+
+        def end(*_):
+            begun.set()
+            over.wait()
+
+        if HOW == "closed":
+            threading.Thread(target=_channel.close_aside, args=([end],)).start()
+        else:
+            grpc._channel._ChannelCallState.__del__ = end
+            Client(SERVER)
+        begun.wait()
+        print(in_child(lambda: client.count(TOPIC)), client.count(TOPIC))
+        over.set()
+        print(in_child(lambda: client.count(TOPIC)))
+    """
+    assert run(server, topic, f"HOW = {how!r}\n" + textwrap.dedent(program)) == ["FORKED 1", "1"]
+
+
+def test_an_asynchronous_client_that_was_made_and_not_used_keeps_no_child_from_one(
+    server: ServerProcess, topic: str
+) -> None:
+    """It opens its channel at its first call. Only that begins gRPC's part for asyncio."""
+    program = """
+        made = [AsyncClient(SERVER), AsyncClient([SERVER, "127.0.0.1:9"])]
+
+        async def publish(client, key):
+            return (await client.publish(TOPIC, {"n": 1}, key=key, ttl=NEVER)).duplicate
+
+        print(in_child(lambda: asyncio.run(publish(AsyncClient(SERVER), "new"))))
+        print(*[in_child(lambda: asyncio.run(publish(client, "made"))) for client in made])
+        print(asyncio.run(publish(made[0], "parent")))
+        print(in_child(lambda: asyncio.run(publish(AsyncClient(SERVER), "late"))))
+    """
+    assert run(server, topic, program) == ["False", "False False", "False", "FORKED"]

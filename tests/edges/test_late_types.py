@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from concurrent import futures
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from sow_client import Client, PublishFailed, SowError, Unavailable
+from sow_client import Client, InvalidArgument, PublishFailed, Refusal, SowError, Unavailable
 from sow_client._publisher import PublisherBase
 from tests.support.clients import Connect, connect
 from tests.support.server import ServerProcess, free_port
@@ -133,3 +134,71 @@ def test_a_topic_that_is_made_later_or_anew_gets_documents_of_its_type(connect: 
         publisher.publish({"id": 2}, key="2")
         publisher.close()
         assert payloads(client, "later") == [b'{"id":2}']
+
+
+@pytest.mark.parametrize("settings", [{"message_type": "nvfix"}, {"message_type": "nvfix", "fix_separator": "|"}])
+def test_no_document_of_the_old_type_is_stored_in_a_topic_that_was_made_anew(
+    connect: Connect, server: ServerProcess, settings: Any
+) -> None:
+    """Story: a JSON text with an `=` is a field of nvfix, and so is all of `id=1;q=2` with another separator: it was
+    stored, and nobody was told. Each way to publish says so once, and encodes by the new type then."""
+    server.start()
+    old: Any = {"fix_separator": ";"} if "fix_separator" in settings else {}
+    document = {"id": "1", "q": "a=b"}
+    with connect(server.address) as client, connect(server.address) as other:
+        client.create_topic("t", message_type="nvfix" if old else "json", **old)
+        publisher = client.publisher("t", linger=60)
+        publisher.publish(document, key="1")
+        publisher.flush()
+        client.publish("t", document, key="1")
+        other.delete_topic("t")
+        other.create_topic("t", **settings)
+
+        publisher.publish(document, key="1")
+        with pytest.raises(PublishFailed, match="made anew"):
+            publisher.flush()
+        with pytest.raises(InvalidArgument, match="made anew"):
+            client.publish("t", document, key="2")
+        assert payloads(client, "t") == []
+
+        publisher.publish(document, key="1")
+        publisher.close()
+        client.publish("t", document, key="2")
+        client.publish_many("t", [document, b"id=3"], keys=["3", "4"])
+        separator = settings.get("fix_separator", "\x01")
+        right = f"id=1{separator}q=a=b{separator}".encode()
+        assert payloads(client, "t") == [right, right, right, b"id=3"]
+
+
+def test_documents_that_wait_keep_the_type_that_they_were_encoded_for(connect: Connect, server: ServerProcess) -> None:
+    """What is buffered while the publisher learns of the new type is told as refused, and not sent as the new one."""
+    server.start()
+    document = {"id": "1", "q": "a=b"}
+    with connect(server.address) as client:
+        client.create_topic("t")
+        refusals: list[Refusal] = []
+        publisher = client.publisher("t", linger=60, batch_records=2, on_refusal=refusals.append)
+        publisher.publish(document, key="1")
+        publisher.flush()
+        client.delete_topic("t")
+        client.create_topic("t", message_type="nvfix")
+        publisher.publish(document, key="2")
+        publisher.publish(document, key="3")  # a batch of two: refused, in a thread
+        publisher.publish(document, key="4")  # buffered, as JSON or by the new type
+        publisher.publish(document, key="5")
+        publisher.close()
+        assert {one.reason for one in refusals} == {"PAYLOAD_MALFORMED"}
+        assert len(refusals) + client.count("t") == 4
+        assert all(payload.startswith(b"id=1") for payload in payloads(client, "t"))
+
+
+def test_bytes_and_text_of_the_program_are_not_compared(connect: Connect, server: ServerProcess) -> None:
+    server.start()
+    with connect(server.address) as client:
+        client.publish("packed", {"id": 1})
+        client.publish("packed", b"\x81\xa2id\x02")
+        client.publish_many("packed", [b"\x81\xa2id\x03"])
+        with client.publisher("packed") as publisher:
+            publisher.publish(b"\x81\xa2id\x04")
+            publisher.publish({"id": 5})
+        assert sorted(payloads(client, "packed")) == [b"\x81\xa2id" + bytes([n]) for n in range(1, 6)]

@@ -15,6 +15,7 @@ import click
 import pytest
 
 from sow_cli.command import sow
+from tests.support.interrupted import spread
 from tests.support.odd_surroundings import STOPPED_AFTER_SECONDS
 from tests.support.server import ServerProcess
 
@@ -53,10 +54,11 @@ ENDLESS: Final = {("console",)}
 """Commands that run until they are stopped."""
 FEW: Final = ["publish orders records.ndjson", "context list"]
 """Commands for the default run, one with a server and one without; all others are marked `long`."""
-OFTEN_STOPPED: Final = [
-    "publish orders records.ndjson", "subscribe orders", "topics", "get orders 1", "query orders", "status"
+STOPPED: Final = [
+    FEW[0], "subscribe orders --for 50ms", "topics", "get orders 1", "query orders", "status", "context list",
+    "export orders out.csv", "load orders records.ndjson --force", "history orders 1", "durable list orders", "--help",
 ]  # fmt: skip
-"""Commands that Ctrl-C ends at any point; those behind the first two are marked `long`."""
+"""Commands that Ctrl-C ends at any point; those behind the first one are marked `long`."""
 Case = dict[str, Any]
 
 
@@ -231,11 +233,33 @@ def check_host(commands: Commands, server: str) -> None:
     assert found["code"] in (2, 3), found
 
 
-@pytest.mark.long  # it goes by time: where the signal meets the command is another place in each run
-@pytest.mark.parametrize("words", OFTEN_STOPPED)
-def test_ctrl_c_at_any_point_ends_in_order(commands: Commands, words: str) -> None:
+@pytest.mark.parametrize("words", [pytest.param(one, marks=[pytest.mark.long] * (one != FEW[0])) for one in STOPPED])
+def test_ctrl_c_at_any_point_ends_in_order(commands: Commands, words: str, pytestconfig: pytest.Config) -> None:
+    """Some points of all, and many in the long run. They are counted from the first line of `main` on: the start of
+    the interpreter is not ours, nor are the imports before in the script that an installer makes."""
+    whole = commands.run(words.split(), interrupt_at=0)
+    assert whole["code"] == 0 or "RECORD_NOT_FOUND" in whole["err"], whole
+    for point in spread(whole["points"], 150 if "long" in str(pytestconfig.getoption("-m")) else 8)[1:]:
+        found = commands.run(words.split(), interrupt_at=point)
+        if found["points"] < point:
+            assert found["code"] == whole["code"], "it had fewer points this time"
+            continue
+        check_interrupted(found, f"point {point} of {whole['points']}")
+
+
+def check_interrupted(found: Case, where: str) -> None:
+    check(found, speaks=False)
+    shown = f"{where}: {found}"
+    assert found["code"] == 130, shown
+    assert len(found["err"].splitlines()) <= 1, shown
+    assert "Aborted" not in found["err"], shown
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("words", STOPPED)
+def test_ctrl_c_at_any_time_ends_in_order(commands: Commands, words: str) -> None:
+    """As above, by time: a signal also ends a wait in C."""
     for step in range(12):
         found = commands.run(words.split(), stop_after=step * 0.008, signal=signal.SIGINT)
-        check(found, speaks=False)
-        assert found["code"] in (0, 130) or "RECORD_NOT_FOUND" in found["err"], found
-        assert "Aborted" not in found["err"], found
+        if found["code"] != 0 and "RECORD_NOT_FOUND" not in found["err"]:  # it was done before
+            check_interrupted(found, f"step {step}")

@@ -46,7 +46,7 @@ class Person:
         """The JSON of a page."""
         answer = self._browser.get(f"/{self._server}/{page}.json", params=about)
         assert answer.status_code == 200, answer.text
-        return answer.json()  # type: ignore[no-any-return]
+        return answer.json()  # type: ignore[no-any-return]  # JSON
 
     def page(self, page: str, **about: str) -> httpx.Response:
         return self._browser.get(f"/{self._server}/{page}", params=about)
@@ -83,7 +83,7 @@ def test_a_dead_letter_is_published_again_as_it_was_and_is_gone(client: Client, 
     about = letter_of(client, "offers.dead") | {"target": "offers"}
     shown = person.twin("dead-letters", topic="offers.dead")
     assert shown["boxes"] == [{"topic": "offers.dead", "sources": ["offers"], "letters": 1}]
-    letter = shown["letters"][0]  # type: ignore[index]
+    letter = shown["letters"][0]  # type: ignore[index]  # JSON
     assert (letter["topic"], letter["record_key"], letter["reason"]) == ("offers", "1", "expired")
     assert '"price": 9.50' in letter["payload"]
 
@@ -108,11 +108,11 @@ def test_a_newer_record_is_not_replaced_by_a_letter_unless_it_was_seen(client: C
     asked = person.asked("republish", **about)
     newer = client.publish("bids", {"id": 1, "price": 2})
     assert "CONDITION_FAILED" in person.sure(asked, "republish")
-    assert client.get("bids", 1).data["price"] == 2  # type: ignore[union-attr]
+    assert client.get("bids", 1).data["price"] == 2  # type: ignore[union-attr]  # it is there
     again = person.asked("republish", **about)
     assert f"version {newer.version}: it is replaced" in again
     person.sure(again, "republish")
-    assert client.get("bids", 1).data["price"] == 1  # type: ignore[union-attr]
+    assert client.get("bids", 1).data["price"] == 1  # type: ignore[union-attr]  # it is there
 
 
 def test_a_change_that_was_set_aside_says_by_which_durable(client: Client, person: Person) -> None:
@@ -123,7 +123,7 @@ def test_a_change_that_was_set_aside_says_by_which_durable(client: Client, perso
         with client.durable("pays", "booking", start=EARLIEST, delivery_limit=1) as durable:
             assert next(iter(durable)).key == key
     letter_of(client, "pays.dead")
-    letter = person.twin("dead-letters", topic="pays.dead")["letters"][0]  # type: ignore[index]
+    letter = person.twin("dead-letters", topic="pays.dead")["letters"][0]  # type: ignore[index]  # JSON
     assert (letter["reason"], letter["durable"]) == ("delivery_limit", "booking")
     assert "set aside by booking" in person.page("dead-letters", topic="pays.dead").text
 
@@ -155,7 +155,7 @@ def test_what_falls_due_is_counted_for_a_filter_and_the_next_are_listed(client: 
     client.publish("trips", {"id": 10, "n": 10})
     twin = person.twin("due", topic="trips", filter="/n > 3", within="10m")
     assert twin["total"] == 3, "two of the six, and the one of a minute"
-    assert [one["key"] for one in twin["upcoming"]] == ["9", "4", "5"]  # type: ignore[attr-defined]
+    assert [one["key"] for one in twin["upcoming"]] == ["9", "4", "5"]  # type: ignore[attr-defined]  # JSON
     assert person.twin("due", topic="trips", within="10m")["total"] == 7
 
 

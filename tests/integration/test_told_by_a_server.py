@@ -38,7 +38,7 @@ def test_the_log_is_told_to_those_who_follow_it(client: Client) -> None:
     assert (line.event, line.level) == ("topic_created", "info")
     (last,) = client.watch_log(lines_max=1, follow=False)
     assert last.event
-    assert reason_of(lambda: next(client.watch_log("loud"))) == "INVALID_ARGUMENT"  # type: ignore[arg-type]
+    assert reason_of(lambda: next(client.watch_log("loud"))) == "INVALID_ARGUMENT"  # type: ignore[arg-type]  # wrong on purpose
 
 
 def test_the_disk_is_told(client: Client) -> None:

@@ -69,8 +69,8 @@ class Watched:
             self.committed({step.caller})
             do_step(step)
 
-        writer._finish_jobs = finishing  # type: ignore[method-assign]
-        writer._do_step = stepping  # type: ignore[method-assign,assignment]
+        writer._finish_jobs = finishing  # type: ignore[method-assign]  # a spy
+        writer._do_step = stepping  # type: ignore[method-assign,assignment]  # a spy
 
     def committed(self, served: set[str]) -> None:
         for caller in CALLERS:

@@ -2,7 +2,8 @@
 
     python tests/support/odd_surroundings.py < cases > results
 
-A case is a line of JSON, and so is a result: exit code, stdout, stderr. The process has one thread and has opened
+A case is a line of JSON, and so is a result: exit code, stdout, stderr, and the points of the command at which an
+interrupt may come, where the case asks for one (see `interrupted`). The process has one thread and has opened
 nothing of gRPC, so a fork of it is sound.
 """
 
@@ -10,14 +11,18 @@ from __future__ import annotations
 
 import importlib
 import json
+import mmap
 import os
 import signal
 import sys
 import tempfile
 import time
 import traceback
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NoReturn
+
+from tests.support.interrupted import Points
 
 SECONDS_MAX: Final = 20.0
 """After this time a command has hung."""
@@ -36,7 +41,12 @@ def main() -> None:
         print(json.dumps(_ran(json.loads(line))), flush=True)
 
 
+_passed: Final = memoryview(mmap.mmap(-1, 8)).cast("q")
+"""The points that a command has passed. Its process has the same memory."""
+
+
 def _ran(case: dict[str, Any]) -> dict[str, object]:
+    _passed[0] = 0
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # not while the case is made
         pid = os.fork()
@@ -56,7 +66,7 @@ def _ran(case: dict[str, Any]) -> dict[str, object]:
         out.seek(0)
         err.seek(0)
         said = [one.read().decode(errors="backslashreplace") for one in (out, err)]
-        return {"code": os.waitstatus_to_exitcode(ended[1]), "out": said[0], "err": said[1]}
+        return {"code": os.waitstatus_to_exitcode(ended[1]), "out": said[0], "err": said[1], "points": _passed[0]}
 
 
 def _run(case: dict[str, Any], out: int, err: int) -> NoReturn:
@@ -84,7 +94,10 @@ def _run(case: dict[str, Any], out: int, err: int) -> NoReturn:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         except KeyboardInterrupt:
             os._exit(130)
-        importlib.import_module("sow_cli.__main__").main()
+        main = importlib.import_module("sow_cli.__main__").main
+        if "interrupt_at" in case:
+            Points(case["interrupt_at"], count=partial(_passed.__setitem__, 0)).begin()
+        main()
         code = 0
     except SystemExit as ended:
         code = ended.code if isinstance(ended.code, int) else 0 if ended.code is None else 1

@@ -156,7 +156,7 @@ def prepared() -> click.Group:
 )
 def test_completions(prepared: click.Group, words: tuple[str, ...], last: str, found: list[str]) -> None:
     connect = Connected()
-    assert [item.value for item in completions(prepared, connect, words, last)] == found  # type: ignore[arg-type]
+    assert [item.value for item in completions(prepared, connect, words, last)] == found  # type: ignore[arg-type]  # fakes
 
 
 def test_names_that_a_terminal_would_act_on_are_not_offered(prepared: click.Group) -> None:
@@ -169,7 +169,7 @@ def test_names_that_a_terminal_would_act_on_are_not_offered(prepared: click.Grou
         return client
 
     def found(*words: str) -> list[str]:
-        return [item.value for item in completions(prepared, connect, words[:-1], words[-1])]  # type: ignore[arg-type]
+        return [item.value for item in completions(prepared, connect, words[:-1], words[-1])]  # type: ignore[arg-type]  # fakes
 
     assert found("get", "or") == ["orders"]
     assert found("query", "orders", "/") == ["/id"]
@@ -184,7 +184,7 @@ def test_a_field_is_offered_as_filters_and_options_take_it(prepared: click.Group
         client.add("orders", records=[{"id": 1, name: 1}])
         return client
 
-    found = completions(prepared, connect, ("query", "orders", "--select"), "/")  # type: ignore[arg-type]
+    found = completions(prepared, connect, ("query", "orders", "--select"), "/")  # type: ignore[arg-type]  # fakes
     (offered,) = [item.value for item in found if item.value != "/id"]
     assert steps(offered) == (name,)
     assert [one.steps for one in walk(parse(f"{offered} = 1")) if isinstance(one, tree.Path)] == [(name,)]

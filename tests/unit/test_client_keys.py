@@ -111,7 +111,7 @@ def test_keys_of_many_documents_are_taken_one_by_one() -> None:
 def test_a_time_of_numpy_is_no_number() -> None:
     """Story: `item` makes a number of nanoseconds, so a time was a key."""
     with pytest.raises(InvalidArgument):
-        key_text(numpy.datetime64(1, "ns"))  # type: ignore[arg-type]
+        key_text(numpy.datetime64(1, "ns"))  # type: ignore[arg-type]  # wrong on purpose
 
 
 RESULT = sow_pb2.PublishResult(key="1", version=5, sequence=9)

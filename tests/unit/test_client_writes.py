@@ -52,6 +52,7 @@ def test_publish(server: Server) -> None:
         lifetime=types_pb2.Lifetime(ttl_micros=30_000_000),
         ttl_mode=types_pb2.TTL_MODE_KEEP,
         durability=types_pb2.DURABILITY_BUFFERED,
+        encoded_as="json",
     )
 
 
@@ -91,6 +92,7 @@ def test_delta_publish(server: Server) -> None:
         ],
         delta=True,
         unset_paths=["/note", "/a/b"],
+        encoded_as="json",
     )
 
 

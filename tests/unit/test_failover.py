@@ -223,7 +223,7 @@ def test_a_random_order_is_a_clients_own_and_stays() -> None:
 A, B, C = (Address(f"{name}:1") for name in "abc")
 
 
-def instance(address: Address, *, cluster: str = "", serving: bool = True, id: str = "") -> Instance:  # noqa: A002
+def instance(address: Address, *, cluster: str = "", serving: bool = True, id: str = "") -> Instance:  # noqa: A002 - its field
     return Instance(address.target, address.target[0], id or address.target, "e", cluster, serving, "1")
 
 

@@ -564,7 +564,7 @@ def test_publishers_are_not_told_again_because_the_receiver_lacks_a_new_topic() 
         told.append(frozenset(topics))
         return publishers(topics, after_id)
 
-    pair.a.publishers = noted  # type: ignore[method-assign]
+    pair.a.publishers = noted  # type: ignore[method-assign]  # a spy
     sender, receiver = pair.connect()
     assert told == [{"T"}]
     pair.a.create("U")

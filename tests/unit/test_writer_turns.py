@@ -204,12 +204,12 @@ def test_whoever_comes_during_a_commit_of_another_has_the_next_turn(callers: Cal
     commit = writer._commit_jobs
 
     def arriving(*arguments: object) -> None:
-        writer._commit_jobs = commit  # type: ignore[method-assign]
+        writer._commit_jobs = commit  # type: ignore[method-assign]  # a spy
         callers.asks("heavy", put(*many(10, "again-")))  # it comes first
         callers.asks("light", put("a"))
-        commit(*arguments)  # type: ignore[arg-type]
+        commit(*arguments)  # type: ignore[arg-type]  # as they came
 
-    writer._commit_jobs = arriving  # type: ignore[method-assign,assignment]
+    writer._commit_jobs = arriving  # type: ignore[method-assign,assignment]  # a spy
     callers.rig.turn()
     callers.rig.turn()
     assert len(callers.answers["light"]) == 1

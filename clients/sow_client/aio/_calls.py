@@ -127,9 +127,13 @@ class AsyncCalls:
     ) -> None:
         await self._transport.close()
 
-    async def _encoded(self, topic: str, data: Document) -> bytes:
-        """The payload of a document for a topic, in its message type."""
-        return encode(data) if isinstance(data, bytes | str) else (await self._form(topic)).encode(data)
+    async def _encoded(self, topic: str, data: Document) -> tuple[bytes, str]:
+        """The payload of a document for a topic, and how it was encoded: in the topic's message type. Bytes and text
+        are the program's own."""
+        if isinstance(data, bytes | str):
+            return encode(data), ""
+        form = await self._form(topic)
+        return form.encode(data), form.encoded_as
 
     async def _form(self, topic: str, anew: bool = False, *, at_most: float | None = None) -> PayloadForm:
         """The form of a topic's payloads, asked for once, or `anew`. A topic that is not there is a json topic, once a

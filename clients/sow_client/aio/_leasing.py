@@ -115,7 +115,8 @@ class AsyncLease(_process.Owned):
         lease's ttl. The other arguments are those of `AsyncClient.publish`.
         """
         self._check_process()
-        core, payload = self._core, await self._client._encoded(topic, data)
+        core = self._core
+        payload, encoded_as = await self._client._encoded(topic, data)
         request = _writes.publish_request(
             topic,
             [sow_pb2.PublishRecord(key=optional_key(key), payload=payload)],
@@ -127,6 +128,7 @@ class AsyncLease(_process.Owned):
                 only_if_absent=only_if_absent, only_if_present=only_if_present, only_if_version=only_if_version
             ),
             durability=durability,
+            encoded_as=encoded_as,
         )
         if topic not in core.held:
             await self._check_topic(topic)

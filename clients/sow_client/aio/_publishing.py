@@ -17,6 +17,7 @@ from sow_client._documents import Document
 from sow_client._keys import Key, optional_key
 from sow_client._lines import Home
 from sow_client._parameters import Parameters
+from sow_client._payloads import Encoding
 from sow_client._publish_core import Ack, OpenedPublisher, PublishCore, PublisherOptions, StreamDefaults
 from sow_client._records import NEVER, Deleted, DurabilityName, ExpireAt, Published, TouchOnlyName, Ttl
 from sow_client._writes import RefusalsMode
@@ -65,9 +66,11 @@ class AsyncPublishing(AsyncCalls):
 
         Rules: P1, K3, L2, L6, P3, P5.
         """
+        payload, encoded_as = await self._encoded(topic, data)
         request = _writes.publish_request(
             topic,
-            [sow_pb2.PublishRecord(key=optional_key(key), payload=await self._encoded(topic, data))],
+            [sow_pb2.PublishRecord(key=optional_key(key), payload=payload)],
+            encoded_as=encoded_as,
             ttl=ttl,
             expire_at=expire_at,
             keep_ttl=keep_ttl,
@@ -104,9 +107,11 @@ class AsyncPublishing(AsyncCalls):
 
         Rule: P2.
         """
+        payload, encoded_as = await self._encoded(topic, data)
         request = _writes.publish_request(
             topic,
-            [sow_pb2.PublishRecord(key=optional_key(key), payload=await self._encoded(topic, data))],
+            [sow_pb2.PublishRecord(key=optional_key(key), payload=payload)],
+            encoded_as=encoded_as,
             ttl=ttl,
             expire_at=expire_at,
             keep_ttl=keep_ttl,
@@ -195,8 +200,8 @@ class AsyncPublishing(AsyncCalls):
         unset, refusals = _reads.texts(unset, "unset"), _writes.checked_refusals(refusals)
         results: list[Published | Refusal] = []
         condition = _writes.condition(only_if_absent=only_if_absent, only_if_present=only_if_present)
-        form = await self._form(topic)
-        for batch in _writes.publish_batches(documents, keys, atomic=atomic, encode=form.encode):
+        encoding = Encoding(await self._form(topic))
+        for batch in _writes.publish_batches(documents, keys, atomic=atomic, encode=encoding.encode):
             if _writes.ended_by_passing(results):
                 results.extend(_writes.not_sent(len(results)) for _ in batch.records)
                 continue
@@ -212,6 +217,7 @@ class AsyncPublishing(AsyncCalls):
                 atomic=atomic,
                 delta=delta,
                 unset=unset,
+                encoded_as=encoding.encoded_as,
             )
             response = await self._publish(request)
             results += _writes.outcomes(
@@ -271,6 +277,7 @@ class AsyncPublishing(AsyncCalls):
             durability=durability,
             delta=delta,
         )
+        publisher._core.encoded_as = form.encoded_as
         async with publisher:
             for row in rows:
                 await publisher.publish(row.payload, key=row.key, ttl=row.ttl, expire_at=row.expire_at)
@@ -475,7 +482,7 @@ class AsyncPublishing(AsyncCalls):
 
         Rules: D1, P6.
         """
-        payload = None if data is None else await self._encoded(topic, data)
+        payload = None if data is None else (await self._encoded(topic, data))[0]
         request = _writes.delete_request(
             topic,
             keys=keys,

@@ -116,7 +116,8 @@ class Lease(_process.Owned):
         lease's ttl. The other arguments are those of `Client.publish`.
         """
         self._check_process()
-        core, payload = self._core, self._client._encoded(topic, data)
+        core = self._core
+        payload, encoded_as = self._client._encoded(topic, data)
         request = _writes.publish_request(
             topic,
             [sow_pb2.PublishRecord(key=optional_key(key), payload=payload)],
@@ -128,6 +129,7 @@ class Lease(_process.Owned):
                 only_if_absent=only_if_absent, only_if_present=only_if_present, only_if_version=only_if_version
             ),
             durability=durability,
+            encoded_as=encoded_as,
         )
         if topic not in core.held:
             self._check_topic(topic)

@@ -17,7 +17,7 @@ import { type PublishRequest, type PublishResponse, PublishStreamRequestSchema, 
 import { ErrorReason, type PublisherPosition, PublisherPositionSchema } from "./gen/sow/v1/types_pb.js";
 import { type Key, recordKey, recordKeys } from "./keys.js";
 import { needed } from "./needs.js";
-import { type Document, encode } from "./payloads.js";
+import { type Document, encode, encodedAs, JSON_FORM, needsForm } from "./payloads.js";
 import { PublishCore, Publisher } from "./publisher.js";
 import { QueryResult } from "./query.js";
 import { type Deleted, type JsonObject, onlyOutcome, outcomes, type Published, recordOf, type StoredRecord } from "./records.js";
@@ -130,7 +130,9 @@ export class Client {
     { keys, atomic = false, ...options }: PublishManyOptions = {},
   ): Promise<(Published | Refusal)[]> {
     const form = await this.#forms.of(topic);
-    const payloads = list(documents, "documents", "documents").map((document) => encode(document, form));
+    const given = list(documents, "documents", "documents");
+    const payloads = given.map((document) => encode(document, form));
+    const encoded = given.map((document) => encodedAs(document, form)).find((name) => name !== "") ?? "";
     const texts = keys === undefined ? undefined : recordKeys(keys);
     if (texts !== undefined && texts.length !== payloads.length) {
       throw invalid("keys", `there are ${texts.length} for ${payloads.length} documents`);
@@ -147,6 +149,7 @@ export class Client {
       const end = firstIndex + count;
       const request = publishRequest(topic, payloads.slice(firstIndex, end), options, texts?.slice(firstIndex, end));
       request.atomic = atomic;
+      request.encodedAs = encoded;
       results.push(...outcomes(await this.#publish(request), count, { firstIndex, atomic }));
     }
     return results;
@@ -323,8 +326,10 @@ export class Client {
   }
 
   async #single(topic: string, data: Document, { key, ...options }: PublishOptions): Promise<PublishRequest> {
-    const payload = await this.#forms.encoded(topic, data);
-    return publishRequest(topic, [payload], options, key === undefined ? undefined : [key]);
+    const form = needsForm(data) ? await this.#forms.of(topic) : JSON_FORM;
+    const request = publishRequest(topic, [encode(data, form)], options, key === undefined ? undefined : [key]);
+    request.encodedAs = encodedAs(data, form);
+    return request;
   }
 
   async #publish(request: PublishRequest): Promise<PublishResponse> {

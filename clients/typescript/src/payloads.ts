@@ -45,6 +45,12 @@ export function needsForm(document: Document): boolean {
   return typeof document === "object" && document !== null && !(document instanceof Uint8Array);
 }
 
+/** How the bytes of a document were encoded, as a request names it; "": they are the program's own. */
+export function encodedAs(document: Document, { messageType, separator }: PayloadForm): string {
+  const type = messageType || "json";
+  return !needsForm(document) ? "" : type === "fix" || type === "nvfix" ? type + separator : type;
+}
+
 /** The bytes of a document. Throws InvalidArgument (PAYLOAD_MALFORMED) for one that the message type cannot express. */
 export function encode(document: Document, form: PayloadForm = JSON_FORM): Uint8Array {
   if (document instanceof Uint8Array) {

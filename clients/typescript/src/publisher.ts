@@ -23,7 +23,7 @@ import {
 } from "./gen/sow/v1/sow_pb.js";
 import { LifetimeKind } from "./gen/sow/v1/types_pb.js";
 import { type Key, recordKey } from "./keys.js";
-import { type Document, encode, JSON_FORM, needsForm, type PayloadForm } from "./payloads.js";
+import { type Document, encode, encodedAs, JSON_FORM, needsForm, type PayloadForm } from "./payloads.js";
 import { bookmarkOf, type DurabilityName, durabilityName, refusalOf } from "./records.js";
 import { LOSSES } from "./search.js";
 import { Backoff, CUT_REASONS, streamError } from "./statuses.js";
@@ -86,6 +86,8 @@ export interface Epoch {
 
 interface Row {
   readonly payload: Uint8Array;
+  /** The form that it was encoded for; none: it is bytes or text of the program's own. */
+  readonly encodedAs?: string;
   readonly key: string | undefined;
   readonly lifetime: LifetimeColumn | undefined;
 }
@@ -171,11 +173,16 @@ export class PublishCore {
     }
     let count = 0;
     let bytes = 0;
+    let encodedAs = "";
     for (const row of this.#pending) {
+      if (encodedAs && row.encodedAs && row.encodedAs !== encodedAs) {
+        break; // the topic was made anew meanwhile
+      }
       const alike = (row.key === undefined) === (first.key === undefined); // all with a key, or all without
       if (count === this.#options.batchRecords || !alike || (count > 0 && bytes + bytesOf(row) > BATCH_BYTES)) {
         break;
       }
+      encodedAs ||= row.encodedAs ?? "";
       count += 1;
       bytes += bytesOf(row);
     }
@@ -185,6 +192,7 @@ export class PublishCore {
     const { $typeName, $unknown, ...defaults } = this.#defaults;
     const request = create(PublishStreamRequestSchema, {
       ...defaults,
+      encodedAs,
       payload: rows.map((row) => row.payload),
       key: first.key === undefined ? [] : rows.map((row) => row.key!),
       lifetimeKind: lifetimes.map((lifetime) => lifetime.kind),
@@ -418,13 +426,14 @@ export class Publisher {
     const row = { key: key === undefined ? undefined : recordKey(key), lifetime: lifetimeColumn(ttl, expireAt) };
     const before = this.#entering;
     if (before === undefined && (this.#form !== undefined || !needsForm(data))) {
-      this.#core.append({ ...row, payload: encode(data, this.#form) });
+      const form = this.#form ?? JSON_FORM;
+      this.#core.append({ ...row, payload: encode(data, form), encodedAs: encodedAs(data, form) });
     } else {
       // In the order of the calls: a text, which needs no form, must not overtake an object.
       const entered = this.#enter(before, async () => {
         const form = needsForm(data) ? await this.#knownForm() : JSON_FORM;
         this.#check();
-        this.#core.append({ ...row, payload: encode(data, form) });
+        this.#core.append({ ...row, payload: encode(data, form), encodedAs: encodedAs(data, form) });
       });
       this.#entering = entered;
       try {

@@ -213,6 +213,7 @@ class PublishRequest(_message.Message):
     PUBLISHER_FIELD_NUMBER: _builtins.int
     DELTA_FIELD_NUMBER: _builtins.int
     UNSET_PATHS_FIELD_NUMBER: _builtins.int
+    ENCODED_AS_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """The topic's name."""
     ttl_mode: _types_pb2.TtlMode.ValueType
@@ -224,6 +225,11 @@ class PublishRequest(_message.Message):
     delta: _builtins.bool
     """true: each payload is merged into the live record of its key: scalars and arrays replace, objects merge, a missing
     or null field is unchanged (rule P2). Without a live record it is a plain publish. Not on binary topics.
+    """
+    encoded_as: _builtins.str
+    """How the client has encoded documents: the message type, and behind it the separator of fix and nvfix, such as `json`
+    or `nvfix;`. Records for a topic of another type or separator are refused with PAYLOAD_MALFORMED. Empty: all are
+    bytes of the program's own, and not compared.
     """
     @_builtins.property
     def records(self) -> _containers.RepeatedCompositeFieldContainer[Global___PublishRecord]:
@@ -253,10 +259,11 @@ class PublishRequest(_message.Message):
         publisher: _types_pb2.PublisherPosition | None = ...,
         delta: _builtins.bool = ...,
         unset_paths: _abc.Iterable[_builtins.str] | None = ...,
+        encoded_as: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["lifetime", b"lifetime", "publisher", b"publisher"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["atomic", b"atomic", "delta", b"delta", "durability", b"durability", "lifetime", b"lifetime", "publisher", b"publisher", "records", b"records", "topic", b"topic", "ttl_mode", b"ttl_mode", "unset_paths", b"unset_paths"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["atomic", b"atomic", "delta", b"delta", "durability", b"durability", "encoded_as", b"encoded_as", "lifetime", b"lifetime", "publisher", b"publisher", "records", b"records", "topic", b"topic", "ttl_mode", b"ttl_mode", "unset_paths", b"unset_paths"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -380,6 +387,7 @@ class PublishStreamRequest(_message.Message):
     CONDITION_FIELD_NUMBER: _builtins.int
     DELTA_FIELD_NUMBER: _builtins.int
     UNSET_PATHS_FIELD_NUMBER: _builtins.int
+    ENCODED_AS_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """The topic's name. Empty: the topic of the stream's previous request."""
     ttl_mode: _types_pb2.TtlMode.ValueType
@@ -390,6 +398,11 @@ class PublishStreamRequest(_message.Message):
     """true: all records of this batch are applied, in one commit, or none (at most 1,000 records)."""
     delta: _builtins.bool
     """true: merges instead of replacing; see PublishRequest.delta (rule P2)."""
+    encoded_as: _builtins.str
+    """How the client has encoded documents: the message type, and behind it the separator of fix and nvfix, such as `json`
+    or `nvfix;`. Records for a topic of another type or separator are refused with PAYLOAD_MALFORMED. Empty: all are
+    bytes of the program's own, and not compared.
+    """
     @_builtins.property
     def key(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Record keys: required on topics without key fields, refused on all others (rule K3)."""
@@ -438,10 +451,11 @@ class PublishStreamRequest(_message.Message):
         condition: _types_pb2.Condition | None = ...,
         delta: _builtins.bool = ...,
         unset_paths: _abc.Iterable[_builtins.str] | None = ...,
+        encoded_as: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["condition", b"condition", "lifetime", b"lifetime", "publisher", b"publisher"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["atomic", b"atomic", "condition", b"condition", "delta", b"delta", "durability", b"durability", "key", b"key", "lifetime", b"lifetime", "lifetime_kind", b"lifetime_kind", "lifetime_micros", b"lifetime_micros", "payload", b"payload", "publisher", b"publisher", "topic", b"topic", "ttl_mode", b"ttl_mode", "unset_paths", b"unset_paths"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["atomic", b"atomic", "condition", b"condition", "delta", b"delta", "durability", b"durability", "encoded_as", b"encoded_as", "key", b"key", "lifetime", b"lifetime", "lifetime_kind", b"lifetime_kind", "lifetime_micros", b"lifetime_micros", "payload", b"payload", "publisher", b"publisher", "topic", b"topic", "ttl_mode", b"ttl_mode", "unset_paths", b"unset_paths"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

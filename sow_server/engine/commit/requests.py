@@ -329,7 +329,24 @@ def _delta(request: Publish, topic: Topic, limits: RequestLimits) -> Delta | Non
     return Delta(path_tree(unset), limits.payload_bytes_max, limits.index_entries_max)
 
 
+def _encoded_otherwise(request: Publish, topic: Topic) -> BadRecord | None:
+    """Documents that were encoded for another type or separator: the topic was made anew. The payload may well be
+    malformed in no way: a JSON text with an `=` is a field of nvfix."""
+    settings = topic.settings
+    has_separator = settings.message_type in (MessageType.FIX, MessageType.NVFIX)
+    form = settings.message_type.value + (settings.separator.decode("latin-1") if has_separator else "")
+    if request.encoded_as in ("", form):
+        return None
+    return BadRecord(
+        Reason.PAYLOAD_MALFORMED,
+        f"payload: the document was encoded as {request.encoded_as[:20]!r}, and topic {topic.name} takes {form!r}, "
+        "perhaps since it was made anew: publish the document again",
+    )
+
+
 def _publish_keys(request: Publish, topic: Topic) -> KeyColumn:
+    if (bad := _encoded_otherwise(request, topic)) is not None:
+        return [bad] * len(request.payloads)
     if topic.derive_keys is not None:
         if request.keys is not None:
             raise StoreError(

@@ -93,7 +93,7 @@ def _first_end(text: bytes, at: int) -> int:
     if name is None:
         return 0
     # A struct made at run time, whose field mypy does not know.
-    value = memoryview(_FIRST_VALUE.decode(b'{"v":%b' % text[name.end() :]).v)  # type: ignore[attr-defined]
+    value = memoryview(_FIRST_VALUE.decode(b'{"v":%b' % text[name.end() :]).v)  # type: ignore[attr-defined]  # as told
     if not text.startswith(value, name.end()):
         return 0  # a later member has the name `v`
     behind = _BEHIND_VALUE.match(text, name.end() + len(value))

@@ -206,6 +206,8 @@ class Publish:
     """Whether payloads are merged into the live records (rule P2)."""
     unset_paths: Sequence[str] = ()
     """Fields to remove from each record; only with `delta`."""
+    encoded_as: str = ""
+    """The message type that documents were encoded for, and its separator; empty: they are bytes of the caller's."""
     permits: PermittedRows | None = None
     """Must have each new record, and the live record that it replaces (rule A4); None: all may be written."""
 

@@ -166,6 +166,30 @@ describe("payloads", { skip: NO_SERVER }, () => {
     assert.deepEqual((await client.get("later", 3))!.data, { id: 3 });
   });
 
+  test("no JSON text is stored in a topic that takes nvfix since then", async () => {
+    const document = { id: "1", q: "a=b" }; // its JSON has an =, so it would be a field of nvfix
+    await client.call(AdminService.method.createTopic, { name: "flat", settings: {} });
+    await client.publish("flat", document, { key: "1" });
+    const publisher = client.publisher("flat");
+    await publisher.publish(document, { key: "1" });
+    await publisher.flush();
+    await client.delete("flat", { all: true });
+    await client.call(AdminService.method.alterTopic, {
+      name: "flat",
+      settings: { messageType: MessageType.NVFIX },
+      updatePaths: ["message_type"],
+    });
+    await publisher.publish(document, { key: "1" });
+    await assert.rejects(publisher.flush(), PublishFailed);
+    await assert.rejects(client.publish("flat", document, { key: "2" }), InvalidArgument);
+    assert.equal(await client.count("flat"), 0n);
+    await publisher.publish(document, { key: "1" });
+    await publisher.close();
+    await client.publishMany("flat", [document, "id=2"], { keys: ["2", "3"] });
+    assert.deepEqual((await client.get("flat", "2"))!.data, document);
+    assert.equal(await client.count("flat"), 3n);
+  });
+
   test("a key with another number of parts is refused, by every call", async () => {
     await client.publish("comp", { a: "x|1", b: "y" });
     assert.notEqual(await client.get("comp", ["x|1", "y"]), null);
