@@ -27,7 +27,7 @@ from tests.support.replica_rows import SECOND, Backup, Make
 from tests.support.replica_world import Instance, World
 from tests.support.resumers import store_of
 
-SEEDS = 272
+SEEDS = 96
 SECONDS: Final = 10
 TOPICS: Final = ("T", "U")
 Fault: TypeAlias = Callable[[World, random.Random], None]
