@@ -76,9 +76,9 @@ def test_a_later_record_that_does_not_fit_ends_the_stream_by_name(
 
 
 def test_later_records_with_fewer_fields_and_narrower_numbers_fit(client: Client) -> None:
-    client.publish("t", {"id": "z", "x": 7, "s": {}, "m": {"b": [1]}})
+    client.publish("t", {"id": "z", "x": 7, "s": {}, "m": {"b": [1]}})  # alone in the fourth batch
     try:
-        last = pl.DataFrame(client.query("t", batch_size=1)).row(-1, named=True)
+        last = pl.DataFrame(client.query("t", batch_size=5_000)).row(-1, named=True)
     finally:
         client.sow_delete("t", keys=["z"])
 

@@ -26,7 +26,7 @@ from tests.support.replica_rows import SECOND, Make
 from tests.support.replica_world import World
 from tests.support.resumers import store_of
 
-SEEDS = 272
+SEEDS = 96
 SECONDS: Final = 15
 
 

@@ -21,7 +21,7 @@ from tests.support.replica_rows import SECOND
 from tests.support.replica_world import World
 from tests.support.resumers import KINDS, Kind
 
-SEEDS = 96
+SEEDS = 48
 KEYS = [f"k{number}" for number in range(8)]
 CONSUMED = (Kind(), *[kind for kind in KINDS if not kind.delta and not kind.conflation])
 

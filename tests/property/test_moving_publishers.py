@@ -27,7 +27,7 @@ from tests.support.replica_rows import SECOND, Backup, Make
 from tests.support.replica_world import Instance, World
 from tests.support.resumers import store_of
 
-SEEDS = 272
+SEEDS = 96
 SECONDS: Final = 10
 TOPICS: Final = ("T", "U")
 Fault: TypeAlias = Callable[[World, random.Random], None]
@@ -168,6 +168,8 @@ def restore(world: World, instance: Instance, backup: Backup) -> None:
 
 
 FAULTS: Final = (kills, power_cuts, comings_and_goings, restores)
+FINDS: Final[dict[Fault, tuple[int, ...]]] = {kills: (10,)}
+"""Seeds of lives that have found a planted mistake: that epochs are compared without their tokens."""
 
 
 def settle(world: World, movers: list[Mover], fault: Fault, *, drops: bool) -> None:
@@ -204,8 +206,8 @@ def settle(world: World, movers: list[Mover], fault: Fault, *, drops: bool) -> N
 def test_a_record_that_counts_as_applied_is_there(tmp_path: Path, seed: int, fault: Fault) -> None:
     """F11, F12."""
     total: Counter[str] = Counter()
-    for number in range(examples(SEEDS // 4)):
-        total += live((seed + number) % 2**32, tmp_path / str(number), fault)
+    for number in (*FINDS.get(fault, ()), *range(seed, seed + examples(SEEDS // 4))):
+        total += live(number % 2**32, tmp_path / str(number), fault)
     print(total)
     assert total["known"] > 0
 

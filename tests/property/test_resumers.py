@@ -21,7 +21,7 @@ from tests.support.replica_rows import SECOND, Make
 from tests.support.replica_world import World
 from tests.support.resumers import KINDS, Kind, Resumer
 
-SEEDS = 272
+SEEDS = 96
 KEYS = [f"k{number}" for number in range(16)]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -28,9 +28,9 @@ HELPERS: Final = {"permit_publish", "permit_load", "permit_touch", "_check_owner
 """Functions that ask the call in place of a handler."""
 
 
-def trees() -> Iterator[tuple[Path, ast.Module]]:
-    for path in sorted(SERVICES.rglob("*.py")):
-        yield path, ast.parse(path.read_text(encoding="utf-8"))
+@cache
+def trees() -> list[tuple[Path, ast.Module]]:
+    return [(path, ast.parse(path.read_text(encoding="utf-8"))) for path in sorted(SERVICES.rglob("*.py"))]
 
 
 def test_no_service_finds_a_topic_by_itself() -> None:
@@ -54,14 +54,17 @@ def test_no_service_has_the_registry_of_topics() -> None:
     assert found == set(MAY_FIND)
 
 
-def handlers() -> Iterator[tuple[str, ast.AST]]:
+@cache
+def handlers() -> list[tuple[str, ast.AST]]:
     methods = {path.rpartition("/")[2] for path in NEEDS}
-    for _, tree in trees():
-        for node in ast.walk(tree):
-            if isinstance(node, ast.ClassDef) and node.name.endswith("Service"):
-                for function in node.body:
-                    if isinstance(function, ast.AsyncFunctionDef) and function.name in methods:
-                        yield function.name, function
+    return [
+        (function.name, function)
+        for _, tree in trees()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef) and node.name.endswith("Service")
+        for function in node.body
+        if isinstance(function, ast.AsyncFunctionDef) and function.name in methods
+    ]
 
 
 def asks(handler: ast.AST, methods: set[str]) -> bool:

@@ -38,10 +38,14 @@ def table() -> dict[str, tuple[str, str, list[str]]]:
 
 @cache
 def docstrings() -> dict[str, str]:
-    """The docstring of every test of the default suite, with those of its class and module where it has none."""
+    """The docstring of every test of the default suite in the files that define one of the page's tests."""
+    named = {name for _, _, names in table().values() for name in names}
     found: dict[str, str] = {}
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
-        module = ast.parse(path.read_text())
+        text = path.read_text()
+        if named.isdisjoint(re.findall(r"def (test_\w+)\(", text)):
+            continue
+        module = ast.parse(text)
         for test in _functions(module):
             marks = [ast.unparse(mark) for mark in test.decorator_list]
             if not any(mark.startswith(("pytest.mark.long", "pytest.mark.skip")) for mark in marks):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Final
 
 import rocksdict
@@ -84,9 +85,7 @@ def _family_options(name: str, options: RocksOptions) -> rocksdict.Options:
     return family
 
 
-_caches: dict[int, rocksdict.Cache] = {}
-
-
+@cache
 def _shared_cache(capacity: int) -> rocksdict.Cache:
     """One block cache for all column families of a size; RocksDB keeps the cache of an open database alive."""
-    return _caches.setdefault(capacity, rocksdict.Cache(capacity))
+    return rocksdict.Cache(capacity)
