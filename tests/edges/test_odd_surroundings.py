@@ -34,6 +34,7 @@ VALUES: Final = {
     "key": "1",
     "command": "true",
     "to": "earliest",
+    "text": "/id = 1",
     "pattern": "orders.*",
     "peer": "elsewhere",
     "identity": "somebody",
