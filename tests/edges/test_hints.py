@@ -256,6 +256,7 @@ def test_a_list_in_place_of_a_key_hints_at_the_tuple(server: ServerProcess) -> N
         (time.time(), "{} is a float, and no point in time"),
         ("tomorrow", "'tomorrow' is no time"),
     ],
+    ids=["seconds", "milliseconds", "float", "text"],
 )
 def test_a_wrong_time_is_told_with_what_was_got_and_what_to_give(
     server: ServerProcess, moment: Any, wrong: str

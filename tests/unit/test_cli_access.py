@@ -49,7 +49,9 @@ def test_a_new_token_replaces_no_file(tmp_path: Path) -> None:
 
 
 def commands(group: click.Group, *path: str) -> Iterator[tuple[str, ...]]:
-    for name, command in group.commands.items():
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
         if isinstance(command, click.Group):
             yield from commands(command, *path, name)
         yield (*path, name)
