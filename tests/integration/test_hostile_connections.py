@@ -123,7 +123,7 @@ def test_answers_that_nobody_reads_do_not_fill_the_memory(server: ServerProcess)
     with RawClient(server.address) as client:
         asked = sow_pb2.GetRequest(topic="orders", keys=keys).SerializeToString()
         client.open(GET, asked, 50, token="desk")
-        until(lambda: not _gets(server), 60, "all gets to be answered or refused")
+        until(lambda: not _gets(server), 180, "all gets to be answered or refused")
         assert server.resident_bytes - before < 500 * MIB
         assert_serves(server)
     assert_serves(server)
