@@ -599,8 +599,8 @@ class _Client:
         named, versions = list(keys), None if only_if_versions is None else list(only_if_versions)
         return await self._holder.ask(lambda at: self._holder.delete(at, topic, named, versions))
 
-    async def _encoded(self, topic: str, data: Document) -> bytes:
-        return encode(data)
+    async def _encoded(self, topic: str, data: Document) -> tuple[bytes, str]:
+        return encode(data), ""
 
     async def describe_topic(self, topic: str) -> object:
         raise NotFound("it is described elsewhere", reason="TOPIC_NOT_FOUND")  # then a lease does not check it
