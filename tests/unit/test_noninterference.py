@@ -241,6 +241,7 @@ REQUESTS: Final[dict[str, list[Request]]] = {
         orders(publisher=POSITION, records=[{"payload": document("p1")}]),
         orders(records=[{"payload": document("p2"), "lifetime": {"ttl_micros": 0}}]),
         orders(records=[{"payload": b"{"}, {"key": "k", "payload": b"{}"}]),
+        orders(records=[{"payload": document("b00")}], encoded_as="nvfix"),
         orders(records=[{"payload": document("n"), "condition": {"only_if_absent": True}}], lifetime={"never": True}),
         orders(records=[{"payload": document("n")}], lifetime={"expire_time_micros": 9 * 10**15}),
         orders(
@@ -257,6 +258,7 @@ REQUESTS: Final[dict[str, list[Request]]] = {
         orders(payload=[document("s3")], lifetime_kind=[1], lifetime_micros=[SECOND], atomic=True),
         orders(payload=[document("s3")], publisher={**POSITION, "publisher_id": "q", "publisher_token": 7}),
         orders(key=["x"], payload=[document("s3")]),
+        orders(payload=[document("s4")], encoded_as="nvfix"),
     ],
     "Get": [
         orders(keys=["a00", "b00", "z1", "none"]),
