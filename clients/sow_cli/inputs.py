@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from io import BufferedReader, BytesIO
 from itertools import chain, islice
@@ -352,8 +353,9 @@ class _CsvRecords:
             except ValueError as error:
                 values.append(str(cell))
                 types[name] = kind
-                is_text = isinstance(error, UnicodeError)
-                told = told or f"column {name}: {NO_UTF8 if is_text else f'{cell[:40]!r} is {error}; see --types'}"
+                remedy = f"--types {shlex.quote(f'{name}=text')} keeps it, and an empty cell is no value"
+                fault = NO_UTF8 if isinstance(error, UnicodeError) else f"{cell[:40]!r} is {error}; {remedy}"
+                told = told or f"column {name}: {fault}"
         bad = BadLine("PAYLOAD_MALFORMED", told)
         bad.kept = self._maker.kept(values, types)
         return bad

@@ -115,12 +115,25 @@ def test_cells_that_do_not_fit_are_bad_records_and_the_others_are_published(clie
     client.add("orders")
     many = "".join(f"{number},1\n" for number in range(1_000))
     told = published(client, f"id,price\n{many}a,2\n1001,n/a\n1002\n1003,3\n", code=1)
+    empty = "and an empty cell is no value"
     assert told.splitlines() == [
-        "record 1001: PAYLOAD_MALFORMED: column id: 'a' is not a number; see --types",
-        "record 1002: PAYLOAD_MALFORMED: column price: 'n/a' is not a number; see --types",
+        f"record 1001: PAYLOAD_MALFORMED: column id: 'a' is not a number; --types id=text keeps it, {empty}",
+        f"record 1002: PAYLOAD_MALFORMED: column price: 'n/a' is not a number; --types price=text keeps it, {empty}",
         "record 1003: PAYLOAD_MALFORMED: has 1 cells where the first line has 2",
     ]
     assert len(stored(client)) == 1_001
+
+
+def test_a_quotation_mark_that_is_not_closed_takes_further_lines_and_is_told(client: FakeClient) -> None:
+    """`',' expected after '"'` was all that was told of the six lines that such a mark took."""
+    client.add("orders")
+    told = published(client, 'id,note\n1,"one\n2,two\n3,"three"\n4,"f"our\n5,five\n', code=1)
+    open_mark = "the row has 3 lines: are the quotation marks of its first one closed?"
+    assert told.splitlines() == [
+        f"record 1: PAYLOAD_MALFORMED: no CSV: ',' expected after '\"'; {open_mark}",
+        "record 2: PAYLOAD_MALFORMED: no CSV: ',' expected after '\"'",
+    ]
+    assert list(stored(client)) == ["5"]
 
 
 def test_other_separators_and_names(client: FakeClient, tmp_path: Path) -> None:
