@@ -109,6 +109,7 @@ def test_types_of_columns_can_be_given(client: FakeClient) -> None:
     published(client, "id,zip\n2,12345\n", "--types", "text")
     assert stored(client)["2"] == {"id": "2", "zip": "12345"}
     assert "none of text" in published(client, "id\n", "--types", "id=date", code=2)
+    assert "no column 'zap'; it has id, zip" in published(client, "id,zip\n2,1\n", "--types", "zap=text", code=2)
 
 
 def test_cells_that_do_not_fit_are_bad_records_and_the_others_are_published(client: FakeClient) -> None:
@@ -119,7 +120,7 @@ def test_cells_that_do_not_fit_are_bad_records_and_the_others_are_published(clie
     assert told.splitlines() == [
         f"record 1001: PAYLOAD_MALFORMED: column id: 'a' is not a number; --types id=text keeps it, {empty}",
         f"record 1002: PAYLOAD_MALFORMED: column price: 'n/a' is not a number; --types price=text keeps it, {empty}",
-        "record 1003: PAYLOAD_MALFORMED: has 1 cells where the first line has 2",
+        "record 1003: PAYLOAD_MALFORMED: has 1 cell where the first line has 2",
     ]
     assert len(stored(client)) == 1_001
 
