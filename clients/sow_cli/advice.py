@@ -101,8 +101,8 @@ def _params(error: click.UsageError) -> list[click.Parameter]:
 
 
 def of_refusal(error: SowError, command: str) -> str:
-    """A next step after the server's refusal of a key, or of the name of a durable subscription; "": the message says
-    all."""
+    """A next step after the server's refusal of a key or of the name of a durable subscription, and where there is no
+    server; "": the message says all."""
     if error.reason == "KEY_REQUIRED" and "no key fields" in error.message:
         return {
             "publish": "--key KEY is the key of one record, --key-field NAME the field that has the keys of many",
@@ -115,6 +115,8 @@ def of_refusal(error: SowError, command: str) -> str:
             "load": "leave --key-field out: the documents have the keys",
             "lease": "give the document with the key, as --data '{…}', in place of --key",
         }.get(command, "")
+    if error.reason == "UNREACHABLE" and "tls" not in error.details and "refused" in error.message:
+        return "start the server there, as `sow-server`, or name another one with --server or SOW_SERVER"
     if error.reason == "DURABLE_NOT_FOUND":
         return "`sow durable list` shows those that there are"
     return ""

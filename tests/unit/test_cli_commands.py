@@ -259,6 +259,7 @@ def test_a_server_that_is_not_there_ends_with_3() -> None:
     assert "UNREACHABLE" in result.stderr
     assert "127.0.0.1:1" in result.stderr
     assert "within" not in result.stderr, "nothing was waited for"
+    assert "  hint: start the server there, as `sow-server`, or name another one" in result.stderr
 
 
 @pytest.mark.parametrize(
