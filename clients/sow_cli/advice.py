@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 import click
+import msgspec
 
 from sow_client import SowError
 
@@ -120,3 +121,22 @@ def of_refusal(error: SowError, command: str) -> str:
     if error.reason == "DURABLE_NOT_FOUND":
         return "`sow durable list` shows those that there are"
     return ""
+
+
+def field_for(message: str, payload: bytes) -> str:
+    """The field of a document that looks like the key field that it lacks, which the message names; "": none."""
+    import difflib
+    import re
+
+    missing = re.match(r"key field /([^/]+) is missing or null", message)
+    if missing is None:
+        return ""
+    try:
+        document = msgspec.json.decode(payload)
+    except (msgspec.DecodeError, RecursionError):
+        return ""
+    names = {str(name).lower(): str(name) for name in document} if isinstance(document, dict) else {}
+    if missing[1] in names.values():
+        return ""  # its value is null
+    near = difflib.get_close_matches(missing[1].lower(), names, n=1)
+    return names[near[0]] if near else ""

@@ -69,6 +69,24 @@ def test_a_bad_document_of_an_array_is_reported_with_its_number(client: FakeClie
     assert run(client, "publish", "orders", stdin=b'[{"id":1},').exit_code == 2
 
 
+@pytest.mark.parametrize(
+    ("document", "told"),
+    [
+        ('{"ID":1}', "  hint: it has /ID; are the key fields of the topic right?"),
+        ('{"idd":1}', "  hint: it has /idd; are the key fields of the topic right?"),
+        ('{"id":null,"ids":1}', ""),
+        ('{"no":1}', ""),
+    ],
+)
+def test_a_key_field_that_is_mistyped_tells_the_field_that_is_there(
+    client: FakeClient, document: str, told: str
+) -> None:
+    """Of 336,776 records all were refused, as the topic was created with /orgin, and nothing said so."""
+    client.add("orders")
+    result = run(client, "publish", "orders", stdin=f"{document}\n{document}\n".encode())
+    assert [line for line in result.stderr.splitlines() if "hint" in line] == ([told] if told else [])
+
+
 # ---- CSV ----
 
 
