@@ -258,13 +258,23 @@ def _field(text: str, at: int) -> _Token:
         raise AmpsError("expected a name; an element of an array is written /a[0]", at + element.start())
     # A name of AMPS may have a hyphen, and here it may not: /a-b is open to both readings.
     if re.fullmatch(r"-\w", follows):
-        raise AmpsError("this may be one name or a subtraction; write /[a-b] or /a - /b", end)
+        raise AmpsError(f"this may be one name or a subtraction; write {_both_readings(found[0], text[end:])}", end)
     if follows[:1] in ("[", "~", "\\") or re.fullmatch(r"/[^\s\d(]", follows):
         raise AmpsError("expected the end of a field", end)
     steps = len(re.findall(_STEP, found[0], re.DOTALL)) + found[0].count("[")
     if steps > 64:
         raise AmpsError(f"a path of {steps} steps is longer than the limit of 64", at)
     return _Token("field", at, found[0])
+
+
+def _both_readings(field: str, rest: str) -> str:
+    """The two ways to write a field and the hyphen behind it."""
+    stem, _, name = field.rpartition("/")
+    further = re.findall(r"-(\w+)", (re.match(r"(?:-\w+)+", rest) or [""])[0])
+    if not further or "]" in name:
+        return "/[a-b] or /a - /b"
+    operands = [field, *(part if part.isdigit() else f"/{part}" for part in further)]
+    return f"{stem}/[{'-'.join([name, *further])}] or {' - '.join(operands)}"
 
 
 # --- the grammar -----------------------------------------------------------------------------------------------------

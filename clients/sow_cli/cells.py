@@ -101,7 +101,10 @@ def _row(line: str, lines: Iterator[str], delimiter: str) -> Row:
             if rest in ("", "\r"):
                 return cells
             if rest[0] != delimiter:
-                return BadRow(f"{delimiter!r} expected after '\"'", "\n".join(taken).removesuffix("\r"))
+                told = f"{delimiter!r} expected after '\"'"
+                if len(taken) > 1:
+                    told += f"; the row has {len(taken):,} lines: are the quotation marks of its first one closed?"
+                return BadRow(told, "\n".join(taken).removesuffix("\r"))
             at += 1
         else:
             end = line.find(delimiter, at)

@@ -82,6 +82,24 @@ class Sow(RootGroup):
                 self.prepares(found)
         return super().get_command(ctx, cmd_name)
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click's, which compares a mistyped name with the commands that are imported: here with none."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            from sow_cli import advice
+
+            if args[0] == "help":
+                raise click.UsageError(
+                    "`sow --help` lists the commands, `sow COMMAND --help` explains one", ctx
+                ) from error
+            if args[0].startswith("-") or not (meant := advice.command_for(args[0], list(COMMANDS))):
+                raise
+            names = " or ".join(f"'{name}'" for name in meant)
+            raise click.UsageError(f"No such command '{args[0]}'. Did you mean {names}?", ctx) from error
+
 
 @click.group(
     cls=Sow,

@@ -55,7 +55,7 @@ def due(session: Session, output: Output, topic: str | None, spans: tuple[str, .
 
 def _facts(one: TopicDue, ends: list[str]) -> list[Fact]:
     due = [
-        Fact(f"due_{end}", count, display.count(count), column=f"≤ {end}")
+        Fact(f"due_{end}", count, display.count(count), column=f"≤{end}", right=True)
         for end, count in zip(ends, one.due, strict=True)
     ]
     return [
@@ -63,7 +63,7 @@ def _facts(one: TopicDue, ends: list[str]) -> list[Fact]:
         moment("next_time", one.next_time, label="next")
         if one.next_time is not None
         else Fact("next_time", None, display.NOT_SET, label="next"),
-        Fact("overdue", one.overdue, display.count(one.overdue)),
+        Fact("overdue", one.overdue, display.count(one.overdue), right=True),
         *due,
         Fact("incomplete", one.incomplete, "yes" if one.incomplete else "no", in_lists=False),
     ]

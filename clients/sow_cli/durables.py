@@ -125,6 +125,8 @@ def browse(session: Session, output: Output, topic: str, name: str, entries_max:
         for change in found.entries:
             writer.write(change)
         writer.finish()
+    if not found.entries and found.complete and output.is_table:
+        note("no unacknowledged changes")
     if not found.complete:
         rest = shlex.join([topic, name, "--max", str(entries_max), "--after", found.bookmark])
         note(f"there may be more: {session.command} durable browse {rest}")

@@ -86,16 +86,23 @@ class RootGroup(click.Group):
 
 
 def _end(ctx: click.Context, error: BaseException) -> NoReturn:
+    from sow_cli import advice  # only where there is something to advise
+
     match error:
         case BrokenPipeError():
             _leave_quietly(ctx)
         case OSError():
             raise _unwritten(error) from error
+        case click.UsageError():
+            if (better := advice.better(error)) is not None:
+                raise better from error
         case SowError():
             failure = Refused
             if is_unanswered(error):
                 failure = NotSecure if "tls" in error.details else NotReached
-            hint = ctx.obj.hint(error) if isinstance(ctx.obj, Session) else ""
+            hint = advice.of_refusal(error, ctx.invoked_subcommand or "")
+            if not hint and isinstance(ctx.obj, Session):
+                hint = ctx.obj.hint(error)
             raise failure(describe(error) + (f"\n  hint: {hint}" if hint else "")) from error
     raise error
 

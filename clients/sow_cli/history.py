@@ -213,7 +213,7 @@ def _lifetime(entry: PastChange, form: RecordForm, time_micros: int) -> str:
         return ""
     expire = entry.record.expire_time_micros
     if expire is None:
-        return "never expires"
+        return "never"
     return display.duration(max(0, expire - time_micros)) if form.acts else "never (off)"
 
 

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from io import BufferedReader, BytesIO
 from itertools import chain, islice
@@ -21,6 +22,7 @@ from sow_cli import cells, packing, recoding
 from sow_cli.cell_values import CONVERT, NO_UTF8, CellType, is_json
 from sow_cli.cells import BadRow, Quoted
 from sow_cli.columns import INDEX, METADATA_COLUMNS
+from sow_cli.display import counted, safe
 from sow_cli.lines import BadLine, Parse, chunks, document, is_record, is_refused, no_record
 from sow_cli.row_records import NULL, Kind, Outcome, Reading, RecordMaker, Target
 
@@ -228,7 +230,9 @@ class CsvInput:
         if isinstance(header, BadRow):
             raise click.UsageError(f"the first line is no CSV: {header.message}")
         if header and (unknown := self._reading.types.keys() - {"", *header}):
-            raise click.UsageError(f"--types: the input has no column {min(unknown)!r}")
+            raise click.UsageError(
+                f"--types: the input has no column {min(unknown)!r}; it has {safe(', '.join(header))}"
+            )
         maker = RecordMaker(header, self._reading, self._target)
         self._header = header
         self._number = next((number for number, name in enumerate(header) if name in _UNQUOTED), -1)
@@ -331,7 +335,7 @@ class _CsvRecords:
             return None
         maker, makers = self._maker, self._makers
         if len(row) != len(makers):
-            told = f"has {len(row)} cells where the first line has {len(makers)}"
+            told = f"has {counted(len(row), 'cell')} where the first line has {len(makers)}"
             return self._no_row(told, cells.text_of(row, self._delimiter))
         values: list[object] = []
         try:
@@ -352,8 +356,9 @@ class _CsvRecords:
             except ValueError as error:
                 values.append(str(cell))
                 types[name] = kind
-                is_text = isinstance(error, UnicodeError)
-                told = told or f"column {name}: {NO_UTF8 if is_text else f'{cell[:40]!r} is {error}; see --types'}"
+                remedy = f"--types {shlex.quote(f'{name}=text')} keeps it, and an empty cell is no value"
+                fault = NO_UTF8 if isinstance(error, UnicodeError) else f"{cell[:40]!r} is {error}; {remedy}"
+                told = told or f"column {name}: {fault}"
         bad = BadLine("PAYLOAD_MALFORMED", told)
         bad.kept = self._maker.kept(values, types)
         return bad

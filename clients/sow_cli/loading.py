@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -120,6 +121,11 @@ def load(
     if not is_told:
         remark_at_once(described, is_given=own)
     if refusals.total:
+        if given["errors"] is not None:
+            mended = shlex.join([topic, str(given["errors"])])
+            note(
+                f"once they are mended: {session.command} publish {mended}; another load would remove all other records"
+            )
         click.get_current_context().exit(SERVER_SAID_NO)
 
 
@@ -184,7 +190,8 @@ def _hand_over(stager: LoadStager, batch: list[Item], ttl: str | None) -> bool:
 def _check(refused: int, staged: int, *, skip_bad: bool, allow_empty: bool) -> None:
     """Ends the command where the load would not be what the user wanted ([1], [2])."""
     if refused and not skip_bad:
-        note(f"nothing was changed: {display.records(refused)} of the input are bad; --skip-bad loads the others")
+        bad = f"{display.records(refused)} of the input {'is' if refused == 1 else 'are'} bad"
+        note(f"nothing was changed: {bad}; --skip-bad loads the others")
     elif not staged and not allow_empty:
         note("nothing was changed: the input has no record; --allow-empty empties the topic")
     else:

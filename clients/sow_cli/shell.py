@@ -211,8 +211,6 @@ def _ended(root: click.Group, words: Sequence[str], connect: Connect) -> int:
         code = root.main(list(words), prog_name="sow", standalone_mode=False, obj=connect)
     except click.ClickException as error:
         error.show()
-        if isinstance(error, click.UsageError) and _has_loose_filter(error):
-            click.echo("  hint: a filter stands in quotation marks", err=True)
         return error.exit_code
     except click.Abort:
         click.echo("Aborted!", err=True)
@@ -220,12 +218,6 @@ def _ended(root: click.Group, words: Sequence[str], connect: Connect) -> int:
     except SystemExit as end:
         code = end.code
     return code if isinstance(code, int) else 0
-
-
-def _has_loose_filter(error: click.UsageError) -> bool:
-    """Whether a filter was typed without quotation marks, so that its words count as further arguments."""
-    takes_filter = error.ctx is not None and any(param.name == "filter_text" for param in error.ctx.command.params)
-    return takes_filter and "extra argument" in error.message
 
 
 class LineCompleter(Completer):

@@ -21,7 +21,7 @@ from typing import IO, BinaryIO, Final, TypedDict, TypeVar, cast
 import click
 import msgspec
 
-from sow_cli import arguments, display, packing, recoding
+from sow_cli import advice, arguments, display, packing, recoding
 from sow_cli.cell_values import COLUMN_TYPES, ColumnType
 from sow_cli.inputs import opened
 from sow_cli.lines import (
@@ -126,6 +126,7 @@ class Refusals:
         self.reasons: Counter[str] = Counter()
         self._of_json = of_json
         self._errors = errors
+        self._has_hinted = False
         self._lock = threading.Lock()
 
     @property
@@ -141,6 +142,10 @@ class Refusals:
                 note(f"{place.shown(number)}: {reason}: {message}")
                 if self._of_json and record is not None:
                     click.echo(pointed_at(record.data if isinstance(record, Item) else record.text), err=True, nl=False)
+                if self._of_json and not self._has_hinted and isinstance(record, Item):
+                    if near := advice.field_for(message, record.data):
+                        note(f"  hint: it has /{display.safe(near)}; are the key fields of the topic right?")
+                        self._has_hinted = True
             if self._errors is not None:
                 told: dict[str, object] = {"file": place.file} if place.file else {}
                 line = (

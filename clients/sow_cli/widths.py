@@ -50,7 +50,7 @@ def column_widths(
     left = max(0, width - sum(widths) - GAP * (shown - 1))
     # The columns that lack least are completed first, so that few are broken.
     for done, number in enumerate(sorted(range(shown), key=lambda one: needed[one] - widths[one])):
-        more = min(needed[number] - widths[number], left // (shown - done))
+        more = min(needed[number] - widths[number], -(-left // (shown - done)))
         widths[number] += more
         left -= more
     return widths

@@ -5,7 +5,7 @@ A setting that is absent on the wire is not set: a policy or the server's defaul
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, TypeVar, cast, get_args
 
 from google.protobuf import duration_pb2
@@ -23,6 +23,7 @@ from sow_client._setting_values import (
     TopicSettings,
     TopicSettingsArguments,
 )
+from sow_client.errors import InvalidArgument
 
 _Name = TypeVar("_Name", bound=str)
 _Number = TypeVar("_Number", bound=int)
@@ -103,9 +104,19 @@ def topic_settings(arguments: TopicSettingsArguments) -> TopicSettings:
     arguments = one_expiration(arguments)
     unknown = arguments.keys() - PATHS.keys()
     if unknown:
-        raise invalid(min(unknown), f"is not a setting of a topic; they are {', '.join(PATHS)}")
+        raise _no_setting("a topic", min(unknown), [*PATHS, "default_ttl"])
     given = {name: value for name, value in arguments.items() if value is not None}
     return TopicSettings(**cast(dict[str, Any], given))
+
+
+def _no_setting(owner: str, name: str, known: Sequence[str]) -> InvalidArgument:
+    """The error of a name that is no setting, with the one that it may mean, or with all."""
+    import difflib
+
+    near = ["default_ttl"] if name == "ttl" else difflib.get_close_matches(name, known, n=1)
+    meant = [one for one in near if one in known]
+    told = f"did you mean {meant[0]}?" if meant else f"they are {', '.join(known)}"
+    return invalid(name, f"is not a setting of {owner}; {told}")
 
 
 def one_expiration(arguments: TopicSettingsArguments) -> TopicSettingsArguments:
@@ -191,8 +202,7 @@ def durable_settings(arguments: DurableSettingsArguments) -> DurableSettings:
     """Settings from keyword arguments; an unknown name is refused."""
     unknown = arguments.keys() - DurableSettings.__dataclass_fields__.keys()
     if unknown:
-        known = ", ".join(DurableSettings.__dataclass_fields__)
-        raise invalid(min(unknown), f"is not a setting of a durable subscription; they are {known}")
+        raise _no_setting("a durable subscription", min(unknown), list(DurableSettings.__dataclass_fields__))
     return DurableSettings(**arguments)
 
 

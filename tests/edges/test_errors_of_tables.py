@@ -264,7 +264,10 @@ def test_records_that_a_load_refuses_at_the_server_are_kept(
     (tmp_path / "a.ndjson").write_text("".join(json.dumps(one) + "\n" for one in some))
     bad = tmp_path / "bad.ndjson"
     options = ("--force", "--skip-bad", "--errors", bad)
-    assert run(server, "load", "loaded", tmp_path / "a.ndjson", *options).exit_code == 1
+    loaded = run(server, "load", "loaded", tmp_path / "a.ndjson", *options)
+    assert loaded.exit_code == 1
+    # Loaded, the mended file would be the whole content of the topic.
+    assert f"publish loaded {bad}; another load would remove all other records" in loaded.stderr
     assert [(one["line"], one["payload"]) for one in told(bad)] == [(n, {"no": n}) for n in range(700, 12_001, 700)]
     bad.write_text(bad.read_text().replace('"no"', '"id"'))
     assert run(server, "publish", "loaded", bad).exit_code == 0

@@ -86,3 +86,15 @@ def test_figures_are_never_broken_and_long_words_are() -> None:
     assert column_widths(headings, rows, 48) == [37, 9], "a time that has no room is left out"
     assert column_widths(headings, rows, 5) == [12], "there is one column at least"
     assert column_widths(headings, [], 80) == [4, 6, 4]
+
+
+def test_a_column_that_lacks_least_is_completed_also_where_there_is_little_room() -> None:
+    """`administrator` was `administrato` above `r`, and two columns beside it stood empty."""
+    headings, rows = ["live records", "overdue records", "set by"], [["0", "0", "administrator"]]
+    assert column_widths(headings, rows, 32) == [8, 7, 13]
+
+
+def test_due_has_numbers_at_the_right_and_fits(server: ServerProcess) -> None:
+    headings, _, row = lines(server, "due orders", 80)
+    assert headings.split() == ["topic", "next", "overdue", "≤1m", "≤10m", "≤1h", "≤6h", "≤1d", "≤7d"]
+    assert row[headings.index("overdue") + len("overdue") - 1] == "0"

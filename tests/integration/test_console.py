@@ -171,6 +171,18 @@ def test_a_wrong_filter_is_an_answer_with_its_column(
         assert json.loads(socket.recv(30))["error"]["position"] == 8
 
 
+def test_an_error_is_no_dead_end(open_server: ServerProcess, browser: httpx.Client) -> None:
+    """A mistyped key or topic took the page's fields away."""
+    path = f"/{open_server.address}"
+    shown = browser.get(f"{path}/key", params={"topic": "orders", "key": "1|2"}).text
+    assert "has 2 parts" in shown
+    assert 'name="topic" value="orders"' in shown
+    assert 'name="key" value="1|2"' in shown
+    shown = browser.get(f"{path}/due", params={"topic": "ordesr"}).text
+    assert "did you mean &#39;orders&#39;?" in shown
+    assert f'<a href="{path}/due">' in shown.split('class="problem"')[-1]
+
+
 def test_the_values_of_a_filter_are_json_in_their_own_field(
     open_server: ServerProcess, console: RunningConsole, browser: httpx.Client
 ) -> None:

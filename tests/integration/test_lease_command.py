@@ -117,3 +117,12 @@ def test_a_lease_that_cannot_be_runs_nothing(server: ServerProcess, client: Clie
     missing.communicate()
     assert missing.returncode == 2
     assert client.get("locks", "job") is None
+
+
+def test_a_wrong_key_tells_the_next_step(server: ServerProcess, client: Client) -> None:
+    client.create_topic("members", key=["/id"], exist_ok=True)
+    for arguments, hint in ((["locks"], "--key KEY names the record"), (["members", "--key", "1"], "as --data '{…}'")):
+        refused = start(server, *arguments, "--", sys.executable, "-c", "print('runs')")
+        out, told = refused.communicate()
+        assert (refused.returncode, out) == (1, "")
+        assert hint in told.splitlines()[-1]

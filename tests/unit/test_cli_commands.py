@@ -16,6 +16,8 @@ from sow_client import (
     DeadlineExceeded,
     Instance,
     InternalError,
+    InvalidArgument,
+    NotFound,
     PermissionDenied,
     ResourceExhausted,
     SowError,
@@ -187,6 +189,61 @@ def test_wrong_usage_ends_with_2_and_asks_the_server_nothing(client: FakeClient,
     assert [name for name, _ in client.calls if name not in ("close", "describe_topic")] == []
 
 
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("qeury", "orders"), "No such command 'qeury'. Did you mean 'query'?"),
+        (("set", "a", "b"), "No such command 'set'. Did you mean 'publish'?"),
+        (("zzz",), "No such command 'zzz'."),
+        (("help", "query"), "`sow --help` lists the commands, `sow COMMAND --help` explains one"),
+        (("query", "orders", "--filter", "/a = 1"), "The filter is the argument behind TOPIC, in quotation marks."),
+        (("count", "orders", "--where", "/a = 1"), "The filter is the argument behind TOPIC, in quotation marks."),
+        (("query", "orders", "--limit", "5"), "No such option '--limit'. Did you mean '--top'?"),
+        (("delete", "orders", "--where", "/a = 1"), "No such option '--where'. Did you mean '--filter'?"),
+        # --idle-ttl looks most like it, and deletes the topic.
+        (("topic", "create", "orders", "--ttl", "10m"), "No such option '--ttl'. Did you mean '--default-ttl'?"),
+        (("count", "orders", "/a", "=", "1"), "(= 1)\n  hint: a filter stands in quotation marks"),
+        (
+            ("export", "orders", "x.csv", "/a = 1"),
+            "\n  hint: a filter is given as --filter, in quotation marks",
+        ),
+        (("publish", "orders", '{"id": 1}'), "\n  hint: a document is given as --data, or in a pipe"),
+        (("topics", "create"), "Got unexpected extra argument (create)"),
+    ],
+)
+def test_wrong_usage_tells_the_next_step(client: FakeClient, arguments: tuple[str, ...], told: str) -> None:
+    result = run(client, *arguments)
+
+    assert result.exit_code == 2
+    assert result.stderr.endswith(f"{told}\n")
+    assert client.calls == []
+
+
+NO_KEY_FIELDS = InvalidArgument("key: topic orders has no key fields", reason="KEY_REQUIRED")
+OWN_KEY = InvalidArgument("key: topic orders derives its keys from /id", reason="KEY_NOT_ALLOWED")
+NO_DURABLE = NotFound("durable: topic orders has no durable 'bil'", reason="DURABLE_NOT_FOUND")
+
+
+@pytest.mark.parametrize(
+    ("error", "arguments", "hint"),
+    [
+        (NO_KEY_FIELDS, ("publish", "orders", "--data", "{}"), "--key-field NAME"),
+        (OWN_KEY, ("publish", "orders", "--key", "1", "--data", "{}"), "leave --key or --key-field out"),
+        (NO_DURABLE, ("durable", "describe", "orders", "bil"), "`sow durable list`"),
+    ],
+)
+def test_a_refusal_tells_the_next_step(
+    client: FakeClient, error: SowError, arguments: tuple[str, ...], hint: str
+) -> None:
+    client.fails_with = error
+
+    result = run(client, *arguments)
+
+    assert result.exit_code == 1
+    assert result.stderr.count("  hint: ") == 1
+    assert hint in result.stderr.splitlines()[-1]
+
+
 def test_a_bad_address_is_wrong_usage() -> None:
     result = CliRunner().invoke(sow, ["--server", "localhost:notaport", "topics"])
 
@@ -202,6 +259,7 @@ def test_a_server_that_is_not_there_ends_with_3() -> None:
     assert "UNREACHABLE" in result.stderr
     assert "127.0.0.1:1" in result.stderr
     assert "within" not in result.stderr, "nothing was waited for"
+    assert "  hint: start the server there, as `sow-server`, or name another one" in result.stderr
 
 
 @pytest.mark.parametrize(

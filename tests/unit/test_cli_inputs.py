@@ -69,6 +69,24 @@ def test_a_bad_document_of_an_array_is_reported_with_its_number(client: FakeClie
     assert run(client, "publish", "orders", stdin=b'[{"id":1},').exit_code == 2
 
 
+@pytest.mark.parametrize(
+    ("document", "told"),
+    [
+        ('{"ID":1}', "  hint: it has /ID; are the key fields of the topic right?"),
+        ('{"idd":1}', "  hint: it has /idd; are the key fields of the topic right?"),
+        ('{"id":null,"ids":1}', ""),
+        ('{"no":1}', ""),
+    ],
+)
+def test_a_key_field_that_is_mistyped_tells_the_field_that_is_there(
+    client: FakeClient, document: str, told: str
+) -> None:
+    """Of 336,776 records all were refused, as the topic was created with /orgin, and nothing said so."""
+    client.add("orders")
+    result = run(client, "publish", "orders", stdin=f"{document}\n{document}\n".encode())
+    assert [line for line in result.stderr.splitlines() if "hint" in line] == ([told] if told else [])
+
+
 # ---- CSV ----
 
 
@@ -109,18 +127,32 @@ def test_types_of_columns_can_be_given(client: FakeClient) -> None:
     published(client, "id,zip\n2,12345\n", "--types", "text")
     assert stored(client)["2"] == {"id": "2", "zip": "12345"}
     assert "none of text" in published(client, "id\n", "--types", "id=date", code=2)
+    assert "no column 'zap'; it has id, zip" in published(client, "id,zip\n2,1\n", "--types", "zap=text", code=2)
 
 
 def test_cells_that_do_not_fit_are_bad_records_and_the_others_are_published(client: FakeClient) -> None:
     client.add("orders")
     many = "".join(f"{number},1\n" for number in range(1_000))
     told = published(client, f"id,price\n{many}a,2\n1001,n/a\n1002\n1003,3\n", code=1)
+    empty = "and an empty cell is no value"
     assert told.splitlines() == [
-        "record 1001: PAYLOAD_MALFORMED: column id: 'a' is not a number; see --types",
-        "record 1002: PAYLOAD_MALFORMED: column price: 'n/a' is not a number; see --types",
-        "record 1003: PAYLOAD_MALFORMED: has 1 cells where the first line has 2",
+        f"record 1001: PAYLOAD_MALFORMED: column id: 'a' is not a number; --types id=text keeps it, {empty}",
+        f"record 1002: PAYLOAD_MALFORMED: column price: 'n/a' is not a number; --types price=text keeps it, {empty}",
+        "record 1003: PAYLOAD_MALFORMED: has 1 cell where the first line has 2",
     ]
     assert len(stored(client)) == 1_001
+
+
+def test_a_quotation_mark_that_is_not_closed_takes_further_lines_and_is_told(client: FakeClient) -> None:
+    """`',' expected after '"'` was all that was told of the six lines that such a mark took."""
+    client.add("orders")
+    told = published(client, 'id,note\n1,"one\n2,two\n3,"three"\n4,"f"our\n5,five\n', code=1)
+    open_mark = "the row has 3 lines: are the quotation marks of its first one closed?"
+    assert told.splitlines() == [
+        f"record 1: PAYLOAD_MALFORMED: no CSV: ',' expected after '\"'; {open_mark}",
+        "record 2: PAYLOAD_MALFORMED: no CSV: ',' expected after '\"'",
+    ]
+    assert list(stored(client)) == ["5"]
 
 
 def test_other_separators_and_names(client: FakeClient, tmp_path: Path) -> None:

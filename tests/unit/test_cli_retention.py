@@ -289,6 +289,10 @@ def test_browsing_shows_how_often_each_change_was_handed_over(client: FakeClient
     csv = run(client, "durable", "browse", "orders", "billing", "--format", "csv").stdout.splitlines()
     assert csv[0].endswith(",delivery_count")
     assert [line.rsplit(",", 1)[1] for line in csv[1:]] == ["2", "0"]
+    client.browsed = Browsed((), "4567.6", complete=True)
+    empty = run(client, "durable", "browse", "orders", "billing", "--format", "table")
+    assert (empty.stdout, empty.stderr) == ("", "no unacknowledged changes\n")
+    assert run(client, "durable", "browse", "orders", "billing", "--format", "ndjson").stderr == ""
     assert run(client, "durable", "browse", "orders", "nothing").exit_code == 1
 
 

@@ -672,6 +672,20 @@ def test_a_setting_of_a_wrong_kind_is_refused_with_its_name(name: str, value: An
         assert refused.value.details["field"] == name
 
 
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"ttl": "30s"}, "ttl: is not a setting of a topic; did you mean default_ttl?"),
+        ({"retain_times": "30s"}, "retain_times: is not a setting of a topic; did you mean retain_time?"),
+        ({"zzz": 1}, "zzz: is not a setting of a topic; they are key, "),
+    ],
+)
+def test_a_name_that_is_no_setting_tells_the_one_that_is_meant(given: dict[str, object], told: str) -> None:
+    with pytest.raises(InvalidArgument) as error:
+        _admin.create_request("orders", None, given)  # type: ignore[arg-type]
+    assert str(error.value).startswith(told)
+
+
 def test_default_ttl_is_expiration_with_a_duration() -> None:
     """As in the configuration file."""
     expected = _admin.create_request("orders", None, {"expiration": "30s"})
