@@ -202,3 +202,42 @@ def test_bytes_and_text_of_the_program_are_not_compared(connect: Connect, server
             publisher.publish(b"\x81\xa2id\x04")
             publisher.publish({"id": 5})
         assert sorted(payloads(client, "packed")) == [b"\x81\xa2id" + bytes([n]) for n in range(1, 6)]
+
+
+def test_a_frame_and_a_delete_ask_for_the_type_again(connect: Connect, server: ServerProcess) -> None:
+    """Story: after the first refusal a client published by the new type, and its `publish_frame` never did."""
+    pandas = pytest.importorskip("pandas")
+    server.start()
+    frame = pandas.DataFrame([{"id": "1", "q": "a=b"}])
+    with connect(server.address) as client, connect(server.address) as other:
+
+        def make_anew(message_type: Any) -> None:
+            other.delete_topic("t")
+            other.create_topic("t", key=["/id"], message_type=message_type)
+
+        other.create_topic("t", key=["/id"])
+        client.publish("t", {"id": "1"})
+        make_anew("nvfix")
+        with pytest.raises(PublishFailed, match="made anew"):
+            client.publish_frame("t", frame)
+        assert client.publish_frame("t", frame) == 1
+        assert payloads(client, "t") == [b"id=1\x01q=a=b\x01"]
+
+        make_anew("msgpack")
+        other.publish("t", {"id": "1"})
+        with pytest.raises(InvalidArgument, match="PAYLOAD_MALFORMED"):
+            client.sow_delete("t", data={"id": "1"})
+        assert client.sow_delete("t", data={"id": "1"}).deleted == 1
+
+
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
+def test_bytes_of_any_kind_are_not_compared(connect: Connect, server: ServerProcess, kind: Any) -> None:
+    server.start()
+    with connect(server.address) as client, connect(server.address) as other:
+        client.create_topic("t")
+        client.publish("t", {"id": 1}, key="1")
+        other.delete_topic("t")
+        other.create_topic("t", message_type="msgpack")
+        client.publish("t", kind(b"\x81\xa2id\x02"), key="2")
+        client.publish_many("t", [kind(b"\x81\xa2id\x03")], keys=["3"])
+        assert client.count("t") == 2

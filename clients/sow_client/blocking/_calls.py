@@ -130,7 +130,7 @@ class Calls:
     def _encoded(self, topic: str, data: Document) -> tuple[bytes, str]:
         """The payload of a document for a topic, and how it was encoded: in the topic's message type. Bytes and text
         are the program's own."""
-        if isinstance(data, bytes | str):
+        if isinstance(data, bytes | bytearray | memoryview | str):
             return encode(data), ""
         form = self._form(topic)
         return form.encode(data), form.encoded_as
