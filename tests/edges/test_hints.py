@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +156,8 @@ def test_among_very_many_names_nothing_is_guessed() -> None:
     names = [f"topic{number:05}" for number in range(RESEMBLING_MAX + 1)]
     assert resembling("topic0000x", names) == []
     assert resembling("topic0000x", names[:-1])
+    endless = (f"topic{number:05}" for number in count())
+    assert resembling("topic0000x", endless) == [], "and no more of them are looked at"
 
 
 # ---- spans ----
