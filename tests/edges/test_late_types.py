@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent import futures
@@ -14,10 +16,11 @@ import pytest
 from sow_client import Client, InvalidArgument, PublishFailed, Refusal, SowError, Unavailable
 from sow_client._publisher import PublisherBase
 from tests.support.clients import Connect, connect
-from tests.support.server import ServerProcess, free_port
+from tests.support.server import PYTHONPATH, ROOT, ServerProcess, free_port, until
 
 __all__ = ["connect"]
 
+PATHS = ":".join([*[str(ROOT / name) for name in ("", "proto", "clients")], *PYTHONPATH])
 CONFIG = """
 [topics.nvfix]
 key = ["/id"]
@@ -241,3 +244,27 @@ def test_bytes_of_any_kind_are_not_compared(connect: Connect, server: ServerProc
         client.publish("t", kind(b"\x81\xa2id\x02"), key="2")
         client.publish_many("t", [kind(b"\x81\xa2id\x03")], keys=["3"])
         assert client.count("t") == 2
+
+
+@pytest.mark.parametrize("options", [[], ["--strict"], ["--if-absent"]], ids=" ".join)
+def test_the_command_stores_no_row_as_something_else(server: ServerProcess, options: list[str]) -> None:
+    """Story: rows of a pipe were JSON, the topic was made anew as nvfix, and the command counted them as published."""
+    server.start()
+    command = [sys.executable, "-m", "sow_cli", "--server", server.address, "publish", "t", "--as", "csv"]
+    command += ["--key-field", "k", "--batch", "1", *options]
+    with (
+        server.client() as client,
+        subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, env={"PYTHONPATH": PATHS}) as running,
+    ):
+        assert running.stdin is not None
+        client.create_topic("t")
+        running.stdin.write(b"k,q\n1,a=b\n")
+        running.stdin.flush()
+        until(lambda: client.count("t") == 1, 30, "the first row")
+        client.delete_topic("t")
+        client.create_topic("t", message_type="nvfix")
+        _, said = running.communicate(b"2,a=b\n")
+        assert running.returncode == 1
+        assert b"PAYLOAD_MALFORMED" in said
+        assert b"was encoded as 'json'" in said
+        assert client.count("t") == 0
