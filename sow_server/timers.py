@@ -8,7 +8,8 @@ it. Every job may be skipped or merged without harm (`coalesce`), and none is dr
 
 [1]  A wall clock that is set, in either direction, delays no job by more than UPKEEP_SECONDS. APScheduler plans by the
      wall clock. Set back by an hour, it would start none of them for an hour. The alarm, which goes by the event
-     loop's steady clock, plans them anew.
+     loop's steady clock, plans them anew. Set ahead, or after a sleep of the machine, it would count all intervals
+     that are over, on the event loop: those of 30 days take a minute. `Every` leaves them out.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from typing import Final, Protocol
 
 import structlog
 from apscheduler.schedulers.asyncio import AsyncIOScheduler
+from apscheduler.triggers.base import BaseTrigger
 
 from sow_server import malloc
 from sow_server.engine.catalog.topics import Topics
@@ -132,8 +134,9 @@ class Timers:
             PeriodicJob("trim", _threaded(self._trim), TRIM_SECONDS),
         )
         self._planned = [
-            (self._scheduler.add_job(job.run, "interval", seconds=job.seconds), timedelta(seconds=job.seconds))
+            (self._scheduler.add_job(job.run, Every(interval)), interval)
             for job in self.jobs
+            for interval in [timedelta(seconds=job.seconds)]
         ]
         topics.watch(lambda topic, settings: self.wake())
         consumers.wake = idle.wake = self.wake
@@ -251,6 +254,18 @@ class Timers:
         else:
             if parts:
                 log.info("reclaimed", parts=parts)
+
+
+class Every(BaseTrigger):  # type: ignore[misc]  # it has no types
+    """Due once an interval. Of the intervals that are over, only the last one counts ([1])."""
+
+    def __init__(self, interval: timedelta) -> None:
+        self._interval: Final = interval
+
+    def get_next_fire_time(self, previous_fire_time: datetime | None, now: datetime) -> datetime:
+        """As APScheduler calls it: later than `now`."""
+        planned = (previous_fire_time or now) + self._interval
+        return planned if planned > now else now + self._interval
 
 
 class PeriodicJob:

@@ -20,6 +20,7 @@ import msgspec
 from sow_cli.columns import path_of
 from sow_client import InvalidArgument, PayloadForm
 from sow_client._keys import key_text
+from sow_client._payloads import encoded_in
 
 LINE_BYTES_MAX: Final = 48 * 2**20  # the largest payload in base64, or with all of its quotation marks doubled
 PAYLOAD_BYTES_MAX: Final = 16 * 2**20  # a request holds no more (rule K8)
@@ -299,7 +300,7 @@ def record_form(
         if not record.payload:
             raise BadLine("PAYLOAD_MALFORMED", "not a record: it has no payload")
         if bytes(record.payload)[:1] == b"{":
-            return form.encode(msgspec.json.decode(record.payload))
+            return encoded_in(form)(form.encode(msgspec.json.decode(record.payload)))
         return base64_payload(decode_text(record.payload).encode()).data
 
     def read(line: bytes) -> Item:

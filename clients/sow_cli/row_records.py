@@ -25,6 +25,7 @@ from sow_cli.columns import METADATA_COLUMNS, Path, below, path_of
 from sow_cli.kept import agree, named_payload
 from sow_cli.lines import NEVER_MICROS, BadLine, Item, Parse, canonical_text
 from sow_client import MessageTypeName, PayloadForm
+from sow_client._payloads import encoded_in
 
 Kind: TypeAlias = Literal["ndjson", "json", "csv", "parquet", "arrow"]
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
@@ -119,6 +120,7 @@ class RecordMaker:
             if self._payload < 0:
                 raise click.UsageError("a binary topic needs a column payload, and the input has none")
         self._form = PayloadForm(target.message_type, target.separator)
+        self._encoded = encoded_in(self._form)
 
     def _path(self, name: str) -> Path:
         try:
@@ -147,7 +149,7 @@ class RecordMaker:
                 raise BadLine("KEY_REQUIRED", f"column {self.names[self._key]} is empty")
             item = Item(data, key, None if self._expires < 0 else self._stamp(values[self._expires]))
             if self._keyed is not None:
-                return self._keyed(data)._replace(expire_time_micros=item.expire_time_micros)
+                return self._keyed(data)._replace(data=data, expire_time_micros=item.expire_time_micros)
         except UnicodeEncodeError:
             raise BadLine("PAYLOAD_MALFORMED", NO_UTF8) from None
         except (TypeError, ValueError, msgspec.MsgspecError) as error:
@@ -202,9 +204,9 @@ class RecordMaker:
                 inside = cast(dict[str, object], inside.setdefault(name, {}))
             inside[path[-1]] = _cleaned(value, self.names[number])
         if self._target.message_type in ("fix", "nvfix"):
-            return named_payload(document, self._form)
+            return self._encoded(named_payload(document, self._form))
         data = _encode(document)
-        return data if self._target.message_type == "json" else _msgpack(msgspec.json.decode(data))
+        return self._encoded(data if self._target.message_type == "json" else _msgpack(msgspec.json.decode(data)))
 
     def _whole_payload(self, whole: object, values: Sequence[object]) -> bytes:
         """The payload that stands in a column of its own; it must be the one that the other columns show (kept [2])."""

@@ -139,6 +139,19 @@ class PayloadForm:
         return _in_columns(value)
 
 
+class Encoded(bytes):
+    """A document that the command has encoded, with the form. Other bytes are the program's own."""
+
+    encoded_as: str
+    """See `PayloadForm`."""
+
+
+@lru_cache(maxsize=64)
+def encoded_in(form: PayloadForm) -> type[Encoded]:
+    """The class of documents of one form: that it has the form, and not each of them, saves memory."""
+    return type("Encoded", (Encoded,), {"__slots__": (), "encoded_as": form.encoded_as})
+
+
 class Encoding:
     """Encodes documents in a form, and knows whether it has: bytes and text are the program's own."""
 
@@ -148,7 +161,9 @@ class Encoding:
 
     def encode(self, document: Document) -> bytes:
         """As `PayloadForm.encode`."""
-        if not isinstance(document, str | bytes | bytearray | memoryview):
+        if isinstance(document, Encoded):
+            self.encoded_as = document.encoded_as
+        elif not isinstance(document, str | bytes | bytearray | memoryview):
             self.encoded_as = self._form.encoded_as
         return self._form.encode(document)
 

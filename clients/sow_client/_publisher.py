@@ -17,7 +17,7 @@ from sow_client import _ends, _ignored, _lifetimes, _process, _statuses
 from sow_client._documents import Document, encode
 from sow_client._failover import LOSSES
 from sow_client._keys import Key, key_text
-from sow_client._payloads import PayloadForm
+from sow_client._payloads import Encoded, PayloadForm
 from sow_client._publish_core import (
     BATCH_BYTES,
     END_SECONDS,
@@ -252,6 +252,8 @@ class Sender(PublisherBase):
         """The payload of a document, while the form of the topic's payloads is not known. May wait for the server;
         bytes and text do not need it."""
         if isinstance(data, bytes | bytearray | memoryview | str):
+            if isinstance(data, Encoded):
+                self._core.encoded_as = data.encoded_as
             return encode(data)
         form = self._await_form()
         if self._core.encoded_as not in ("", form.encoded_as):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import islice
 from typing import Final, NamedTuple, Protocol
 
 from sow_server.access.audit import Value
@@ -243,8 +244,9 @@ class Call:
         """The error of the call. That there is no topic of a name is told with the names that resemble it, of topics
         that exist for the caller."""
         name = error.details.get("topic", "") if error.reason is Reason.TOPIC_NOT_FOUND else ""
-        meant = [one for one in resembling(name, self._topics.by_name) if self._sees(one)] if name else []
-        return with_meant(error, meant[:2]) if meant else error
+        alike = filter(self._sees, resembling(name, self._topics.by_name) if name else ())
+        meant = list(islice(alike, 2))
+        return with_meant(error, meant) if meant else error
 
     def existing(self, name: str) -> Topic | None:
         """A topic by its name, once the caller has passed `require` for it."""
@@ -345,7 +347,8 @@ def resembling(name: str, names: Iterable[str]) -> list[str]:
     """The names that may have been meant by a mistyped one, the best one first: they differ from it in one place, by a
     third of its letters at most. Among very many names of its length nothing is guessed."""
     room = len(name) // 3
-    alike = [one for one in names if abs(len(one) - len(name)) <= room and one != name]
+    near = (one for one in names if abs(len(one) - len(name)) <= room and one != name)
+    alike = list(islice(near, RESEMBLING_MAX + 1))
     if len(alike) > RESEMBLING_MAX:
         return []
     apart = [(_apart(name.lower(), one.lower()), one) for one in alike]

@@ -62,7 +62,10 @@ class Permissions:
 
     def sees(self, topic: str) -> bool:
         """Whether anything at all is allowed on a topic: otherwise it does not exist for this identity."""
-        return any(self.decide(action, topic) for action in Action if action not in SERVER_ACTIONS)
+        # Not by `decide` for each action: that takes ten times as long, and lists ask for all topics.
+        grants = [grant for grant in self._grants if grant.matches(topic)]
+        denied = SERVER_ACTIONS.union(*[grant.deny for grant in grants if grant.deny])
+        return any(action not in denied for grant in grants for action in grant.allow)
 
     def _decide(self, action: Action, topic: str) -> Decision:
         on_server = action in SERVER_ACTIONS

@@ -8,13 +8,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.formats.payloads import Decode, Projection
 from sow_server.engine.stored import payloads
 from sow_server.engine.values.fields import Steps, value_at
+from sow_server.engine.values.model import MessageType
 from sow_server.filters import Filter, print_path
 from sow_server.filters.restriction import hides
 from sow_server.filters.tree import Function, FunctionCall, IsNull, Path, children
@@ -47,7 +48,9 @@ class AbsentFields:
         if order is not None:
             wanted += [term.field.steps for term in order.terms if isinstance(term.field, Path)]
         if projection is not None:
-            named = (*projection.include, *projection.exclude)
+            named: Iterable[Steps] = (*projection.include, *projection.exclude)
+            if topic.settings.message_type is MessageType.FIX:  # the tag 055 is 55, also where it is selected
+                named = [(str(tag).lstrip("0") or "0", *rest) for tag, *rest in named]
             wanted += [steps for steps in named if not hides(projection.hidden, steps)]
         restricted = given is not None and given.granted is not None
         self._unseen = [] if restricted else list(dict.fromkeys(wanted))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent import futures
@@ -14,10 +16,11 @@ import pytest
 from sow_client import Client, InvalidArgument, PublishFailed, Refusal, SowError, Unavailable
 from sow_client._publisher import PublisherBase
 from tests.support.clients import Connect, connect
-from tests.support.server import ServerProcess, free_port
+from tests.support.server import PYTHONPATH, ROOT, ServerProcess, free_port, until
 
 __all__ = ["connect"]
 
+PATHS = ":".join([*[str(ROOT / name) for name in ("", "proto", "clients")], *PYTHONPATH])
 CONFIG = """
 [topics.nvfix]
 key = ["/id"]
@@ -202,3 +205,66 @@ def test_bytes_and_text_of_the_program_are_not_compared(connect: Connect, server
             publisher.publish(b"\x81\xa2id\x04")
             publisher.publish({"id": 5})
         assert sorted(payloads(client, "packed")) == [b"\x81\xa2id" + bytes([n]) for n in range(1, 6)]
+
+
+def test_a_frame_and_a_delete_ask_for_the_type_again(connect: Connect, server: ServerProcess) -> None:
+    """Story: after the first refusal a client published by the new type, and its `publish_frame` never did."""
+    pandas = pytest.importorskip("pandas")
+    server.start()
+    frame = pandas.DataFrame([{"id": "1", "q": "a=b"}])
+    with connect(server.address) as client, connect(server.address) as other:
+
+        def make_anew(message_type: Any) -> None:
+            other.delete_topic("t")
+            other.create_topic("t", key=["/id"], message_type=message_type)
+
+        other.create_topic("t", key=["/id"])
+        client.publish("t", {"id": "1"})
+        make_anew("nvfix")
+        with pytest.raises(PublishFailed, match="made anew"):
+            client.publish_frame("t", frame)
+        assert client.publish_frame("t", frame) == 1
+        assert payloads(client, "t") == [b"id=1\x01q=a=b\x01"]
+
+        make_anew("msgpack")
+        other.publish("t", {"id": "1"})
+        with pytest.raises(InvalidArgument, match="PAYLOAD_MALFORMED"):
+            client.sow_delete("t", data={"id": "1"})
+        assert client.sow_delete("t", data={"id": "1"}).deleted == 1
+
+
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
+def test_bytes_of_any_kind_are_not_compared(connect: Connect, server: ServerProcess, kind: Any) -> None:
+    server.start()
+    with connect(server.address) as client, connect(server.address) as other:
+        client.create_topic("t")
+        client.publish("t", {"id": 1}, key="1")
+        other.delete_topic("t")
+        other.create_topic("t", message_type="msgpack")
+        client.publish("t", kind(b"\x81\xa2id\x02"), key="2")
+        client.publish_many("t", [kind(b"\x81\xa2id\x03")], keys=["3"])
+        assert client.count("t") == 2
+
+
+@pytest.mark.parametrize("options", [[], ["--strict"], ["--if-absent"]], ids=" ".join)
+def test_the_command_stores_no_row_as_something_else(server: ServerProcess, options: list[str]) -> None:
+    """Story: rows of a pipe were JSON, the topic was made anew as nvfix, and the command counted them as published."""
+    server.start()
+    command = [sys.executable, "-m", "sow_cli", "--server", server.address, "publish", "t", "--as", "csv"]
+    command += ["--key-field", "k", "--batch", "1", *options]
+    with (
+        server.client() as client,
+        subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, env={"PYTHONPATH": PATHS}) as running,
+    ):
+        assert running.stdin is not None
+        client.create_topic("t")
+        running.stdin.write(b"k,q\n1,a=b\n")
+        running.stdin.flush()
+        until(lambda: client.count("t") == 1, 30, "the first row")
+        client.delete_topic("t")
+        client.create_topic("t", message_type="nvfix")
+        _, said = running.communicate(b"2,a=b\n")
+        assert running.returncode == 1
+        assert b"PAYLOAD_MALFORMED" in said
+        assert b"was encoded as 'json'" in said
+        assert client.count("t") == 0

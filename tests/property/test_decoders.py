@@ -101,3 +101,22 @@ def test_fix_documents_by_few_names_and_by_many(
     payload = "\x01".join([f"{tag}={value}" for tag, value in found]) + "\x01" * closed
     check(MessageType.FIX, payload.encode(), wanted)
     check(MessageType.NVFIX, payload.encode(), wanted)
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([*b"=05|", 1, 0xFF]).map(lambda byte: bytes([byte])), st.binary(max_size=3)),
+        max_size=8,
+    ),
+    st.lists(tags | st.sampled_from(["", "0", "00", "35", "335", "a=b", "5|5"]), max_size=7, unique=True).map(tuple),
+    st.sampled_from([b"\x01", b"|", b"0", b"5", b"\xff"]),
+)
+def test_few_names_and_many_in_any_bytes(
+    found: list[tuple[bytes, bytes]], wanted: tuple[str, ...], separator: bytes
+) -> None:
+    """Also bytes that no publish takes, and separators that stand in names."""
+    for spelled in (b"".join(first + rest for first, rest in found), b"5=1".join(first for first, _ in found)):
+        for message_type in (MessageType.FIX, MessageType.NVFIX):
+            payloads = format_of(TopicSettings(message_type=message_type, separator=separator))
+            whole, some = payloads.decode(spelled), payloads.decoder(wanted)(spelled)
+            assert {name: some.get(name) for name in wanted} == {name: whole.get(name) for name in wanted}

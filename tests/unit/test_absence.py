@@ -89,3 +89,15 @@ def test_hidden_fields_are_not_looked_for(topic: Topic) -> None:
     absent = AbsentFields(topic, None, None, projection(topic, ["/secret", "/shown"], [], (("secret",),)))
     absent.look([HEADER + b'{"secret":1}'])
     assert absent.paths == ("/shown",)
+
+
+def test_a_tag_with_zeros_in_front_is_looked_for_as_it_is_selected(tmp_path: Path) -> None:
+    """Story: `select=["/055"]` gave the field, with the remark that no record has it."""
+    rig = Rig(tmp_path)
+    rig.create_topic("fix", TopicSettings(message_type=MessageType.FIX))
+    fix = rig.topic("fix")
+    for hidden, told in [((), ("/56",)), ((("55",), ("56",)), ())]:
+        absent = AbsentFields(fix, None, None, projection(fix, ["/055", "/056"], [], hidden))
+        absent.look([HEADER + b"55=ACME\x01"])
+        assert absent.paths == told
+    rig.close()

@@ -153,6 +153,14 @@ def test_a_caller_that_asks_for_many_topics_fills_no_memory() -> None:
     assert len(found._decisions) <= permissions.DECISIONS_KEPT
 
 
+def test_a_list_of_topics_forgets_no_decision() -> None:
+    """A look at a hidden topic took a decision for each action."""
+    found = Permissions(Identity("desk", Credential(), ()))
+    found.decide(Action.READ, "orders")
+    assert not any(found.sees(f"t{number}") for number in range(permissions.DECISIONS_KEPT))
+    assert list(found._decisions) == [(Action.READ, "orders")]
+
+
 def test_a_deny_of_one_role_beats_the_allow_of_another() -> None:
     def role(topics: str, *, allow: frozenset[Action], deny: frozenset[Action]) -> Role:
         return Role(topics, (Grant(topics, topics, matcher(topics), allow, deny, None, ()),), MappingProxyType({}))

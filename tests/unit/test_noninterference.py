@@ -241,13 +241,15 @@ REQUESTS: Final[dict[str, list[Request]]] = {
         orders(publisher=POSITION, records=[{"payload": document("p1")}]),
         orders(records=[{"payload": document("p2"), "lifetime": {"ttl_micros": 0}}]),
         orders(records=[{"payload": b"{"}, {"key": "k", "payload": b"{}"}]),
-        orders(records=[{"payload": document("b00")}], encoded_as="nvfix"),
         orders(records=[{"payload": document("n"), "condition": {"only_if_absent": True}}], lifetime={"never": True}),
         orders(records=[{"payload": document("n")}], lifetime={"expire_time_micros": 9 * 10**15}),
         orders(
             publisher={"publisher_id": "u", "publisher_epoch": 1, "first_sequence": 1, "unit": 2, "unit_done": True}
         ),
+        orders(records=[{"payload": document("b00", price=5)}], encoded_as="json"),
+        orders(records=[{"payload": document("a00")}, {"payload": document("b00")}], encoded_as="nvfix;"),
         plain(topic="elsewhere", records=[{"payload": document("x")}]),
+        plain(topic="elsewhere", records=[{"payload": document("x")}], encoded_as="msgpack"),
         plain(topic="absent", records=[{"payload": document("x")}]),
     ],
     "PublishStream": [
@@ -258,7 +260,7 @@ REQUESTS: Final[dict[str, list[Request]]] = {
         orders(payload=[document("s3")], lifetime_kind=[1], lifetime_micros=[SECOND], atomic=True),
         orders(payload=[document("s3")], publisher={**POSITION, "publisher_id": "q", "publisher_token": 7}),
         orders(key=["x"], payload=[document("s3")]),
-        orders(payload=[document("s4")], encoded_as="nvfix"),
+        orders(payload=[document("a04"), document("s4")], encoded_as="fix\x01"),
     ],
     "Get": [
         orders(keys=["a00", "b00", "z1", "none"]),

@@ -24,7 +24,7 @@ from sow_client._contract import KNOWN_ELSEWHERE, needed
 from sow_client._documents import Document, encode
 from sow_client._failover import FailoverPublish, Instance, Step
 from sow_client._lines import Home, Homes, OnFailover
-from sow_client._payloads import PayloadForm
+from sow_client._payloads import Encoded, PayloadForm
 from sow_client._records import UNKNOWN_FORM
 from sow_client._settings import form_of_settings
 from sow_client._tokens import Token
@@ -130,8 +130,8 @@ class AsyncCalls:
     async def _encoded(self, topic: str, data: Document) -> tuple[bytes, str]:
         """The payload of a document for a topic, and how it was encoded: in the topic's message type. Bytes and text
         are the program's own."""
-        if isinstance(data, bytes | str):
-            return encode(data), ""
+        if isinstance(data, bytes | bytearray | memoryview | str):
+            return encode(data), data.encoded_as if isinstance(data, Encoded) else ""
         form = await self._form(topic)
         return form.encode(data), form.encoded_as
 

@@ -278,9 +278,13 @@ class AsyncPublishing(AsyncCalls):
             delta=delta,
         )
         publisher._core.encoded_as = form.encoded_as
-        async with publisher:
-            for row in rows:
-                await publisher.publish(row.payload, key=row.key, ttl=row.ttl, expire_at=row.expire_at)
+        try:
+            async with publisher:
+                for row in rows:
+                    await publisher.publish(row.payload, key=row.key, ttl=row.ttl, expire_at=row.expire_at)
+        finally:
+            if publisher.refused:
+                self._forms.pop(topic, None)  # the topic may have been made anew, with another type
         return publisher.acknowledged
 
     def publisher(
@@ -505,6 +509,8 @@ class AsyncPublishing(AsyncCalls):
                     if response.done:
                         return deleted
         except grpc.RpcError as error:
+            if payload is not None:
+                self._forms.pop(topic, None)  # the topic may have been made anew, with another type
             raise await self._transport.failure(error) from error
         raise _statuses.cut("the answer to the delete")
 

@@ -278,9 +278,13 @@ class Publishing(Calls):
             delta=delta,
         )
         publisher._core.encoded_as = form.encoded_as
-        with publisher:
-            for row in rows:
-                publisher.publish(row.payload, key=row.key, ttl=row.ttl, expire_at=row.expire_at)
+        try:
+            with publisher:
+                for row in rows:
+                    publisher.publish(row.payload, key=row.key, ttl=row.ttl, expire_at=row.expire_at)
+        finally:
+            if publisher.refused:
+                self._forms.pop(topic, None)  # the topic may have been made anew, with another type
         return publisher.acknowledged
 
     def publisher(
@@ -504,6 +508,8 @@ class Publishing(Calls):
                 if response.done:
                     return deleted
         except grpc.RpcError as error:
+            if payload is not None:
+                self._forms.pop(topic, None)  # the topic may have been made anew, with another type
             raise self._transport.failure(error) from error
         raise _statuses.cut("the answer to the delete")
 

@@ -228,6 +228,11 @@ export class Client {
           return { matched, deleted, lastSequence, absentFields };
         }
       }
+    } catch (error) {
+      if (payload !== undefined) {
+        this.#forms.forget(topic); // it may have been made anew, with another type
+      }
+      throw error;
     } finally {
       frames.cancel();
     }

@@ -190,6 +190,18 @@ describe("payloads", { skip: NO_SERVER }, () => {
     assert.equal(await client.count("flat"), 3n);
   });
 
+  test("a delete by a document asks for the type again", async () => {
+    const make = async (messageType: MessageType) =>
+      await client.call(AdminService.method.createTopic, { name: "typed", settings: { key: ["/id"], messageType } });
+    await make(MessageType.JSON);
+    await client.publish("typed", { id: "1" });
+    await client.call(AdminService.method.deleteTopic, { name: "typed" });
+    await make(MessageType.MSGPACK);
+    await client.publish("typed", new Uint8Array([0x81, 0xa2, 0x69, 0x64, 0xa1, 0x31])); // {"id":"1"}
+    await assert.rejects(client.delete("typed", { data: { id: "1" } }), InvalidArgument);
+    assert.equal((await client.delete("typed", { data: { id: "1" } })).deleted, 1n);
+  });
+
   test("a key with another number of parts is refused, by every call", async () => {
     await client.publish("comp", { a: "x|1", b: "y" });
     assert.notEqual(await client.get("comp", ["x|1", "y"]), null);
