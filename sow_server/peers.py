@@ -30,10 +30,10 @@ from sow_replication import ports
 from sow_server.engine.catalog.topics import Topic, Topics
 from sow_server.engine.commit.commits import Commits
 from sow_server.engine.commit.origins import Origins
-from sow_server.engine.opening import Instance
 from sow_server.engine.reading import Cuts
 from sow_server.engine.replicas import ReplicaDone, Replicas, SelectRecords, comparing
 from sow_server.engine.replicas.sharing import compiled, covering
+from sow_server.engine.values.bookmarks import Instance
 from sow_server.engine.values.clock import GuardedClock
 from sow_server.engine.values.database import RocksError
 from sow_server.engine.values.errors import StoreError

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from sow_server.engine.catalog.topics import Topics
 from sow_server.engine.commit.origins import Origins
-from sow_server.engine.opening import Instance
 from sow_server.engine.reading import Cuts
+from sow_server.engine.values.bookmarks import Instance
 from sow_server.engine.values.model import TopicSettings
 
 

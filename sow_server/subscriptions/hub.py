@@ -10,10 +10,9 @@ from typing import Final
 from sow.durations import format_micros
 from sow_server.engine.catalog.topics import Topic, Topics
 from sow_server.engine.commit.commits import Commits
-from sow_server.engine.opening import Instance
 from sow_server.engine.reading import Cuts
 from sow_server.engine.replicas.marks import SourceMarks
-from sow_server.engine.values.bookmarks import HELD_MAX, Bookmark, Marks, Position, parse
+from sow_server.engine.values.bookmarks import HELD_MAX, Bookmark, Instance, Marks, Position, parse
 from sow_server.engine.values.clock import GuardedClock, boot_micros
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import MICROS

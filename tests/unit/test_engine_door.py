@@ -36,7 +36,6 @@ OFFERED: Final[Mapping[str, tuple[str, ...]]] = {
     "commit.requests": ("RequestLimits", "payload_key"),
     "durables.commits": ("DurableCommits",),
     "following": ("Beats", "Follower", "Moment", "TopicImage"),
-    "opening": ("Instance",),
     "reading": ("Counts", "Cut", "CutSource", "Cuts", "ManyCut"),
     "store": ("Store", "StoreOptions"),
     "upkeep": ("Upkeep",),
