@@ -34,6 +34,7 @@ from sow_server.engine.core import Core
 from sow_server.engine.disk.heads import HeadCache
 from sow_server.engine.disk.layout import BOUNDS_KEY, decode_bounds
 from sow_server.engine.disk.rocks import META, Rocks
+from sow_server.engine.doors import Reads
 from sow_server.engine.durables import Durables
 from sow_server.engine.durables.commits import DurableCommits
 from sow_server.engine.following import Beats
@@ -100,6 +101,7 @@ class Store:
             self.limits,
             self.unsound,
         )
+        self.reads: Final = Reads(self.cuts, self.origins, self.instance, self.topics, clock)
         self.beats: Final = Beats(core)
         self.background: Final = Background(core)
 

@@ -34,6 +34,7 @@ OFFERED: Final[Mapping[str, tuple[str, ...]]] = {
     "commit.pace": ("CallsUnderWay",),
     "commit.reclaim": ("RECLAIM_RECORDS",),
     "commit.requests": ("RequestLimits", "payload_key"),
+    "doors": ("Reads",),
     "durables.commits": ("DurableCommits",),
     "following": ("Beats", "Follower", "Moment", "TopicImage"),
     "reading": ("Counts", "Cut", "CutSource", "Cuts", "ManyCut"),
