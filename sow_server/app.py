@@ -68,7 +68,6 @@ from sow_server.services.log_tail import LogTail
 from sow_server.services.ownership import DurableOwners, OwnedDurables
 from sow_server.services.positions import Positions
 from sow_server.services.queries import Queries
-from sow_server.services.reading import StoreReading
 from sow_server.services.snapshot_service import SnapshotService
 from sow_server.services.sow_service import SowService
 from sow_server.services.submissions import Submissions
@@ -238,11 +237,8 @@ class _Parts:
     def on(cls, store: Store, clock: GuardedClock, config: Config, metrics: Metrics) -> _Parts:
         """Builds the parts, watched by the metrics."""
         hub = Hub(
+            store.reads,
             store.commits,
-            store.topics,
-            store.cuts,
-            store.instance,
-            clock,
             asyncio.get_running_loop().call_soon,
             marks=store.replicas.marks,
             options=HubOptions(
@@ -251,12 +247,10 @@ class _Parts:
             ),
         )
         consumers = Consumers(
-            store.topics,
+            store.reads,
+            store.commits,
             store.durables,
             store.durable_commits,
-            store.commits,
-            store.cuts,
-            clock,
             hub,
             lambda text, part: TopicFilters(store.cuts, text, (), (), SCAN_RECORDS, lambda topic: part).view,
             instance=config.server.instance,
@@ -268,7 +262,7 @@ class _Parts:
             clock,
             hub,
             consumers,
-            ReplicatedDurables(consumers, store.topics, store.durables, store.commits, store.cuts, clock, marks),
+            ReplicatedDurables(consumers, store.reads, store.commits, store.durables, marks),
             Positions(store.commits, store.replicas.marks, store.instance),
             Admission(
                 store.topics,
@@ -410,7 +404,7 @@ def _services(
     """This project's own services, without those of the links."""
     store, hub, consumers = parts.store, parts.hub, parts.consumers
     changes = Submissions(store.commits, store.topics, links, parts.admission)
-    reading = StoreReading(store.cuts, store.origins, store.instance, store.topics)
+    reading = store.reads
     owned = OwnedDurables(store.durables)
     followers = Followers(parts.clock.now_micros)
     sow = SowService(
@@ -488,7 +482,7 @@ def _link(
     parts: _Parts, config: Config, readers: Executor, running: AsyncExitStack, tracing: Tracing | None
 ) -> InstanceLinks:
     try:
-        links = link(parts.store, parts.clock, config, readers, parts.replicated, tracing)
+        links = link(parts.store, config, readers, parts.replicated, tracing)
     except LinkingError as error:
         raise StartError(str(error)) from error
     except OSError as error:

@@ -41,7 +41,6 @@ from sow_server.engine.commit.commits import Commits
 from sow_server.engine.replicas import CommandedPeer, CommandedPeers
 from sow_server.engine.replicas.sources import Sources
 from sow_server.engine.store import Store
-from sow_server.engine.values.clock import GuardedClock
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import MICROS
 from sow_server.peers import LinkTraces, PeerStore
@@ -107,7 +106,6 @@ class InstanceLinks(Links, Protocol):
 
 def link(
     store: Store,
-    clock: GuardedClock,
     config: Config,
     readers: Executor,
     durables: ReplicatedDurables,
@@ -126,12 +124,8 @@ def link(
         return NoLinks(store.commits, store.replicas.sources, config.server.instance)
     peer_store = PeerStore(
         store.replicas,
-        commits=store.commits,
-        topics=store.topics,
-        cuts=store.cuts,
-        origins=store.origins,
-        clock=clock,
-        instance=store.instance,
+        store.reads,
+        store.commits,
         name=config.server.instance,
         cluster=config.server.cluster,
         durables=durables,

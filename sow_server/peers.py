@@ -27,14 +27,11 @@ from sow_peering import (
     SeedRange,
 )
 from sow_replication import ports
-from sow_server.engine.catalog.topics import Topic, Topics
+from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.commit.commits import Commits
-from sow_server.engine.commit.origins import Origins
-from sow_server.engine.opening import Instance
-from sow_server.engine.reading import Cuts
+from sow_server.engine.doors import Reads
 from sow_server.engine.replicas import ReplicaDone, Replicas, SelectRecords, comparing
 from sow_server.engine.replicas.sharing import compiled, covering
-from sow_server.engine.values.clock import GuardedClock
 from sow_server.engine.values.database import RocksError
 from sow_server.engine.values.errors import StoreError
 from sow_server.engine.values.model import RecordMatcher
@@ -63,13 +60,9 @@ class PeerStore:
     def __init__(
         self,
         replicas: Replicas,
-        *,
+        reads: Reads,
         commits: Commits,
-        topics: Topics,
-        cuts: Cuts,
-        origins: Origins,
-        clock: GuardedClock,
-        instance: Instance,
+        *,
         name: str,
         cluster: str = "",
         durables: ReplicatedDurables | None = None,
@@ -79,15 +72,16 @@ class PeerStore:
         self._traces = traces
         self._replicas = replicas
         self._commits = commits
-        self._topics = topics
-        self._cuts = cuts
-        self._origins = origins
+        self._topics = reads.topics
+        self._cuts = reads.cuts
+        self._origins = reads.origins
+        instance = reads.instance
         self.identity: Final = InstanceIdentity(name, instance.id, instance.epoch)
         self.cluster: Final = cluster
         self._durables = durables
         self.authoritative: Final = instance.authoritative
         # The engine has these as the ports ask for them: nothing to translate.
-        self.now_micros: Final = clock.now_micros
+        self.now_micros: Final = reads.clock.now_micros
         self.topics: Final = replicas.shared.matching
         self.shares: Final = replicas.shared.shares
         self.peer: Final = replicas.peers.peer

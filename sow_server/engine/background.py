@@ -17,10 +17,10 @@ from typing import Final
 import structlog
 
 from sow_server.engine.catalog.indexes import Index, entry_keys
-from sow_server.engine.catalog.topics import UNDELIVERED_ID, Topic, Topics
+from sow_server.engine.catalog.topics import UNDELIVERED_ID, Topic
 from sow_server.engine.commit import dead_letters, letters
-from sow_server.engine.commit.commits import Commits
 from sow_server.engine.commit.draft import Draft
+from sow_server.engine.core import Core
 from sow_server.engine.disk.layout import DELIVER_KEY, INDEX_KEY, REARM_KEY
 from sow_server.engine.disk.rocks import INDEXES, META, RECORDS, Rocks
 from sow_server.engine.reading import is_rearming
@@ -39,10 +39,10 @@ LETTERS_CHUNK: Final = 250
 class Background:
     """Runs the work that takes several commits, and resumes it at a start."""
 
-    def __init__(self, rocks: Rocks, commits: Commits, topics: Topics) -> None:
-        self._rocks = rocks
-        self._commits = commits
-        self._topics = topics
+    def __init__(self, core: Core) -> None:
+        self._rocks = core.rocks
+        self._commits = core.commits
+        self._topics = core.topics
         self._begun = False
 
     def begin(self) -> None:

@@ -13,14 +13,13 @@ from typing import Final, NamedTuple
 
 from sow_server.engine.catalog.indexes import Indexes
 from sow_server.engine.catalog.topics import Topic
-from sow_server.engine.commit.commits import Commits
 from sow_server.engine.commit.draft import Draft
+from sow_server.engine.core import Core
 from sow_server.engine.disk.backups import DATABASE
 from sow_server.engine.disk.layout import Reached, decode_reached
-from sow_server.engine.disk.rocks import INDEXES, MARK_BYTES, MARK_KEY, META, RECORDS, Rocks, Secondary
+from sow_server.engine.disk.rocks import INDEXES, MARK_BYTES, MARK_KEY, META, RECORDS, Secondary
 from sow_server.engine.reading import Cut, IndexCursor, Skipped
 from sow_server.engine.stored import StoredStatistics
-from sow_server.engine.values.clock import GuardedClock
 from sow_server.engine.values.database import Failed, RocksOptions
 from sow_server.engine.values.errors import StoreError
 from sow_server.engine.values.fields import Steps
@@ -74,10 +73,10 @@ class Moment(NamedTuple):
 class Beats:
     """Makes moments for followers of the store. From any thread."""
 
-    def __init__(self, rocks: Rocks, commits: Commits, clock: GuardedClock) -> None:
-        self._rocks = rocks
-        self._commits = commits
-        self._clock = clock
+    def __init__(self, core: Core) -> None:
+        self._rocks = core.rocks
+        self._commits = core.commits
+        self._clock = core.clock
 
     def begin(self) -> None:
         """From now on the database can be followed. To be called before it is opened for that; it may take a while,

@@ -40,27 +40,12 @@ from sow_server.engine.stored import (
     unpack_i64,
     unpack_u32,
 )
+from sow_server.engine.values.bookmarks import Instance
 from sow_server.engine.values.clock import ClockBehindError, GuardedClock
 from sow_server.engine.values.database import Damaged, Locked, RocksError, RocksOptions
 from sow_server.engine.values.errors import OpenError
 
 log = structlog.get_logger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Instance:
-    """Which instance the data are of, since they were made or restored."""
-
-    id: str
-    name: str
-    epoch: str
-    """Of the journal: a position is valid in the epoch in which it was given out."""
-    authoritative: bool
-    """The data of this epoch were restored, and are to be adopted unchanged (rule J14)."""
-
-    def bookmark(self, sequence: int) -> str:
-        """A position in this store's journal, as clients see it (rule J14)."""
-        return f"{self.epoch}.{sequence}"
 
 
 @dataclass(frozen=True, slots=True)

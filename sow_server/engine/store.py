@@ -30,9 +30,11 @@ from sow_server.engine.commit.origins import Origins
 from sow_server.engine.commit.requests import RequestLimits
 from sow_server.engine.commit.soundness import SoundnessReports
 from sow_server.engine.commit.writer import Deliver, Writer
+from sow_server.engine.core import Core
 from sow_server.engine.disk.heads import HeadCache
 from sow_server.engine.disk.layout import BOUNDS_KEY, decode_bounds
 from sow_server.engine.disk.rocks import META, Rocks
+from sow_server.engine.doors import Reads
 from sow_server.engine.durables import Durables
 from sow_server.engine.durables.commits import DurableCommits
 from sow_server.engine.following import Beats
@@ -88,63 +90,51 @@ class Store:
         self.writer: Final = _make_writer(opened, self.topics, clock, options, observer)
         self.commits: Final = Commits(self.writer, self.topics)
         self.cuts: Final = Cuts(rocks, clock, self.topics, self.writer, self.unsound)
-        self.beats: Final = Beats(rocks, self.commits, clock)
-        self.background: Final = Background(rocks, self.commits, self.topics)
+        core = Core(
+            rocks,
+            self.topics,
+            clock,
+            self.commits,
+            self.cuts,
+            self.origins,
+            self.instance,
+            self.limits,
+            self.unsound,
+        )
+        self.reads: Final = Reads(self.cuts, self.origins, self.instance, self.topics, clock)
+        self.beats: Final = Beats(core)
+        self.background: Final = Background(core)
 
         # The followers of topics beside subscribers: other instances, and durables.
-        self.replicas: Final = Replicas(
-            rocks,
-            opened.path,
-            options.replicas,
-            commits=self.commits,
-            topics=self.topics,
-            cuts=self.cuts,
-            origins=self.origins,
-            unsound=self.unsound,
-            limits=self.limits,
-            clock=clock,
-            sweep=self.writer.sweep,
-        )
+        self.replicas: Final = Replicas(core, opened.path, options.replicas, self.writer.sweep)
         for topic in self.topics.by_id.values():
             topic.replicated = self.replicas.shared.covers(topic.name)
         self.durables: Final = _make_durables(opened, policies, self.replicas, self.topics)
-        self.durable_commits: Final = DurableCommits(rocks, clock, self.commits, self.topics, self.durables)
+        self.durable_commits: Final = DurableCommits(core, self.durables)
 
         # Changes of topics and policies.
-        creation = TopicCreation(
-            rocks, self.commits, self.topics, policies, self.background, covers=self.replicas.shared.covers
-        )
+        creation = TopicCreation(core, policies, self.background, covers=self.replicas.shared.covers)
         if options.dynamic_topics:
             self.writer.create_topic = creation.dynamic_step
         self.loads: Final = Loads(
-            rocks,
-            clock,
-            options.loads,
-            commits=self.commits,
-            topics=self.topics,
-            epoch=self.instance.epoch,
-            create_topic=creation.create_dynamic if options.dynamic_topics else None,
+            core, options.loads, create_topic=creation.create_dynamic if options.dynamic_topics else None
         )
         parts = Parts(
-            rocks=rocks,
-            topics=self.topics,
+            core=core,
             policies=policies,
-            cuts=self.cuts,
             sweep=self.writer.sweep,
             background=self.background,
             durables=self.durables,
             replicas=self.replicas,
             loads=self.loads,
-            unsound=self.unsound,
         )
         self.administration: Final = Administration(
             parts, self.commits, creation, dynamic_topics=options.dynamic_topics
         )
         self.upkeep: Final = Upkeep(
+            core,
             opened,
             self.writer,
-            self.commits,
-            self.topics,
             self.durables,
             publisher_ttl_micros=options.publisher_ttl_micros,
             verify_at_start_bytes=options.verify_at_start_bytes,

@@ -15,13 +15,12 @@ from typing import Final, NamedTuple
 
 import structlog
 
-from sow_server.engine.catalog.topics import Topics
-from sow_server.engine.commit.commits import Commits
 from sow_server.engine.commit.draft import Draft
 from sow_server.engine.commit.publishers import PublisherCache
 from sow_server.engine.commit.publishers import decode as decode_publisher
 from sow_server.engine.commit.reclaim import deserving
 from sow_server.engine.commit.writer import Writer
+from sow_server.engine.core import Core
 from sow_server.engine.disk import backups
 from sow_server.engine.disk.layout import CLOCK_KEY, MADE_ORDER, PUBLISHER_KEY
 from sow_server.engine.disk.mark import Bounds
@@ -62,10 +61,9 @@ class Upkeep:
 
     def __init__(
         self,
+        core: Core,
         opened: Opened,
         writer: Writer,
-        commits: Commits,
-        topics: Topics,
         durables: Durables,
         *,
         publisher_ttl_micros: int,
@@ -73,16 +71,16 @@ class Upkeep:
         backup_root: Path | None,
     ) -> None:
         self._path = opened.path
-        self._rocks = opened.rocks
+        self._rocks = core.rocks
         self._writer = writer
-        self._commits = commits
-        self._topics = topics
+        self._commits = core.commits
+        self._topics = core.topics
         self._marker = opened.marker
         self._marking_failed = False
-        self._instance = opened.instance.name
+        self._instance = core.instance.name
         self._publisher_ttl_micros = publisher_ttl_micros
         self._verify_at_start_bytes = verify_at_start_bytes
-        self._pruning = Pruning(opened.rocks, topics, durables)
+        self._pruning = Pruning(core, durables)
         self._backup_root = backup_root
         self._backing_up = threading.Lock()
 
@@ -255,9 +253,9 @@ class Upkeep:
 class Pruning:
     """The step of journal pruning; one for all its rounds. Answers whether there may be more in this round."""
 
-    def __init__(self, rocks: Rocks, topics: Topics, durables: Durables) -> None:
-        self._rocks = rocks
-        self._topics = topics
+    def __init__(self, core: Core, durables: Durables) -> None:
+        self._rocks = core.rocks
+        self._topics = core.topics
         self._durables = durables
         self._pruned_to: int | None = None
         """The topic that the last step ended with; None: the next step begins at the first."""

@@ -19,6 +19,7 @@ from sow_server.engine.administration.administration import Administration
 from sow_server.engine.catalog.topics import Topic, check_name
 from sow_server.engine.commit.commits import Commits
 from sow_server.engine.commit.soundness import Fault, RowLimits, row_fault
+from sow_server.engine.doors import Reads
 from sow_server.engine.durables import ClearedBacklogs, Durable, DurableFigures, Durables
 from sow_server.engine.durables.commits import DurableCommits
 from sow_server.engine.stored import read_header
@@ -34,7 +35,6 @@ from sow_server.services.followers import Followers
 from sow_server.services.health_service import HealthService
 from sow_server.services.inspection_service import InspectionService, Observed
 from sow_server.services.ownership import OwnedDurables
-from sow_server.services.reading import StoreReading
 from sow_server.services.replication import Links
 from sow_server.services.selection import checked, count_selected, selected
 from sow_server.services.submissions import Submissions, settle
@@ -54,7 +54,7 @@ class AdminService(InspectionService):
 
     def __init__(
         self,
-        reading: StoreReading,
+        reading: Reads,
         commits: Commits,
         administration: Administration,
         durables: Durables,

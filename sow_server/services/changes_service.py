@@ -13,6 +13,7 @@ from sow.durations import format_micros
 from sow.v1 import snapshot_pb2
 from sow_server.access.caller import Call, Granted
 from sow_server.engine.commit.commits import Commits
+from sow_server.engine.doors import Reads
 from sow_server.engine.durables import Durable
 from sow_server.engine.formats.payloads import Projection
 from sow_server.engine.values.bookmarks import parse
@@ -23,7 +24,6 @@ from sow_server.query.filtering import RecordFilter, callers_filter
 from sow_server.services import convert, packing
 from sow_server.services.filter_values import filter_values
 from sow_server.services.ownership import OwnedDurables
-from sow_server.services.reading import StoreReading
 from sow_server.services.submissions import settle
 from sow_server.subscriptions.consumers import Consumers
 from sow_server.subscriptions.hub import Hub
@@ -54,7 +54,7 @@ class ChangesService:
 
     def __init__(
         self,
-        reading: StoreReading,
+        reading: Reads,
         commits: Commits,
         hub: Hub,
         consumers: Consumers,

@@ -12,7 +12,7 @@ from typing import Final
 
 from sow.v1 import admin_pb2, sow_pb2
 from sow_server.access.caller import Call
-from sow_server.engine.opening import Instance
+from sow_server.engine.values.bookmarks import Instance
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.services.convert import invalid
 from sow_server.subscriptions.consumer import Consumer

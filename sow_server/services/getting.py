@@ -19,6 +19,7 @@ from typing import Final
 
 from sow.v1 import sow_pb2, types_pb2
 from sow_server.access.caller import Granted
+from sow_server.engine.doors import Reads
 from sow_server.engine.formats.payloads import Projection
 from sow_server.engine.stored import PAYLOAD, read_header
 from sow_server.engine.values import lifetimes
@@ -30,7 +31,6 @@ from sow_server.query.filtering import permitted
 from sow_server.query.projection import projection
 from sow_server.query.scan import point_keys
 from sow_server.services import convert
-from sow_server.services.reading import StoreReading
 
 GET_BYTES_MAX: Final = 16 * 2**20
 """Payloads and keys of one answer: together with the other fields they stay below the largest gRPC message."""
@@ -57,7 +57,7 @@ class Getting:
 
     def __init__(
         self,
-        reading: StoreReading,
+        reading: Reads,
         granted: Granted,
         request: sow_pb2.GetRequest,
         below_micros: int,

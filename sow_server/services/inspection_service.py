@@ -14,6 +14,7 @@ from sow.v1 import admin_pb2
 from sow_server.access.caller import Call
 from sow_server.config import Setting
 from sow_server.engine.commit.commits import Commits
+from sow_server.engine.doors import Reads
 from sow_server.engine.values.clock import GuardedClock
 from sow_server.engine.values.model import MICROS
 from sow_server.services import horizons
@@ -22,7 +23,6 @@ from sow_server.services.figures import Counts, Figures, FigureSource, OverdueCo
 from sow_server.services.followers import Followers
 from sow_server.services.health_service import HealthService
 from sow_server.services.log_tail import LEVELS, LINES_MAX, Line, LogTail
-from sow_server.services.reading import StoreReading
 from sow_server.services.replication import Links
 
 INTERVAL_MICROS: Final = MICROS
@@ -48,7 +48,7 @@ class InspectionService:
 
     def __init__(
         self,
-        reading: StoreReading,
+        reading: Reads,
         commits: Commits,
         followers: Followers,
         readers: Executor,

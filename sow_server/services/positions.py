@@ -9,9 +9,8 @@ from typing import Final
 from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.commit.commits import Commits
 from sow_server.engine.commit.observers import Committed
-from sow_server.engine.opening import Instance
 from sow_server.engine.replicas.marks import SourceMarks
-from sow_server.engine.values.bookmarks import Position, parse
+from sow_server.engine.values.bookmarks import Instance, Position, parse
 from sow_server.engine.values.errors import Reason, StoreError
 
 PATIENCE_SECONDS: Final = 1.0

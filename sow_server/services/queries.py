@@ -15,12 +15,12 @@ from typing import Final, Protocol
 
 from sow.v1 import sow_pb2
 from sow_server.access.caller import Granted
+from sow_server.engine.doors import Reads
 from sow_server.engine.values.turns import CALLER
 from sow_server.query.scan import Scan
 from sow_server.query.sort_memory import SortMemory
 from sow_server.services.answering import QueryAnswer, opened, query_of
 from sow_server.services.getting import HERE_KEYS, HERE_PATHS
-from sow_server.services.reading import StoreReading
 
 SHORT_RECORDS: Final = 3000
 """A query that reads at most about so many stored records is short. A reader process first has to catch up with the
@@ -63,7 +63,7 @@ class LongQueries(Protocol):
 class Queries:
     """Answers queries."""
 
-    def __init__(self, reading: StoreReading, readers: Executor, sort_memory: SortMemory, long: LongQueries) -> None:
+    def __init__(self, reading: Reads, readers: Executor, sort_memory: SortMemory, long: LongQueries) -> None:
         self._reading = reading
         self._readers = readers
         self._sort_memory = sort_memory

@@ -13,6 +13,7 @@ from sow.v1 import snapshot_pb2
 from sow_server.access.caller import Call
 from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.commit.commits import Commits
+from sow_server.engine.doors import Reads
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.filters.restriction import UNRESTRICTED, Restriction
 from sow_server.query.export_tokens import read_token
@@ -34,7 +35,6 @@ from sow_server.services.convert import invalid
 from sow_server.services.exporting import LongExports, OwnExport, PartReading, ReadPart, ServedExport, export_of
 from sow_server.services.filter_values import filter_values, values_read
 from sow_server.services.ownership import OwnedDurables
-from sow_server.services.reading import StoreReading
 from sow_server.subscriptions.consumers import Consumers
 from sow_server.subscriptions.hub import Hub
 
@@ -53,7 +53,7 @@ class SnapshotService(ChangesService):
 
     def __init__(
         self,
-        reading: StoreReading,
+        reading: Reads,
         commits: Commits,
         exports: Exports[ServedExport],
         hub: Hub,

@@ -19,6 +19,7 @@ from sow_server.access.needs import Action
 from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.commit.commits import Commits
 from sow_server.engine.commit.requests import payload_key
+from sow_server.engine.doors import Reads
 from sow_server.engine.durables import Durable, RewindTo
 from sow_server.engine.formats.payloads import Projection
 from sow_server.engine.values import lifetimes, model
@@ -39,7 +40,6 @@ from sow_server.services.guard import readable
 from sow_server.services.ownership import OwnedDurables
 from sow_server.services.positions import Positions
 from sow_server.services.queries import Queries
-from sow_server.services.reading import StoreReading
 from sow_server.services.selection import BUSY_RECORDS, CHANGE_RECORDS, count, count_selected, selected
 from sow_server.services.submissions import Submissions, settle
 from sow_server.services.writing import only_versions, permit_delete, permit_publish, permit_touch
@@ -89,7 +89,7 @@ class SowService:
 
     def __init__(
         self,
-        reading: StoreReading,
+        reading: Reads,
         commits: Commits,
         hub: Hub,
         consumers: Consumers,

@@ -10,13 +10,13 @@ from collections.abc import Callable, Sequence
 
 from sow.v1 import sow_pb2
 from sow_server.engine.catalog.topics import Topic
+from sow_server.engine.doors import Reads
 from sow_server.engine.stored import HeaderColumns
 from sow_server.engine.values.bookmarks import HELD_MAX, parse
 from sow_server.filters.restriction import Restriction
 from sow_server.query.scan import RecordBatch
 from sow_server.services import convert
 from sow_server.services.filter_values import filter_values
-from sow_server.services.reading import StoreReading
 from sow_server.services.topic_filters import TopicFilters
 from sow_server.subscriptions.consumer import Attachment
 from sow_server.subscriptions.frames import (
@@ -43,7 +43,7 @@ _OP, _REASON = (
 
 def request(
     message: sow_pb2.SubscribeRequest,
-    reading: StoreReading,
+    reading: Reads,
     part_of: Callable[[Topic], Restriction | None],
     *,
     rights: str = "",
@@ -111,7 +111,7 @@ def attachment(message: sow_pb2.SubscribeRequest) -> Attachment | None:
     )
 
 
-def _held(message: sow_pb2.SubscribeRequest, reading: StoreReading) -> Callable[[Snapshot, str], Snapshot] | None:
+def _held(message: sow_pb2.SubscribeRequest, reading: Reads) -> Callable[[Snapshot, str], Snapshot] | None:
     """Leaves the held records out of a snapshot; None: none are held."""
     if not message.HasField("held"):
         return None
@@ -141,7 +141,7 @@ def _start(message: sow_pb2.SubscribeRequest) -> Start:
             return Start(StartKind.EARLIEST)
 
 
-def response(frame: Frame, reading: StoreReading, *, figures: bool = True) -> bytes:
+def response(frame: Frame, reading: Reads, *, figures: bool = True) -> bytes:
     """The bytes of a frame on the wire. Not `figures`: the caller must not know how many entries there are (rule
     A4)."""
     message = sow_pb2.SubscribeResponse()
@@ -188,9 +188,7 @@ def response(frame: Frame, reading: StoreReading, *, figures: bool = True) -> by
     return message.SerializeToString()
 
 
-def fill_history(
-    message: sow_pb2.ReadHistoryResponse, topic: str, found: Sequence[PastChange], reading: StoreReading
-) -> None:
+def fill_history(message: sow_pb2.ReadHistoryResponse, topic: str, found: Sequence[PastChange], reading: Reads) -> None:
     """Fills a message with changes of a history."""
     message.changes.topic = topic
     _fill_rows(message.changes, [past.row for past in found], reading)
@@ -199,7 +197,7 @@ def fill_history(
     message.instance.extend(["" if past.made_by is None else names[past.made_by] for past in found])
 
 
-def fill_changes(message: sow_pb2.ChangeBatch, frame: ChangeFrame, reading: StoreReading) -> None:
+def fill_changes(message: sow_pb2.ChangeBatch, frame: ChangeFrame, reading: Reads) -> None:
     """Fills a message with a frame of changes."""
     message.topic = frame.topic
     message.bookmark = "" if frame.more else reading.instance.bookmark(frame.bookmark)
@@ -220,7 +218,7 @@ def fill_changes(message: sow_pb2.ChangeBatch, frame: ChangeFrame, reading: Stor
     _fill_rows(message, rows, reading)
 
 
-def _fill_rows(message: sow_pb2.ChangeBatch, rows: Sequence[Row], reading: StoreReading) -> None:
+def _fill_rows(message: sow_pb2.ChangeBatch, rows: Sequence[Row], reading: Reads) -> None:
     message.op.extend([row.op for row in rows])  # type: ignore[misc]  # same numbers
     why = [row.reason for row in rows]
     if any(why):

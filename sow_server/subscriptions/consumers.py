@@ -17,8 +17,9 @@ from typing import Final
 
 import structlog
 
-from sow_server.engine.catalog.topics import Topic, Topics, topic_deleted
+from sow_server.engine.catalog.topics import Topic, topic_deleted
 from sow_server.engine.commit.commits import Commits
+from sow_server.engine.doors import Reads
 from sow_server.engine.durables import (
     AttachedDurable,
     ClearedBacklogs,
@@ -34,8 +35,6 @@ from sow_server.engine.durables import (
 )
 from sow_server.engine.durables.commits import DurableCommits
 from sow_server.engine.durables.registry import Durables
-from sow_server.engine.reading import Cuts
-from sow_server.engine.values.clock import GuardedClock
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import MICROS, NEVER, BacklogAction
 from sow_server.filters.parser import LENGTH_BYTES_MAX
@@ -60,12 +59,10 @@ class Consumers:
 
     def __init__(
         self,
-        topics: Topics,
+        reads: Reads,
+        commits: Commits,
         durables: Durables,
         durable_commits: DurableCommits,
-        commits: Commits,
-        cuts: Cuts,
-        clock: GuardedClock,
         source: SubscriptionSource,
         view_of: ViewOf,
         *,
@@ -77,17 +74,17 @@ class Consumers:
         """The consumers of replicated durables, here and elsewhere (rule F15)."""
         self.source: Final = source
         """Makes the inner subscriptions, which count among those of the server."""
-        self._topics = topics
+        topics = self._topics = reads.topics
         self._durables = durables
         self._commits = commits
-        self._clock = clock
-        self.entries: Final = DurableEntries(topics, durables, commits, cuts, clock, view_of)
+        self._clock = reads.clock
+        self.entries: Final = DurableEntries(reads, commits, durables, view_of)
         self._changes: Final = DurableChanges(durable_commits)
         self.backlogs: Final = Backlogs(
             topics,
             durables,
             self._changes,
-            clock,
+            reads.clock,
             lambda topic, now, passed_over: exceeds(durables, topic, now, passed_over=passed_over),
             self._tell,
             hold_micros=hold_micros,

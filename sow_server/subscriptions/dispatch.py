@@ -19,12 +19,11 @@ from typing import Final, NamedTuple
 
 import structlog
 
-from sow_server.engine.catalog.topics import Topic, Topics, topic_deleted
+from sow_server.engine.catalog.topics import Topic, topic_deleted
 from sow_server.engine.commit.commits import Commits
 from sow_server.engine.commit.observers import Committed
-from sow_server.engine.reading import Cuts
+from sow_server.engine.doors import Reads
 from sow_server.engine.stored import Changes, Entry
-from sow_server.engine.values.clock import GuardedClock
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.subscriptions.changes import Change, changes_of
 from sow_server.subscriptions.groups import FollowedTopic, Group, Member, Watch, layout
@@ -172,19 +171,17 @@ class Dispatcher:
 
     def __init__(
         self,
+        reads: Reads,
         commits: Commits,
-        topics: Topics,
-        cuts: Cuts,
-        clock: GuardedClock,
         schedule: Schedule,
         ticks: Callable[[], float] = time.perf_counter,
     ) -> None:
         """`ticks`: seconds, for the length of slices."""
         self._commits = commits
-        self._all_topics = topics
-        self._cuts = cuts
+        self._all_topics = reads.topics
+        self._cuts = reads.cuts
         self._ticks = ticks
-        self._clock = clock
+        self._clock = reads.clock
         self._schedule = schedule
         self._scheduled = False
         self._backlog: deque[_FollowedCommit] = deque()
@@ -195,7 +192,7 @@ class Dispatcher:
         self._unit: _HeavyChange | None = None
         """The change in the midst of which the next slice continues; no frames are given out meanwhile."""
         self._topics: dict[int, FollowedTopic] = {}
-        self._seen: Mapping[int, Topic] = topics.by_id
+        self._seen: Mapping[int, Topic] = reads.topics.by_id
         self._several: tuple[Member, ...] = ()
         self._waiting: dict[Member, int] = {}
         """The subscribers that are about to attach, with their positions, in rising order."""
@@ -207,7 +204,7 @@ class Dispatcher:
         """How often a change, or an atomic request, was left to reader threads for one filter."""
         self.dropped_total = 0
         """How often the backlog was dropped."""
-        topics.created = self._created
+        reads.topics.created = self._created
 
     @property
     def mid_change(self) -> bool:

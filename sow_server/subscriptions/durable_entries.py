@@ -11,12 +11,11 @@ from typing import Final, NamedTuple
 
 import structlog
 
-from sow_server.engine.catalog.topics import Topic, Topics
+from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.commit.commits import Commits
+from sow_server.engine.doors import Reads
 from sow_server.engine.durables import Durable, DurableFigures
 from sow_server.engine.durables.registry import Durables
-from sow_server.engine.reading import Cuts
-from sow_server.engine.values.clock import GuardedClock
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.filters.restriction import UNRESTRICTED, Restriction
 from sow_server.subscriptions.frames import ChangeFrame
@@ -99,20 +98,13 @@ class Browse:
 class DurableEntries:
     """Reads the entries of durables. From any thread."""
 
-    def __init__(
-        self,
-        topics: Topics,
-        durables: Durables,
-        commits: Commits,
-        cuts: Cuts,
-        clock: GuardedClock,
-        view_of: ViewOf,
-    ) -> None:
-        self._topics = topics
+    def __init__(self, reads: Reads, commits: Commits, durables: Durables, view_of: ViewOf) -> None:
+        self._reads = reads
+        self._topics = reads.topics
         self._durables = durables
         self._commits = commits
-        self._cuts = cuts
-        self._clock = clock
+        self._cuts = reads.cuts
+        self._clock = reads.clock
         self._view_of = view_of
 
     def first_entries(self, request: Request, topic: Topic, durable: Durable) -> Callable[[], FirstEntries | None]:
@@ -121,9 +113,7 @@ class DurableEntries:
         limit = self._durables.settings(topic, durable).delivery_limit
         view = request.view(topic)
         seen = VersionMatcher(view.filter), request.wants(view)
-        replay = Replay(
-            self._cuts, self._topics, self._clock, lambda _: seen, topic=topic, follows=lambda other: other is topic
-        )
+        replay = Replay(self._reads, lambda _: seen, topic=topic, follows=lambda other: other is topic)
         often = [step.upto for step in durable.deliveries if limit is not None and step.times >= limit]
 
         def read() -> FirstEntries | None:
@@ -211,6 +201,4 @@ class DurableEntries:
         """Reads every entry of a topic that matches a filter, whatever else its consumers ask for."""
         view = self._view_of(text, restriction)(topic)
         seen = VersionMatcher(view.filter), Wants(changes=True, projection=view.projection)
-        return Replay(
-            self._cuts, self._topics, self._clock, lambda _: seen, topic=topic, follows=lambda other: other is topic
-        )
+        return Replay(self._reads, lambda _: seen, topic=topic, follows=lambda other: other is topic)

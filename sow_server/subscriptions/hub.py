@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from sow.durations import format_micros
-from sow_server.engine.catalog.topics import Topic, Topics
+from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.commit.commits import Commits
-from sow_server.engine.opening import Instance
-from sow_server.engine.reading import Cuts
+from sow_server.engine.doors import Reads
 from sow_server.engine.replicas.marks import SourceMarks
 from sow_server.engine.values.bookmarks import HELD_MAX, Bookmark, Marks, Position, parse
-from sow_server.engine.values.clock import GuardedClock, boot_micros
+from sow_server.engine.values.clock import boot_micros
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import MICROS
 from sow_server.engine.values.patterns import PatternError, matcher
@@ -41,11 +40,8 @@ class Hub:
 
     def __init__(
         self,
+        reads: Reads,
         commits: Commits,
-        topics: Topics,
-        cuts: Cuts,
-        instance: Instance,
-        clock: GuardedClock,
         schedule: Schedule,
         *,
         marks: SourceMarks,
@@ -54,15 +50,15 @@ class Hub:
         ticks: Callable[[], float] = time.perf_counter,
     ) -> None:
         """Make it before the store is started: from then on it follows the writer."""
+        self._reads = reads
         self._commits = commits
-        self._all_topics = topics
-        self._cuts = cuts
-        self._instance = instance
+        self._all_topics = reads.topics
+        self._instance = reads.instance
         self._marks = marks
-        self._clock = clock
+        self._clock = reads.clock
         self._elapsed = elapsed
         self._options = options or HubOptions()
-        self.dispatcher: Final = Dispatcher(commits, topics, cuts, clock, schedule, ticks)
+        self.dispatcher: Final = Dispatcher(reads, commits, schedule, ticks)
         self._subscriptions: dict[Subscription, None] = {}
         self._stopping = False
         self.resyncs_total = 0
@@ -103,10 +99,8 @@ class Hub:
                 marking = Marking(self._marks, lambda: topics, held=held)
         subscription = Subscription(
             request,
+            self._reads,
             self._commits,
-            self._all_topics,
-            self._cuts,
-            self._clock,
             self._elapsed,
             self.dispatcher,
             topic=topic,
@@ -194,7 +188,7 @@ class Hub:
         if marks is None or here is None:
             raise self._other_epoch(bookmark.at.epoch)
         self._check_future(here)
-        cut = self._cuts.journal()
+        cut = self._reads.cuts.journal()
         try:
             # What expired here up to then was told there: stamps are the same everywhere, whatever the clocks.
             return min(here, cut.last_upto(marks.swept_micros, self._commits.last_sequence))
@@ -218,7 +212,7 @@ class Hub:
         return (earliest if wanted is None else max(wanted, earliest)), floors
 
     def _last_before(self, time_micros: int) -> int | None:
-        cut = self._cuts.journal()
+        cut = self._reads.cuts.journal()
         try:
             return cut.last_before(time_micros)
         finally:

@@ -27,9 +27,9 @@ from sow_server.engine.catalog.topics import Topic, topic_deleted
 from sow_server.engine.commit.soundness import all_told
 from sow_server.engine.formats.payloads import Projection
 from sow_server.engine.journal.reading import JournalCounts, JournalCut, Ledger, StoredChunk
-from sow_server.engine.opening import Instance
 from sow_server.engine.reading import Cuts
 from sow_server.engine.stored import BURY, DELETE, EXPIRE, PUT, TOUCH, Changes, Entry, HeaderColumns
+from sow_server.engine.values.bookmarks import Instance
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.subscriptions import focus
 from sow_server.subscriptions.changes import Find, changes_of, shown

@@ -15,11 +15,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from sow_server.engine.catalog.topics import Topic, Topics
+from sow_server.engine.catalog.topics import Topic
+from sow_server.engine.doors import Reads
 from sow_server.engine.journal.reading import JournalCut
-from sow_server.engine.reading import Cuts
 from sow_server.engine.stored import Changes, Commit
-from sow_server.engine.values.clock import GuardedClock
 from sow_server.subscriptions import focus
 from sow_server.subscriptions.changes import changes_of
 from sow_server.subscriptions.frames import (
@@ -64,20 +63,11 @@ View = Callable[[Topic], "tuple[VersionMatcher, Wants] | None"]
 class Replay:
     """Reads the journal for one subscriber. One thread at a time."""
 
-    def __init__(
-        self,
-        cuts: Cuts,
-        topics: Topics,
-        clock: GuardedClock,
-        view: View,
-        *,
-        topic: Topic | None,
-        follows: Callable[[Topic], bool],
-    ) -> None:
+    def __init__(self, reads: Reads, view: View, *, topic: Topic | None, follows: Callable[[Topic], bool]) -> None:
         """`topic`: the only one; None: all topics that `follows` accepts."""
-        self._cuts = cuts
-        self._all_topics = topics
-        self._clock = clock
+        self._cuts = reads.cuts
+        self._all_topics = reads.topics
+        self._clock = reads.clock
         self._view = view
         self._topic = topic
         self._follows = follows

@@ -18,14 +18,14 @@ from typing import Final, Protocol
 import structlog
 
 from sow_peering import DurableMark, DurablesPart, InstanceIdentity, MergeCounts
-from sow_server.engine.catalog.topics import Topic, Topics
+from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.commit.commits import Commits
+from sow_server.engine.doors import Reads
 from sow_server.engine.durables import Durable, DurableEditor, Merged, restarts_by
 from sow_server.engine.durables.model import rewinds_of
 from sow_server.engine.durables.registry import Durables
-from sow_server.engine.reading import Cuts
 from sow_server.engine.replicas.marks import SourceMarks
-from sow_server.engine.values.clock import GuardedClock, boot_micros
+from sow_server.engine.values.clock import boot_micros
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import MICROS
 from sow_server.engine.values.policies import check_durable_settings
@@ -75,22 +75,20 @@ class ReplicatedDurables:
     def __init__(
         self,
         consumers: ConsumersHere,
-        topics: Topics,
-        durables: Durables,
+        reads: Reads,
         commits: Commits,
-        cuts: Cuts,
-        clock: GuardedClock,
+        durables: Durables,
         marks: SourceMarks,
         *,
         elapsed: Callable[[], int] = boot_micros,
     ) -> None:
         self._consumers = consumers
         self._holders = consumers.holders
-        self._topics = topics
+        self._topics = reads.topics
         self._durables = durables
         self._commits = commits
-        self._cuts = cuts
-        self._clock = clock
+        self._cuts = reads.cuts
+        self._clock = reads.clock
         self._marks = marks
         self._elapsed = elapsed
         self._warned: dict[tuple[str, int, str], None] = {}

@@ -19,10 +19,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from sow_server.engine.catalog.topics import Topic, Topics, topic_deleted
+from sow_server.engine.catalog.topics import Topic, topic_deleted
 from sow_server.engine.commit.commits import Commits
-from sow_server.engine.reading import Cuts
-from sow_server.engine.values.clock import GuardedClock
+from sow_server.engine.doors import Reads
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.subscriptions.conflation import Conflation
 from sow_server.subscriptions.dispatch import Dispatcher
@@ -82,10 +81,8 @@ class Subscription:
     def __init__(
         self,
         request: Request,
+        reads: Reads,
         commits: Commits,
-        topics: Topics,
-        cuts: Cuts,
-        clock: GuardedClock,
         elapsed: Callable[[], int],
         dispatcher: Dispatcher,
         *,
@@ -99,9 +96,9 @@ class Subscription:
         mean something at other instances."""
         self.request: Final = request
         self._commits = commits
-        self._topics = topics
-        self._cuts = cuts
-        self._clock = clock
+        self._topics = reads.topics
+        self._cuts = reads.cuts
+        self._clock = reads.clock
         self._elapsed = elapsed
         self._dispatcher = dispatcher
         self._topic = topic
@@ -112,7 +109,7 @@ class Subscription:
         self._elsewhere = marking is not None and marking.elsewhere
         """Whether it has come from another instance, and is told of every record that leaves."""
         self._views: dict[int, tuple[VersionMatcher, Wants] | None] = {}
-        self._replay = Replay(cuts, topics, clock, self.view, topic=topic, follows=self.follows)
+        self._replay = Replay(reads, self.view, topic=topic, follows=self.follows)
         self.wake: Callable[[], None] = lambda: None
         """Set by the driver of the machine."""
 

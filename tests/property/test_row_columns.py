@@ -21,7 +21,6 @@ from sow_server.engine.values.model import NEVER, Expiration, TopicSettings
 from sow_server.query.filtering import record_filter
 from sow_server.query.projection import projection
 from sow_server.services import subscribe_convert
-from sow_server.services.reading import StoreReading
 from sow_server.subscriptions import focus, frames
 from sow_server.subscriptions.changes import changes_of
 from sow_server.subscriptions.frames import ChangeFrame, Row, frames_of, within
@@ -150,7 +149,7 @@ def _told(found: list[ChangeFrame], now: int) -> list[tuple[list[Row], int, int,
 
 def _sent(world: World, found: list[ChangeFrame], now: int) -> list[sow_pb2.ChangeBatch]:
     store = world.rig.store
-    reading = StoreReading(store.cuts, store.origins, store.instance, store.topics)
+    reading = store.reads
     sent: list[sow_pb2.ChangeBatch] = []
     for frame in found:
         message = sow_pb2.ChangeBatch()

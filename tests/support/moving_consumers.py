@@ -58,33 +58,26 @@ class ConsumedStore(RocksStore):
         store, clock = self._rig.store, self._rig.clock
         now = clock.now_micros
         hub = Hub(
+            store.reads,
             store.commits,
-            store.topics,
-            store.cuts,
-            store.instance,
-            clock,
             lambda run: run(),
             marks=store.replicas.marks,
             elapsed=now,
         )
         self.consumers = Consumers(
-            store.topics,
+            store.reads,
+            store.commits,
             store.durables,
             store.durable_commits,
-            store.commits,
-            store.cuts,
-            clock,
             hub,
             lambda text, part: TopicFilters(store.cuts, text, (), (), 1000, lambda topic: part).view,
             instance=self._name,
         )
         self._durables = self.replicated = ReplicatedDurables(
             self.consumers,
-            store.topics,
-            store.durables,
+            store.reads,
             store.commits,
-            store.cuts,
-            clock,
+            store.durables,
             store.replicas.marks,
             elapsed=now,
         )

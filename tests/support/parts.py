@@ -7,12 +7,12 @@ from pathlib import Path
 from sow_server.access.caller import Call
 from sow_server.access.needs import NEEDS, Action
 from sow_server.access.permissions import Decision
+from sow_server.engine.doors import Reads
 from sow_server.engine.store import Store
 from sow_server.engine.values.clock import GuardedClock
 from sow_server.metrics import StoreFigures
 from sow_server.peers import PeerStore
 from sow_server.reader_processes.pool import ReaderOptions, ReaderProcesses
-from sow_server.services.reading import StoreReading
 
 
 def figures_of(store: Store, clock: GuardedClock) -> StoreFigures:
@@ -29,9 +29,9 @@ def figures_of(store: Store, clock: GuardedClock) -> StoreFigures:
     )
 
 
-def reading_of(store: Store) -> StoreReading:
+def reading_of(store: Store) -> Reads:
     """The parts of the store that services read through."""
-    return StoreReading(store.cuts, store.origins, store.instance, store.topics)
+    return store.reads
 
 
 class NoReports:
@@ -57,11 +57,7 @@ def peer_store_of(store: Store, clock: GuardedClock, *, name: str) -> PeerStore:
     """The store as replication uses it; `name`: of the instance."""
     return PeerStore(
         store.replicas,
-        commits=store.commits,
-        topics=store.topics,
-        cuts=store.cuts,
-        origins=store.origins,
-        clock=clock,
-        instance=store.instance,
+        store.reads,
+        store.commits,
         name=name,
     )

@@ -100,12 +100,8 @@ class RocksStore(PeerStore):
         store = self._rig.store
         super().__init__(
             store.replicas,
-            commits=store.commits,
-            topics=store.topics,
-            cuts=store.cuts,
-            origins=store.origins,
-            clock=self._rig.clock,
-            instance=store.instance,
+            store.reads,
+            store.commits,
             name=self._name,
         )
 

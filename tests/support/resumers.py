@@ -210,11 +210,8 @@ def hub_of(instance: Instance) -> Hub:
     if found is None or found[0] is not rig.store:
         store = rig.store
         hub = Hub(
+            store.reads,
             store.commits,
-            store.topics,
-            store.cuts,
-            store.instance,
-            rig.clock,
             lambda run: run(),
             marks=store.replicas.marks,
             elapsed=instance.store.now_micros,

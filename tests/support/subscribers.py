@@ -173,11 +173,8 @@ class Subscribers:
         self.rig = rig
         self.loop = Loop()
         self.hub = Hub(
+            rig.store.reads,
             rig.store.commits,
-            rig.store.topics,
-            rig.store.cuts,
-            rig.store.instance,
-            rig.clock,
             self.loop.call_soon,
             marks=rig.store.replicas.marks,
             options=HubOptions(**options),
@@ -185,12 +182,10 @@ class Subscribers:
             ticks=ticks,
         )
         self.consumers = Consumers(
-            rig.store.topics,
+            rig.store.reads,
+            rig.store.commits,
             rig.store.durables,
             rig.store.durable_commits,
-            rig.store.commits,
-            rig.store.cuts,
-            rig.clock,
             self.hub,
             lambda text, part: TopicFilters(rig.store.cuts, text, (), (), 1000, lambda topic: part).view,
         )

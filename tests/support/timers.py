@@ -19,11 +19,8 @@ from tests.support.stores import MINUTE, SECOND, Rig
 def hub_of(rig: Rig) -> Hub:
     """The hub of the rig's store."""
     return Hub(
+        rig.store.reads,
         rig.store.commits,
-        rig.store.topics,
-        rig.store.cuts,
-        rig.store.instance,
-        rig.clock,
         lambda run: run(),
         marks=rig.store.replicas.marks,
     )
@@ -32,12 +29,10 @@ def hub_of(rig: Rig) -> Hub:
 def consumers_of(rig: Rig, hub: Hub) -> Consumers:
     """The consumers of durables of the rig's store, of views without a filter."""
     return Consumers(
-        rig.store.topics,
+        rig.store.reads,
+        rig.store.commits,
         rig.store.durables,
         rig.store.durable_commits,
-        rig.store.commits,
-        rig.store.cuts,
-        rig.clock,
         hub,
         lambda text, part: lambda topic: View(),
     )

@@ -54,22 +54,17 @@ class Watched:
         self.store = Store.open(path, clock=self.clock, observer=self.metrics)
         self.metrics.watch(figures_of(self.store, self.clock))
         self.hub = Hub(
+            self.store.reads,
             self.store.commits,
-            self.store.topics,
-            self.store.cuts,
-            self.store.instance,
-            self.clock,
             lambda run: run(),
             marks=self.store.replicas.marks,
         )
         self.metrics.watch_subscriptions(self.hub)
         self.consumers = Consumers(
-            self.store.topics,
+            self.store.reads,
+            self.store.commits,
             self.store.durables,
             self.store.durable_commits,
-            self.store.commits,
-            self.store.cuts,
-            self.clock,
             self.hub,
             lambda text, part: lambda topic: View(),
         )

@@ -39,11 +39,8 @@ class Running:
         self.readers = readers
         loop = asyncio.get_running_loop()
         self.hub = Hub(
+            rig.store.reads,
             rig.store.commits,
-            rig.store.topics,
-            rig.store.cuts,
-            rig.store.instance,
-            rig.clock,
             loop.call_soon,
             marks=rig.store.replicas.marks,
         )

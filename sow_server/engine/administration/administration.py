@@ -63,7 +63,7 @@ class Administration:
         """Deletes a topic with its records, indexes and journal; answers how many live records it had. PEER_BEHIND
         unless `force` (rule T5)."""
         # Overdue records would have their dead letters by now, had the sweep been a moment faster.
-        found = self._parts.topics.by_name.get(name)
+        found = self._parts.core.topics.by_name.get(name)
         sweep_first = found is not None and bool(found.settings.dead_letter)
         self._commits.run(DeleteTopic(self._parts, name, force=force), done, sweep_first=sweep_first)
 
@@ -95,7 +95,7 @@ class Administration:
     def resolve_all(self, done: Callable[[bool | StoreError], None]) -> bool:
         """Stores the settings of all topics anew where the server's defaults are others than the last process had.
         Returns whether there are any; `done` hears of it only then."""
-        topics, policies = self._parts.topics.by_id.values(), self._parts.policies
+        topics, policies = self._parts.core.topics.by_id.values(), self._parts.policies
         if all(policies.effective(topic).settings == topic.settings for topic in topics):
             return False
         self._commits.run_in_rounds(NewPolicies(self._parts, policies.current), done)
@@ -108,7 +108,7 @@ class Administration:
     def policy_matches(self) -> Counter[tuple[PolicyTarget, str]]:
         """How many topics, and durables, take something from each origin, see `Effective`; looks at all of them."""
         policies, taken = self.policies, Counter[tuple[PolicyTarget, str]]()
-        for topic in tuple(self._parts.topics.by_id.values()):
+        for topic in tuple(self._parts.core.topics.by_id.values()):
             taken.update({(PolicyTarget.TOPICS, origin) for origin in self.effective(topic).origins.values()})
             if policies.of(PolicyTarget.DURABLES):
                 for durable in self._parts.durables.of(topic):

@@ -31,7 +31,7 @@ class AlterTopic:
 
     def stage(self, draft: Draft) -> Staged:
         """Stages the new settings. SET_IN_CONFIG, TOPIC_NOT_FOUND, TOPIC_NOT_EMPTY, INVALID_ARGUMENT."""
-        topic = alterable(self._parts.topics, self._name, in_config=self._in_config)
+        topic = alterable(self._parts.core.topics, self._name, in_config=self._in_config)
         declared = tidy(self._change(topic.declared))
         check_settings(declared, topic=self._name, in_config=self._in_config)
         expiring = topic.expiring and not self._in_config
@@ -54,7 +54,7 @@ class ReleaseTopic:
 
     def stage(self, draft: Draft) -> Staged:
         """Stages the settings as they are when the file no longer has a say."""
-        topic = self._parts.topics.find(self._name)
+        topic = self._parts.core.topics.find(self._name)
         self._new = NewSettings(self._parts, topic, topic.declared, in_config=False, expiring=topic.expiring)
         return self._new.stage(draft)
 
@@ -81,7 +81,7 @@ class NewSettings:
     def stage(self, draft: Draft) -> Staged:
         """Stages them. TOPIC_NOT_EMPTY."""
         parts, topic, settings = self._parts, self._topic, self._settings
-        check_dead_letters(parts.topics, draft, topic.name, settings, self._declared)
+        check_dead_letters(parts.core.topics, draft, topic.name, settings, self._declared)
         self._check_empty()
         if stage_expiration(parts, draft, [(topic, settings)]) is Staged.AGAIN:
             return Staged.AGAIN
@@ -91,7 +91,7 @@ class NewSettings:
         journal_ends = of_another_kind or settings.journal != topic.settings.journal
         if journal_ends:
             _stage_journal_ends(draft, topic)
-        with DurableEditor(parts.durables, draft, parts.topics.by_id) as durables:
+        with DurableEditor(parts.durables, draft, parts.core.topics.by_id) as durables:
             if journal_ends:
                 durables.reset(topic)
             else:
@@ -107,7 +107,7 @@ class NewSettings:
     def _check_empty(self) -> None:
         topic, settings = self._topic, self._settings
         for name in ONLY_WHILE_EMPTY:
-            if getattr(settings, name) != getattr(topic.settings, name) and self._parts.cuts.count(topic):
+            if getattr(settings, name) != getattr(topic.settings, name) and self._parts.core.cuts.count(topic):
                 raise StoreError(
                     Reason.TOPIC_NOT_EMPTY,
                     f"{name}: changes only while the topic is empty",

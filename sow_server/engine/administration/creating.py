@@ -10,10 +10,10 @@ from sow_server.engine.catalog.policies import PoliciesInForce
 from sow_server.engine.catalog.rows import encode_topic, paths_and_steps
 from sow_server.engine.catalog.topics import Topic, Topics, check_name, check_settings
 from sow_server.engine.commit import dead_letters, letters
-from sow_server.engine.commit.commits import Commits
 from sow_server.engine.commit.draft import Draft
+from sow_server.engine.core import Core
 from sow_server.engine.disk.layout import NEXT_TOPIC_KEY, STATISTICS_KEY, TOPIC_KEY
-from sow_server.engine.disk.rocks import META, Rocks
+from sow_server.engine.disk.rocks import META
 from sow_server.engine.stored import StoredStatistics, encode_statistics, u32, unpack_u32
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import OnMissing, TopicSettings
@@ -24,22 +24,15 @@ class TopicCreation:
     """Creates topics; the steps are for the writer and for loads, too."""
 
     def __init__(
-        self,
-        rocks: Rocks,
-        commits: Commits,
-        topics: Topics,
-        policies: PoliciesInForce,
-        background: Background,
-        *,
-        covers: Callable[[str], bool],
+        self, core: Core, policies: PoliciesInForce, background: Background, *, covers: Callable[[str], bool]
     ) -> None:
         """`covers`: whether peers send a topic of a name, or are sent it."""
-        self.rocks = rocks
-        self.topics = topics
+        self.rocks = core.rocks
+        self.topics = core.topics
         self.policies = policies
         self.background = background
         self.covers = covers
-        self._commits = commits
+        self._commits = core.commits
 
     def create(
         self, name: str, declared: Declared, done: Callable[[Topic | StoreError], None], *, in_config: bool

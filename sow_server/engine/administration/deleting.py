@@ -28,10 +28,10 @@ class DeleteTopic:
 
     def stage(self, draft: Draft) -> None:
         """Stages the removal of everything that is the topic's. PEER_BEHIND unless forced, TOPIC_NOT_FOUND."""
-        topic = alterable(self._parts.topics, self._name, in_config=False)
+        topic = alterable(self._parts.core.topics, self._name, in_config=False)
         if not self._force:
             self._parts.replicas.peers.check_shipped(topic)
-        self._live = self._parts.cuts.count(topic)
+        self._live = self._parts.core.cuts.count(topic)
         _stage_deletion(self._parts, draft, topic)
         self._topic = topic
 
@@ -56,13 +56,13 @@ class DeleteUnused:
         """Stages the deletion of a topic that is unused, that peers do not share, and that has no live records, or may
         have some."""
         parts, topic = self._parts, self._topic
-        gone = parts.topics.by_id.get(topic.id) is not topic
+        gone = parts.core.topics.by_id.get(topic.id) is not topic
         self._deletes = not (
             gone
             or topic.replicated
             or parts.loads.registry.open_on(topic)
             or not self._is_unused(topic, draft.now)
-            or (topic.settings.only_if_empty and parts.cuts.count(topic))
+            or (topic.settings.only_if_empty and parts.core.cuts.count(topic))
         )
         if self._deletes:
             _stage_deletion(parts, draft, topic)
@@ -95,5 +95,5 @@ def _stage_deletion(parts: Parts, draft: Draft, topic: Topic) -> None:
 
 
 def _forget(parts: Parts, topic: Topic) -> None:
-    parts.topics.remove(topic)
-    parts.unsound.forget(topic.name)
+    parts.core.topics.remove(topic)
+    parts.core.unsound.forget(topic.name)

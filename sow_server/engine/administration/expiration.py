@@ -23,10 +23,10 @@ def stage_expiration(parts: Parts, draft: Draft, changes: Sequence[tuple[Topic, 
     """Stages the effect of new settings on expiration: before a topic is disabled, or takes records of another kind,
     its overdue records expire. When it is enabled, its expiry index begins to be filled."""
     emptied = [topic for topic, settings in changes if _expires_first(topic, settings)]
-    rearming = [topic for topic in emptied if is_rearming(parts.rocks, topic)]
+    rearming = [topic for topic in emptied if is_rearming(parts.core.rocks, topic)]
     for topic in rearming:
         # An overdue record without an expiry entry yet would reappear: re-arming is brought to its end first.
-        Rearming(parts.rocks, topic).stage(draft)
+        Rearming(parts.core.rocks, topic).stage(draft)
         if len(draft.batch.puts[EXPIRY]) >= REARM_ROUND:
             break
     if rearming:
@@ -48,8 +48,8 @@ def take_into_force(parts: Parts, draft: Draft, changes: Sequence[tuple[Topic, T
         if settings.acts_on_expiration and not topic.acts:
             enabled.append(topic)
         topic.apply(settings, indexes)
-        parts.topics.settled(topic)
-    parts.topics.version += 1
+        parts.core.topics.settled(topic)
+    parts.core.topics.version += 1
     if swept:
         parts.sweep.swept(draft)
     parts.background.rearm(enabled)

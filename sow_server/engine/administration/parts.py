@@ -6,13 +6,10 @@ from dataclasses import dataclass
 
 from sow_server.engine.background import Background
 from sow_server.engine.catalog.policies import PoliciesInForce
-from sow_server.engine.catalog.topics import Topics
 from sow_server.engine.commit.expiry import Sweep
-from sow_server.engine.commit.soundness import SoundnessReports
-from sow_server.engine.disk.rocks import Rocks
+from sow_server.engine.core import Core
 from sow_server.engine.durables import Durables
 from sow_server.engine.loads import Loads
-from sow_server.engine.reading import Cuts
 from sow_server.engine.replicas import Replicas
 
 
@@ -20,13 +17,10 @@ from sow_server.engine.replicas import Replicas
 class Parts:
     """As they are handed to each change; used on the writer's thread."""
 
-    rocks: Rocks
-    topics: Topics
+    core: Core
     policies: PoliciesInForce
-    cuts: Cuts
     sweep: Sweep
     background: Background
     durables: Durables
     replicas: Replicas
     loads: Loads
-    unsound: SoundnessReports

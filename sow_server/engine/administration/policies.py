@@ -86,7 +86,7 @@ class NewPolicies:
         if stage_expiration(parts, draft, changes) is Staged.AGAIN:
             return Staged.AGAIN
         # Retention may be longer from now on: entries that are gone for a durable stay gone.
-        by_id, policies, before = parts.topics.by_id, self._policies, parts.policies.current
+        by_id, policies, before = parts.core.topics.by_id, self._policies, parts.policies.current
         touched = {topic.id for topic, _ in changes}
         if policies.of(PolicyTarget.DURABLES) != before.of(PolicyTarget.DURABLES):
             touched.update(parts.durables.topic_ids())
@@ -110,7 +110,7 @@ class NewPolicies:
         parts, policies = self._parts, self._policies
         changed = set(policies) ^ set(parts.policies.current)
         changes: list[tuple[Topic, TopicSettings]] = []
-        for topic in parts.topics.by_id.values():
+        for topic in parts.core.topics.by_id.values():
             if changed and not any(policy.matches(topic.name) for policy in changed):
                 continue
             settings = parts.policies.effective(topic, policies).settings
@@ -126,5 +126,5 @@ class NewPolicies:
         # A policy sets nothing that an index depends on.
         take_into_force(parts, self._draft, [(topic, settings, topic.indexes) for topic, settings in self._changes])
         for topic_id in self._touched.difference([topic.id for topic, _ in self._changes]):
-            parts.topics.settled(parts.topics.by_id[topic_id])
+            parts.core.topics.settled(parts.core.topics.by_id[topic_id])
         return True

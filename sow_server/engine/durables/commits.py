@@ -6,14 +6,12 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from sow_server.engine.catalog.topics import Topic, Topics
-from sow_server.engine.commit.commits import Commits
 from sow_server.engine.commit.draft import Draft
-from sow_server.engine.disk.rocks import Rocks
+from sow_server.engine.core import Core
 from sow_server.engine.durables.editor import DurableEditor
 from sow_server.engine.durables.model import Durable, DurableFigures
 from sow_server.engine.durables.registry import Durables
 from sow_server.engine.journal.reading import ChunkHeads
-from sow_server.engine.values.clock import GuardedClock
 from sow_server.engine.values.errors import StoreError
 from sow_server.engine.values.model import TopicStatistics
 from sow_server.engine.values.turns import SERVER
@@ -24,11 +22,11 @@ T = TypeVar("T")
 class DurableCommits:
     """Changes durables, and reads their figures."""
 
-    def __init__(self, rocks: Rocks, clock: GuardedClock, commits: Commits, topics: Topics, durables: Durables) -> None:
-        self._rocks = rocks
-        self._clock = clock
-        self._commits = commits
-        self._topics = topics
+    def __init__(self, core: Core, durables: Durables) -> None:
+        self._rocks = core.rocks
+        self._clock = core.clock
+        self._commits = core.commits
+        self._topics = core.topics
         self._durables = durables
 
     def change(self, change: Callable[[DurableEditor], T], done: Callable[[T | StoreError], None]) -> None:

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from itertools import compress
 from typing import Final
 
-from sow_server.engine.catalog.topics import Topic, Topics
-from sow_server.engine.commit.commits import Commits
+from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.commit.draft import Draft
 from sow_server.engine.commit.mutations import stage_job
 from sow_server.engine.commit.requests import Job
+from sow_server.engine.core import Core
 from sow_server.engine.disk.layout import (
     decode_named,
     mark_key,
@@ -24,7 +24,7 @@ from sow_server.engine.disk.layout import (
     read_staged_key,
     staged_range,
 )
-from sow_server.engine.disk.rocks import RECORDS, STAGING, Rocks
+from sow_server.engine.disk.rocks import RECORDS, STAGING
 from sow_server.engine.loads.model import Load, LoadDone, LoadPhase, LoadRow, load_failed
 from sow_server.engine.loads.registry import LoadRegistry
 from sow_server.engine.loads.removal_marks import AppliedLoad
@@ -65,11 +65,11 @@ class LoadWork:
 class LoadApplying:
     """Reads the work of committed loads, and has the writer do it."""
 
-    def __init__(self, registry: LoadRegistry, rocks: Rocks, *, commits: Commits, topics: Topics) -> None:
+    def __init__(self, core: Core, registry: LoadRegistry) -> None:
         self.registry: Final = registry
-        self.rocks: Final = rocks
-        self.commits: Final = commits
-        self.topics: Final = topics
+        self.rocks: Final = core.rocks
+        self.commits: Final = core.commits
+        self.topics: Final = core.topics
         self.applied_total = 0
         self.deleted_total = 0
 

@@ -8,12 +8,12 @@ from typing import Final
 
 import structlog
 
-from sow_server.engine.catalog.topics import Topic, Topics, check_name
-from sow_server.engine.commit.commits import Commits
+from sow_server.engine.catalog.topics import Topic, check_name
 from sow_server.engine.commit.draft import Draft
 from sow_server.engine.commit.steps import Step
+from sow_server.engine.core import Core
 from sow_server.engine.disk.layout import NEXT_LOAD_KEY, AttemptCounts, encode_named, named_key, staged_range
-from sow_server.engine.disk.rocks import META, STAGING, Rocks
+from sow_server.engine.disk.rocks import META, STAGING
 from sow_server.engine.loads.applying import LoadApplying
 from sow_server.engine.loads.model import (
     PARTS_MAX,
@@ -29,7 +29,6 @@ from sow_server.engine.loads.model import (
 from sow_server.engine.loads.registry import LoadRegistry
 from sow_server.engine.loads.staging import LoadStaging
 from sow_server.engine.stored import u32
-from sow_server.engine.values.clock import GuardedClock
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import MICROS
 
@@ -45,34 +44,21 @@ CreateTopic = Callable[[str, Callable[[Topic | StoreError], None]], None]
 class Loads:
     """Owns the loads of a store. Changes go through the writer."""
 
-    def __init__(
-        self,
-        rocks: Rocks,
-        clock: GuardedClock,
-        options: LoadOptions,
-        *,
-        commits: Commits,
-        topics: Topics,
-        epoch: str,
-        create_topic: CreateTopic | None,
-    ) -> None:
+    def __init__(self, core: Core, options: LoadOptions, *, create_topic: CreateTopic | None) -> None:
         """`create_topic`: creates a topic as the first publish to it would; None where publishes create none."""
-        self._commits = commits
-        self._topics = topics
-        self._epoch = epoch
+        self._core = core
+        self._commits = core.commits
+        self._topics = core.topics
         self._create_topic = create_topic
-        self._rocks = rocks
-        self._clock = clock
+        self._clock = core.clock
         self._options = options
-        self.registry: Final = LoadRegistry(rocks, clock, topics, epoch)
-        self.staging: Final = LoadStaging(self.registry, rocks, clock, options, commits=commits, topics=topics)
-        self.applying: Final = LoadApplying(self.registry, rocks, commits=commits, topics=topics)
+        self.registry: Final = LoadRegistry(core)
+        self.staging: Final = LoadStaging(core, self.registry, options)
+        self.applying: Final = LoadApplying(core, self.registry)
 
     def open(self, topic_name: str, lease_micros: int, done: LoadDone, *, owner: str = "") -> None:
         """Opens a load of a topic, which is created where a publish would create it. TOPIC_NOT_FOUND, OVERLOADED."""
-        step = OpenLoad(
-            self.registry, self._rocks, self._options, self._topics, self._epoch, topic_name, lease_micros, owner
-        )
+        step = OpenLoad(self._core, self.registry, self._options, topic_name, lease_micros, owner)
 
         def created(result: Topic | StoreError) -> None:
             if isinstance(result, StoreError) and result.reason is not Reason.TOPIC_EXISTS:
@@ -130,21 +116,19 @@ class OpenLoad:
 
     def __init__(
         self,
+        core: Core,
         registry: LoadRegistry,
-        rocks: Rocks,
         options: LoadOptions,
-        topics: Topics,
-        epoch: str,
         topic_name: str,
         lease_micros: int,
         owner: str,
     ) -> None:
         self._owner = owner
         self._registry = registry
-        self._rocks = rocks
+        self._rocks = core.rocks
         self._options = options
-        self._topics = topics
-        self._epoch = epoch
+        self._topics = core.topics
+        self._epoch = core.instance.epoch
         self._topic_name = topic_name
         self._lease_micros = lease_micros
         self._opened: tuple[Load, Topic] | None = None

@@ -7,8 +7,9 @@ from functools import partial
 
 import structlog
 
-from sow_server.engine.catalog.topics import Topic, Topics
+from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.commit.draft import Draft
+from sow_server.engine.core import Core
 from sow_server.engine.disk.layout import LOAD_KEY, attempts_range, decode_attempt, read_attempt_key
 from sow_server.engine.disk.rocks import META, STAGING, Batch, Rocks
 from sow_server.engine.loads.model import (
@@ -21,7 +22,6 @@ from sow_server.engine.loads.model import (
     load_not_found,
 )
 from sow_server.engine.stored import u32
-from sow_server.engine.values.clock import GuardedClock
 from sow_server.engine.values.errors import Reason, StoreError
 
 log = structlog.get_logger(__name__)
@@ -30,17 +30,17 @@ log = structlog.get_logger(__name__)
 class LoadRegistry:
     """Owns the loads in memory. Its `stage_…` methods put changes of loads on a draft."""
 
-    def __init__(self, rocks: Rocks, clock: GuardedClock, topics: Topics, epoch: str) -> None:
+    def __init__(self, core: Core) -> None:
         """Loads that were being staged go on, with leases that begin anew. Those of another epoch end: the store was
         restored."""
-        self._clock = clock
-        self._topics = topics
+        self._clock = core.clock
+        self._topics = core.topics
         self._by_number: dict[int, Load] = {}
-        now = clock.now_micros()
+        rocks, now = core.rocks, core.clock.now_micros()
         batch = Batch()
         for key, value in _rows(rocks, META, LOAD_KEY, LOAD_KEY + b"\xff"):
             row = decode_load(value)
-            if row.phase is LoadPhase.STAGING and row.epoch != epoch:
+            if row.phase is LoadPhase.STAGING and row.epoch != core.instance.epoch:
                 batch.deletes[META].append(key)
                 batch.ranges.append((STAGING, u32(row.number), u32(row.number + 1)))
                 continue
@@ -50,7 +50,7 @@ class LoadRegistry:
                     load.count(read_attempt_key(attempt), decode_attempt(counts))
         if batch.ranges:
             rocks.write_waiting(batch)
-        for topic in topics.by_id.values():
+        for topic in core.topics.by_id.values():
             self._watch(topic)
 
     # -- reading: any thread ----------------------------------------------------------------------------------------

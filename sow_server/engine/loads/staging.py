@@ -7,17 +7,16 @@ from dataclasses import dataclass
 from itertools import compress
 from typing import Final
 
-from sow_server.engine.catalog.topics import Topic, Topics
-from sow_server.engine.commit.commits import Commits
+from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.commit.draft import Draft
 from sow_server.engine.commit.requests import Job, RequestLimits, prepare
+from sow_server.engine.core import Core
 from sow_server.engine.disk.layout import AttemptCounts, attempt_key, encode_attempt, staged_keys, staged_value
-from sow_server.engine.disk.rocks import STAGING, Rocks
+from sow_server.engine.disk.rocks import STAGING
 from sow_server.engine.formats.payloads import BadRecord
 from sow_server.engine.loads.model import PARTS_MAX, Load, LoadDone, LoadOptions, load_failed
 from sow_server.engine.loads.registry import LoadRegistry
 from sow_server.engine.values import lifetimes
-from sow_server.engine.values.clock import GuardedClock
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.lifetimes import LifetimeError
 from sow_server.engine.values.model import ABSENT, Lifetime, LifetimeKind, Publish, Refusal
@@ -53,22 +52,13 @@ class RowsToStage:
 class LoadStaging:
     """Checks rows on a reader's thread (`prepare`), and stages them through the writer (`stage`)."""
 
-    def __init__(
-        self,
-        registry: LoadRegistry,
-        rocks: Rocks,
-        clock: GuardedClock,
-        options: LoadOptions,
-        *,
-        commits: Commits,
-        topics: Topics,
-    ) -> None:
+    def __init__(self, core: Core, registry: LoadRegistry, options: LoadOptions) -> None:
         self._registry = registry
-        self._rocks = rocks
-        self._clock = clock
+        self._rocks = core.rocks
+        self._clock = core.clock
         self._options = options
-        self._commits = commits
-        self._topics = topics
+        self._commits = core.commits
+        self._topics = core.topics
 
     def prepare(
         self,

@@ -19,11 +19,10 @@ from collections.abc import Callable, Collection
 from typing import Final, NamedTuple, TypeAlias
 
 from sow_peering import PeerState
-from sow_server.engine.catalog.topics import Topics
-from sow_server.engine.commit.commits import Commits
 from sow_server.engine.commit.draft import Draft
+from sow_server.engine.core import Core
 from sow_server.engine.disk.layout import LINK_KEY, link_key, peer_key
-from sow_server.engine.disk.rocks import META, Rocks
+from sow_server.engine.disk.rocks import META
 from sow_server.engine.replicas.model import encode_peer
 from sow_server.engine.replicas.peers import Peers
 from sow_server.engine.replicas.sharing import SharedTopics
@@ -61,17 +60,15 @@ Done: TypeAlias = Callable[[StoreError | None], None]
 class CommandedPeers:
     """Owns the rows. They change on the writer's thread, in commits; other threads read them."""
 
-    def __init__(
-        self, rocks: Rocks, commits: Commits, topics: Topics, peers: Peers, sources: Sources, shared: SharedTopics
-    ) -> None:
-        self.rocks: Final = rocks
+    def __init__(self, core: Core, peers: Peers, sources: Sources, shared: SharedTopics) -> None:
+        self.rocks: Final = core.rocks
         self.peers: Final = peers
         self.sources: Final = sources
-        self._commits = commits
-        self._topics = topics
+        self._commits = core.commits
+        self._topics = core.topics
         self._shared = shared
         self.rows: dict[str, _Row] = {}
-        cursor = rocks.cursor(META)
+        cursor = core.rocks.cursor(META)
         try:
             for key, row in cursor.rows(LINK_KEY, LINK_KEY + b"\xff"):
                 self.rows[key[len(LINK_KEY) :].decode()] = _decoded(row)

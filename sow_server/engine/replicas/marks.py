@@ -16,13 +16,12 @@ from collections.abc import Collection, Iterable
 from typing import Final, NamedTuple
 
 from sow_server.engine.catalog.topics import Topic
-from sow_server.engine.commit.commits import Commits
 from sow_server.engine.commit.expiry import Sweep
+from sow_server.engine.core import Core
 from sow_server.engine.disk.layout import REARM_KEY
-from sow_server.engine.disk.rocks import META, Rocks
+from sow_server.engine.disk.rocks import META
 from sow_server.engine.replicas.sources import Sources
 from sow_server.engine.values.bookmarks import PARTS_MAX, Marks, Position
-from sow_server.engine.values.clock import GuardedClock
 
 SAMPLES_MAX: Final = 1000
 SAMPLE_MICROS: Final = 200_000
@@ -43,10 +42,10 @@ class Sample(NamedTuple):
 class SourceMarks:
     """Owns the samples. All calls come on one thread."""
 
-    def __init__(self, rocks: Rocks, clock: GuardedClock, commits: Commits, sweep: Sweep, sources: Sources) -> None:
-        self._rocks = rocks
-        self._clock = clock
-        self._commits = commits
+    def __init__(self, core: Core, sweep: Sweep, sources: Sources) -> None:
+        self._rocks = core.rocks
+        self._clock = core.clock
+        self._commits = core.commits
         self._sweep = sweep
         self._sources = sources
         self._samples: list[Sample] = []

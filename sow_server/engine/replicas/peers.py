@@ -10,10 +10,10 @@ import structlog
 
 from sow_peering import InstanceIdentity, PeerState
 from sow_server.engine.catalog.topics import Topic
-from sow_server.engine.commit.commits import Commits
 from sow_server.engine.commit.draft import Draft
+from sow_server.engine.core import Core
 from sow_server.engine.disk.layout import PEER_KEY, peer_key
-from sow_server.engine.disk.rocks import META, Rocks
+from sow_server.engine.disk.rocks import META
 from sow_server.engine.journal.reading import ChunkHeads
 from sow_server.engine.journal.retention import JournalBounds, Retention
 from sow_server.engine.replicas.model import ReplicaOptions, decode_peer, encode_peer
@@ -27,14 +27,14 @@ log = structlog.get_logger(__name__)
 class Peers:
     """Owns the states of peers. Acknowledgements come on one thread; rows are put on the writer's thread."""
 
-    def __init__(self, rocks: Rocks, options: ReplicaOptions, commits: Commits) -> None:
+    def __init__(self, core: Core, options: ReplicaOptions) -> None:
         self._options = options
-        self._commits = commits
+        self._commits = core.commits
         self._matches = {peer.name: matcher(peer.topics) for peer in options.peers}
         self._configured = {peer.name: peer.topics for peer in options.peers}
         self._patterns = dict(self._configured)
         self.by_name: dict[str, PeerState] = {}
-        rows = rocks.cursor(META)
+        rows = core.rocks.cursor(META)
         try:
             for key, row in rows.rows(PEER_KEY, PEER_KEY + b"\xff"):
                 self._read(key[len(PEER_KEY) :].decode(errors="backslashreplace"), row)

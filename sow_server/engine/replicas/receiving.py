@@ -10,16 +10,15 @@ from typing import Final
 import structlog
 
 from sow_peering import NOTHING_PURGED, MergeCounts, PublisherMark, Purged, SeedRange
-from sow_server.engine.catalog.topics import Topic, Topics
+from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.commit.commits import Commits
 from sow_server.engine.commit.draft import Draft
-from sow_server.engine.commit.origins import Origins
 from sow_server.engine.commit.publishers import OUTCOMES_KEPT, UNKNOWN_TOPIC, Told
-from sow_server.engine.commit.requests import RequestLimits
-from sow_server.engine.commit.soundness import Fault, RowLimits, SoundnessReports, bad_names, faults
+from sow_server.engine.commit.soundness import Fault, RowLimits, bad_names, faults
 from sow_server.engine.commit.steps import Round, Staged
+from sow_server.engine.core import Core
 from sow_server.engine.disk.layout import SEED_STATE, SEED_UPTO, seed_key
-from sow_server.engine.disk.rocks import META, RECORDS, Rocks
+from sow_server.engine.disk.rocks import META, RECORDS
 from sow_server.engine.replicas.dropped import DroppedFiles
 from sow_server.engine.replicas.merging import Dead, Merge, Tally, decoded, earlier_numbers
 from sow_server.engine.replicas.model import ReplicaDone, ReplicaOptions, SeedState, Source
@@ -43,29 +42,19 @@ class PeerChanges:
     """Has the writer merge changes and rows of other instances."""
 
     def __init__(
-        self,
-        rocks: Rocks,
-        path: Path,
-        options: ReplicaOptions,
-        *,
-        commits: Commits,
-        topics: Topics,
-        origins: Origins,
-        unsound: SoundnessReports,
-        limits: RequestLimits,
-        sources: Sources,
-        tombstones: Tombstones,
+        self, core: Core, path: Path, options: ReplicaOptions, sources: Sources, tombstones: Tombstones
     ) -> None:
-        self.rocks: Final = rocks
-        self.topics: Final = topics
-        self.origins: Final = origins
+        self.rocks: Final = core.rocks
+        self.topics: Final = core.topics
+        self.origins: Final = core.origins
         self.sources: Final = sources
         self.tombstones: Final = tombstones
         self.dropped: Final = DroppedFiles(path)
         self._options = options
-        self._commits = commits
-        self._syncs = SharedSyncs(commits)
-        self._unsound = unsound
+        self._commits = core.commits
+        self._syncs = SharedSyncs(core.commits)
+        self._unsound = core.unsound
+        limits = core.limits
         self.limits: Final = RowLimits(limits.key_bytes_max, limits.payload_bytes_max, options.max_clock_skew_micros)
         """Limits that a row of a peer must keep to, as a publish here must."""
 

@@ -5,16 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from sow_server.engine.catalog.topics import Topic, Topics
-from sow_server.engine.commit.commits import Commits
+from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.commit.draft import Draft
 from sow_server.engine.commit.expiry import Sweep
-from sow_server.engine.commit.origins import Origins
-from sow_server.engine.commit.requests import RequestLimits
-from sow_server.engine.commit.soundness import SoundnessReports
+from sow_server.engine.core import Core
 from sow_server.engine.disk.layout import seed_key
-from sow_server.engine.disk.rocks import META, TOMBSTONES, Rocks
-from sow_server.engine.reading import Cuts
+from sow_server.engine.disk.rocks import META, TOMBSTONES
 from sow_server.engine.replicas.commanded import CommandedPeers
 from sow_server.engine.replicas.marks import SourceMarks
 from sow_server.engine.replicas.model import ReplicaOptions
@@ -24,46 +20,20 @@ from sow_server.engine.replicas.serving import PeerReader
 from sow_server.engine.replicas.sharing import SharedTopics
 from sow_server.engine.replicas.sources import Sources
 from sow_server.engine.replicas.tombstones import Tombstones
-from sow_server.engine.values.clock import GuardedClock
 
 
 class Replicas:
     """Builds the parts."""
 
-    def __init__(
-        self,
-        rocks: Rocks,
-        path: Path,
-        options: ReplicaOptions,
-        *,
-        commits: Commits,
-        topics: Topics,
-        cuts: Cuts,
-        origins: Origins,
-        unsound: SoundnessReports,
-        limits: RequestLimits,
-        clock: GuardedClock,
-        sweep: Sweep,
-    ) -> None:
-        self.shared: Final = SharedTopics(topics)
-        self.peers: Final = Peers(rocks, options, commits)
-        self.sources: Final = Sources(rocks, commits, topics, self.shared, self.peers.patterns)
-        self.commanded: Final = CommandedPeers(rocks, commits, topics, self.peers, self.sources, self.shared)
-        self.marks: Final = SourceMarks(rocks, clock, commits, sweep, self.sources)
-        self.tombstones: Final = Tombstones(rocks, commits, topics, origins, self.peers, self.sources)
-        self.reader: Final = PeerReader(rocks, commits, topics, cuts, origins, self.shared, self.sources)
-        self.changes: Final = PeerChanges(
-            rocks,
-            path,
-            options,
-            commits=commits,
-            topics=topics,
-            origins=origins,
-            unsound=unsound,
-            limits=limits,
-            sources=self.sources,
-            tombstones=self.tombstones,
-        )
+    def __init__(self, core: Core, path: Path, options: ReplicaOptions, sweep: Sweep) -> None:
+        self.shared: Final = SharedTopics(core.topics)
+        self.peers: Final = Peers(core, options)
+        self.sources: Final = Sources(core, self.shared, self.peers.patterns)
+        self.commanded: Final = CommandedPeers(core, self.peers, self.sources, self.shared)
+        self.marks: Final = SourceMarks(core, sweep, self.sources)
+        self.tombstones: Final = Tombstones(core, self.peers, self.sources)
+        self.reader: Final = PeerReader(core, self.shared, self.sources)
+        self.changes: Final = PeerChanges(core, path, options, self.sources, self.tombstones)
 
     def stage_drop(self, draft: Draft, topic: Topic) -> None:
         """Removes the tombstones and seeds of a topic with the topic."""

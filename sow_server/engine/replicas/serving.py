@@ -7,16 +7,14 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 from sow_peering import InstanceIdentity, JournalPart, Packed, PublisherMark, PublisherPart, SeedPart
-from sow_server.engine.catalog.topics import Topic, Topics
-from sow_server.engine.commit.commits import Commits
-from sow_server.engine.commit.origins import Origins
+from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.commit.publishers import Publisher, Told
 from sow_server.engine.commit.publishers import decode as decode_publisher
 from sow_server.engine.commit.steps import Nothing
+from sow_server.engine.core import Core
 from sow_server.engine.disk.layout import PUBLISHER_KEY, Tombstone, decode_tombstone, publisher_key
-from sow_server.engine.disk.rocks import META, RECORDS, TOMBSTONES, Rocks
+from sow_server.engine.disk.rocks import META, RECORDS, TOMBSTONES
 from sow_server.engine.journal.reading import JournalCut
-from sow_server.engine.reading import Cuts
 from sow_server.engine.replicas.model import SelectRecords
 from sow_server.engine.replicas.sharing import SharedTopics
 from sow_server.engine.replicas.shipping import pack_changes, pack_rows
@@ -40,21 +38,12 @@ SYNC_LOOK_SECONDS: Final = 0.002
 class PeerReader:
     """Reads for peers. From any thread; owns nothing."""
 
-    def __init__(
-        self,
-        rocks: Rocks,
-        commits: Commits,
-        topics: Topics,
-        cuts: Cuts,
-        origins: Origins,
-        shared: SharedTopics,
-        sources: Sources,
-    ) -> None:
-        self._rocks = rocks
-        self._commits = commits
-        self._topics = topics
-        self._cuts = cuts
-        self._origins = origins
+    def __init__(self, core: Core, shared: SharedTopics, sources: Sources) -> None:
+        self._rocks = core.rocks
+        self._commits = core.commits
+        self._topics = core.topics
+        self._cuts = core.cuts
+        self._origins = core.origins
         self._shared = shared
         self._sources = sources
 

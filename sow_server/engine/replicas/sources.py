@@ -18,9 +18,9 @@ from typing import Final, NamedTuple
 import structlog
 
 from sow_peering import InstanceIdentity, MergeCounts, TopicAnswer, TopicKind
-from sow_server.engine.catalog.topics import Topic, Topics
-from sow_server.engine.commit.commits import Commits
+from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.commit.draft import Draft
+from sow_server.engine.core import Core
 from sow_server.engine.disk.layout import (
     NEXT_SOURCE_KEY,
     SEED_UPTO,
@@ -33,7 +33,7 @@ from sow_server.engine.disk.layout import (
     source_key,
     taken_key,
 )
-from sow_server.engine.disk.rocks import META, Rocks
+from sow_server.engine.disk.rocks import META
 from sow_server.engine.replicas.model import (
     SOURCES_MAX,
     ReplicaDone,
@@ -78,24 +78,17 @@ def read_source(name: str, row: bytes) -> Source:
 class Sources:
     """Owns the states of sources. Rows change on the writer's thread, in commits; other threads read them."""
 
-    def __init__(
-        self,
-        rocks: Rocks,
-        commits: Commits,
-        topics: Topics,
-        shared: SharedTopics,
-        sent: Callable[[], Iterable[str]],
-    ) -> None:
+    def __init__(self, core: Core, shared: SharedTopics, sent: Callable[[], Iterable[str]]) -> None:
         """`sent`: the patterns of the topics that are sent to peers."""
-        self._rocks = rocks
+        self._rocks = core.rocks
         self._sent = sent
-        self._commits = commits
-        self._topics = topics
+        self._commits = core.commits
+        self._topics = core.topics
         self._shared = shared
         self.by_name: dict[str, Source] = {}
         self.disabled: dict[str, DisabledSource] = {}
         """By name. Replaced, never changed."""
-        rows = rocks.cursor(META)
+        rows = core.rocks.cursor(META)
         try:
             for key, row in rows.rows(SOURCE_KEY, SOURCE_KEY + b"\xff"):
                 self._read(key, row)

@@ -6,12 +6,11 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 from sow_peering import MergeCounts, Purged
-from sow_server.engine.catalog.topics import Topic, Topics
-from sow_server.engine.commit.commits import Commits
+from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.commit.draft import Draft
-from sow_server.engine.commit.origins import Origins
+from sow_server.engine.core import Core
 from sow_server.engine.disk.layout import MADE_ORDER, MADE_SEQUENCE, MADE_STORE_KEY, Tombstone, decode_tombstone
-from sow_server.engine.disk.rocks import TOMBSTONES, Rocks
+from sow_server.engine.disk.rocks import TOMBSTONES
 from sow_server.engine.replicas.model import ReplicaDone
 from sow_server.engine.replicas.peers import Peers
 from sow_server.engine.replicas.sources import Sources
@@ -26,15 +25,13 @@ MADE_END: Final = MADE_ORDER + b"\xff" * 8
 class Tombstones:
     """Purges tombstones, and knows how far they were purged."""
 
-    def __init__(
-        self, rocks: Rocks, commits: Commits, topics: Topics, origins: Origins, peers: Peers, sources: Sources
-    ) -> None:
-        self.rocks: Final = rocks
-        self.topics: Final = topics
-        self.origins: Final = origins
+    def __init__(self, core: Core, peers: Peers, sources: Sources) -> None:
+        self.rocks: Final = core.rocks
+        self.topics: Final = core.topics
+        self.origins: Final = core.origins
         self.peers: Final = peers
         self.sources: Final = sources
-        self._commits = commits
+        self._commits = core.commits
         self.purge_from = MADE_ORDER
         """The key at which the next step of purging continues."""
         self.purged_total = 0

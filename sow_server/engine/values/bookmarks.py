@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from sow_server.engine.values.errors import Reason, StoreError
@@ -122,3 +123,19 @@ def _number(part: str, place: int) -> int:
     if _NUMBER.fullmatch(part) is None or int(part) > _HIGHEST:
         raise _Wrong(place, "a time is a number of microseconds")
     return int(part)
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """Which instance the data are of, since they were made or restored."""
+
+    id: str
+    name: str
+    epoch: str
+    """Of the journal: a position is valid in the epoch in which it was given out."""
+    authoritative: bool
+    """The data of this epoch were restored, and are to be adopted unchanged (rule J14)."""
+
+    def bookmark(self, sequence: int) -> str:
+        """A position in this store's journal, as clients see it (rule J14)."""
+        return f"{self.epoch}.{sequence}"

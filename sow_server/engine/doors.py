@@ -1,4 +1,4 @@
-"""The parts of the store that services read through, once the caller has a topic (access [3])."""
+"""What the rest of the server holds of a store, beside its features."""
 
 from __future__ import annotations
 
@@ -6,19 +6,21 @@ from dataclasses import dataclass
 
 from sow_server.engine.catalog.topics import Topics
 from sow_server.engine.commit.origins import Origins
-from sow_server.engine.opening import Instance
 from sow_server.engine.reading import Cuts
+from sow_server.engine.values.bookmarks import Instance
+from sow_server.engine.values.clock import GuardedClock
 from sow_server.engine.values.model import TopicSettings
 
 
 @dataclass(frozen=True, slots=True)
-class StoreReading:
-    """Cuts, bookmarks, and the forms of topics' payloads. The services and their conversions share one."""
+class Reads:
+    """Everything that reading takes. Services use it once the caller has a topic (access [3])."""
 
     cuts: Cuts
     origins: Origins
     instance: Instance
     topics: Topics
+    clock: GuardedClock
 
     def settings(self, topic: str) -> TopicSettings | None:
         """The settings of a topic whose records are sent; None: it has just been deleted."""
