@@ -1,4 +1,4 @@
-"""The README and the pages of the documentation, followed word for word: every block runs, and writes what the page shows.
+"""The README and the pages of the documentation, word for word: every block runs, and writes what the page shows.
 
 The pages for users of other systems have commands side by side. Those of Redis and etcd run where these are installed.
 """
