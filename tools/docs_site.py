@@ -28,6 +28,7 @@ SOURCE: Final = "source"
 """The folder of the site with the pages of [2]."""
 SHOWN_BYTES_MAX: Final = 100_000
 """A larger file of a folder is named and not shown."""
+ICON: Final = ROOT / "clients" / "sow_console" / "static" / "icon.svg"
 CONTRACT: Final = "proto/sow/v1"
 LANGUAGES: Final = {".py": "python", ".toml": "toml", ".yml": "yaml", ".yaml": "yaml", ".json": "json", ".sh": "sh"}
 LINK: Final = re.compile(r"(?<=\]\()(?![a-z]+:|#)([^)\s#]+)(#[^)\s]+)?(?=\))")
@@ -41,7 +42,8 @@ KEPT: Final = re.compile(r"<(a|pre|code|h[1-6]|title|style|script)\b.*?</\1>|<[^
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds the pages of [2] and [3]."""
+    """Adds the pages of [2] and [3], and the icon of the console, which is that of the site, too."""
+    files.append(File.generated(config, "pictures/icon.svg", content=ICON.read_text(encoding="utf-8")))
     for name, text in docs_reference.pages().items():
         files.append(File.generated(config, name, content=text))
     for path in sorted(linked_files()):

@@ -287,7 +287,8 @@ def test_a_wrong_time_is_told_with_what_was_got_and_what_to_give(
 def test_the_lines_of_the_documentation_about_expire_at_run(server: ServerProcess) -> None:
     section = (ROOT / "docs" / "client.md").read_text().partition("\n## Lifetimes\n")[2]
     lines = [section.partition("```python\n")[2].partition("```")[0]]
-    lines += [line.strip() for line in (ROOT / "README.md").read_text().splitlines() if "expire_at=" in line]
+    begin = (ROOT / "docs" / "client.md").read_text().partition("\n## ")[0]
+    lines += [line.strip() for line in begin.splitlines() if "expire_at=" in line]
     assert all("expire_at=" in line for line in lines)
     assert len(lines) == 2
     with server.client() as client:

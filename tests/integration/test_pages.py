@@ -1,4 +1,4 @@
-"""The pages of the documentation, followed word for word: every block runs, and writes what the page shows.
+"""The README and the pages of the documentation, word for word: every block runs, and writes what the page shows.
 
 The pages for users of other systems have commands side by side. Those of Redis and etcd run where these are installed.
 """
@@ -27,6 +27,7 @@ from tests.support.server import DYNAMIC, ROOT, ServerProcess
 DOCS: Final = ROOT / "docs"
 FOLDERS: Final = ("howto", "migrate", "operations")
 PAGES: Final = [
+    ROOT / "README.md",
     DOCS / "index.md",
     DOCS / "tutorial.md",
     *(page for folder in FOLDERS for page in sorted((DOCS / folder).glob("*.md"))),
@@ -66,7 +67,7 @@ def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
     running.stop()
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(DOCS).as_posix())
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: os.path.relpath(page, DOCS))
 def test_a_page_does_what_it_says(
     page: Path, tmp_path: Path, commands: ForkedCommands, request: pytest.FixtureRequest
 ) -> None:

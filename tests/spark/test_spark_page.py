@@ -18,7 +18,6 @@ from tests.support.server import ROOT, ServerProcess
 
 PAGE = (ROOT / "docs" / "spark.md").read_text(encoding="utf-8")
 PROGRAMS = re.findall(r"```python\n(.+?)```", PAGE, re.DOTALL)
-FIRST_PAGE = (ROOT / "README.md").read_text(encoding="utf-8")
 CONFIG = """
 # As without a configuration, after `sow topic create orders --key /id`.
 [server]
@@ -31,7 +30,7 @@ expiration = "enabled"
 SHOWN_BY = {
     # Each point of the comparison with other connectors, and the tests that show the cell of sow, without `test_`.
     "Installing and connecting": {
-        "installation": "spark_page.the_program_of_the_first_page_runs",
+        "installation": "spark_page.the_programs_of_the_page_run",
         "languages": "sql.a_view_is_read_by_sql_and_by_table",
         "versions of Spark": "stream_reading.pyspark_4_1_has_limits_too",
         "TLS, credentials": "access.a_client_certificate_is_an_identity access.a_job_without_access_says_what_to_mend",
@@ -194,17 +193,6 @@ def test_the_programs_of_the_page_run(spark: SparkSession, tmp_path: Path, capsy
         assert {row["_op"]: row["count"] for row in log} == {"put": 2573, "delete": 520}
     (shown,) = re.findall(r"```text\n(.+?)```", PAGE, re.DOTALL)
     assert shown in capsys.readouterr().out
-
-
-def test_the_program_of_the_first_page_runs(
-    spark: SparkSession, server: ServerProcess, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (program,) = re.findall(r"\n## Spark\n.+?```python\n(.+?)```", FIRST_PAGE, re.DOTALL)
-    ends = program.replace(".start()", ".trigger(availableNow=True).start()")
-    exec(compile(ends.replace("127.0.0.1:7450", server.address), "README.md", "exec"), {})
-    assert "|     254.5|" in capsys.readouterr().out  # the average from 9.5 to 499.5; Java prints the stream's count
-    with server.client() as client:
-        assert client.count("orders") == 1000
 
 
 def contents(client: Client, topic: str) -> set[str]:

@@ -61,6 +61,18 @@ def test_the_navigation_has_every_page() -> None:
     assert sorted(there) == sorted(name for name in expected if not re.match("decisions/0", name))
 
 
+COLOUR: Final = re.compile(r"#[0-9a-f]{3}(?:[0-9a-f]{3})?\b")
+
+
+@pytest.mark.parametrize("file", ["site.css", "pictures/life.svg"])
+def test_the_site_has_the_colours_of_the_console(file: str) -> None:
+    """Also in dark: who comes from the one to the other sees one product."""
+    console = (ROOT / "clients" / "sow_console" / "static" / "console.css").read_text(encoding="utf-8")
+    used = set(COLOUR.findall((DOCS / file).read_text(encoding="utf-8")))
+    assert len(used) >= 20
+    assert used <= set(COLOUR.findall(console))
+
+
 def test_a_list_gets_the_blank_line_that_the_site_needs() -> None:
     page = "Text:\n- one\n  more\n- two\n\n```sh\nText\n- none\n```\n| `a\\|b` |\n"
     assert docs_site.with_blank_lines(page) == (
