@@ -65,7 +65,7 @@ def told_in(schema: Any) -> Told:
     """What the metadata of a file tell; of a file that others have written, nothing."""
     try:
         return msgspec.json.decode((schema.metadata or {}).get(_TOLD, b"{}"), type=Told)
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, UnicodeError):
         return Told()
 
 
