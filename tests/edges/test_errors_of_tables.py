@@ -279,7 +279,9 @@ def test_names_of_columns_that_are_no_utf8_are_wrong_usage(server: ServerProcess
     (tmp_path / "a.csv").write_bytes("id;Größe\n1;2\n".encode("cp1252"))
     done = run(server, "publish", "sizes", tmp_path / "a.csv", "--errors", tmp_path / "bad.ndjson")
     assert (done.exit_code, "names of the columns, is no UTF-8; see --encoding" in done.stderr) == (2, True)
-    assert run(server, "publish", "sizes", tmp_path / "a.csv", "--encoding", "cp1252", "--key-field", "id").exit_code == 0
+    assert (
+        run(server, "publish", "sizes", tmp_path / "a.csv", "--encoding", "cp1252", "--key-field", "id").exit_code == 0
+    )
 
 
 @pytest.mark.parametrize(
