@@ -119,8 +119,14 @@ _FOUND: Final = {("!=", "0"), (">", "0"), (">=", "1")}
 _NOT_FOUND: Final = {("=", "0"), ("<", "1"), ("<=", "0")}
 _MIRRORED: Final = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
 _WANTED: Final[dict[tuple[str, bool | None], bool]] = {
-    **{(operator, truth): truth is (operator == "=") for operator in ("=", "!=") for truth in (True, False)},
-    **{(">", False): True, (">=", True): True, ("<", True): False, ("<=", False): False},
+    ("=", True): True,
+    ("=", False): False,
+    ("!=", True): False,
+    ("!=", False): True,
+    (">", False): True,
+    (">=", True): True,
+    ("<", True): False,
+    ("<=", False): False,
 }
 """Comparisons of a condition that ask whether it is true, or false."""
 _NUMERIC: Final = re.compile(r"[+-]?[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
