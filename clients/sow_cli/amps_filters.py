@@ -161,7 +161,7 @@ class _Writer:
                     self._differs(node, position)
                 return _Made(path, _ATOM)
             case Constant(_, name):
-                return _Made(name, _ATOM)
+                return _Made("false" if name == "null" else name, _ATOM)  # no unknown [2]
             case Call(_, "STREQUAL_I" | "INSTR" | "INSTR_I", _):
                 return self._tested_by(node, exact=exact)
             case Call(_, "IF" | "COALESCE", _) if _may_be_condition(node):
@@ -182,7 +182,7 @@ class _Writer:
         position, operator, left, right = node.position, node.operator, node.left, node.right
         if isinstance(left, _LITERALS) and not isinstance(right, _LITERALS):
             left, right, operator = right, left, _MIRRORED.get(operator, operator)
-        if _is_null(left):
+        if _is_null(left) or (isinstance(left, _LITERALS) and type(left) is not type(right) and not _is_null(right)):
             raise AmpsError("a comparison of two literals has no field", position)
         if _is_null(right):
             if operator not in ("=", "!="):
@@ -221,6 +221,8 @@ class _Writer:
     def _predicate(self, node: Among | Between | Like | TextTest, *, exact: bool, negation: str = "") -> _Made:
         """`x IN (…)`, or with a negation `x NOT IN (…)`."""
         position = node.position
+        if isinstance(node.operand, _LITERALS):
+            raise AmpsError("a comparison of literals has no field", position)
         match node:
             case Among(_, operand, items):
                 if any(map(_is_null, items)):
@@ -245,6 +247,7 @@ class _Writer:
                         raise AmpsError("expected a text", one.position)
                 number = text = False
                 if len(texts) == 1:
+                    self._may_be_empty(texts[0])
                     parts, form = [self.sum(texts[0])], f"{test} {{}}"
                 else:
                     parts, form = self._several(texts, position), f"{test} ({', '.join(['{}'] * len(texts))})"
@@ -278,6 +281,7 @@ class _Writer:
         for argument in node.arguments:
             if _is_null(argument):
                 raise AmpsError("'' is null in AMPS, and an empty text here; leave it out", argument.position)
+        self._may_be_empty(part)
         if exact:
             self._differs(text, node.position)
             self._differs(part, node.position)
@@ -399,6 +403,11 @@ class _Writer:
             position,
             f"where {field} is missing{also} this is unknown here, also below NOT, and AMPS may select the record",
         )
+
+    def _may_be_empty(self, node: Node) -> None:
+        """A text that is looked for, and may come from a field."""
+        if (field := _field_of(node)) is not None:
+            self._remark("part", field, node.position, f"an empty text in {field} is one here, and is null there")
 
     def _remark(self, kind: str, about: str, position: int, text: str) -> None:
         """Each remark is told once, at its first place."""
