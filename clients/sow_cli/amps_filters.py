@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Final, NamedTuple, assert_never
 
@@ -117,7 +118,18 @@ _CHARACTERS: Final = frozenset({"LENGTH", "SUBSTR", "LEFT"})
 _FOUND: Final = {("!=", "0"), (">", "0"), (">=", "1")}
 _NOT_FOUND: Final = {("=", "0"), ("<", "1"), ("<=", "0")}
 _MIRRORED: Final = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
-_BOOLEANS: Final = {"1": True, "true": True, "0": False, "false": False}
+_WANTED: Final[dict[tuple[str, bool | None], bool]] = {
+    ("=", True): True,
+    ("=", False): False,
+    ("!=", True): False,
+    ("!=", False): True,
+    (">", False): True,
+    (">=", True): True,
+    ("<", True): False,
+    ("<=", False): False,
+}
+"""Comparisons of a condition that ask whether it is true, or false."""
+_NUMERIC: Final = re.compile(r"[+-]?[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 _LITERALS: Final = (Text, Number, Constant)
 _CONDITIONS: Final = (Compare, Among, Between, Like, TextTest, IsNull, Not, Chain)
 
@@ -149,11 +161,11 @@ class _Writer:
                     self._differs(node, position)
                 return _Made(path, _ATOM)
             case Constant(_, name):
-                return _Made(name, _ATOM)
+                return _Made("false" if name == "null" else name, _ATOM)  # no unknown [2]
             case Call(_, "STREQUAL_I" | "INSTR" | "INSTR_I", _):
                 return self._tested_by(node, exact=exact)
             case Call(_, "IF" | "COALESCE", _) if _may_be_condition(node):
-                return self.value(node)
+                return self._chosen(node, exact=exact)
         raise AmpsError("expected a condition", node.position)
 
     def _negated(self, operand: Node, position: int) -> _Made:
@@ -170,15 +182,14 @@ class _Writer:
         position, operator, left, right = node.position, node.operator, node.left, node.right
         if isinstance(left, _LITERALS) and not isinstance(right, _LITERALS):
             left, right, operator = right, left, _MIRRORED.get(operator, operator)
-        if _is_null(left):
+        if _is_null(left) or (isinstance(left, _LITERALS) and type(left) is not type(right) and not _is_null(right)):
             raise AmpsError("a comparison of two literals has no field", position)
         if _is_null(right):
             if operator not in ("=", "!="):
                 raise AmpsError(f"{operator} with '', which is null in AMPS, has no counterpart", position)
             return self._empty(left, position, exact=exact) if operator == "=" else self._not_empty(left, position)
-        if operator in ("=", "!=") and _is_condition(left) and (truth := _truth(right)) is not None:
-            same = truth is (operator == "=")
-            return self.condition(left, exact=exact) if same else self._negated(left, position)
+        if _is_condition(left) or _is_condition(right):
+            return self._compared_truth(replace(node, operator=operator, left=left, right=right), exact=exact)
         if isinstance(left, Call) and left.function in ("INSTR", "INSTR_I") and isinstance(right, Number):
             if (operator, right.digits) in _FOUND:
                 return self._tested_by(left, exact=exact)
@@ -187,16 +198,31 @@ class _Writer:
         if not isinstance(right, _LITERALS):
             self._differs(left, position)
             self._differs(right, position)
-        elif operator != "=" or exact:
-            self._differs(left, position, number=isinstance(right, Number) and (exact or operator in (">", ">=", "!=")))
+        elif operator != "=" or exact or _is_length_of_null(left, right):
+            number = isinstance(right, Number) and (exact or operator in (">", ">=", "!="))
+            self._differs(left, position, number=number, text=_is_no_number(right))
         if isinstance(left, Field) and isinstance(right, Text) and right.value.lower() in ("true", "false"):
             instead = f"{left.path} {operator} {right.value.lower()}"
             self._remark("boolean", left.path, position, f"if {left.path} is a boolean of JSON, write {instead}")
         return _made(f"{{}} {operator} {{}}", [self.sum(left), self.sum(right)], _COMPARISON, position)
 
+    def _compared_truth(self, node: Compare, *, exact: bool) -> _Made:
+        """A comparison of a condition, which is 1 or 0 in AMPS, and here a boolean that equals no number."""
+        position, operator, left, right = node.position, node.operator, node.left, node.right
+        if operator in ("=", "!=") and _is_condition(left) and _is_condition(right):
+            parts = [_in(self.condition(side, exact=True), _SUM) for side in (left, right)]
+            return _made(f"{{}} {operator} {{}}", parts, _COMPARISON, position)
+        wanted = _WANTED.get((operator, _truth(right)))
+        if wanted is None or (isinstance(right, Constant) and operator not in ("=", "!=")):
+            what = "a condition is compared only with another one, and with true, false, 1 and 0,"
+            raise AmpsError(what, position)
+        return self.condition(left, exact=exact) if wanted else self._negated(left, position)
+
     def _predicate(self, node: Among | Between | Like | TextTest, *, exact: bool, negation: str = "") -> _Made:
         """`x IN (…)`, or with a negation `x NOT IN (…)`."""
         position = node.position
+        if isinstance(node.operand, _LITERALS):
+            raise AmpsError("a comparison of literals has no field", position)
         match node:
             case Among(_, operand, items):
                 if any(map(_is_null, items)):
@@ -204,29 +230,31 @@ class _Writer:
                 for item in items:
                     if not isinstance(item, _LITERALS):
                         raise AmpsError("expected a literal", item.position)
-                number = any(isinstance(item, Number) for item in items)
+                number, text = any(isinstance(item, Number) for item in items), any(map(_is_no_number, items))
+                exact = exact or any(_is_length_of_null(operand, item) for item in items)
                 parts, form = self._several(items, position), f"IN ({', '.join(['{}'] * len(items))})"
             case Between(_, operand, low, high):
-                number = isinstance(low, Number) or isinstance(high, Number)
+                number, text = isinstance(low, Number) or isinstance(high, Number), _is_no_number(low)
                 parts, form = [self._end(low), self._end(high)], "BETWEEN {} AND {}"
             case Like(_, operand, pattern):
-                number, parts, form = False, [_Made(_quoted(_pattern(pattern)), _ATOM, 0)], "LIKE {}"
+                number, text, parts, form = False, False, [_Made(_quoted(_pattern(pattern)), _ATOM, 0)], "LIKE {}"
             case TextTest(_, test, operand, texts):
-                for text in texts:
-                    if _is_null(text):
+                for one in texts:
+                    if _is_null(one):
                         what = "'' is null in AMPS, and here it is in each text; leave it out"
-                        raise AmpsError(what, text.position)
-                    if len(texts) > 1 and not isinstance(text, _LITERALS):
-                        raise AmpsError("expected a text", text.position)
-                number = False
+                        raise AmpsError(what, one.position)
+                    if len(texts) > 1 and not isinstance(one, _LITERALS):
+                        raise AmpsError("expected a text", one.position)
+                number = text = False
                 if len(texts) == 1:
+                    self._may_be_empty(texts[0])
                     parts, form = [self.sum(texts[0])], f"{test} {{}}"
                 else:
                     parts, form = self._several(texts, position), f"{test} ({', '.join(['{}'] * len(texts))})"
             case _:
                 assert_never(node)
         if exact or isinstance(node, Between):
-            self._differs(operand, position, number=number)
+            self._differs(operand, position, number=number, text=text)
         made = _made(f"{{}} {negation}{form}", [self.sum(operand), *parts], _COMPARISON, position)
         if isinstance(node, Like):
             made = _checked(made._replace(patterns=made.patterns + 1), position)
@@ -253,6 +281,7 @@ class _Writer:
         for argument in node.arguments:
             if _is_null(argument):
                 raise AmpsError("'' is null in AMPS, and an empty text here; leave it out", argument.position)
+        self._may_be_empty(part)
         if exact:
             self._differs(text, node.position)
             self._differs(part, node.position)
@@ -294,8 +323,8 @@ class _Writer:
             case Text(_, value):
                 return _Made(_quoted(value), _ATOM)
             case Number(position, digits):
-                whole = digits.lstrip("-").isdecimal()
-                if whole and not -(2**63) <= int(digits) < 2**63:
+                whole = digits.lstrip("-").lstrip("0")  # Python counts zeros as digits, of which it takes 4,300
+                if whole.isdecimal() and not -(2**63) <= int("-" * digits.startswith("-") + whole) < 2**63:
                     self._remark("large", digits, position, "an integer beyond 64 bits is exact here")
                 return _Made(digits, _UNARY if digits.startswith("-") else _ATOM)
             case Constant(_, name):
@@ -308,10 +337,20 @@ class _Writer:
                 level = _SUM if operator in "+-" else _PRODUCT
                 parts = [_in(self.value(left), level), _in(self.value(right), level + 1)]
                 return _made(f"{{}} {operator} {{}}", parts, level, position)
-            case Call():
+            case Call() if not _is_condition(node):
                 return self._call(node)
-            case _:
-                return self.condition(node, exact=True)
+        raise AmpsError("expected a value; a condition is neither a number nor a text here", node.position)
+
+    def _chosen(self, node: Call, *, exact: bool) -> _Made:
+        """IF and COALESCE as conditions."""
+        _check_arguments(node)
+        number = 1 if node.function == "IF" else 0
+        parts = [self.condition(one, exact=True) for one in node.arguments[:number]]
+        for branch in node.arguments[number:]:
+            truth = _truth(branch)
+            made = self.condition(branch, exact=exact) if truth is None else _Made(str(truth).lower(), _ATOM)
+            parts.append(made)
+        return _called(node.function, parts, node.position)
 
     def _call(self, node: Call) -> _Made:
         position = node.position
@@ -323,8 +362,6 @@ class _Writer:
         if node.function in _CHARACTERS or name == "INSTR":
             self._remark("characters", name, position, f"{node.function} counts characters here, and counted bytes")
         match node.function:
-            case "STREQUAL_I":
-                return self._tested_by(node, exact=True)
             case "INSTR_I":
                 return _called(name, [self._lower(argument) for argument in arguments], position)
             case "LEFT":
@@ -353,18 +390,24 @@ class _Writer:
 
     # -- remarks ---------------------------------------------------------------------------------------------------
 
-    def _differs(self, node: Node, position: int, *, number: bool = False) -> None:
-        """A comparison of something that may be missing, or a text that is no number."""
+    def _differs(self, node: Node, position: int, *, number: bool = False, text: bool = False) -> None:
+        """A comparison of something that may be missing; with a `number`, or a `text` that is none, it may be of
+        another type."""
         field = _field_of(node)
         if field is None:
             return
-        also = ", or is a text that is no number," if number else ""
+        also = ", or is a text that is no number," if number else ", or is a number or a boolean," if text else ""
         self._remark(
             "differs",
             field + also,
             position,
             f"where {field} is missing{also} this is unknown here, also below NOT, and AMPS may select the record",
         )
+
+    def _may_be_empty(self, node: Node) -> None:
+        """A text that is looked for, and may come from a field."""
+        if (field := _field_of(node)) is not None:
+            self._remark("part", field, node.position, f"an empty text in {field} is one here, and is null there")
 
     def _remark(self, kind: str, about: str, position: int, text: str) -> None:
         """Each remark is told once, at its first place."""
@@ -387,26 +430,41 @@ def _is_null(node: Node) -> bool:
 
 
 def _is_condition(node: Node) -> bool:
-    return isinstance(node, _CONDITIONS) or (isinstance(node, Call) and node.function == "STREQUAL_I")
+    """Whether its value is true or false."""
+    match node:
+        case Call(_, "IF", (_, *branches)) | Call(_, "COALESCE", branches):
+            return any(map(_is_condition, branches))
+        case Call(_, "STREQUAL_I", _):
+            return True
+    return isinstance(node, _CONDITIONS)
 
 
 def _may_be_condition(node: Node) -> bool:
-    """Whether the server takes it for a condition, once it is converted."""
+    """Whether it may stand for a condition: also a field, which may be true."""
     match node:
         case Call(_, "IF", (_, *branches)) | Call(_, "COALESCE", branches):
             return any(map(_may_be_condition, branches))
-        case Constant() | Field() | Call(_, "STREQUAL_I", _):
-            return True
-    return _is_condition(node)
+    return isinstance(node, (Constant, Field)) or _is_condition(node)
 
 
 def _truth(node: Node) -> bool | None:
+    """Of 1, 0, true and false."""
     match node:
         case Number(_, digits):
-            return _BOOLEANS.get(digits)
-        case Constant(_, name):
-            return _BOOLEANS.get(name)
+            return {0.0: False, 1.0: True}.get(float(digits))
+        case Constant(_, "true" | "false" as name):
+            return name == "true"
     return None
+
+
+def _is_no_number(node: Node) -> bool:
+    """Whether it is a text that equals no number."""
+    return isinstance(node, Text) and _NUMERIC.fullmatch(node.value) is None
+
+
+def _is_length_of_null(node: Node, other: Node) -> bool:
+    """LENGTH(/a) = 0, which is unknown here where /a is missing."""
+    return isinstance(node, Call) and node.function == "LENGTH" and _truth(other) is False
 
 
 def _field_of(node: Node) -> str | None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import timedelta
 from decimal import Decimal
 from importlib import import_module
@@ -65,7 +65,7 @@ def told_in(schema: Any) -> Told:
     """What the metadata of a file tell; of a file that others have written, nothing."""
     try:
         return msgspec.json.decode((schema.metadata or {}).get(_TOLD, b"{}"), type=Told)
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, UnicodeError):
         return Told()
 
 
@@ -324,7 +324,7 @@ def read_values(pa: ModuleType, column: Any) -> list[object]:
         values: list[object] = (column if kind == column.type else column.cast(kind)).to_pylist(
             maps_as_pydicts="strict"
         )
-    except (pa.ArrowException, KeyError, OverflowError, ValueError):
+    except (pa.ArrowException, KeyError, OverflowError, TypeError, ValueError):
         return [_read_value(pa, column.slice(row, 1)) for row in range(len(column))]
     return values
 
@@ -332,14 +332,15 @@ def read_values(pa: ModuleType, column: Any) -> list[object]:
 def _read_value(pa: ModuleType, one: Any) -> object:
     try:
         return _as_python(pa, one[0])
-    except (pa.ArrowException, KeyError, OverflowError, ValueError) as error:
+    except (pa.ArrowException, KeyError, OverflowError, TypeError, ValueError) as error:
         is_time = pa.types.is_temporal(one.type)
         shown = one.cast(pa.string()) if is_time else one
         return Unread(str(shown.to_pylist()[0]), "time" if is_time else "json", str(error))
 
 
 def _as_python(pa: ModuleType, scalar: Any) -> object:
-    """The value of a scalar, with a text for a time that is finer than a microsecond."""
+    """The value of a scalar, with a text for a time that is finer than a microsecond. A text that is no UTF-8 has its
+    bytes as surrogates, as that of CSV."""
     kind, types = scalar.type, pa.types
     if not scalar.is_valid:
         return None
@@ -350,10 +351,15 @@ def _as_python(pa: ModuleType, scalar: Any) -> object:
     if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
         return [_as_python(pa, one) for one in scalar.values]
     if types.is_map(kind):
+        if types.is_nested(kind.key_type):
+            raise ValueError("a map has keys that are no texts")
         pairs = [(_as_python(pa, one[0]), _as_python(pa, one[1])) for one in scalar.values]
         if len(dict(pairs)) < len(pairs):
             raise ValueError("a map has a key twice")
         return dict(pairs)
+    if types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind):
+        text: str = scalar.as_buffer().to_pybytes().decode("utf-8", "surrogateescape")
+        return text
     if _in_micros(pa, kind) == kind:
         value: object = scalar.as_py()
         return value
@@ -391,15 +397,34 @@ def _in_micros(pa: ModuleType, kind: DataType) -> DataType:
     return kind
 
 
-def check_types(schema: Any) -> None:
+def check_types(pa: ModuleType, schema: Any) -> None:
     """Raises a usage error where a column has values that only the program knows which has written them: the periods of
-    pandas are ordinals, and the opaque types of DuckDB bytes."""
+    pandas are ordinals, and the opaque types of DuckDB bytes. And for times in a zone that this machine lacks."""
     for field in schema:
         if name := foreign_type(field):
             raise click.UsageError(
                 f"the column {display.safe(field.name)} has the type {display.safe(name)}, whose values this command "
                 "does not know; write it as text"
             )
+        for kind in _with_zones(pa, field.type):
+            try:
+                pa.scalar(0, kind).as_py()
+            except (pa.ArrowException, LookupError, ValueError) as error:
+                raise click.UsageError(
+                    f"the column {display.safe(field.name)} has times of the zone {display.safe(kind.tz)}, which this "
+                    "machine does not know; install its time zones (pip install tzdata), or write the times in UTC"
+                ) from error
+
+
+def _with_zones(pa: ModuleType, kind: DataType) -> Iterator[DataType]:
+    """The types of times with a zone, in this type or below it."""
+    if pa.types.is_timestamp(kind) and kind.tz:
+        yield kind
+    elif pa.types.is_dictionary(kind):
+        yield from _with_zones(pa, kind.value_type)
+    else:
+        for number in range(kind.num_fields):
+            yield from _with_zones(pa, kind.field(number).type)
 
 
 def _document(payload: bytes, form: RecordForm) -> tuple[dict[str, object] | None, bool]:

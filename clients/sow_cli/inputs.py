@@ -229,6 +229,8 @@ class CsvInput:
         header = next(reader, [])
         if isinstance(header, BadRow):
             raise click.UsageError(f"the first line is no CSV: {header.message}")
+        if not all(map(_is_utf8, header)):  # no record would be one, nor a line of --errors
+            raise click.UsageError("the first line, with the names of the columns, is no UTF-8; see --encoding")
         if header and (unknown := self._reading.types.keys() - {"", *header}):
             raise click.UsageError(
                 f"--types: the input has no column {min(unknown)!r}; it has {safe(', '.join(header))}"
@@ -282,9 +284,11 @@ class CsvInput:
     def _kind(self, name: str, number: int, rows: Iterable[cells.Row], is_own: bool) -> CellType:
         """The type of the cells of this column."""
         types = self._reading.types
+        if name in METADATA_COLUMNS:
+            return types.get(name, "text")  # the type of all columns is that of fields
         known = types.get(name) or types.get("")
-        if known is not None or name in METADATA_COLUMNS:
-            return known or "text"
+        if known is not None:
+            return known
         found = [row[number] for row in rows if isinstance(row, list) and len(row) > number and row[number]]
         if is_own:
             plain = [cell for cell in found if type(cell) is not Quoted]
@@ -300,6 +304,14 @@ class CsvInput:
         if all(cell in ("true", "false") for cell in found):
             return "bool"
         return "json" if all(cell[0] in "{[" and cells.is_json(cell) for cell in found) else "text"
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _delimiter_in(first_line: str) -> str:
@@ -402,7 +414,7 @@ class ArrowInput:
                 self._batches = (opened_file.get_batch(one) for one in range(number)) if is_file else opened_file
         except (pa.ArrowException, OSError, ValueError) as error:
             raise click.UsageError(f"cannot read the input: {error}") from error
-        check_types(schema)
+        check_types(pa, schema)
         self._columns = [number for number, name in enumerate(schema.names) if not INDEX.fullmatch(name)]
         self._names: list[str] = [schema.names[number] for number in self._columns]
         self._told = told_in(schema)

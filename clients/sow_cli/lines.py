@@ -162,7 +162,7 @@ def keyed_by(field: str) -> Parse:
                 value = getattr(value, "value", msgspec.UNSET)
         except msgspec.ValidationError as error:
             raise BadLine("KEY_FIELD_MISSING", f"no field {field}: {error}") from error
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeError) as error:
             raise BadLine("PAYLOAD_MALFORMED", str(error)) from error
         return Item(line, canonical_text(value, field))
 
@@ -312,7 +312,7 @@ def record_form(
             if record.row and row is not None:
                 return row(line)
             data = payload_of(record)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeError) as error:
             hint = "" if is_told else ", as the first line is; see --records and --no-records"
             raise BadLine("PAYLOAD_MALFORMED", f"not a record{hint}: {error}") from error
         except InvalidArgument as error:

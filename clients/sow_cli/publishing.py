@@ -368,7 +368,7 @@ def _publish_all(job: _Job, source: FileInput, tally: Tally) -> None:
                     send(data, key=key, ttl="never")
                 else:
                     send(data, key=key, expire_at=expire_time_micros)
-    except (SowError, KeyboardInterrupt, click.UsageError) as error:
+    except (SowError, KeyboardInterrupt, click.UsageError, OSError) as error:  # of --errors, whose disk may be full
         # [3]. Later lines may have been applied as well. Publishing them again does no harm, as they have keys.
         settled = publisher.acknowledged
         if settled or not isinstance(error, click.UsageError):  # of a file that cannot be read further

@@ -75,7 +75,9 @@ class RowReader:
         return _converted(name, _decode_text(value) or Quoted(""), told.types)  # an empty text is that of `""`
 
     def _of_text(self, text: str, told: _Row) -> list[object]:
-        rows = list(cells.rows(iter(text.split("\n")), told.delimiter))
+        # A return at the end stays one: it may be the fault.
+        lines = f"{text}\r" if text.endswith("\r") else text
+        rows = list(cells.rows(iter(lines.split("\n")), told.delimiter))
         row = rows[0]
         if isinstance(row, BadRow):
             raise BadLine("PAYLOAD_MALFORMED", f"no CSV: {row.message}")

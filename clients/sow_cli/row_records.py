@@ -317,13 +317,13 @@ def _key_text(value: object, name: str) -> str | None:
 
 def _micros(value: object) -> int | None:
     """An expire time: microseconds, or a time with a zone; None: never."""
-    if value is None or isinstance(value, int):
+    if value is None or (isinstance(value, int) and not isinstance(value, bool)):
         return value
     if isinstance(value, Unread):
         raise ValueError(value.reason)
     moment = value if isinstance(value, datetime) else None
     if moment is None:
-        text = bytes(value).decode() if isinstance(value, msgspec.Raw) else str(value)
+        text = bytes(value).decode() if isinstance(value, (bytes, msgspec.Raw)) else str(value)
         if not text:
             return None  # `""`: some programs quote all cells, also empty ones
         if text.isdecimal():

@@ -444,12 +444,12 @@ def _values(pa: Any, batch: Any, start: int) -> list[dict[str, Any]]:
     """The rows of a batch as values of Python, maps as objects. Raises InvalidArgument with the number of a row."""
     try:
         rows: list[dict[str, Any]] = batch.to_pylist(maps_as_pydicts="strict")
-    except (pa.ArrowException, ValueError, OverflowError, KeyError):
+    except (pa.ArrowException, ValueError, OverflowError, KeyError, TypeError):
         for row in range(len(batch)):
             for name, column in zip(batch.schema.names, batch.columns, strict=True):
                 try:
                     column[row].as_py(maps_as_pydicts="strict")
-                except (pa.ArrowException, ValueError, OverflowError, KeyError) as error:
+                except (pa.ArrowException, ValueError, OverflowError, KeyError, TypeError) as error:
                     raise InvalidArgument(
                         f"row {start + row}: /{name} has no form in JSON: {error}",
                         reason="PAYLOAD_MALFORMED",

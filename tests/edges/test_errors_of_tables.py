@@ -272,3 +272,71 @@ def test_records_that_a_load_refuses_at_the_server_are_kept(
     bad.write_text(bad.read_text().replace('"no"', '"id"'))
     assert run(server, "publish", "loaded", bad).exit_code == 0
     assert client.count("loaded") == 12_000
+
+
+def test_names_of_columns_that_are_no_utf8_are_wrong_usage(server: ServerProcess, tmp_path: Path) -> None:
+    """Story: `--errors` ended with a traceback at the first record of a CSV from Excel whose column was `Größe`."""
+    (tmp_path / "a.csv").write_bytes("id;Größe\n1;2\n".encode("cp1252"))
+    done = run(server, "publish", "sizes", tmp_path / "a.csv", "--errors", tmp_path / "bad.ndjson")
+    assert (done.exit_code, "names of the columns, is no UTF-8; see --encoding" in done.stderr) == (2, True)
+    assert (
+        run(server, "publish", "sizes", tmp_path / "a.csv", "--encoding", "cp1252", "--key-field", "id").exit_code == 0
+    )
+
+
+@pytest.mark.parametrize(
+    ("first", "options"),
+    [('{"reason":"X","message":"y","line":1,"key":"k","payload":{"id":0}}', ()), ('{"id":"0"}', ("--key-field", "id"))],
+)
+def test_a_line_that_is_no_utf8_is_a_bad_record_among_records(
+    server: ServerProcess, client: Client, tmp_path: Path, first: str, options: tuple[str, ...]
+) -> None:
+    """Story: behind lines of an export, and with --key-field, it ended the command with a traceback."""
+    topic = f"bytes-{len(options)}"
+    client.create_topic(topic)
+    (tmp_path / "a.ndjson").write_bytes(first.encode() + b'\n{"id":"\xff","key":"\xff","payload":{}}\n')
+    done = run(server, "publish", topic, tmp_path / "a.ndjson", *options, "--errors", tmp_path / "bad.ndjson")
+    assert (done.exit_code, json.loads(done.stdout)["published"]) == (1, 1), done.stderr
+    (line,) = told(tmp_path / "bad.ndjson")
+    assert (line["reason"], set(line) >= {"base64"}) == ("PAYLOAD_MALFORMED", True)
+
+
+def test_a_column_of_expire_times_has_times(server: ServerProcess, client: Client, tmp_path: Path) -> None:
+    """Story: true was taken for a number, and the line of --errors was no JSON."""
+    client.create_topic("times", key=["/id"], expiration="enabled")
+    table = pa.table({"id": [1, 2], "_expire_time": pa.array([True, None])})
+    parquet.write_table(table, tmp_path / "a.parquet")
+    bad = tmp_path / "bad.ndjson"
+    assert run(server, "publish", "times", tmp_path / "a.parquet", "--errors", bad).exit_code == 1
+    (line,) = told(bad)
+    assert (line["reason"], line["row"]) == ("PAYLOAD_MALFORMED", {"id": 1, "_expire_time": True})
+    assert run(server, "publish", "times", bad).exit_code == 1
+    line["row"]["_expire_time"] = STAMP
+    assert run(server, "publish", "times", mended(bad, [line])).exit_code == 0
+    assert [one.expire_time_micros for one in client.query("times")] == [STAMP, None]
+
+
+def test_a_return_at_the_end_of_a_row_is_still_there_the_second_time(
+    server: ServerProcess, client: Client, tmp_path: Path
+) -> None:
+    client.create_topic("returns", key=["/id"])
+    (tmp_path / "a.csv").write_bytes(b"id,a\r\n1,x\r\n2,y\r\r\n")
+    bad = tmp_path / "bad.ndjson"
+    assert run(server, "publish", "returns", tmp_path / "a.csv", "--errors", bad).exit_code == 1
+    again = run(server, "publish", "returns", bad)
+    assert (again.exit_code, "carriage return" in again.stderr) == (1, True)
+    (line,) = told(bad)
+    line["row"] = "2,y"
+    assert run(server, "publish", "returns", mended(bad, [line])).exit_code == 0
+
+
+def test_a_full_disk_of_the_file_of_errors_tells_how_far_the_run_came(
+    server: ServerProcess, client: Client, tmp_path: Path
+) -> None:
+    client.create_topic("full", key=["/id"])
+    rows = "".join([f"{number},{number if number < 1_000 else 'x'}\n" for number in range(3_000)])
+    (tmp_path / "a.csv").write_text("id,n\n" + rows)
+    done = run(server, "publish", "full", tmp_path / "a.csv", "--errors", "/dev/full")
+    assert done.exit_code == 1
+    assert "broke off: records 1 to " in done.stderr
+    assert done.stderr.endswith("sow: cannot write: No space left on device\n")

@@ -272,3 +272,53 @@ def test_an_infinite_time_is_refused_and_the_others_are_published(
     result = run(server, "publish", topic, tmp_path / "a.parquet")
     assert (result.exit_code, "record 1: PAYLOAD_MALFORMED: column at: " in result.stderr) == (1, True)
     assert [one.key for one in client.query(topic)] == ["2"]
+
+
+def latin(text: bytes) -> pa.Array:
+    """A column of texts with one that is no UTF-8, as programs write it that do not check."""
+    offsets = np.array([0, len(text)], dtype=np.int32).tobytes()
+    return pa.Array.from_buffers(pa.string(), 1, [None, pa.py_buffer(offsets), pa.py_buffer(text)])
+
+
+@pytest.mark.parametrize(
+    ("column", "told", "kept"),
+    [
+        (latin(b"M\xfcller"), "a text is no UTF-8", ("TfxsbGVy", "base64")),
+        (pa.StructArray.from_arrays([latin(b"\xff")], names=["a"]), "a text is no UTF-8", ('{"a": "\\udcff"}', "json")),
+        (
+            pa.array([[({"a": 1}, 2)]], pa.map_(pa.struct([("a", pa.int64())]), pa.int64())),
+            "column b: a map has keys that are no texts",
+            ("[({'a': 1}, 2)]", "json"),
+        ),
+    ],
+)
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+def test_a_value_that_cannot_be_read_is_kept(
+    server: ServerProcess, topic: str, tmp_path: Path, kind: str, column: pa.Array, told: str, kept: tuple[str, str]
+) -> None:
+    """Story: each of them ended the command with a traceback."""
+    table = pa.table({"id": [1], "b": column})
+    file = tmp_path / f"a.{kind}"
+    if kind == "arrow":
+        arrow_file(table, file)
+    else:
+        parquet.write_table(table, file)
+    bad = tmp_path / "bad.ndjson"
+    for input_file, errors in ((file, bad), (bad, tmp_path / "twice.ndjson")):
+        result = run(server, "publish", topic, input_file, "--errors", errors)
+        assert (result.exit_code, json.loads(result.stdout)["refused"]) == (1, 1)
+        line = json.loads(errors.read_text())
+        assert (line["row"]["b"], line["types"]["b"]) == kept
+        assert input_file is bad or told in line["message"]
+
+
+@pytest.mark.parametrize("column", [[0], [{"at": [0]}]])
+def test_times_of_an_unknown_zone_are_refused_before_the_first_record(
+    server: ServerProcess, topic: str, tmp_path: Path, column: list[object]
+) -> None:
+    """Story: a traceback, on a small image without a database of time zones also for Europe/Berlin."""
+    kind = pa.timestamp("us", "Mars/Phobos")
+    at = pa.array(column, kind if column == [0] else pa.struct([("at", pa.list_(kind))]))
+    parquet.write_table(pa.table({"id": [1], "at": at}), tmp_path / "a.parquet")
+    result = run(server, "publish", topic, tmp_path / "a.parquet")
+    assert (result.exit_code, "the column at has times of the zone Mars/Phobos" in result.stderr) == (2, True)

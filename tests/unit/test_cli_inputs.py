@@ -130,6 +130,13 @@ def test_types_of_columns_can_be_given(client: FakeClient) -> None:
     assert "no column 'zap'; it has id, zip" in published(client, "id,zip\n2,1\n", "--types", "zap=text", code=2)
 
 
+def test_the_type_of_all_columns_is_none_of_metadata(client: FakeClient) -> None:
+    """Story: a key `x` was no number, and a cell that is no field made its record bad."""
+    client.add("orders")
+    published(client, "_version,n,id,_origin\n-,7,1,x\n", "--types", "int")
+    assert stored(client)["1"] == {"n": 7, "id": 1}
+
+
 def test_cells_that_do_not_fit_are_bad_records_and_the_others_are_published(client: FakeClient) -> None:
     client.add("orders")
     many = "".join(f"{number},1\n" for number in range(1_000))

@@ -291,6 +291,11 @@ def test_keys_and_lifetimes_come_from_columns() -> None:
         (pd.DataFrame({7: [1]}), {}, "column 1 of 1 has the name 7, which is no text"),
         (pd.DataFrame({"a": [1, "x"]}), {}, "the column 'a' has values of several types"),
         (pa.table({"a": pa.array([1], pa.timestamp("ns"))}), {}, "times finer than microseconds"),
+        (
+            pa.table({"a": pa.array([[({"b": 1}, 2)]], pa.map_(pa.struct([("b", pa.int64())]), pa.int64()))}),
+            {},
+            "row 0: /a has no form in JSON",
+        ),
         (pa.table({"a": [1]}), {"nan": "drop"}, "nan"),
     ],
 )

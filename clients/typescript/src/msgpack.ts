@@ -7,6 +7,7 @@
  *        ExtData. Both are written as they were read.
  *   [3]  A map in the payload may have other names than texts, which are read as their texts. Of names with one text the
  *        pairs are kept: the map is read as a list of pairs.
+ *   [4]  A text keeps a byte order mark at its begin, which the library cuts off from long ones.
  */
 
 import {
@@ -37,10 +38,31 @@ const decoder = new Decoder({
   extensionCodec: extensions,
   keyDecoder: {
     canBeCached: () => true,
-    decode: (bytes, start, length) => TEXT + Buffer.from(bytes.buffer, bytes.byteOffset + start, length).toString(),
+    decode: (bytes, start, length) => TEXT + textIn(bytes, start, length),
   },
   mapKeyConverter: (name) => (typeof name === "string" ? name : OTHER + textOf(name)),
 });
+
+/** The parts of the decoder that [4] needs. They are private, so the version of the library is fixed in package.json. */
+interface Inside {
+  readonly bytes: Uint8Array;
+  readonly pos: number;
+  stateIsMapKey(): boolean;
+  decodeUtf8String(length: number, header: number): string;
+}
+
+const inside = decoder as unknown as Inside;
+const decodeText = inside.decodeUtf8String.bind(decoder);
+inside.decodeUtf8String = (length, header) => {
+  const isName = inside.stateIsMapKey();
+  const text = decodeText(length, header);
+  const start = inside.pos - length;
+  return isName || inside.bytes[start] !== 0xef ? text : textIn(inside.bytes, start, length);
+};
+
+function textIn(bytes: Uint8Array, start: number, length: number): string {
+  return Buffer.from(bytes.buffer, bytes.byteOffset + start, length).toString();
+}
 
 /** The bytes of a value. Throws InvalidArgument (PAYLOAD_MALFORMED) with the path of a field that has no form. */
 export function pack(value: unknown): Uint8Array {

@@ -150,3 +150,10 @@ test("any document comes back as it was", () => {
     assert.deepEqual(unpack(pack(document)), document, `SEED=${seed}, round ${round}`);
   }
 });
+
+test("a text keeps its byte order mark, whatever its length ([4])", () => {
+  for (const length of [0, 1, 250, 5_000]) {
+    const text = `\ufeff${"x".repeat(length)}`;
+    assert.deepEqual(unpack(pack({ a: [text, { [text]: text }] })), { a: [text, { [text]: text }] });
+  }
+});
