@@ -137,3 +137,14 @@ def test_a_long_sentence_is_found_with_its_line(form: str) -> None:
 def test_long_sentences_on_the_whole_are_found() -> None:
     assert faults("word " * (MEDIAN_MAX + 1) + ".") == [f"the median sentence has {MEDIAN_MAX + 1} words"]
     assert faults("word " * MEDIAN_MAX + ".") == []
+
+
+def test_the_glossary_has_each_word_once_and_in_order() -> None:
+    parts = (DOCS / "glossary.md").read_text(encoding="utf-8").split("\n## ")[1:]
+    words = [
+        [word.strip("`").lower() for word in re.findall(r"^- \*\*(.+?)\*\*: ", part, re.MULTILINE)] for part in parts
+    ]
+    assert all(words)
+    assert [sorted(part) for part in words] == words
+    every = [word for part in words for word in part]
+    assert len(every) == len(set(every))
