@@ -23,7 +23,6 @@ PAGES: Final = sorted(path.relative_to(DOCS).as_posix() for path in DOCS.rglob("
 NOT_YET: Final[tuple[str, ...]] = (
     "cli.md",
     "client.md",
-    "console.md",
     "decisions/0021-sparks-filters-are-pushed-only-on-request.md",
     "decisions/0030-revoked-certificates-are-refused-by-the-call.md",
     "decisions/0034-the-server-is-not-compiled.md",
@@ -40,18 +39,10 @@ NOT_YET: Final[tuple[str, ...]] = (
     "decisions/0053-a-history-searches-the-gaps-in-the-life-of-a-key.md",
     "decisions/0058-the-console-makes-pages-anew-and-keeps-the-text-of-numbers.md",
     "decisions/0060-what-callers-share-is-handed-out-in-turns.md",
-    "deploy.md",
-    "durables.md",
     "expectations.md",
-    "failover.md",
     "filters.md",
-    "lake.md",
-    "languages.md",
-    "replication.md",
-    "sizing.md",
     "spark-clusters.md",
     "spark.md",
-    "testing.md",
 )
 """Pages with longer sentences. A page leaves the list once it has none; no page joins it."""
 
