@@ -1,0 +1,122 @@
+"""The pages under docs are written in short sentences.
+
+Paragraphs and list items count. Blocks of code, tables, headings and comments do not. The generated pages of the
+reference are not files.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+from typing import Final
+
+import pytest
+
+DOCS: Final = Path(__file__).parents[2] / "docs"
+MEDIAN_MAX: Final = 16
+WORDS_MAX: Final = 35
+"""Words of a sentence."""
+
+PAGES: Final = sorted(path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md"))
+NOT_YET: Final[tuple[str, ...]] = (
+    "cli.md",
+    "client.md",
+    "filters.md",
+)
+"""Pages with longer sentences. A page leaves the list once it has none; no page joins it."""
+
+FENCE: Final = re.compile(r" *(```+|~~~+)")
+COMMENT: Final = re.compile(r"<!--.*?-->", re.DOTALL)
+NO_TEXT: Final = re.compile(r" *(#|\||</?[a-z]|---+$|$)")
+INDENTED: Final = "    "
+"""So begins a line of code where no paragraph comes before it."""
+ITEM: Final = re.compile(r" *(?:[-*]|\d+\.) +")
+LINK: Final = re.compile(r"!?\[([^\]]*)\]\([^)]*\)")
+CODE: Final = re.compile(r"(`+)[^`].*?\1")
+END: Final = re.compile(r"(?<=[.!?])(?<!e\.g\.)(?<!i\.e\.)(?<!etc\.)[)\"*_]*\s+")
+
+
+def paragraphs(page: str) -> Iterator[tuple[int, str]]:
+    """Each paragraph and list item as one line of text, with the line of the page in which it begins."""
+    begun, text, fence = 0, "", ""
+    lines = COMMENT.sub(lambda found: "\n" * found[0].count("\n"), page).splitlines()
+    for number, line in enumerate([*lines, ""], 1):
+        edge = FENCE.match(line)
+        if fence:
+            fence = "" if edge and edge[1].startswith(fence) else fence
+            continue
+        item = ITEM.match(line)
+        if text and (edge or item or NO_TEXT.match(line)):
+            yield begun, text
+            text = ""
+        if edge:
+            fence = edge[1]
+        elif text:
+            text += " " + line.strip()
+        elif not NO_TEXT.match(line) and (item or not line.startswith(INDENTED)):
+            begun, text = number, line[item.end() if item else 0 :].strip()
+
+
+def sentences(paragraph: str) -> list[str]:
+    return [sentence for sentence in END.split(paragraph) if sentence]
+
+
+def words(sentence: str) -> int:
+    """A piece of code counts as one word, and a link as its text."""
+    plain = CODE.sub("code", LINK.sub(r"\1", sentence))
+    return sum(any(letter.isalnum() for letter in word) for word in plain.split())
+
+
+def faults(page: str) -> list[str]:
+    counted = [(words(one), line, one) for line, text in paragraphs(page) for one in sentences(text)]
+    found = [f"line {line}: {count} words: {one}" for count, line, one in counted if count > WORDS_MAX]
+    if counted and (middle := median(count for count, _, _ in counted)) > MEDIAN_MAX:
+        found.append(f"the median sentence has {middle:g} words")
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_sentences_of_a_page_are_short(page: str) -> None:
+    found = faults((DOCS / page).read_text(encoding="utf-8"))
+    if page in NOT_YET:
+        assert found, f"{page} has short sentences now: take it off NOT_YET"
+    else:
+        assert found == [], f"split these sentences (at most {WORDS_MAX} words; median at most {MEDIAN_MAX})"
+
+
+def test_the_list_names_pages_once_and_in_order() -> None:
+    assert sorted(set(NOT_YET) & set(PAGES)) == list(NOT_YET)
+
+
+def test_only_text_counts() -> None:
+    long = "word " * (WORDS_MAX + 1)
+    for block in ("# {}", "| {} |", "```\n{}\n```", "    {}", "<!-- {} -->", "Short `{}`.", "Short [text]({})."):
+        assert faults(f"Before.\n\n{block.format(long)}\n\nAfter.\n") == []
+
+
+@pytest.mark.parametrize(
+    "form", ["{}.", "- An item.\n- {}.", "1. {}.", "Before. {}\nand on.", "**{}.** After.", "- item\n\n  {}."]
+)
+def test_a_long_sentence_is_found_with_its_line(form: str) -> None:
+    long = "word " * WORDS_MAX + "word"
+    before, _, _ = form.partition("{}")
+    (fault,) = [one for one in faults(form.format(long) + "\n\nShort one.\n\n" * 9) if "median" not in one]
+    assert fault.startswith(f"line {before.count(chr(10)) + 1}: {WORDS_MAX + 1 + 2 * ('and on' in form)} words")
+
+
+def test_long_sentences_on_the_whole_are_found() -> None:
+    assert faults("word " * (MEDIAN_MAX + 1) + ".") == [f"the median sentence has {MEDIAN_MAX + 1} words"]
+    assert faults("word " * MEDIAN_MAX + ".") == []
+
+
+def test_the_glossary_has_each_word_once_and_in_order() -> None:
+    parts = (DOCS / "glossary.md").read_text(encoding="utf-8").split("\n## ")[1:]
+    words = [
+        [word.strip("`").lower() for word in re.findall(r"^- \*\*(.+?)\*\*: ", part, re.MULTILINE)] for part in parts
+    ]
+    assert all(words)
+    assert [sorted(part) for part in words] == words
+    every = [word for part in words for word in part]
+    assert len(every) == len(set(every))
