@@ -18,8 +18,6 @@ MAY_FIND: Final = {
     # They get a request that a handler has had permitted, and look at the quotas of its topic.
     "submissions.py": {"by_name"},
     "admission.py": {"by_name", "by_id"},
-    # Its answers are of records that the caller may see, and tell the message type of their topic.
-    "reading.py": {"by_name"},
 }
 DECIDES: Final = {"topic", "require", "require_create", "part_of", "topics", "sees"}
 """Methods of a call that decide about topics."""
