@@ -14,17 +14,17 @@ finish() {
 }
 trap finish EXIT
 
-mkdir "$work/packages" "$work/root"
+mkdir "$work/packages" "$work/unpacked"
 cd "$work/packages"
 apt-get -qq download etcd-server=3.4.23-4+b4 etcd-client=3.4.23-4+b4
-for package in *.deb; do dpkg-deb -x "$package" "$work/root"; done
+for package in *.deb; do dpkg-deb -x "$package" "$work/unpacked"; done
 free() { python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'; }
 clients=http://127.0.0.1:$(free)
 peers=http://127.0.0.1:$(free)
 export ETCDCTL_API=3 ETCDCTL_ENDPOINTS=$clients
-ctl() { "$work/root/usr/bin/etcdctl" "$@"; }
+ctl() { "$work/unpacked/usr/bin/etcdctl" "$@"; }
 start() {
-    "$work/root/usr/bin/etcd" --data-dir "$work/data" --listen-client-urls "$clients" --advertise-client-urls "$clients" \
+    "$work/unpacked/usr/bin/etcd" --data-dir "$work/data" --listen-client-urls "$clients" --advertise-client-urls "$clients" \
         --listen-peer-urls "$peers" --initial-advertise-peer-urls "$peers" --initial-cluster "default=$peers" \
         >>"$work/server.log" 2>&1 &
     pid=$!
@@ -39,7 +39,7 @@ restart() {
 left() { ctl lease timetolive "$lease" | sed 's/.*remaining(\([0-9-]*\)s).*/\1/'; }
 
 start
-"$work/root/usr/bin/etcd" --version | head -1
+"$work/unpacked/usr/bin/etcd" --version | head -1
 lease=$(ctl lease grant 8 | awk '{print $2}')
 ctl put key value --lease="$lease" >/dev/null
 sleep 6

@@ -7,11 +7,11 @@
 set -euo pipefail
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-mkdir "$work/packages" "$work/root"
+mkdir "$work/packages" "$work/unpacked"
 cd "$work/packages"
 apt-get -qq download mosquitto=2.0.11-1.2+deb12u2 libcjson1=1.7.15-1+deb12u4 libdlt2=2.18.8-6 libwebsockets17=4.1.6-3 \
     libwrap0=7.6.q-32
-for package in *.deb; do dpkg-deb -x "$package" "$work/root"; done
+for package in *.deb; do dpkg-deb -x "$package" "$work/unpacked"; done
 python3 -m venv "$work/python"
 "$work/python/bin/pip" -q --disable-pip-version-check install paho-mqtt==2.2.0
 cat >"$work/seen.py" <<'PYTHON'
@@ -22,7 +22,7 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
 work = sys.argv[1]
-libraries = ":".join(f"{work}/root/{folder}/x86_64-linux-gnu" for folder in ("usr/lib", "lib"))
+libraries = ":".join(f"{work}/unpacked/{folder}/x86_64-linux-gnu" for folder in ("usr/lib", "lib"))
 servers = []
 
 
@@ -35,7 +35,7 @@ def port():
 def broker(name, at, extra=""):
     with open(f"{work}/{name}.conf", "w") as file:
         file.write(f"user root\nlistener {at} 127.0.0.1\nallow_anonymous true\n{extra}")
-    command = [f"{work}/root/usr/sbin/mosquitto", "-c", f"{work}/{name}.conf"]
+    command = [f"{work}/unpacked/usr/sbin/mosquitto", "-c", f"{work}/{name}.conf"]
     with open(f"{work}/{name}.log", "w") as log:
         servers.append(subprocess.Popen(command, env={**os.environ, "LD_LIBRARY_PATH": libraries}, stderr=log))
     while socket.socket().connect_ex(("127.0.0.1", at)):

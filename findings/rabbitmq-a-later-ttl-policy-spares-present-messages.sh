@@ -16,7 +16,7 @@ finish() {
 }
 trap finish EXIT
 
-mkdir "$work/packages" "$work/root"
+mkdir "$work/packages" "$work/unpacked"
 cd "$work/packages"
 erlang=1:25.2.3+dfsg-1+deb12u4
 packages=(rabbitmq-server=3.10.8-1.1+deb12u1)
@@ -25,12 +25,12 @@ for name in asn1 base crypto eldap ftp inets mnesia os-mon parsetools public-key
     packages+=("erlang-$name=$erlang")
 done
 apt-get -qq download "${packages[@]}"
-for package in *.deb; do dpkg-deb -x "$package" "$work/root"; done
+for package in *.deb; do dpkg-deb -x "$package" "$work/unpacked"; done
 python3 -m venv "$work/python"
 "$work/python/bin/pip" -q --disable-pip-version-check install pika==1.3.2
 
 cd "$work"
-erl=$work/root/usr/lib/erlang
+erl=$work/unpacked/usr/lib/erlang
 sed -i "s|ROOTDIR=/usr/lib/erlang|ROOTDIR=$erl|" "$erl/bin/erl"  # it was not installed where it expects to be
 free() { python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'; }
 port=$(free)
@@ -40,9 +40,9 @@ export ERL_EPMD_PORT RABBITMQ_DIST_PORT ERL_EPMD_ADDRESS=127.0.0.1 HOME=$work PA
 export RABBITMQ_NODENAME=finding@localhost RABBITMQ_NODE_IP_ADDRESS=127.0.0.1 RABBITMQ_NODE_PORT=$port
 export RABBITMQ_MNESIA_BASE=$work/data RABBITMQ_LOG_BASE=$work/log RABBITMQ_ENABLED_PLUGINS_FILE=$work/plugins
 export RABBITMQ_CONFIG_FILE=$work/none RABBITMQ_CONF_ENV_FILE=/dev/null RABBITMQ_PID_FILE=$work/pid
-sbin=$work/root/usr/lib/rabbitmq/lib/rabbitmq_server-3.10.8/sbin
+sbin=$work/unpacked/usr/lib/rabbitmq/lib/rabbitmq_server-3.10.8/sbin
 echo '[].' >"$work/plugins"
-"$work/root/usr/bin/epmd" -address 127.0.0.1 -port "$ERL_EPMD_PORT" >/dev/null 2>&1 &
+"$work/unpacked/usr/bin/epmd" -address 127.0.0.1 -port "$ERL_EPMD_PORT" >/dev/null 2>&1 &
 pids+=($!)
 "$sbin/rabbitmq-server" >"$work/server.log" 2>&1 &
 pids+=($!)

@@ -8,11 +8,11 @@
 set -euo pipefail
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-mkdir "$work/packages" "$work/root"
+mkdir "$work/packages" "$work/unpacked"
 cd "$work/packages"
 apt-get -qq download redis-server=5:7.0.15-1~deb12u10 redis-tools=5:7.0.15-1~deb12u10 libjemalloc2=5.3.0-1 liblzf1=3.6-3 \
     libatomic1=12.2.0-14+deb12u1
-for package in *.deb; do dpkg-deb -x "$package" "$work/root"; done
+for package in *.deb; do dpkg-deb -x "$package" "$work/unpacked"; done
 python3 -m venv "$work/python"
 "$work/python/bin/pip" -q --disable-pip-version-check install redis==8.1.0
 cat >"$work/seen.py" <<'PYTHON'
@@ -21,7 +21,7 @@ import os, socket, subprocess, sys, time
 import redis
 
 work = sys.argv[1]
-libraries = ":".join(f"{work}/root/{folder}/x86_64-linux-gnu" for folder in ("usr/lib", "lib"))
+libraries = ":".join(f"{work}/unpacked/{folder}/x86_64-linux-gnu" for folder in ("usr/lib", "lib"))
 environment = {**os.environ, "LD_LIBRARY_PATH": libraries}
 
 
@@ -31,7 +31,7 @@ def start(name, settings):
         port = free.getsockname()[1]
     folder = f"{work}/{name}"
     os.makedirs(folder, exist_ok=True)
-    command = [f"{work}/root/usr/bin/redis-server", "--bind", "127.0.0.1", "--port", str(port), "--dir", folder, *settings]
+    command = [f"{work}/unpacked/usr/bin/redis-server", "--bind", "127.0.0.1", "--port", str(port), "--dir", folder, *settings]
     server = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
     client = redis.Redis("127.0.0.1", port)
     while True:

@@ -682,7 +682,7 @@ def test_a_setting_of_a_wrong_kind_is_refused_with_its_name(name: str, value: An
 )
 def test_a_name_that_is_no_setting_tells_the_one_that_is_meant(given: dict[str, object], told: str) -> None:
     with pytest.raises(InvalidArgument) as error:
-        _admin.create_request("orders", None, given)  # type: ignore[arg-type]
+        _admin.create_request("orders", None, given)  # type: ignore[arg-type]  # of a wrong type, on purpose
     assert str(error.value).startswith(told)
 
 
