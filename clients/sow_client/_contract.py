@@ -81,6 +81,7 @@ HARMLESS: Final[Mapping[str, str]] = {
     "publisher.unit": "OpenPublisher, which a unit begins with, is unknown to such a server",
     "publisher.unit_done": "as publisher.unit",
     "encoded_as": "such a server takes documents as bytes, as it always has",
+    "detach": "of Acknowledge: such a server notices that a consumer has left by the end of its stream",
     "force": "of DeleteTopic: such a server has no peers that could lack anything",
 }
 """Fields that a server may ignore, with the reason."""

@@ -51,6 +51,9 @@ CLOSE_SECONDS_MAX: Final = 5.0
 changes whose acknowledgement has not arrived."""
 INTERRUPTED_SECONDS_MAX: Final = 1.0
 """The same for a consumer that ends with an error or with Ctrl-C."""
+LEAVE_SECONDS_MAX: Final = 1.0
+"""How long a consumer that ends waits for the instance to know that it has left. Without an answer the instance notices
+it by the end of the stream."""
 
 IN_USE_SECONDS_MAX: Final = 0.5
 """How long a consumer that waits for another one rests between two attempts. After a kill, that other one is most often
@@ -159,6 +162,10 @@ class Acknowledgements:
             session=self._session,
         )
 
+    def leaving(self) -> sow_pb2.AcknowledgeRequest:
+        """The request of a consumer that leaves."""
+        return sow_pb2.AcknowledgeRequest(topic=self._topic, durable=self._name, session=self._session, detach=True)
+
     def done(self, request: sow_pb2.AcknowledgeRequest) -> None:
         """The call has succeeded."""
         self._under_way = self._resting = False
@@ -242,6 +249,11 @@ class DurableCore(SubscriptionCore):
         self._home = home
         self._told: dict[str, int] = {}  # by the prefix of other instances: what was handed out there ([6])
         self._conflated = False  # a snapshot follows
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether a stream of the server makes this the durable's consumer."""
+        return self._standing
 
     def feed(self, response: sow_pb2.SubscribeResponse) -> None:
         kind = response.WhichOneof("frame")
@@ -461,6 +473,7 @@ class DurableSubscription(Subscription):
         super().__init__(core, open_call)
         self._durable = core
         self._acknowledgements = acknowledgements
+        self._call_acknowledge = call_acknowledge
         self._acknowledger = _Acknowledger(acknowledgements, call_acknowledge)
 
     _what = "durable subscription"
@@ -500,7 +513,8 @@ class DurableSubscription(Subscription):
         return self._durable.gap
 
     def close(self) -> None:
-        """Sends the acknowledgements that wait, for 5 seconds at most, and ends the call. A thread that waits for the
+        """Sends the acknowledgements that wait, for 5 seconds at most, and ends the call. Another
+        consumer can attach at once. A thread that waits for the
         next change finds the iteration ended. Raises the error of a failed acknowledgement."""
         self._end(CLOSE_SECONDS_MAX)
 
@@ -525,7 +539,11 @@ class DurableSubscription(Subscription):
             self._acknowledger.flush(seconds)
         finally:
             self._acknowledger.stop()
+            is_attached = self._durable.is_attached and not self._closed
             super().close()
+            if is_attached:
+                with contextlib.suppress(SowError):  # the end of the stream says the same, a little later
+                    self._call_acknowledge(self._acknowledgements.leaving())
 
 
 class CallAioAcknowledge(Protocol):
@@ -609,6 +627,7 @@ class AsyncDurableSubscription(AsyncSubscription):
         super().__init__(core, open_call)
         self._durable = core
         self._acknowledgements = acknowledgements
+        self._call_acknowledge = call_acknowledge
         self._acknowledger = _AioAcknowledger(acknowledgements, call_acknowledge)
 
     _what = "durable subscription"
@@ -648,7 +667,8 @@ class AsyncDurableSubscription(AsyncSubscription):
         return self._durable.gap
 
     async def close(self) -> None:
-        """Sends the acknowledgements that wait, for 5 seconds at most, and ends the call. A task that waits for the
+        """Sends the acknowledgements that wait, for 5 seconds at most, and ends the call. Another
+        consumer can attach at once. A task that waits for the
         next change finds the iteration ended. Raises the error of a failed acknowledgement."""
         await self._end(CLOSE_SECONDS_MAX)
 
@@ -667,4 +687,8 @@ class AsyncDurableSubscription(AsyncSubscription):
             await self._acknowledger.flush(seconds)
         finally:
             self._acknowledger.stop()
+            is_attached = self._durable.is_attached and not self._closed.is_set()
             await super().close()
+            if is_attached:
+                with contextlib.suppress(SowError):  # the end of the stream says the same, a little later
+                    await self._call_acknowledge(self._acknowledgements.leaving())

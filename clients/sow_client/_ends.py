@@ -25,7 +25,6 @@ from typing import Any, Final, Protocol, Self, TypeAlias
 import grpc
 
 from sow_client import _process
-from sow_client._flags import Flag
 
 FLUSH_SECONDS_MAX: Final = 5.0
 """How long the end of a process waits for records of publishers that were not closed; a dropped publisher tries so
@@ -114,16 +113,6 @@ _ends = _Ends()
 def hand_over(end: _End) -> None:
     """Runs a function soon, in the thread of the ends. For finalizers: it takes no lock ([1])."""
     _ends.queue.put(end)
-
-
-def settled() -> None:
-    """Waits until all that was handed over has run, `STUCK_SECONDS` at most: a call that comes next finds those ended.
-    Not for finalizers."""
-    thread = _ends._thread
-    if thread is not None and thread is not threading.current_thread() and thread.is_alive():
-        run = Flag()
-        _ends.queue.put(run.set)
-        run.wait(STUCK_SECONDS)
 
 
 def ready() -> None:

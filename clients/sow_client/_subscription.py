@@ -470,7 +470,6 @@ class Subscription(_process.Owned):
             reader, self._reader = self._reader, None
         if reader is not None:
             reader.cancel()
-            _ends.settled()  # else the server may still have this consumer of a durable when the next one comes
 
     def __iter__(self) -> Self:
         return self

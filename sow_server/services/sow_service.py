@@ -399,11 +399,16 @@ class SowService:
 
     async def Acknowledge(self, request: sow_pb2.AcknowledgeRequest, call: Call) -> sow_pb2.AcknowledgeResponse:
         topic = call.topic(request.topic).topic
-        position = self._hub.position(request.bookmark)
         name = self._owned.name(call, request.topic, request.durable)
+        if request.detach and not request.bookmark:
+            durable = self._consumers.leave(topic, name, request.session)
+            return sow_pb2.AcknowledgeResponse(bookmark=self._reading.instance.bookmark(durable.position))
+        position = self._hub.position(request.bookmark)
         acknowledged: asyncio.Future[Durable] = asyncio.get_running_loop().create_future()
         self._consumers.acknowledge(topic, name, request.session, position, lambda result: settle(acknowledged, result))
         durable = await acknowledged
+        if request.detach:
+            self._consumers.leave(topic, name, request.session)
         return sow_pb2.AcknowledgeResponse(bookmark=self._reading.instance.bookmark(durable.position))
 
     async def Rewind(self, request: sow_pb2.RewindRequest, call: Call) -> sow_pb2.RewindResponse:

@@ -263,6 +263,21 @@ class Consumers:
             lambda durables: durables.acknowledge(topic, name, position, told=told, life=life), acknowledged
         )
 
+    def leave(self, topic: Topic, name: str, session: str) -> Durable:
+        """The consumer with this session leaves: its stream ends, and another one can attach now. If it has left
+        already, nothing happens. Its acknowledgements still count. Raises StoreError DURABLE_NOT_FOUND. Rule: J2."""
+        durable, consumer = self._durables.find(topic, name), self._consumers.get((topic.id, name))
+        if consumer is not None and consumer.session == session:
+            consumer.end(
+                StoreError(
+                    Reason.DURABLE_DETACHED,
+                    f"durable: the consumer of {name} of {topic.name} has left",
+                    field="durable",
+                )
+            )
+            self._closed(consumer)
+        return durable
+
     def follow(self, consumer: Consumer) -> None:
         """Moves the position over entries that the filter left out, if every handed-over entry is acknowledged [3]."""
         durable = self.row(consumer)

@@ -165,7 +165,9 @@ def test_a_constructor_that_ends_at_any_point_leaves_nothing(
     gc.collect()
 
     assert unraisable == []
-    _ends.settled()
+    ended = threading.Event()
+    _ends.hand_over(ended.set)  # after all that was handed over before
+    assert ended.wait(10)
     assert (threads(), _ends._ends.calls) == (before, calls)
 
 
@@ -195,7 +197,8 @@ GRPCS: Final = "_Rendezvous.__del__"
 
 def left(other: Client) -> list[object]:
     """What is open: threads, calls and publishers of this process, and subscriptions at the server."""
-    return [*threads(), *_ends._ends.calls, *_ends._ends.unfinished, *other.subscriptions("t")]
+    consumers = [durable for durable in other.durables("t") if durable.attached]  # also one that is just attaching
+    return [*threads(), *_ends._ends.calls, *_ends._ends.unfinished, *other.subscriptions("t"), *consumers]
 
 
 @LONG

@@ -142,13 +142,27 @@ def test_the_end_of_a_program_tells_which_records_were_not_sent(tmp_path: Path) 
 
 
 def test_a_durable_that_was_closed_can_be_attached_again_at_once(server: ServerProcess) -> None:
-    """Story: the end of a call was handed to a thread, the next call came before it, and the durable had a consumer."""
+    """J2. Story: the end of a call was handed to a thread, the next call came before it, and the durable had a
+    consumer. Another time the instance heard of the next call before it heard of the end."""
     topic = made(server, "again")
-    with server.client() as client:
+    with server.client() as client, server.client() as other:
         client.publish(topic, {"id": 1})
-        for _ in range(100):
-            with client.durable(topic, "one", start=EARLIEST) as durable:
+        for turn in range(100):
+            with (client, other)[turn % 2].durable(topic, "one", start=EARLIEST) as durable:
                 assert next(iter(durable)).key == "1"
+
+
+def test_a_durable_that_was_closed_can_be_attached_again_at_once_in_asyncio(server: ServerProcess) -> None:
+    topic = made(server, "again_aio")
+
+    async def consume() -> None:
+        async with server.async_client() as client:
+            await client.publish(topic, {"id": 1})
+            for _ in range(100):
+                async with client.durable(topic, "one", start=EARLIEST) as durable:
+                    assert (await anext(durable)).key == "1"
+
+    asyncio.run(consume())
 
 
 def test_a_dropped_publisher_sends_its_records(server: ServerProcess) -> None:

@@ -105,6 +105,17 @@ class Attached:
         )
         return self.caller.sow.Acknowledge(request, timeout=DEADLINE).bookmark
 
+    def leave(self, *, acknowledges: bool = False) -> str:
+        """Leaves, and does not cancel the call."""
+        request = sow_pb2.AcknowledgeRequest(
+            topic=self.topic,
+            durable=self.name,
+            bookmark=self.bookmark if acknowledges else "",
+            session=self.begun.session,
+            detach=True,
+        )
+        return self.caller.sow.Acknowledge(request, timeout=DEADLINE).bookmark
+
 
 def reason(error: pytest.ExceptionInfo[grpc.RpcError]) -> str:
     """The details of a refused call."""
@@ -140,6 +151,24 @@ def test_a_client_consumes_acknowledges_is_killed_and_resumes(server: ServerProc
         second.batch()
     assert reason(ended) == "DURABLE_TAKEN_OVER"
     assert third.batch() == [3]
+
+
+def test_a_consumer_that_has_left_makes_room_before_its_stream_ends(server: ServerProcess) -> None:
+    """J2. Story: a client cancelled its stream and attached again, and its instance saw these the other way round."""
+    caller = Caller(server)
+    caller.create("orders")
+    first = caller.attach("orders", "d")
+    caller.publish("orders", "a", "b")
+    assert first.batch() == [1, 2]
+    first.bookmark = first.bookmark.replace(".2", ".1")
+    assert first.leave(acknowledges=True) == first.bookmark
+    second = caller.attach("orders", "d")
+    assert second.batch() == [2]
+    with pytest.raises(grpc.RpcError) as ended:
+        first.to_the_end()
+    assert reason(ended) == "DURABLE_DETACHED"
+    assert first.leave() == second.begun.bookmark, "it has left, and the other one stays"
+    assert caller.describe("orders", "d").attached
 
 
 def test_options_that_exclude_a_durable_are_refused(server: ServerProcess) -> None:

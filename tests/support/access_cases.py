@@ -220,6 +220,11 @@ SOW_CASES: Final = (
         "another's",
         fails="DURABLE_DETACHED",  # the session is guessed
     ),
+    Case(
+        "SowService.Acknowledge",
+        _constant(sow_pb2.AcknowledgeRequest(topic="orders", durable=_foreign("kept"), session="guessed", detach=True)),
+        "another's, whose consumer stays",
+    ),
     Case("SowService.Rewind", _constant(sow_pb2.RewindRequest(topic="orders", durable="rewind", earliest=True))),
     Case(
         "SowService.Rewind",

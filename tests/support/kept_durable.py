@@ -61,6 +61,8 @@ class Kept:
     def acknowledge(self, request: sow_pb2.AcknowledgeRequest) -> sow_pb2.AcknowledgeResponse:
         """One call."""
         with self.changed:
+            if request.detach:
+                return sow_pb2.AcknowledgeResponse()
             self.acknowledged.append(request)
             self.changed.notify_all()
             if self.refuses is not None:

@@ -267,8 +267,12 @@ def test_durable_is_attached_when_it_is_returned_and_acknowledges_with_its_sessi
     acknowledged = server.answer("Acknowledge", sow_pb2.AcknowledgeResponse(bookmark="e.7"))
     durable.flush()
     assert acknowledged == sow_pb2.AcknowledgeRequest(topic="orders", durable="billing", bookmark="e.7", session="s1")
-    durable.close()
+    closed = server.begin(durable.close)
+    left = server.answer("Acknowledge", sow_pb2.AcknowledgeResponse(bookmark="e.7"))
+    assert left == sow_pb2.AcknowledgeRequest(topic="orders", durable="billing", session="s1", detach=True)
+    closed.result(SECONDS_MAX)
     rpc.cancelled()  # returns once the client has cancelled
+    durable.close()  # makes no call
 
 
 def one_change(*, bookmark: str) -> sow_pb2.ChangeBatch:

@@ -349,6 +349,8 @@ REQUESTS: Final[dict[str, list[Request]]] = {
     ],
     "Acknowledge": [
         lambda world: {"topic": "orders", "durable": "d", "bookmark": world.bookmark(5), "session": "x"},
+        orders(durable="d", session="x", detach=True),
+        orders(durable="none", session="x", detach=True),
     ],
     "Rewind": [
         orders(durable="d", earliest=True, force=True),

@@ -14,7 +14,7 @@ from sow.v1 import admin_pb2, sow_pb2
 from sow_client import _lines, _reads, _retention, _statuses, _transport
 from sow_client._aio_subscription import AioSubscribeCall, AsyncSubscription, aio_opened
 from sow_client._contract import needed
-from sow_client._durable import Acknowledgements, AsyncDurableSubscription, DurableCore
+from sow_client._durable import LEAVE_SECONDS_MAX, Acknowledgements, AsyncDurableSubscription, DurableCore
 from sow_client._lines import Home
 from sow_client._live_view import AsyncLiveView, LiveCore, aio_loaded
 from sow_client._parameters import Parameters
@@ -345,4 +345,5 @@ class AsyncFollowing(AsyncCalls):
         return call
 
     async def _acknowledge(self, home: Home, request: sow_pb2.AcknowledgeRequest) -> sow_pb2.AcknowledgeResponse:
-        return await self._call(self._sow.Acknowledge, request, home=home)
+        at_most = LEAVE_SECONDS_MAX if request.detach else None
+        return await self._call(self._sow.Acknowledge, request, home=home, at_most=at_most)

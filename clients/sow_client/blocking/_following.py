@@ -13,7 +13,7 @@ import grpc
 from sow.v1 import admin_pb2, sow_pb2
 from sow_client import _lines, _reads, _retention, _statuses
 from sow_client._contract import needed
-from sow_client._durable import Acknowledgements, DurableCore, DurableSubscription
+from sow_client._durable import LEAVE_SECONDS_MAX, Acknowledgements, DurableCore, DurableSubscription
 from sow_client._lines import Home
 from sow_client._live_view import LiveCore, LiveView, loaded
 from sow_client._parameters import Parameters
@@ -340,4 +340,5 @@ class Following(Calls):
         return call
 
     def _acknowledge(self, home: Home, request: sow_pb2.AcknowledgeRequest) -> sow_pb2.AcknowledgeResponse:
-        return self._call(self._sow.Acknowledge, request, home=home)
+        at_most = LEAVE_SECONDS_MAX if request.detach else None
+        return self._call(self._sow.Acknowledge, request, home=home, at_most=at_most)

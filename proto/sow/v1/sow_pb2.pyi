@@ -1620,14 +1620,21 @@ class AcknowledgeRequest(_message.Message):
     DURABLE_FIELD_NUMBER: _builtins.int
     BOOKMARK_FIELD_NUMBER: _builtins.int
     SESSION_FIELD_NUMBER: _builtins.int
+    DETACH_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """The topic's name."""
     durable: _builtins.str
     """The durable's name."""
     bookmark: _builtins.str
-    """Everything up to here is acknowledged. Positions below the present one change nothing."""
+    """Everything up to here is acknowledged. Positions below the present one change nothing. With detach it may be empty:
+    nothing is acknowledged then.
+    """
     session: _builtins.str
     """The attachment, as DurableBegin named it."""
+    detach: _builtins.bool
+    """true: the consumer leaves. Its stream ends, and another consumer can attach once this call is answered (rule J2).
+    If it has left already, that is no error.
+    """
     def __init__(
         self,
         *,
@@ -1635,10 +1642,11 @@ class AcknowledgeRequest(_message.Message):
         durable: _builtins.str = ...,
         bookmark: _builtins.str = ...,
         session: _builtins.str = ...,
+        detach: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bookmark", b"bookmark", "durable", b"durable", "session", b"session", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bookmark", b"bookmark", "detach", b"detach", "durable", b"durable", "session", b"session", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
