@@ -86,6 +86,24 @@ def test_one_consumer_at_a_time_and_force_takes_over(rig: Rig, subscribers: Subs
     assert second.acknowledge().position == 1
 
 
+def test_a_consumer_that_leaves_makes_room_while_its_stream_still_ends(rig: Rig, subscribers: Subscribers) -> None:
+    """J2: what it was handed can still be acknowledged, until the next consumer is there."""
+    first = subscribers.attach("orders", "d")
+    put(rig, "a", "b")
+    first.news()
+    for session in ("another", first.begun.session):
+        subscribers.consumers.leave(rig.topic("orders"), "d", session)
+    first.acknowledge(1)
+    second = subscribers.attach("orders", "d")
+    first.pump()
+    assert first.error is not None
+    assert first.error.reason is Reason.DURABLE_DETACHED
+    first.close()
+    subscribers.consumers.leave(rig.topic("orders"), "d", first.begun.session)
+    assert second.got() == [2]
+    assert subscribers.consumers.is_attached(rig.topic("orders"), "d")
+
+
 def test_another_filter_or_other_settings_under_its_name_are_refused(rig: Rig, subscribers: Subscribers) -> None:
     """J2: and the consumer that is attached stays."""
     first = subscribers.attach("orders", "d", filter="/px > 1", declared={"retain_bytes": 10})
