@@ -8,6 +8,7 @@ from array import array
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
+from math import inf, nan
 from typing import NamedTuple
 
 import msgspec
@@ -236,3 +237,46 @@ def test_an_export_published_again_is_the_same_content(message_type: MessageType
         # The columns of fix may be no payload of fix, which is told.
         assert isinstance(one, BadLine) or (one.key, one.expire_time_micros) == (key, stamp), kind
         assert message_type == "fix" or not isinstance(one, BadLine), one
+
+
+BEYOND_JSON: dict[str, list[dict[str, object]]] = {
+    "infinity": [{"a": inf}, {}, {}, {}],
+    "floats": [{"a": nan}, {"a": -inf}, {"a": 1.5}],
+    "lists": [{"a": [[nan, inf]]}, {"a": [[-inf], []]}],
+    "objects": [{"a": {"b": {"a": inf}}}, {"a": {"b": {"a": 0.5}}}],
+    "objects in lists": [{"a": [{"b": nan}, {"b": -inf}]}, {}],
+    "bytes": [{"a": b"\xff\x00"}, {"a": b""}],
+    "bytes inside": [{"a": [b"", b"x"], "b": {"a": b"x"}}],
+    "unsigned": [{"a": 2**64 - 1}, {"a": 0}],
+    "times": [{"a": datetime(2024, 1, 2, 3, 4, 5, 678901, UTC)}, {"a": datetime(1, 1, 1, tzinfo=UTC)}],
+    "times inside": [{"a": {"b": [datetime(1969, 12, 31, 23, 59, 59, 1, UTC)]}}],
+}
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+@pytest.mark.parametrize("documents", BEYOND_JSON.values(), ids=BEYOND_JSON)
+def test_columns_of_msgpack_keep_values_that_json_lacks(kind: str, documents: list[dict[str, object]]) -> None:
+    """Story: a lossy export with an infinity was refused, and bytes and times came back as texts."""
+    payloads = list(map(msgspec.msgpack.encode, documents))
+    numbers = array("q", [7] * len(payloads))
+    keys = [str(number) for number in range(len(payloads))]
+    batch = BatchColumns(keys, numbers, numbers, list(numbers), ["x"] * len(payloads), numbers, payloads)
+
+    found = read(kind, "msgpack", "\x01", written(kind, RecordForm("t", message_type="msgpack"), [batch], lossy=True))
+
+    assert found == [Kept(key, of("msgpack", payload), 7) for key, payload in zip(keys, payloads, strict=True)]
+
+
+@pytest.mark.parametrize("message_type", ["json", "nvfix"])
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+def test_other_types_refuse_what_they_cannot_say(message_type: MessageTypeName, kind: str) -> None:
+    payloads = list(map(msgspec.msgpack.encode, [{"a": inf}, {"a": 1.5}]))
+    numbers = array("q", [7, 7])
+    batch = BatchColumns(["k", "l"], numbers, numbers, [7, 7], ["x", "x"], numbers, payloads)
+    file = written(kind, RecordForm("t", message_type="msgpack"), [batch], lossy=True)
+
+    refused, other = read(kind, message_type, "|", file)
+
+    assert isinstance(refused, BadLine)
+    assert refused.message.startswith("column a: inf is no number of ")
+    assert isinstance(other, Kept)
