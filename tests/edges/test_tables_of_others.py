@@ -189,6 +189,12 @@ ODD = {
         pa.array([[("a", NANOS)]], pa.map_(pa.string(), pa.timestamp("ns"))),
         {"a": "2024-01-02T03:04:05.678901234"},
     ),
+    "decimal names": (pa.array([[(Decimal("1.5"), 1)]], pa.map_(pa.decimal128(5, 1), pa.int8())), {"1.5": 1}),
+    "bool names": (pa.array([[(True, 1)]], pa.map_(pa.bool_(), pa.int8())), {"true": 1}),
+    "time names": (
+        pa.array([[(NANOS, 1)]], pa.map_(pa.timestamp("ns", "UTC"), pa.int8())),
+        {"2024-01-02T03:04:05.678901234Z": 1},
+    ),
     "structs": (
         pa.array([[{"t": NANOS, "m": [("k", 1)]}, None]], pa.list_(STRUCT)),
         [{"t": "2024-01-02T03:04:05.678901234", "m": {"k": 1}}, None],

@@ -205,7 +205,7 @@ KINDS = {
     "fine": pa.timestamp("ns", tz="UTC"),
     "_expire_time": pa.timestamp("us", tz="UTC"),
 }
-VALUES = {
+VALUES: dict[str, st.SearchStrategy[Any]] = {
     "_key": st.sampled_from(["a", "b"]),
     "n": st.integers(-(2**63), 2**63 - 1) | st.none(),
     "x": st.sampled_from([1.0, -0.5, 123.75, None]),
