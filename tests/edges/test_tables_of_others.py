@@ -5,6 +5,7 @@ The files were written by DuckDB 2.0.1: `COPY … TO` and `to_arrow_table()`.
 
 from __future__ import annotations
 
+import base64
 import gzip
 import io
 import json
@@ -467,3 +468,50 @@ def test_rows_of_messagepack_are_kept_and_mended(server: ServerProcess, client: 
     bad.write_text(json.dumps(line))
     wrong = run(server, "publish", "mended", bad)
     assert (wrong.exit_code, "column x: 'gA=' is not MessagePack in base64" in wrong.stderr) == (1, True)
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.parquet", "a.txt"])
+@pytest.mark.parametrize("message_type", ["msgpack", "nvfix"])
+def test_key_field_of_payloads_that_are_not_json(
+    server: ServerProcess, client: Client, tmp_path: Path, message_type: MessageTypeName, name: str
+) -> None:
+    """Story: it was looked for as in JSON, and all records were refused as malformed."""
+    topic = f"key-field-{message_type}-{name}"
+    client.create_topic(topic, message_type=message_type)
+    form = PayloadForm(message_type)
+    documents: list[dict[str, Any]] = [{"k": "a", "n": 1}, {"n": 2}, {"k": "c", "n": 3}]
+    payloads = [base64.b64encode(form.encode(one)).decode() for one in documents]
+    if name == "a.csv":
+        (tmp_path / name).write_text("k,n\na,1\n,2\nc,3\n")
+    elif name == "a.parquet":
+        parquet.write_table(pa.table({"k": ["a", None, "c"], "n": [1, 2, 3]}), tmp_path / name)
+    else:
+        (tmp_path / name).write_text("\n".join(payloads))
+    options = ("--key-field", "k", "--errors", tmp_path / "bad.ndjson")
+
+    result = run(server, "publish", topic, tmp_path / name, *options)
+
+    assert (result.exit_code, "2: KEY_FIELD_MISSING: field k is missing" in result.stderr) == (1, True), result.output
+    found = [(one.key, one.payload) for one in client.query(topic)]
+    assert found == [(str(one["k"]), form.encode(one)) for one in documents if "k" in one]
+    line = json.loads((tmp_path / "bad.ndjson").read_text())
+    if name == "a.txt":
+        line["payload"] = base64.b64encode(form.encode({"k": "b"})).decode()
+    else:
+        line["row"]["k"] = "b"
+    (tmp_path / "mended.ndjson").write_text(json.dumps(line))
+    assert run(server, "publish", topic, tmp_path / "mended.ndjson", "--key-field", "k").exit_code == 0
+    assert [one.key for one in client.query(topic)] == ["a", "b", "c"]
+
+
+def test_key_field_of_values_of_messagepack(server: ServerProcess, client: Client, tmp_path: Path) -> None:
+    client.create_topic("key-field", message_type="msgpack")
+    documents: list[dict[str, Any]] = [
+        {"a": {"k": k}} for k in (float("-inf"), 1.0, True, 2**64 - 1, b"x", datetime(2024, 1, 1, tzinfo=UTC))
+    ]
+    (tmp_path / "a.txt").write_bytes(b"\n".join([base64.b64encode(msgspec.msgpack.encode(one)) for one in documents]))
+    result = run(server, "publish", "key-field", tmp_path / "a.txt", "--key-field", "/a/k")
+    assert result.stderr.splitlines()[:2] == [
+        f"line {line}: KEY_FIELD_NOT_SCALAR: field /a/k is no text, number or boolean" for line in (5, 6)
+    ]
+    assert {one.key for one in client.query("key-field")} == {"-inf", "1", "true", str(2**64 - 1)}
