@@ -26,7 +26,7 @@ import msgspec
 from sow_cli import display
 from sow_cli.columns import METADATA, Path, heading, steps
 from sow_cli.kept import CsvKept, is_plain
-from sow_cli.row_records import Unread
+from sow_cli.row_records import FineTime, Unread
 from sow_cli.rows import NEVER_MICROS, BatchColumns, RecordForm
 from sow_cli.shapes import DataType, Shape
 from sow_client import PayloadForm
@@ -372,7 +372,8 @@ def _as_python(pa: ModuleType, scalar: Any) -> object:
         return f"{'-' * (scalar.value < 0)}PT{seconds}.{rest:09}S"
     at = coarse.isoformat(timespec="microseconds")
     fraction = at.index(".") + 7
-    return f"{at[:fraction]}{nanos:03}{at[fraction:].replace('+00:00', 'Z')}"  # as JSON of a datetime
+    text = f"{at[:fraction]}{nanos:03}{at[fraction:].replace('+00:00', 'Z')}"  # as JSON of a datetime
+    return FineTime.of(text, scalar.value) if types.is_timestamp(kind) and kind.tz else text
 
 
 def _in_micros(pa: ModuleType, kind: DataType) -> DataType:
@@ -391,7 +392,7 @@ def _in_micros(pa: ModuleType, kind: DataType) -> DataType:
     if types.is_large_list(kind):
         return pa.large_list(kind.value_field.with_type(_in_micros(pa, kind.value_type)))
     if types.is_map(kind):
-        return pa.map_(kind.key_type, kind.item_field.with_type(_in_micros(pa, kind.item_type)))
+        return pa.map_(_in_micros(pa, kind.key_type), kind.item_field.with_type(_in_micros(pa, kind.item_type)))
     if types.is_dictionary(kind) and (inside := _in_micros(pa, kind.value_type)) != kind.value_type:
         return inside
     return kind

@@ -16,13 +16,15 @@ import msgspec
 
 from sow_cli import cells
 from sow_cli.cells import Quoted
+from sow_client._payloads import packed_value
 
 ColumnType: TypeAlias = Literal["text", "number", "int", "bool", "json"]
 COLUMN_TYPES: Final[tuple[ColumnType, ...]] = get_args(ColumnType)
-CellType: TypeAlias = Literal["text", "number", "int", "bool", "json", "value", "any", "base64", "time"]
+CellType: TypeAlias = Literal["text", "number", "int", "bool", "json", "value", "any", "base64", "time", "msgpack"]
 """Those of columns, and `value` and `any`: of a CSV of an export, where a cell in quotation marks is a text. A cell
-without them is a number, true, false or JSON; with `any` it may be a text as well. `base64` and `time` are in files of
---errors alone: bytes that are no UTF-8, and a time that JSON takes as a text."""
+without them is a number, true, false or JSON; with `any` it may be a text as well. The others are in files of --errors
+alone: `base64`, bytes that are no UTF-8; `time`, a time that JSON takes as a text; `msgpack`, in base64 the MessagePack
+of a value that JSON does not have."""
 Convert: TypeAlias = Callable[[str], object]
 """Makes the value of a text, or None for an empty one that is none. Raises ValueError."""
 
@@ -110,6 +112,13 @@ def _time(text: str) -> object:
     raise ValueError("not a time in ISO 8601")
 
 
+def _msgpack(text: str) -> object:
+    try:
+        return packed_value(base64.b64decode(text, validate=True))
+    except ValueError:
+        raise ValueError("not MessagePack in base64; another value needs no entry in types") from None
+
+
 CONVERT: Final[Mapping[CellType, Convert]] = {
     "text": str,
     "number": _number,
@@ -120,4 +129,5 @@ CONVERT: Final[Mapping[CellType, Convert]] = {
     "any": _any,
     "base64": _base64,
     "time": _time,
+    "msgpack": _msgpack,
 }

@@ -13,11 +13,12 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from io import BufferedReader
+from math import isfinite
 from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
 
-from sow_cli.columns import path_of
+from sow_cli.columns import Path, path_of
 from sow_client import InvalidArgument, PayloadForm
 from sow_client._keys import key_text
 from sow_client._payloads import encoded_in
@@ -27,6 +28,7 @@ PAYLOAD_BYTES_MAX: Final = 16 * 2**20  # a request holds no more (rule K8)
 NEVER_MICROS: Final = 2**63 - 1
 """Of an item: it never expires, whatever the topic's own lifetime is."""
 _CHUNK_BYTES: Final = 256 * 1024
+_JSON: Final = PayloadForm()
 
 
 class Item(NamedTuple):
@@ -142,12 +144,14 @@ def base64_payload(line: bytes) -> Item:
         raise BadLine("PAYLOAD_MALFORMED", f"not base64: {error} (for payloads as they are: --raw)") from error
 
 
-def keyed_by(field: str) -> Parse:
-    """Documents whose `field`, a name or a path such as `/a/b`, is the record key, as canonical text (rule K4). Raises
-    ValueError."""
+def keyed_by(field: str, form: PayloadForm = _JSON) -> Parse:
+    """Payloads of a form whose `field`, a name or a path such as `/a/b`, is the record key, as canonical text (rule
+    K4). Raises ValueError."""
     if not field:
         raise ValueError("the name of a field is empty")
     path = path_of(field)
+    if form.message_type != "json":
+        return _keyed_by_path(field, path, form)
     # msgspec skips fields that the struct does not name: about 0.2 µs a line instead of 2 µs for the whole document.
     wanted: type = object
     for step in reversed(path):
@@ -169,6 +173,18 @@ def keyed_by(field: str) -> Parse:
     return keyed
 
 
+def _keyed_by_path(field: str, path: Path, form: PayloadForm) -> Parse:
+    def keyed(payload: bytes) -> Item:
+        value: object = form.fields(payload)
+        if value is None:
+            raise BadLine("PAYLOAD_MALFORMED", f"the payload has no fields of {form.message_type}")
+        for name in path:
+            value = value.get(name, msgspec.UNSET) if isinstance(value, Mapping) else msgspec.UNSET
+        return Item(payload, canonical_text(value, field))
+
+    return keyed
+
+
 def canonical_text(value: object, field: str) -> str:
     """The record key of a document whose key field has this value (rule K4). Raises BadLine."""
     if isinstance(value, str):
@@ -178,10 +194,10 @@ def canonical_text(value: object, field: str) -> str:
     if isinstance(value, int):
         return str(value)
     if isinstance(value, float):
-        return key_text(value)
+        return key_text(value) if isfinite(value) else repr(value)
     if value is None or value is msgspec.UNSET:
         raise BadLine("KEY_FIELD_MISSING", f"field {field} is {'null' if value is None else 'missing'}")
-    raise BadLine("KEY_FIELD_NOT_SCALAR", f"field {field} is an object or an array")
+    raise BadLine("KEY_FIELD_NOT_SCALAR", f"field {field} is no text, number or boolean")
 
 
 class _RecordLine(msgspec.Struct):

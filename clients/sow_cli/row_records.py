@@ -2,18 +2,21 @@
 
 [1]  The columns that an export writes are read as the same record: fields have their paths as names, and metadata are
      no fields (columns [3]). A cell or a value that is empty or null is no field.
-[2]  A row that is no record is kept as it came, so that it can be mended and read again (`kept_row`).
+[2]  A row that is no record is kept as it came, so that it can be mended and read again (`RecordMaker.kept`).
+[3]  A document has the values of its row, as far as its message type has them: MessagePack has numbers that are not
+     finite, bytes, and times with a zone. JSON has texts for the latter two, and refuses such numbers.
 """
 
 from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from math import isfinite
+from types import NoneType
 from typing import Final, Literal, NamedTuple, TypeAlias, cast, get_args
 
 import click
@@ -22,10 +25,10 @@ import msgspec
 from sow_cli.cell_values import NO_UTF8, CellType, ColumnType, bytes_of, is_json
 from sow_cli.cells import NUMBER
 from sow_cli.columns import METADATA_COLUMNS, Path, below, path_of
-from sow_cli.kept import agree, named_payload
+from sow_cli.kept import agree, is_plain, named_payload
 from sow_cli.lines import NEVER_MICROS, BadLine, Item, Parse, canonical_text
 from sow_client import MessageTypeName, PayloadForm
-from sow_client._payloads import encoded_in
+from sow_client._payloads import encoded_in, packed_time, packed_value
 
 Kind: TypeAlias = Literal["ndjson", "json", "csv", "parquet", "arrow"]
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
@@ -38,6 +41,7 @@ _STAMP_DIGITS_MIN: Final = 10
 """The digits of a whole second of today: an expire time with an exponent and fewer has lost some."""
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _encode: Final = msgspec.json.Encoder(decimal_format="number").encode
+_pack: Final = msgspec.msgpack.Encoder().encode
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +90,21 @@ class Unread(NamedTuple):
     reason: str
 
 
+class FineTime(str):
+    """The text of a moment with nanoseconds, which a datetime of Python does not have."""
+
+    __slots__ = ("nanos",)
+    nanos: int
+    """Since 1970."""
+
+    @classmethod
+    def of(cls, text: str, nanos: int) -> FineTime:
+        """The moment that a text tells."""
+        made = cls(text)
+        made.nanos = nanos
+        return made
+
+
 class RecordMaker:
     """Makes records of rows whose columns have names ([1])."""
 
@@ -121,6 +140,8 @@ class RecordMaker:
                 raise click.UsageError("a binary topic needs a column payload, and the input has none")
         self._form = PayloadForm(target.message_type, target.separator)
         self._encoded = encoded_in(self._form)
+        self._is_packed = target.message_type == "msgpack"
+        self._scalar = _in_msgpack if self._is_packed else _in_json
 
     def _path(self, name: str) -> Path:
         try:
@@ -144,7 +165,7 @@ class RecordMaker:
         """The record of a row. Raises BadLine."""
         try:
             data = self._data(values)
-            key = None if self._key < 0 else _key_text(values[self._key], self.names[self._key])
+            key = None if self._key < 0 else self._key_text(values[self._key])
             if key is None and self._key >= 0 and self._keyed is None:
                 raise BadLine("KEY_REQUIRED", f"column {self.names[self._key]} is empty")
             item = Item(data, key, None if self._expires < 0 else self._stamp(values[self._expires]))
@@ -165,7 +186,8 @@ class RecordMaker:
         for number, (name, value) in enumerate(zip(self.names, values, strict=True)):
             if name in METADATA_COLUMNS and number not in (self._key, self._expires, self._whole):
                 continue
-            row[name], kind = _kept_value(self._plain(number, value))
+            has_packed = self._is_packed and name not in METADATA_COLUMNS and number != self._payload
+            row[name], kind = (_kept_packed if has_packed else _kept_value)(self._plain(number, value))
             if kind is not None:
                 told[name] = kind
             if type(value) is msgspec.Raw and bytes(value) == b"null":
@@ -185,6 +207,16 @@ class RecordMaker:
         told |= {"columns": list(self.names), "types": types}
         return told if delimiter == "," else told | {"delimiter": delimiter}
 
+    def _key_text(self, value: object) -> str | None:
+        """The key that the server would make of a document with this value."""
+        if isinstance(value, str):
+            value.encode()  # as the request does, whose error would end the whole run
+            return str(value)
+        if value is None:
+            return None
+        name = self.names[self._key]
+        return canonical_text(msgspec.json.decode(_encode(self._cleaned(value, name, _in_json))), name)
+
     def _stamp(self, value: object) -> int | None:
         stamp = _micros(value)
         return self._absent if stamp is None else stamp
@@ -202,11 +234,25 @@ class RecordMaker:
             inside = document
             for name in path[:-1]:
                 inside = cast(dict[str, object], inside.setdefault(name, {}))
-            inside[path[-1]] = _cleaned(value, self.names[number])
+            inside[path[-1]] = self._cleaned(value, self.names[number], self._scalar)
         if self._target.message_type in ("fix", "nvfix"):
             return self._encoded(named_payload(document, self._form))
-        data = _encode(document)
-        return self._encoded(data if self._target.message_type == "json" else _msgpack(msgspec.json.decode(data)))
+        return self._encoded(self._packed(document, values) if self._is_packed else _encode(document))
+
+    def _cleaned(self, value: object, name: str, scalar: Callable[[object], object]) -> object:
+        try:
+            return _cleaned(value, scalar)
+        except (TypeError, ValueError, msgspec.MsgspecError) as error:
+            raise BadLine("PAYLOAD_MALFORMED", f"column {name}: {error}") from error
+
+    def _packed(self, document: object, values: Sequence[object]) -> bytes:
+        try:
+            return _pack(document)
+        except (OverflowError, TypeError) as error:
+            for number, _ in self._paths:
+                if fault := _fault_in_msgpack(values[number]):
+                    raise BadLine("PAYLOAD_MALFORMED", f"column {self.names[number]}: {fault}") from error
+            raise
 
     def _whole_payload(self, whole: object, values: Sequence[object]) -> bytes:
         """The payload that stands in a column of its own; it must be the one that the other columns show (kept [2])."""
@@ -235,10 +281,10 @@ def _kept_value(value: object) -> tuple[object, CellType | None]:
             value.encode()
         except UnicodeEncodeError:
             return base64.b64encode(bytes_of(value)).decode(), "base64"
-        return value, None
+        return str(value), None
     try:
-        return msgspec.Raw(_encode(_cleaned(value, ""))), None
-    except (BadLine, TypeError, ValueError, msgspec.MsgspecError):
+        return msgspec.Raw(_encode(_cleaned(value, _in_json))), None
+    except (TypeError, ValueError, msgspec.MsgspecError):
         return (str(value), "number") if isinstance(value, (float, Decimal)) else (_shown(value), "json")
 
 
@@ -259,21 +305,27 @@ def _kept_text(text: str) -> dict[str, object]:
     return {"row": text}
 
 
-def _msgpack(document: dict[str, object]) -> bytes:
-    try:
-        return msgspec.msgpack.encode(document)
-    except OverflowError:
-        name = next(name for name, value in document.items() if not _fits_msgpack(value))
-        message = f"column {name}: MessagePack has no integer of more than 64 bits"
-        raise BadLine("PAYLOAD_MALFORMED", message) from None
+def _kept_packed(value: object) -> tuple[object, CellType | None]:
+    """The same for a field of MessagePack: a value that JSON does not give back is MessagePack in base64."""
+    if type(value) not in (str, msgspec.Raw, Unread, NoneType):
+        try:
+            data = _pack(_cleaned(value, _in_msgpack))
+        except (OverflowError, TypeError, ValueError, msgspec.MsgspecError):
+            return _kept_value(value)
+        if not is_plain(packed_value(data)):
+            return base64.b64encode(data).decode(), "msgpack"
+    return _kept_value(value)
 
 
-def _fits_msgpack(value: object) -> bool:
+def _fault_in_msgpack(value: object) -> str:
+    """Why MessagePack does not have a value; empty: it does."""
     try:
-        msgspec.msgpack.encode(value)
+        _pack(_cleaned(value, _in_msgpack))
     except OverflowError:
-        return False
-    return True
+        return "MessagePack has no integer of more than 64 bits"
+    except TypeError as error:
+        return str(error)
+    return ""
 
 
 def _text_of(cell: object) -> str:
@@ -284,35 +336,57 @@ def _bytes_of(cell: object) -> bytes:
     return cell if isinstance(cell, bytes) else base64.b64decode(_text_of(cell) if cell else "", validate=True)
 
 
-def _cleaned(value: object, name: str) -> object:
-    """The value without the nulls of objects ([1]). JSON has no NaN and no infinity, and a null in their place would be
-    another value."""
+def _cleaned(value: object, scalar: Callable[[object], object]) -> object:
+    """The value without the nulls of objects ([1]), of scalars as `scalar` has them in the document. Raises ValueError,
+    TypeError and msgspec.MsgspecError."""
     match value:
         case dict():
-            return {field: _cleaned(one, name) for field, one in value.items() if one is not None}
+            return {
+                field if type(field) is str else _name(field): _cleaned(one, scalar)
+                for field, one in value.items()
+                if one is not None
+            }
         case list():
-            return [_cleaned(one, name) for one in value]
-        case float() if not isfinite(value):
-            finite = False
+            return [_cleaned(one, scalar) for one in value]
+        case Unread():
+            raise ValueError(value.reason)
+    return scalar(value)
+
+
+def _name(value: object) -> str:
+    """The name of a field that has been in a map, where names are of any type."""
+    if isinstance(value, str):
+        return str(value)
+    data = _encode(PayloadForm.plain(value))
+    return str(msgspec.json.decode(data)) if data[:1] == b'"' else data.decode()
+
+
+def _in_json(value: object) -> object:
+    """A scalar for JSON ([3]). JSON has no NaN and no infinity, and a null in their place would be another value."""
+    match value:
+        case float():
+            finite = isfinite(value)
         case Decimal():
             finite = value.is_finite()
-        case Unread():
-            raise BadLine("PAYLOAD_MALFORMED", f"column {name}: {value.reason}")
+        case FineTime():
+            return str(value)
         case _:
-            finite = True
+            return value
     if not finite:
-        raise BadLine("PAYLOAD_MALFORMED", f"column {name}: {value} is no number of JSON")
+        raise ValueError(f"{value} is no number of JSON")
     return value
 
 
-def _key_text(value: object, name: str) -> str | None:
-    """The key that the server would make of a document with this value."""
-    if isinstance(value, str):
-        value.encode()  # as the request does, whose error would end the whole run
-        return value
-    if value is None:
-        return None
-    return canonical_text(msgspec.json.decode(_encode(_cleaned(value, name))), name)
+def _in_msgpack(value: object) -> object:
+    """A scalar for MessagePack ([3])."""
+    match value:
+        case msgspec.Raw():
+            return msgspec.json.decode(value)
+        case Decimal():  # as the number that JSON has: msgspec would make floats of whole ones, and of 1E+400 infinity
+            return msgspec.json.decode(_encode(value)) if value.is_finite() else float(value)
+        case FineTime():
+            return packed_time(value.nanos)
+    return value
 
 
 def _micros(value: object) -> int | None:

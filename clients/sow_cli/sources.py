@@ -274,8 +274,9 @@ def reading_of(given: InputOptions, target: Target, *, has_lifetime: bool, keep_
             raise click.BadParameter(f"{kind!r} is none of {', '.join(COLUMN_TYPES)}", param_hint="--types")
         types[name] = kind
     key_field, records = given["key_field"], given["records"]
+    form = PayloadForm(target.message_type, target.separator)
     try:
-        keyed = None if key_field is None else keyed_by(key_field)
+        keyed = None if key_field is None else keyed_by(key_field, form)
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--key-field") from error
     # A lifetime on the command line is for every record, unless --records says that records have their own.
@@ -295,7 +296,7 @@ def reading_of(given: InputOptions, target: Target, *, has_lifetime: bool, keep_
     if keep_spaces:
         return reading
     record = record_form(
-        PayloadForm(target.message_type, target.separator),
+        form,
         with_key=not target.has_key,
         stamps=stamps,
         absent=absent,
@@ -319,9 +320,11 @@ def line_parser(reading: Reading, target: Target, *, as_it_is: bool) -> Parse:
     """What makes a record of a line. `as_it_is`: its bytes are the payload, whatever the message type."""
     if reading.records and reading.record is not None:
         return reading.record
-    if reading.keyed is not None:
-        return reading.keyed
-    return document if target.message_type == "json" or as_it_is else base64_payload
+    parse = document if target.message_type == "json" or as_it_is else base64_payload
+    keyed = reading.keyed
+    if keyed is None or parse is document:
+        return keyed or parse
+    return lambda line: keyed(parse(line).data)
 
 
 def standard_input() -> BufferedReader:

@@ -40,6 +40,8 @@ _TIME: Final = -1
 """The number of the extension that is a time."""
 _TIMES: Final = (b"\xd7\xff", b"\xc7\x0c\xff")
 """How times begin that may be finer than a microsecond."""
+_SHORT_SECONDS_MAX: Final = 2**34 - 1
+"""In a time of 8 bytes."""
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -209,12 +211,28 @@ def _exact(payload: bytes | msgspec.Raw) -> object:
     return msgspec.msgpack.Ext(_TIME, content) if nanos % 1000 else moment
 
 
+def packed_value(data: bytes) -> object:
+    """A value of MessagePack, as it is in a document. Raises ValueError."""
+    found = _msgpack_fields(b"\x81\xa0" + data)
+    if found is None:
+        raise ValueError("it is no value of MessagePack")
+    return found[""]
+
+
+def packed_time(nanos: int) -> msgspec.msgpack.Ext:
+    """The time of MessagePack at so many nanoseconds after 1970."""
+    seconds, rest = divmod(nanos, 1_000_000_000)
+    if 0 <= seconds <= _SHORT_SECONDS_MAX:
+        return msgspec.msgpack.Ext(_TIME, (rest << 34 | seconds).to_bytes(8, "big"))
+    return msgspec.msgpack.Ext(_TIME, rest.to_bytes(4, "big") + seconds.to_bytes(8, "big", signed=True))
+
+
 def _time(content: bytes) -> tuple[datetime, int]:
     """A time of 8 or 12 bytes, cut to microseconds, and its nanoseconds. Raises ValueError for an extension that is
     none."""
     if len(content) == 8:
         both = int.from_bytes(content, "big")
-        seconds, nanos = both & 0x3_FFFF_FFFF, both >> 34
+        seconds, nanos = both & _SHORT_SECONDS_MAX, both >> 34
     elif len(content) == 12:
         nanos, seconds = int.from_bytes(content[:4], "big"), int.from_bytes(content[4:], "big", signed=True)
     else:

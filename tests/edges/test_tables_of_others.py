@@ -5,15 +5,17 @@ The files were written by DuckDB 2.0.1: `COPY … TO` and `to_arrow_table()`.
 
 from __future__ import annotations
 
+import base64
 import gzip
 import io
 import json
 from collections.abc import Callable, Iterator
-from datetime import time, timedelta
+from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pandas as pd
 import polars as pl
@@ -23,7 +25,7 @@ from click.testing import CliRunner, Result
 from pyarrow import ipc, parquet
 
 from sow_cli.command import sow
-from sow_client import Client
+from sow_client import Client, MessageTypeName, PayloadForm
 from tests.support.server import ServerProcess
 
 FILES = Path(__file__).parent / "files"
@@ -188,6 +190,12 @@ ODD = {
         pa.array([[("a", NANOS)]], pa.map_(pa.string(), pa.timestamp("ns"))),
         {"a": "2024-01-02T03:04:05.678901234"},
     ),
+    "decimal names": (pa.array([[(Decimal("1.5"), 1)]], pa.map_(pa.decimal128(5, 1), pa.int8())), {"1.5": 1}),
+    "bool names": (pa.array([[(True, 1)]], pa.map_(pa.bool_(), pa.int8())), {"true": 1}),
+    "time names": (
+        pa.array([[(NANOS, 1)]], pa.map_(pa.timestamp("ns", "UTC"), pa.int8())),
+        {"2024-01-02T03:04:05.678901234Z": 1},
+    ),
     "structs": (
         pa.array([[{"t": NANOS, "m": [("k", 1)]}, None]], pa.list_(STRUCT)),
         [{"t": "2024-01-02T03:04:05.678901234", "m": {"k": 1}}, None],
@@ -322,3 +330,188 @@ def test_times_of_an_unknown_zone_are_refused_before_the_first_record(
     parquet.write_table(pa.table({"id": [1], "at": at}), tmp_path / "a.parquet")
     result = run(server, "publish", topic, tmp_path / "a.parquet")
     assert (result.exit_code, "the column at has times of the zone Mars/Phobos" in result.stderr) == (2, True)
+
+
+BEYOND_JSON = {
+    "_key": ["a", "b"],
+    "x": [float("inf"), float("nan")],
+    "list": [[1.5, float("-inf")], []],
+    "structs": [[{"x": float("nan"), "raw": b"\x00\xff"}], [{"x": None, "raw": b""}]],
+    "raw": [b"\xff", None],
+    "large": pl.Series([2**64 - 1, 0], dtype=pl.UInt64),
+    "zoned": pl.Series(["2024-07-02 03:04:05.000001"] * 2).str.to_datetime(time_zone="Europe/Berlin"),
+    "fine": pl.Series([NANOS, -1], dtype=pl.Datetime("ns", "America/New_York")),
+    "local": pl.Series(["2024-07-02 03:04:05", None]).str.to_datetime(),
+    "day": [date(2024, 2, 29), None],
+    "cost": [Decimal("1.50"), Decimal("2.00")],
+}
+ZONED = datetime(2024, 7, 2, 1, 4, 5, 1, UTC)
+OF_MSGPACK = [
+    {
+        "x": float("inf"),
+        "list": [1.5, float("-inf")],
+        "structs": [{"x": float("nan"), "raw": b"\x00\xff"}],
+        "raw": b"\xff",
+        "large": 2**64 - 1,
+        "zoned": ZONED,
+        "fine": "2024-01-02T03:04:05.678901234Z",
+        "local": "2024-07-02T03:04:05",
+        "day": "2024-02-29",
+        "cost": 1.5,
+    },
+    {
+        "x": float("nan"),
+        "list": [],
+        "structs": [{"raw": b""}],
+        "large": 0,
+        "zoned": ZONED,
+        "fine": "1969-12-31T23:59:59.999999999Z",
+        "cost": 2.0,
+    },
+]
+
+
+@pytest.mark.parametrize("command", [["publish"], ["load", "--force"]], ids=["publish", "load"])
+@pytest.mark.parametrize("kind", WRITERS)
+def test_values_that_messagepack_has_and_json_lacks(
+    server: ServerProcess, client: Client, tmp_path: Path, kind: str, command: list[str]
+) -> None:
+    """Story: a row went through JSON on its way. Infinities were refused, and bytes and times were texts."""
+    topic = f"packed-{command[0]}-{kind}"
+    client.create_topic(topic, message_type="msgpack")
+    frame = pl.DataFrame(BEYOND_JSON)
+    WRITERS[kind](frame, tmp_path / f"a.{kind}")
+    result = run(server, *command, topic, tmp_path / f"a.{kind}")
+    assert result.exit_code == 0, result.output
+
+    found = [one.data for one in client.query(topic)]
+
+    for one in found:
+        assert isinstance(one["fine"], msgspec.msgpack.Ext), "an instant, with its nanoseconds"
+        one["fine"] = PayloadForm.plain(one["fine"])
+    assert repr(found) == repr(OF_MSGPACK)
+
+
+@pytest.mark.parametrize("message_type", ["json", "nvfix"])
+def test_other_types_refuse_numbers_that_are_not_finite(
+    server: ServerProcess, client: Client, tmp_path: Path, message_type: MessageTypeName
+) -> None:
+    topic = f"finite-{message_type}"
+    client.create_topic(topic, message_type=message_type)
+    columns = {"_key": ["a", "b", "c"], "x": [[1.0, float("inf")], [1.0], [float("nan")]]}
+    parquet.write_table(pa.table(columns), tmp_path / "a.parquet")
+    result = run(server, "publish", topic, tmp_path / "a.parquet")
+    assert result.exit_code == 1
+    assert result.stderr.splitlines()[:2] == [
+        "record 1: PAYLOAD_MALFORMED: column x: inf is no number of JSON",
+        "record 3: PAYLOAD_MALFORMED: column x: nan is no number of JSON",
+    ]
+    assert [one.key for one in client.query(topic)] == ["b"]
+
+
+def test_a_key_field_of_messagepack_has_a_text_or_a_number(
+    server: ServerProcess, client: Client, tmp_path: Path
+) -> None:
+    """Times with a zone are no keys (rule K5), and floats have the texts of rule K4."""
+    client.create_topic("moments", key=["/at"], message_type="msgpack")
+    columns = {"at": pa.array([0], pa.timestamp("us", tz="UTC"))}
+    parquet.write_table(pa.table(columns), tmp_path / "a.parquet")
+    result = run(server, "publish", "moments", tmp_path / "a.parquet")
+    assert (result.exit_code, "record 1: KEY_FIELD_NOT_SCALAR: key field /at" in result.stderr) == (1, True)
+    parquet.write_table(pa.table({"at": [float("inf")]}), tmp_path / "b.parquet")
+    assert run(server, "publish", "moments", tmp_path / "b.parquet").exit_code == 0
+    assert [one.key for one in client.query("moments")] == ["inf"]
+
+
+def test_csv_of_numbers_that_are_not_finite(server: ServerProcess, client: Client, tmp_path: Path) -> None:
+    """CSV has no such numbers, whatever the type of the topic: a text, or refused by its column and its row."""
+    client.create_topic("packed-csv", key=["/id"], message_type="msgpack")
+    (tmp_path / "a.csv").write_text("id,x\n1,inf\n2,1.5\n")
+    assert run(server, "publish", "packed-csv", tmp_path / "a.csv").exit_code == 0
+    assert [one.data for one in client.query("packed-csv")] == [{"id": 1, "x": "inf"}, {"id": 2, "x": "1.5"}]
+    client.sow_delete("packed-csv", all=True)
+    result = run(server, "publish", "packed-csv", tmp_path / "a.csv", "--types", "x=number")
+    assert (result.exit_code, "record 1: PAYLOAD_MALFORMED: column x: 'inf' is not a number" in result.stderr) == (
+        1,
+        True,
+    )
+    assert [one.data for one in client.query("packed-csv")] == [{"id": 2, "x": 1.5}]
+
+
+def test_rows_of_messagepack_are_kept_and_mended(server: ServerProcess, client: Client, tmp_path: Path) -> None:
+    """What JSON does not give back is MessagePack in base64 in the file of --errors."""
+    client.create_topic("mended", message_type="msgpack")
+    frame = pl.DataFrame(BEYOND_JSON).with_columns(_key=pl.Series([None, "b"], dtype=pl.String))
+    frame.write_parquet(tmp_path / "a.parquet")
+    bad = tmp_path / "bad.ndjson"
+    assert run(server, "publish", "mended", tmp_path / "a.parquet", "--errors", bad).exit_code == 1
+    line = json.loads(bad.read_text())
+    assert line["types"] == dict.fromkeys(("x", "list", "structs", "raw", "zoned", "fine"), "msgpack")
+    assert (line["row"]["x"], line["row"]["large"], line["row"]["local"]) == (
+        "y3/wAAAAAAAA",
+        2**64 - 1,
+        "2024-07-02T03:04:05",
+    )
+    again = run(server, "publish", "mended", bad)
+    assert (again.exit_code, "column _key is empty" in again.stderr) == (1, True)
+
+    line["row"]["_key"] = "a"
+    bad.write_text(json.dumps(line))
+    assert run(server, "publish", "mended", bad).exit_code == 0
+
+    found = [one.data for one in client.query("mended")]
+    for one in found:
+        one["fine"] = PayloadForm.plain(one["fine"])
+    assert repr(found) == repr(OF_MSGPACK)
+    line["row"] |= {"x": "gA=", "raw": "text"}
+    del line["types"]["raw"]
+    bad.write_text(json.dumps(line))
+    wrong = run(server, "publish", "mended", bad)
+    assert (wrong.exit_code, "column x: 'gA=' is not MessagePack in base64" in wrong.stderr) == (1, True)
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.parquet", "a.txt"])
+@pytest.mark.parametrize("message_type", ["msgpack", "nvfix"])
+def test_key_field_of_payloads_that_are_not_json(
+    server: ServerProcess, client: Client, tmp_path: Path, message_type: MessageTypeName, name: str
+) -> None:
+    """Story: it was looked for as in JSON, and all records were refused as malformed."""
+    topic = f"key-field-{message_type}-{name}"
+    client.create_topic(topic, message_type=message_type)
+    form = PayloadForm(message_type)
+    documents: list[dict[str, Any]] = [{"k": "a", "n": 1}, {"n": 2}, {"k": "c", "n": 3}]
+    payloads = [base64.b64encode(form.encode(one)).decode() for one in documents]
+    if name == "a.csv":
+        (tmp_path / name).write_text("k,n\na,1\n,2\nc,3\n")
+    elif name == "a.parquet":
+        parquet.write_table(pa.table({"k": ["a", None, "c"], "n": [1, 2, 3]}), tmp_path / name)
+    else:
+        (tmp_path / name).write_text("\n".join(payloads))
+    options = ("--key-field", "k", "--errors", tmp_path / "bad.ndjson")
+
+    result = run(server, "publish", topic, tmp_path / name, *options)
+
+    assert (result.exit_code, "2: KEY_FIELD_MISSING: field k is missing" in result.stderr) == (1, True), result.output
+    found = [(one.key, one.payload) for one in client.query(topic)]
+    assert found == [(str(one["k"]), form.encode(one)) for one in documents if "k" in one]
+    line = json.loads((tmp_path / "bad.ndjson").read_text())
+    if name == "a.txt":
+        line["payload"] = base64.b64encode(form.encode({"k": "b"})).decode()
+    else:
+        line["row"]["k"] = "b"
+    (tmp_path / "mended.ndjson").write_text(json.dumps(line))
+    assert run(server, "publish", topic, tmp_path / "mended.ndjson", "--key-field", "k").exit_code == 0
+    assert [one.key for one in client.query(topic)] == ["a", "b", "c"]
+
+
+def test_key_field_of_values_of_messagepack(server: ServerProcess, client: Client, tmp_path: Path) -> None:
+    client.create_topic("key-field", message_type="msgpack")
+    documents: list[dict[str, Any]] = [
+        {"a": {"k": k}} for k in (float("-inf"), 1.0, True, 2**64 - 1, b"x", datetime(2024, 1, 1, tzinfo=UTC))
+    ]
+    (tmp_path / "a.txt").write_bytes(b"\n".join([base64.b64encode(msgspec.msgpack.encode(one)) for one in documents]))
+    result = run(server, "publish", "key-field", tmp_path / "a.txt", "--key-field", "/a/k")
+    assert result.stderr.splitlines()[:2] == [
+        f"line {line}: KEY_FIELD_NOT_SCALAR: field /a/k is no text, number or boolean" for line in (5, 6)
+    ]
+    assert {one.key for one in client.query("key-field")} == {"-inf", "1", "true", str(2**64 - 1)}

@@ -8,6 +8,7 @@ from array import array
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
+from math import inf, nan
 from typing import NamedTuple
 
 import msgspec
@@ -20,7 +21,8 @@ from sow_cli.exporting import RecordFile
 from sow_cli.inputs import opened
 from sow_cli.lines import BadLine, Item, base64_payload, document, record_form
 from sow_cli.output import Format
-from sow_cli.row_records import Reading, Target
+from sow_cli.refused import RowReader
+from sow_cli.row_records import Reading, RecordMaker, Target
 from sow_cli.rows import NEVER_MICROS, BatchColumns, RecordForm
 from sow_cli.sources import buffered
 from sow_client import MessageTypeName, PayloadForm
@@ -236,3 +238,73 @@ def test_an_export_published_again_is_the_same_content(message_type: MessageType
         # The columns of fix may be no payload of fix, which is told.
         assert isinstance(one, BadLine) or (one.key, one.expire_time_micros) == (key, stamp), kind
         assert message_type == "fix" or not isinstance(one, BadLine), one
+
+
+def numbered(payloads: Sequence[bytes]) -> BatchColumns:
+    """Records whose keys are their numbers."""
+    sevens = array("q", [7] * len(payloads))
+    keys = list(map(str, range(len(payloads))))
+    return BatchColumns(keys, sevens, sevens, list(sevens), ["x"] * len(payloads), sevens, payloads)
+
+
+@pytest.mark.parametrize("message_type", ["json", "msgpack"])
+@settings(max_examples=examples(200))
+@given(data=st.data())
+def test_a_row_in_the_file_of_errors_is_the_same_record(message_type: MessageTypeName, data: st.DataObject) -> None:
+    """The other values of a row that is refused for one of them are published as what they are, once it is mended."""
+    form = RecordForm("t", message_type=message_type)
+    kind = data.draw(st.sampled_from(["csv", "parquet", "arrow"]))
+    file = written(kind, form, [numbered(data.draw(PAYLOADS[message_type]))], lossy=data.draw(st.booleans()))
+    rows: list[tuple[RecordMaker, Sequence[object]]] = []
+
+    def noted(maker: RecordMaker, values: Sequence[object]) -> Item:
+        rows.append((maker, values))
+        return maker.record(values)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RecordMaker, "outcome", noted)
+        expected = read(kind, message_type, "\x01", file)
+    again = RowReader(Reading(stamps=True), Target(message_type))
+
+    found = [again(msgspec.json.encode(maker.kept(values, {}))) for maker, values in rows]
+
+    assert [Kept(one.key, of(message_type, one.data), one.expire_time_micros) for one in found] == expected
+
+
+BEYOND_JSON: dict[str, list[dict[str, object]]] = {
+    "infinity": [{"a": inf}, {}, {}, {}],
+    "floats": [{"a": nan}, {"a": -inf}, {"a": 1.5}],
+    "lists": [{"a": [[nan, inf]]}, {"a": [[-inf], []]}],
+    "objects": [{"a": {"b": {"a": inf}}}, {"a": {"b": {"a": 0.5}}}],
+    "objects in lists": [{"a": [{"b": nan}, {"b": -inf}]}, {}],
+    "bytes": [{"a": b"\xff\x00"}, {"a": b""}],
+    "bytes inside": [{"a": [b"", b"x"], "b": {"a": b"x"}}],
+    "unsigned": [{"a": 2**64 - 1}, {"a": 0}],
+    "times": [{"a": datetime(2024, 1, 2, 3, 4, 5, 678901, UTC)}, {"a": datetime(1, 1, 1, tzinfo=UTC)}],
+    "times inside": [{"a": {"b": [datetime(1969, 12, 31, 23, 59, 59, 1, UTC)]}}],
+}
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+@pytest.mark.parametrize("documents", BEYOND_JSON.values(), ids=BEYOND_JSON)
+def test_columns_of_msgpack_keep_values_that_json_lacks(kind: str, documents: list[dict[str, object]]) -> None:
+    """Story: a lossy export with an infinity was refused, and bytes and times came back as texts."""
+    payloads = list(map(msgspec.msgpack.encode, documents))
+    form = RecordForm("t", message_type="msgpack")
+
+    found = read(kind, "msgpack", "\x01", written(kind, form, [numbered(payloads)], lossy=True))
+
+    assert found == [Kept(str(number), of("msgpack", one), 7) for number, one in enumerate(payloads)]
+
+
+@pytest.mark.parametrize("message_type", ["json", "nvfix"])
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+def test_other_types_refuse_what_they_cannot_say(message_type: MessageTypeName, kind: str) -> None:
+    payloads = list(map(msgspec.msgpack.encode, [{"a": inf}, {"a": 1.5}]))
+    file = written(kind, RecordForm("t", message_type="msgpack"), [numbered(payloads)], lossy=True)
+
+    refused, other = read(kind, message_type, "|", file)
+
+    assert isinstance(refused, BadLine)
+    assert refused.message.startswith("column a: inf is no number of ")
+    assert isinstance(other, Kept)
