@@ -32,15 +32,6 @@ _INT: Final = re.compile(r"-?(?:0|[1-9][0-9]*)")
 NO_UTF8: Final = "a text is no UTF-8; see --encoding"
 
 
-def is_json(text: bytes) -> bool:
-    """Whether bytes are JSON."""
-    try:
-        msgspec.json.decode(text, type=msgspec.Raw)
-    except msgspec.DecodeError:
-        return False
-    return True
-
-
 def bytes_of(cell: str) -> bytes:
     """The bytes of a cell, as they are in the file."""
     return cell.encode("utf-8", "surrogateescape")
@@ -73,17 +64,21 @@ def _bool(text: str) -> object:
 def _json(text: str) -> object:
     if not text:
         return None
+    return _raw(text)
+
+
+def _raw(text: str) -> msgspec.Raw:
     data = bytes_of(text)
-    if not is_json(data):
-        raise ValueError("not JSON")
+    if fault := cells.json_fault(data):
+        raise ValueError(fault)
     return msgspec.Raw(data)
 
 
 def _any(cell: str) -> object:
     """In quotation marks it is a text, or an object or an array: the text of one stands in `_payload` (kept [1])."""
     if type(cell) is Quoted:
-        return msgspec.Raw(bytes_of(cell)) if cell[:1] in ("{", "[") and cells.is_json(cell) else str(cell)
-    return msgspec.Raw(bytes_of(cell)) if cells.looks_like_a_value(cell) else cell
+        return _raw(cell) if cell[:1] in ("{", "[") and cells.is_json(cell) else str(cell)
+    return _raw(cell) if cells.looks_like_a_value(cell) else cell
 
 
 def _value(cell: str) -> object:

@@ -129,10 +129,20 @@ def looks_like_a_value(text: str) -> bool:
     return text in ("true", "false", "null") or NUMBER.fullmatch(text) is not None
 
 
-def is_json(text: str) -> bool:
-    """Whether a text is JSON."""
+_NOT_JSON: Final = "not JSON"
+
+
+def json_fault(data: bytes) -> str:
+    """Why bytes are not taken as JSON; empty: they are."""
     try:
-        msgspec.json.decode(text.encode("utf-8", "surrogateescape"), type=msgspec.Raw)
+        msgspec.json.decode(data, type=msgspec.Raw)
     except msgspec.DecodeError:
-        return False
-    return True
+        return _NOT_JSON
+    except RecursionError:
+        return "nested too deeply"
+    return ""
+
+
+def is_json(text: str | bytes) -> bool:
+    """Whether a text or bytes are JSON, also where it is nested too deeply to be taken."""
+    return json_fault(text if isinstance(text, bytes) else text.encode("utf-8", "surrogateescape")) != _NOT_JSON

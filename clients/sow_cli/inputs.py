@@ -19,7 +19,7 @@ import click
 import msgspec
 
 from sow_cli import cells, packing, recoding
-from sow_cli.cell_values import CONVERT, NO_UTF8, CellType, is_json
+from sow_cli.cell_values import CONVERT, NO_UTF8, CellType
 from sow_cli.cells import BadRow, Quoted
 from sow_cli.columns import INDEX, METADATA_COLUMNS
 from sow_cli.display import counted, safe
@@ -89,7 +89,7 @@ def _kind_of_start(file: BufferedReader, named: Kind | None) -> Kind | None:
     if start.lstrip()[:1] == b"[":
         return "json"
     first, end, _ = start.partition(b"\n")
-    return "json" if named and end and first.strip() and not is_json(first) else None
+    return "json" if named and end and first.strip() and not cells.is_json(first) else None
 
 
 class LineInput:
@@ -138,14 +138,14 @@ def _one_after_another(whole: bytes) -> list[bytes]:
     decode, at, documents = JSONDecoder().raw_decode, 0, []
     try:
         text = whole.decode()
-        if is_json(text.partition("\n")[0].encode()):
+        if cells.is_json(text.partition("\n")[0].encode()):
             return []  # lines, of which one is bad
         while at < len(text.rstrip()):
             at = _NO_SPACE.search(text, at).start()  # type: ignore[union-attr]  # there is more than space
             end = decode(text, at)[1]
             documents.append(text[at:end].encode())
             at = end
-    except ValueError:
+    except (ValueError, RecursionError):
         return []
     return documents
 
@@ -187,9 +187,9 @@ class JsonInput:
         if whole.lstrip()[:1] == b"[":
             try:
                 documents = [bytes(one) for one in msgspec.json.decode(whole, type=list[msgspec.Raw])]
-            except msgspec.DecodeError as error:
-                raise click.UsageError(f"the input is no JSON array: {error}") from error
-        elif is_json(whole):
+            except (msgspec.DecodeError, RecursionError) as error:
+                raise click.UsageError(f"the input is no JSON array, or nested too deeply: {error}") from error
+        elif cells.is_json(whole):
             documents = [whole]
         else:
             documents = _one_after_another(whole) or [line for line in whole.split(b"\n") if line.strip()]

@@ -20,7 +20,7 @@ import msgspec
 from rich.cells import cell_len
 
 from sow_cli import cells, display
-from sow_cli.cell_values import CONVERT, CellType, is_json
+from sow_cli.cell_values import CONVERT, CellType
 from sow_cli.cells import BadRow, Quoted
 from sow_cli.lines import BadLine, Item, is_refused
 from sow_cli.row_records import NULL, Reading, RecordMaker, Target
@@ -136,7 +136,7 @@ def kept(record: Item | BadLine | None, of_json: bool) -> Mapping[str, object]:
         return {"base64": _base64(record.text)}
     if not record.of_record:
         return _document(record.text) if of_json else {"payload": text}
-    if not is_json(record.text):
+    if cells.json_fault(record.text):
         return _text("whole", record.text, text)
     if is_refused(record.text):  # once more: the line is as it was
         return {name: one for name, one in _decode_members(record.text).items() if name not in _TOLD}
@@ -154,7 +154,7 @@ def _document(data: bytes) -> dict[str, object]:
         text = data.decode()
     except UnicodeDecodeError:
         return {"base64": _base64(data)}
-    if fault_position(data) is None and is_json(data):
+    if fault_position(data) is None and not cells.json_fault(data):
         return {"payload": msgspec.Raw(data)}
     return _text("text", data, text)
 

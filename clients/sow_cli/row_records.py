@@ -22,8 +22,8 @@ from typing import Final, Literal, NamedTuple, TypeAlias, cast, get_args
 import click
 import msgspec
 
-from sow_cli.cell_values import NO_UTF8, CellType, ColumnType, bytes_of, is_json
-from sow_cli.cells import NUMBER
+from sow_cli.cell_values import NO_UTF8, CellType, ColumnType, bytes_of
+from sow_cli.cells import NUMBER, is_json
 from sow_cli.columns import METADATA_COLUMNS, Path, below, path_of
 from sow_cli.kept import agree, is_plain, named_payload
 from sow_cli.lines import NEVER_MICROS, BadLine, Item, Parse, canonical_text

@@ -11,6 +11,7 @@ Records, frames, the command's outputs, the console and Spark read payloads here
 
 from __future__ import annotations
 
+import re
 from base64 import b64encode
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -259,12 +260,19 @@ def _named_fields(payload: bytes, flat: FlatFields) -> dict[str, object] | None:
 
 def _encode_msgpack(document: Document) -> bytes:
     try:
-        return _encode_value(document)
+        payload = _encode_value(document)
+        infinities = len(_INFINITY.findall(payload))
+        if infinities and infinities > len(_INFINITY.findall(_encode_decimals_as_text(document))):
+            raise OverflowError("a Decimal is beyond the numbers of MessagePack")  # msgspec makes it an infinity
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise _unfit(f"cannot be encoded as MessagePack: {error}") from error
+    return payload
 
 
 _encode_value: Final = msgspec.msgpack.Encoder(decimal_format="number", enc_hook=simpler).encode
+_encode_decimals_as_text: Final = msgspec.msgpack.Encoder(enc_hook=simpler).encode
+_INFINITY: Final = re.compile(rb"\xcb[\x7f\xff]\xf0\x00{6}|\xa8Infinity|\xa9-Infinity")
+"""As a number of MessagePack, and as the text of a Decimal."""
 
 
 def _encode_fields(document: Document, flat: FlatFields) -> bytes:

@@ -69,6 +69,29 @@ def test_a_bad_document_of_an_array_is_reported_with_its_number(client: FakeClie
     assert run(client, "publish", "orders", stdin=b'[{"id":1},').exit_code == 2
 
 
+DEEP = "[" * 3_000 + "]" * 3_000
+
+
+def test_an_array_that_is_nested_too_deeply_is_wrong_usage(client: FakeClient) -> None:
+    client.add("orders")
+    result = run(client, "publish", "orders", stdin=b'[{"id":1,"a":%s}]' % DEEP.encode())
+    assert (result.exit_code, "or nested too deeply" in result.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("last", [DEEP, "[" * 3_000])
+@pytest.mark.parametrize("options", [(), ("--types", "a=json")])
+def test_a_cell_that_is_nested_too_deeply_is_a_bad_record(
+    client: FakeClient, tmp_path: Path, options: tuple[str, ...], last: str
+) -> None:
+    """Story: the command ended with a RecursionError, and published nothing."""
+    client.add("orders")
+    errors = tmp_path / "bad.ndjson"
+    told = published(client, f"id,a\n1,[2]\n2,{last}\n", *options, "--errors", str(errors), code=1)
+    assert told.startswith(f"record 2: PAYLOAD_MALFORMED: column a: '{last[:40]}' is nested too deeply; ")
+    assert list(stored(client)) == ["1"]
+    assert "is nested too deeply" in run(client, "publish", "orders", str(errors)).stderr
+
+
 @pytest.mark.parametrize(
     ("document", "told"),
     [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from datetime import UTC, datetime
 from decimal import Decimal
+from math import inf
 
 import msgspec
 import pytest
@@ -98,11 +99,21 @@ def test_a_document_is_encoded_for_its_topic() -> None:
     assert MSGPACK.encode(ODD) == msgspec.msgpack.encode(ODD)
     assert msgspec.msgpack.decode(MSGPACK.encode(Order(1, Decimal("2.5")))) == {"id": 1, "price": 2.5}
     assert NVFIX.encode(Order(1, Decimal("2.50"))) == b"id=1|price=2.50|"
+
     assert FIX.encode({"8": "FIX", "055": "é", "44": 1.5, "38": 100}) == b"8=FIX|55=\xc3\xa9|44=1.5|38=100|"
     assert FIX.encode({"55": "A", "96": b"a|55=Z"}) == b"55=A|95=6|96=a|55=Z|"
     assert FIX.encode({"95": 6, "96": b"a|55=Z"}) == b"95=6|96=a|55=Z|"
     for form in (MSGPACK, FIX, NVFIX, PayloadForm("binary")):
         assert form.encode(b"as it is") == form.encode("as it is") == b"as it is"
+
+
+def test_a_decimal_beyond_the_numbers_of_messagepack_is_refused() -> None:
+    """msgspec makes it an infinity."""
+    beyond = {"a": [1.5, {"b": Decimal("-1e400")}], "c": float("-inf"), "d": "Infinity"}
+    with pytest.raises(InvalidArgument, match="a Decimal is beyond the numbers of MessagePack"):
+        MSGPACK.encode(beyond)
+    fine = {"a": Decimal("-Infinity"), "b": float("inf"), "c": Decimal("1e300"), "d": "Infinity"}
+    assert msgspec.msgpack.decode(MSGPACK.encode(fine)) == {"a": -inf, "b": inf, "c": 1e300, "d": "Infinity"}
 
 
 @pytest.mark.parametrize(
