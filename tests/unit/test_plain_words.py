@@ -23,7 +23,6 @@ PAGES: Final = sorted(path.relative_to(DOCS).as_posix() for path in DOCS.rglob("
 NOT_YET: Final[tuple[str, ...]] = (
     "cli.md",
     "client.md",
-    "filters.md",
 )
 """Pages with longer sentences. A page leaves the list once it has none; no page joins it."""
 
