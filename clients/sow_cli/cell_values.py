@@ -33,7 +33,7 @@ NO_UTF8: Final = "a text is no UTF-8; see --encoding"
 
 
 def is_json(text: bytes) -> bool:
-    """Whether bytes are JSON."""
+    """True if bytes are JSON."""
     try:
         msgspec.json.decode(text, type=msgspec.Raw)
     except msgspec.DecodeError:

@@ -120,7 +120,7 @@ def _row(line: str, lines: Iterator[str], delimiter: str) -> Row:
 
 
 def looks_like_a_value(text: str) -> bool:
-    """Whether a cell without quotation marks is a number, true, false, null, or an object or array of JSON."""
+    """True if a cell without quotation marks is a number, true, false, null, or an object or array of JSON."""
     first = text[:1]
     if first not in _STARTS:
         return False
@@ -130,7 +130,7 @@ def looks_like_a_value(text: str) -> bool:
 
 
 def is_json(text: str) -> bool:
-    """Whether a text is JSON."""
+    """True if a text is JSON."""
     try:
         msgspec.json.decode(text.encode("utf-8", "surrogateescape"), type=msgspec.Raw)
     except msgspec.DecodeError:

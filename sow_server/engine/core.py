@@ -27,5 +27,5 @@ class Core:
     origins: Origins
     instance: Instance
     limits: RequestLimits
-    """Of records and requests (rule K8)."""
+    """The limits of records and requests (rule K8)."""
     unsound: SoundnessReports

@@ -119,3 +119,27 @@ def test_the_glossary_has_each_word_once_and_in_order() -> None:
     assert [sorted(part) for part in words] == words
     every = [word for part in words for word in part]
     assert len(every) == len(set(every))
+
+
+# ---- docstrings ----
+
+FRAGMENTS: Final = ("Of", "By", "Whether")
+"""A docstring that begins with one of these words has no subject."""
+PACKAGES: Final = ("sow_server", "replication", "clients/sow_client", "clients/sow_cli", "clients/sow_console")
+FRAGMENTS_LEFT: Final = {
+    "clients/sow_client": 0,
+}
+"""The docstrings without a subject of each folder that still has some. A folder without any is not in it."""
+
+
+def docstrings(module: ast.Module) -> Iterator[str]:
+    """The texts that stand alone as a statement: of modules, classes, functions, and names below their assignment."""
+    for node in ast.walk(module):
+        for statement in getattr(node, "body", None) or ():
+            value = statement.value if isinstance(statement, ast.Expr) else None
+            if isinstance(value, ast.Constant) and isinstance(value.value, str):
+                yield value.value.strip()
+
+
+def fragments(text: str) -> int:
+    return sum(found.split(maxsplit=1)[0] in FRAGMENTS for found in docstrings(ast.parse(text)) if found)

@@ -72,7 +72,7 @@ class Turns(Generic[T]):
         return waiting[min(waiting, key=self._had.__getitem__)][0] if waiting else None
 
     def waits(self, caller: str) -> bool:
-        """Whether a caller waits."""
+        """True if a caller waits."""
         return caller in self._waiting
 
     def next_among(self, may: Callable[[str], bool]) -> str | None:
