@@ -106,8 +106,8 @@ def _service_config(attempts_max: int, *without: tuple[str, str]) -> str:
 
 SERVICE_CONFIG: Final = _service_config(5)
 SERVICE_CONFIG_OF_MANY: Final = _service_config(2, (_SOW, "Publish"))
-"""Of a client with several addresses: the next one is nearer than a third attempt at this one. It has to know whether a
-publish was sent, and repeats it itself."""
+"""The configuration of a client with several addresses: the next one is nearer than a third attempt at this one. The
+client has to know whether a publish was sent, and repeats it itself."""
 CLOSE_SECONDS_MAX: Final = 1.0
 """The longest time that a program waits for its channels to close ([2])."""
 IDLE_MS: Final = 5_000

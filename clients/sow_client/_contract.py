@@ -75,7 +75,7 @@ FIELDS: Final[Mapping[type[Message], Mapping[str, int]]] = {
     snapshot_pb2.OpenExportRequest: _PARAMETERS,
     snapshot_pb2.ReadChangesRequest: _PARAMETERS,
 }
-"""By request: the path of a field, perhaps with its value, and the first contract that has it."""
+"""The fields of each request: the path of a field, perhaps with its value, and the first contract that has it."""
 HARMLESS: Final[Mapping[str, str]] = {
     "publisher.publisher_token": "a publish is only repeated elsewhere if both instances know tokens (KNOWN_ELSEWHERE)",
     "publisher.unit": "OpenPublisher, which a unit begins with, is unknown to such a server",

@@ -28,7 +28,7 @@ from sow_client._statuses import REFUSED_SECONDS, AllRefused
 from sow_client.errors import FailedPrecondition, SowError, Unavailable
 
 FailoverPublish: TypeAlias = Literal["again", "unsent"]
-"""Whether a publish of which it is unknown whether the lost instance has it is made again at another one."""
+"""The choice for a publish that a lost instance may have: made again at another one, or not."""
 
 
 class Elsewhere(enum.Enum):
@@ -129,7 +129,7 @@ CALLS: Final[dict[str, Row]] = {
     "/sow.v1.AccessService/ListSessions": _AGAIN,
     "/sow.v1.AccessService/EndSession": _IF_NOT_SENT,
 }
-"""By the path of the RPC. Only instances call the service of links."""
+"""Keyed by the path of the RPC. Only instances call the service of links."""
 
 LOSSES: Final = frozenset({"UNREACHABLE", "NOT_SERVING", "STORE_FAILED", "STOPPING", "DISK_FULL"})
 """Errors after which a client looks for another instance. It stays if the instance says that it serves."""

@@ -201,7 +201,7 @@ def _of_form(pa: Any, payloads: Sequence[bytes], form: PayloadForm | None, schem
 
 
 def _is_read(pa: Any, kind: Any) -> bool:
-    """Whether Arrow's reader of JSON makes columns of this type."""
+    """True if Arrow's reader of JSON makes columns of this type."""
     pa_json = import_module("pyarrow.json")
     try:
         pa_json.read_json(
