@@ -53,7 +53,7 @@ def load_pyarrow() -> ModuleType:
 
 
 class Told(msgspec.Struct):
-    """What a file tells about its columns, so that its records come back as they were."""
+    """The notes of a file about its columns, so that its records come back as they were."""
 
     whole: list[str] = []
     """Columns of floats, where one without a fraction stands for a whole number."""
@@ -62,7 +62,7 @@ class Told(msgspec.Struct):
 
 
 def told_in(schema: Any) -> Told:
-    """What the metadata of a file tell; of a file that others have written, nothing."""
+    """Reads the notes from the metadata of a file. A file that others have written has none."""
     try:
         return msgspec.json.decode((schema.metadata or {}).get(_TOLD, b"{}"), type=Told)
     except (msgspec.MsgspecError, UnicodeError):

@@ -54,7 +54,7 @@ class Finding:
     level: Level
     found: str
     advice: str = ""
-    """What to do; empty: nothing."""
+    """The advice. Empty: there is nothing to do."""
 
 
 @click.command(short_help="Find out what is wrong, and what to do.")
@@ -226,7 +226,7 @@ def versions(instance: Instance) -> Finding:
 
 
 def identity(found: Identity, session: Session) -> Finding:
-    """Who the caller is, how long the credential lasts, and its limits."""
+    """Checks who the caller is, how long the credential lasts, and its limits."""
     if not found.name:
         if all(map(_is_local, session.server.split(","))):
             return Finding("identity", "ok", "the server has no access file: everybody may do everything")

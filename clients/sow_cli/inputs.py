@@ -151,8 +151,8 @@ def _one_after_another(whole: bytes) -> list[bytes]:
 
 
 def parse_of(first: bytes, parse: Parse, reading: Reading) -> Parse:
-    """What makes a record of each line, if this is the first one: lines that `sow export`, `sow query` and --errors
-    have written are records."""
+    """Chooses the function that makes a record of each line, by the first one: lines that `sow export`, `sow query` and
+    --errors have written are records."""
     if reading.records is not None or reading.record is None:
         return parse
     if is_refused(first) or (reading.keyed is None and is_record(first)):

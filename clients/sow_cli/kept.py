@@ -1,4 +1,4 @@
-"""What columns keep of a record, so that an exported file is published as the same records.
+"""Decides which records columns keep whole, so that an exported file is published as the same records.
 
 [1]  A record that its columns do not give back as it was stands whole in one more column, `_payload`: a field of FIX
      that is there twice, bytes that are no UTF-8, a null beside records without the field.

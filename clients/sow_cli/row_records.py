@@ -46,7 +46,7 @@ _pack: Final = msgspec.msgpack.Encoder().encode
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a topic's records are made of."""
+    """The parts that a topic's records are made of."""
 
     message_type: MessageTypeName = "json"
     separator: str = "\x01"

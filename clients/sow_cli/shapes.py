@@ -23,7 +23,7 @@ _EXACT_IN_FLOAT: Final = 2**53
 
 
 class Shape:
-    """What is known of the values of one field. It grows with `add`."""
+    """The knowledge about the values of one field. It grows with `add`."""
 
     __slots__ = ("count", "has_whole_floats", "high", "items", "kinds", "low", "members")
 

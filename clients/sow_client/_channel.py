@@ -242,7 +242,7 @@ def open_channel(server: str, credentials: grpc.ChannelCredentials | None, optio
 
 
 class _Dropped(grpc._channel._ChannelCallState):
-    """What gRPC closes a channel by that was dropped. The channel itself may be gone by then."""
+    """The object by which gRPC closes a channel that was dropped. The channel itself may be gone by then."""
 
     def __del__(self) -> None:
         if not sys.is_finalizing():  # else modules lose what they import, and the connection ends with the process

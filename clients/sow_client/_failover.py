@@ -32,7 +32,7 @@ FailoverPublish: TypeAlias = Literal["again", "unsent"]
 
 
 class Elsewhere(enum.Enum):
-    """What becomes of a call when the instance in use is lost."""
+    """The ways in which a call continues when the instance in use is lost."""
 
     AGAIN = "again"
     """It is made again at another instance."""
@@ -43,7 +43,7 @@ class Elsewhere(enum.Enum):
 
 
 class Row(NamedTuple):
-    """What becomes of the calls of one RPC."""
+    """The way in which the calls of one RPC continue."""
 
     elsewhere: Elsewhere
     note: str = ""

@@ -246,7 +246,7 @@ class LeaseCore:
 
 
 class Seen(enum.Enum):
-    """What the records are that an instance has in place of those that a lease knows."""
+    """The kinds of records that an instance may have in place of those that a lease knows."""
 
     OWN = enum.auto()
     """The lease's, all of them."""

@@ -81,7 +81,7 @@ class Rule(Protocol):
     """Judges the value of one field."""
 
     def fault(self, value: object) -> str:
-        """What is wrong, beginning with the place in the field, if any; empty: nothing."""
+        """The fault, beginning with the place in the field, if any. Empty: there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -387,7 +387,7 @@ _RELATIONS: Final[Mapping[type[Message], Callable[[Message], str]]] = {
     replication_pb2.Seed: _seed_fault,
     replication_pb2.PublisherMark: _mark_fault,
 }
-"""What fields of one message say together."""
+"""The rules about several fields of one message."""
 
 
 def check(message: Message) -> None:

@@ -51,7 +51,7 @@ class Part(enum.Enum):
 
 
 class Outcome(enum.StrEnum):
-    """What has become of a line."""
+    """The outcomes of writing a line."""
 
     WRITTEN = "written"
     RESERVED = "reserved"

@@ -29,7 +29,7 @@ GRANTABLE: Final = tuple(action for action in Action if action is not Action.REP
 
 
 WATCHES: Final = "watches"
-"""What calls count as that watch health, and stay (rule N5)."""
+"""The name under which calls that watch health, and stay, are counted (rule N5)."""
 
 
 class Scope(enum.Enum):

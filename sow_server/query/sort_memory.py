@@ -79,7 +79,7 @@ class SortMemory:
         self._lock = threading.Lock()
         self._held = 0
         self._of: Counter[str] = Counter()
-        """What each caller holds."""
+        """The bytes that each caller holds."""
         self._holding: dict[SortShare, None] = {}
         """The sorts that hold memory."""
         self._looked = elapsed()

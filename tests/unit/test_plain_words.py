@@ -126,7 +126,7 @@ def test_the_glossary_has_each_word_once_and_in_order() -> None:
 # ---- docstrings ----
 
 ROOT: Final = DOCS.parent
-FRAGMENTS: Final = ("Of", "By", "Whether")
+FRAGMENTS: Final = ("Of", "By", "Whether", "What", "Who")
 """A docstring that begins with one of these words has no subject."""
 PACKAGES: Final = (
     "clients/sow_cli",
@@ -137,10 +137,10 @@ PACKAGES: Final = (
     "spark_connector",
 )
 FRAGMENTS_LEFT: Final = {
-    "clients/sow_client": 5,
-    "sow_server/engine/commit": 51,
-    "sow_server/services": 15,
-    "sow_server/subscriptions": 72,
+    "clients/sow_client": 6,
+    "sow_server/engine/commit": 56,
+    "sow_server/services": 17,
+    "sow_server/subscriptions": 75,
 }
 """The most docstrings without a subject in each folder that still has some, with the folders in it. All others have
 none."""

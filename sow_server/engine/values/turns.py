@@ -34,7 +34,7 @@ class Turns(Generic[T]):
         self._had: dict[str, float] = {}
         """The cost charged to each caller since somebody has waited."""
         self._floor = 0.0
-        """What the callers chosen so far had had when they were chosen, at most."""
+        """The most that a caller chosen so far had had when it was chosen."""
         self._size = 0
         self.callers = 0
         """How many callers wait."""

@@ -162,7 +162,7 @@ def encode_taken(taken: Taken) -> bytes:
 
 
 def decode_taken(row: bytes | None) -> Taken:
-    """What a source has taken, by its row; a row that is damaged counts as none."""
+    """Reads the numbers that a source has taken from its row. A damaged row counts as none."""
     return Taken() if row is None or len(row) != 8 else Taken(unpack_u32(row[:4]), unpack_u32(row[4:]))
 
 
