@@ -27,7 +27,8 @@ class Needed(NamedTuple):
 
 
 KNOWN_ELSEWHERE: Final = Needed("publisher.publisher_token", 2)
-"""The contract by which instances report publishers to each other (rule F11): where one does not, a retry is applied again."""
+"""The contract by which instances report publishers to each other (rule F11). Where one does not, a retry is applied
+again."""
 
 _EXTEND: Final = f"ttl_mode={types_pb2.TTL_MODE_EXTEND}"
 _REPLICATED: Final = f"durability={types_pb2.DURABILITY_REPLICATED}"
