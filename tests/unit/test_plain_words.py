@@ -129,12 +129,16 @@ ROOT: Final = DOCS.parent
 FRAGMENTS: Final = ("Of", "By", "Whether", "What", "Who")
 """A docstring that begins with one of these words has no subject."""
 PACKAGES: Final = (
+    "benchmarks",
     "clients/sow_cli",
     "clients/sow_client",
     "clients/sow_console",
+    "examples",
+    "proto",
     "replication",
     "sow_server",
     "spark_connector",
+    "tools",
 )
 FRAGMENTS_LEFT: Final = {
     "clients/sow_client": 6,
