@@ -153,7 +153,7 @@ def main(
         json_file.write_text(to_json(report) + "\n")
     if markdown_file is not None:
         markdown_file.write_text(to_markdown(report))
-    if failed(results):
+    if failed(report):
         sys.exit(1)
 
 

@@ -90,7 +90,7 @@ class Pair(SowServer):
                 time.sleep(POLL_SECONDS)
 
     def cpu_seconds(self) -> float:
-        """Of both."""
+        """The CPU time of both."""
         self._wait()
         return super().cpu_seconds() + self._receiver.cpu_seconds()
 

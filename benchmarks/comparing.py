@@ -30,7 +30,7 @@ class Measurement:
 
 
 Figures: TypeAlias = dict[str, list[dict[str, Spent]]]
-"""By measurement, then by round and side."""
+"""Keyed by measurement, then by round and side."""
 
 
 def measure(sides: Mapping[str, Side], measurements: Sequence[Measurement], rounds: int, spent: Figures) -> None:

@@ -28,8 +28,8 @@ TICK_SECONDS: Final = 0.01
 SHORT_TTL_SECONDS: Final = 1.5
 """Lifetime of the records that are published at the rate at which they then expire."""
 
-DRAIN_TARGET: Final = Target(6.0, SECONDS, at_least=False)
-DISTURBANCE_TARGET: Final = Target(2.0, f"{TIMES} idle", at_least=False)
+DRAIN_TARGET: Final = Target(12.0, SECONDS, at_least=False, ambition=6.0)
+DISTURBANCE_TARGET: Final = Target(3.0, f"{TIMES} idle", at_least=False, ambition=2.0)
 IDLE_SECONDS: Final = 10.0
 LOAD_CHUNK: Final = 50_000
 SURELY_SECONDS: Final = 120.0

@@ -49,7 +49,7 @@ OFFERED_PER_SECOND: Final = 20_000
 TICK_SECONDS: Final = 0.01
 PER_TICK: Final = round(OFFERED_PER_SECOND * TICK_SECONDS)
 
-DELIVERY_TARGET: Final = Target(1.7, f"{TIMES} the bare hop", at_least=False)
+DELIVERY_TARGET: Final = Target(3.5, f"{TIMES} the bare hop", at_least=False, ambition=1.7)
 LAG_TARGET: Final = Target(100.0, MILLISECONDS, at_least=False)
 FALL_TARGET: Final = Target(0.8, f"{TIMES} of without")
 MEMORY_TARGET: Final = Target(32.0, MEBIBYTES, at_least=False)

@@ -66,22 +66,22 @@ class Waits:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What was seen of one attack on one server."""
+    """The figures of one attack on one server."""
 
     idle: dict[str, Waits]
     attacked: dict[str, Waits]
     failures: Counter[str]
-    """Of the others' calls under the attack."""
+    """The failures of the others' calls under the attack."""
     memory: float
     """MiB above idle."""
     journal: float
     """MiB of the journal of the topic that the others publish to, at the end."""
     attacker: str
-    """What the attacker has got."""
+    """The answers that the attacker got."""
 
     @property
     def longest(self) -> float:
-        """Of all calls of the others under the attack."""
+        """The longest wait of all calls of the others under the attack."""
         return max(waits.longest for waits in self.attacked.values())
 
 
@@ -133,7 +133,7 @@ class _Memory(threading.Thread):
 
 
 def _resident_bytes(pid: int) -> int:
-    """Of a process and its children. A page that they share, of the interpreter, counts for each."""
+    """The resident bytes of a process and its children. A page that they share, of the interpreter, counts for each."""
     found = 0
     for one in (pid, *_children(pid)):
         try:

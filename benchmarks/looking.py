@@ -40,7 +40,7 @@ FIRST_ROWS: Final = Target(500.0, MILLISECONDS, at_least=False)
 VIEWERS: Final = 40
 VIEWED_ROWS: Final = 500
 WIDE_ROWS: Final = 2_000
-"""Of the one viewer: all rows that a grid may have."""
+"""The rows of the one viewer: all rows that a grid may have."""
 TICK_SECONDS: Final = 0.02
 SETTLE_SECONDS: Final = 3.0
 WAIT_SECONDS: Final = 30.0

@@ -25,7 +25,7 @@ from benchmarks.setting import Setting
 from sow_client import Client
 
 BATCH_RECORDS: Final = 1_000
-C_TARGET: Final = Target(1.5, f"{TIMES} Redis' C client")
+C_TARGET: Final = Target(0.25, f"{TIMES} Redis' C client", ambition=1.5)
 SEED: Final = 7
 
 
@@ -35,17 +35,19 @@ class _Level:
 
     ours: str
     redis: Fsync
-    new_keys: float
-    """The target for new keys, times Redis."""
-    updates: float
-    """The same for updates."""
+    new_keys: Target
+    updates: Target
 
     @property
     def name(self) -> str:
         return f"{self.ours.upper()} ↔ AOF {self.redis}"
 
 
-_LEVELS: Final = (_Level("buffered", "everysec", 2.5, 2.0), _Level("fsync", "always", 3.0, 2.5))
+_TIMES_REDIS: Final = f"{TIMES} Redis"
+_LEVELS: Final = (
+    _Level("buffered", "everysec", Target(1.2, _TIMES_REDIS, ambition=2.5), Target(0.75, _TIMES_REDIS, ambition=2.0)),
+    _Level("fsync", "always", Target(1.5, _TIMES_REDIS, ambition=3.0), Target(1.25, _TIMES_REDIS, ambition=2.5)),
+)
 
 
 def publish(client: Client, payloads: Sequence[bytes], durability: str, *, topic: str = TOPIC) -> float:
@@ -101,7 +103,7 @@ class _Side:
         """The lines of one durability: the rates of sow, Redis and the limits, in turns. `among`: Redis' C client
         chooses among so many keys; ANY_KEY: all are new."""
         new = among == ANY_KEY
-        target = Target(level.new_keys if new else level.updates, f"{TIMES} Redis")
+        target = level.new_keys if new else level.updates
         names: Sequence[str] = ()
         payloads: Sequence[bytes] = ()
         our_cpu = CpuMeter(self.server)

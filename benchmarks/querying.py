@@ -18,8 +18,8 @@ from benchmarks.rows import PER_SECOND, TIMES, Figure, Limit, Row, Target, ratio
 from benchmarks.setting import Setting
 from sow_client import Client
 
-TARGET: Final = Target(2.5, f"{TIMES} Redis")
-COLUMNS_TARGET: Final = Target(0.6, f"{TIMES} the bare gRPC stream")
+TARGET: Final = Target(1.2, f"{TIMES} Redis", ambition=2.5)
+COLUMNS_TARGET: Final = Target(0.35, f"{TIMES} the bare gRPC stream", ambition=0.6)
 LOAD_CHUNK: Final = 100_000
 
 

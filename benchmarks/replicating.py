@@ -41,7 +41,7 @@ SHARE_TARGET: Final = Target(0.35, f"{TIMES} of without")
 LAG_TARGET: Final = Target(30.0, MILLISECONDS, at_least=False)
 CATCH_UP_TARGET: Final = Target(60_000, PER_SECOND)
 RESYNC_TARGET: Final = Target(0.8, f"{TIMES} the load")
-DISTURBANCE_TARGET: Final = Target(2.0, f"{TIMES} idle", at_least=False)
+DISTURBANCE_TARGET: Final = Target(6.0, f"{TIMES} idle", at_least=False, ambition=2.0)
 OFFERED_PER_SECOND: Final = 5_000
 TICK_SECONDS: Final = 0.01
 PER_TICK: Final = round(OFFERED_PER_SECOND * TICK_SECONDS)

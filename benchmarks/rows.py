@@ -39,19 +39,39 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The target of a figure: at least `bound`, or at most."""
+    """The bound that a figure holds, at least or at most, and the ambition beyond it, if there is one.
+
+    A bound lies a third or more beside what a quiet run measured, so that noise does not cross it. A figure beyond its
+    bound is a regression; one that falls short of its ambition is not.
+    """
 
     bound: float
     unit: str
     at_least: bool = True
+    ambition: float | None = None
 
-    def met(self, figure: Figure) -> bool:
-        """Whether `figure`, in the target's unit, is good enough."""
+    def held(self, figure: Figure) -> bool:
+        """True if `figure`, in the target's unit, is within the bound."""
+        return self._reaches(figure, self.bound)
+
+    def reached(self, figure: Figure) -> bool | None:
+        """True if `figure` reaches the ambition. None if there is no ambition."""
+        return None if self.ambition is None else self._reaches(figure, self.ambition)
+
+    def _reaches(self, figure: Figure, value: float) -> bool:
         assert figure.unit == self.unit.split()[0], f"{figure} is not comparable with {self}"
-        return figure.value >= self.bound if self.at_least else figure.value <= self.bound
+        return figure.value >= value if self.at_least else figure.value <= value
 
     def __str__(self) -> str:
-        return f"{'≥' if self.at_least else '≤'} {self.bound:g} {self.unit}"
+        return self._said(self.bound)
+
+    @property
+    def ambition_said(self) -> str:
+        """The ambition as text; empty if there is none."""
+        return "" if self.ambition is None else self._said(self.ambition)
+
+    def _said(self, value: float) -> str:
+        return f"{'≥' if self.at_least else '≤'} {value:g} {self.unit}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +103,18 @@ class Row:
     """The reason why there is no peer's figure."""
 
     @property
-    def met(self) -> bool | None:
-        """Whether the target is met. None if there is no target."""
+    def held(self) -> bool | None:
+        """True if the judged figure is within the target's bound. None if nothing is judged."""
         if self.target is None or self.judged is None:
             return None
-        return self.target.met(self.judged)
+        return self.target.held(self.judged)
+
+    @property
+    def reached(self) -> bool | None:
+        """True if the judged figure reaches the ambition. None if nothing is judged or there is no ambition."""
+        if self.target is None or self.judged is None:
+            return None
+        return self.target.reached(self.judged)
 
 
 def ratio(ours: Sequence[float], peers: Sequence[float]) -> Figure:

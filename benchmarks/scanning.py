@@ -19,7 +19,7 @@ from benchmarks.setting import Setting
 from benchmarks.singly import SinglePublisher
 from sow_client import Client
 
-TARGET: Final = Target(2.0, f"{TIMES} idle", at_least=False)
+TARGET: Final = Target(5.0, f"{TIMES} idle", at_least=False, ambition=2.0)
 SCANNERS: Final = 2
 READY_SECONDS: Final = 60.0
 SIDES: Final = {"reader process": "reader_processes = 1", "none": "reader_processes = 0"}

@@ -20,7 +20,7 @@ from benchmarks.setting import Setting
 from sow.v1 import sow_pb2, sow_pb2_grpc, types_pb2
 from sow_client import Client
 
-TARGET: Final = Target(1.3, f"{TIMES} etcd", at_least=False)
+TARGET: Final = Target(3.0, f"{TIMES} etcd", at_least=False, ambition=1.3)
 CALL_SECONDS: Final = 10
 
 

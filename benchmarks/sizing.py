@@ -35,7 +35,7 @@ class Point:
     topics: int
     follow_all: bool
     cpu_micros: Mapping[str, float]
-    """By work, of one operation of `sow bench`."""
+    """The CPU time of one operation of `sow bench`, keyed by work."""
     memory_bytes: int
     """Resident memory at the end."""
     disk_bytes: int
@@ -43,7 +43,7 @@ class Point:
 
     @property
     def stored_bytes(self) -> int:
-        """Of the payloads."""
+        """The bytes of the payloads."""
         return self.records * self.payload_bytes
 
 
@@ -59,7 +59,7 @@ class Formula:
     figure: Callable[[Point], float | None]
     """None: the point tells nothing about it."""
     terms: Mapping[str, Term]
-    """By their text."""
+    """Keyed by their text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,11 +198,11 @@ class Load:
 
     name: str
     server_serial: float
-    """Of the server's threads that share one interpreter: no two of them run at a time."""
+    """The CPU time of the server's threads that share one interpreter: no two of them run at a time."""
     server_parallel: float
-    """Of its other threads and processes: RocksDB's, gRPC's, reader processes."""
+    """The CPU time of its other threads and processes: RocksDB's, gRPC's, reader processes."""
     client: float
-    """Of the client, which is one interpreter, too."""
+    """The CPU time of the client, which is one interpreter, too."""
 
     def per_second(self, cores: int, *, client_elsewhere: bool = False) -> float:
         """The greatest rate on so many cores: either all cores are busy, or one interpreter is."""
@@ -217,7 +217,7 @@ class Pinned:
 
     load: Load
     measured: Mapping[int, float]
-    """By cores, operations per second."""
+    """Operations per second, keyed by cores."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,9 +227,9 @@ class Kept:
     payload_bytes: int
     records: int
     disk_bytes: int
-    """Of the records, after a compaction, without journal."""
+    """The disk space of the records, after a compaction, without journal."""
     journal_bytes: int
-    """Of their changes, as the settings of retention count them, before compression."""
+    """The bytes of their changes, as the settings of retention count them, before compression."""
 
 
 @dataclass(frozen=True, slots=True)

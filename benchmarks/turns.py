@@ -60,7 +60,7 @@ class Done(NamedTuple):
     records: int
     """The records, or the calls, that it was about."""
     milliseconds: Sequence[float] = ()
-    """Of each call, where calls are made one after the other."""
+    """The time of each call, where calls are made one after the other."""
     prepared_seconds: float = 0.0
     """CPU time of the server for preparations, which does not count."""
 
@@ -240,7 +240,7 @@ class Ratio:
 
     @classmethod
     def of(cls, figures: Sequence[float], others: Sequence[float]) -> Ratio:
-        """Of `figures` to `others`."""
+        """The ratio of `figures` to `others`."""
         ratios = sorted(figure / other for figure, other in zip(figures, others, strict=True))
         return cls(statistics.median(ratios), ratios)
 

@@ -80,7 +80,7 @@ class _Viewer:
         request = sow_pb2.SubscribeRequest(topic=TOPIC, sow=True, oof=True)
         self.core = LiveCore(request, retry_for=float("inf"), connect_timeout=5.0, tells=False)
         self.bytes = 0
-        """Of the messages of the last call, in both directions."""
+        """The bytes of the messages of the last call, in both directions."""
         self._stub = sow_pb2_grpc.SowServiceStub(channel)
 
     def call(self) -> None:

@@ -5,7 +5,8 @@
 
 Each module `_name.py` of `aio` gives the module of that name in `blocking`. Three things change: words (`_WORDS`), the
 blocks under `with _transport.unless_closed():`, which only asyncio needs and whose lines move one level out, and the
-layout, which ruff makes anew. Both `__init__.py` are written by hand: they say who may use the client.
+layout, which ruff makes anew. `unasync` would change words only: docstrings would read wrong, and blocks that only
+asyncio needs would stay. Both `__init__.py` are written by hand: they say who may use the client.
 
 The rest of `sow_client` is written by hand: pure modules that both clients use, and the classes in which threads and
 tasks really differ (parts of the transport, QueryResult, Publisher, Subscription, DurableSubscription, LoadStager), in

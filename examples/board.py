@@ -97,7 +97,7 @@ class Departure:
 
     @property
     def late(self) -> bool:
-        """Whether it comes onto the board."""
+        """True if it comes onto the board."""
         return self.delay >= WAITING_MINUTES
 
     @property

@@ -95,7 +95,7 @@ class Cluster:
         self._instances = instances
         self._wire = wire
         self._latest: dict[str, bytes] = {}
-        """By key, the expected document unless it expires."""
+        """The expected document of each key, unless it expires."""
         self._short: set[str] = set()
         """Keys with a short lifetime."""
 

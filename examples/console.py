@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def answers(address: str) -> bool:
-    """Whether something listens there."""
+    """True if something listens there."""
     host, _, port = address.rpartition(":")
     with socket.socket() as probe:
         return probe.connect_ex((host, int(port))) == 0

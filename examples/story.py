@@ -58,7 +58,7 @@ class Lifetimes:
     default: int
     """The topic's default."""
     hauls: tuple[Haul, ...]
-    """By distance. A flight belongs to the first class whose distance it does not exceed."""
+    """The classes by distance. A flight belongs to the first class whose distance it does not exceed."""
 
 
 def lifetimes(records: int) -> Lifetimes:

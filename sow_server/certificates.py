@@ -153,7 +153,7 @@ class Watch:
         self._stamp = stamp(files)
 
     def is_due(self) -> bool:
-        """Whether it is time to look; once in CHECK_SECONDS."""
+        """True if it is time to look; once in CHECK_SECONDS."""
         now = self._monotonic()
         if now - self._looked < CHECK_SECONDS:
             return False
@@ -161,7 +161,7 @@ class Watch:
         return True
 
     def has_changed(self) -> bool:
-        """Whether the files have been replaced or rewritten since the last look ([3])."""
+        """True if the files have been replaced or rewritten since the last look ([3])."""
         before, self._stamp = self._stamp, stamp(self._files)
         return self._stamp != before
 

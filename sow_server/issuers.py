@@ -61,7 +61,7 @@ class Issuers:
         self._valid = _valid(self._authorities, now())
 
     def trust(self, pem: bytes, chain: bytes) -> bool:
-        """Whether a client's certificate is good. `chain`: all that the client has sent, as PEM."""
+        """True if a client's certificate is good. `chain`: all that the client has sent, as PEM."""
         self._refresh()
         number, known = self._behind.get((pem, chain), (-1, frozenset()))
         if not known.isdisjoint(self._valid):
@@ -99,7 +99,7 @@ def _valid(authorities: Authorities, now: datetime) -> dict[bytes, x509.Certific
 
 
 def _fingerprint(authority: x509.Certificate) -> bytes:
-    """Of the name and the key: a renewed certificate of an authority is the same authority."""
+    """The SHA-256 of the name and the key: a renewed certificate of an authority is the same authority."""
     key = authority.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
     return hashlib.sha256(authority.subject.public_bytes() + key).digest()
 

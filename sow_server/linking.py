@@ -154,7 +154,7 @@ class LinkingError(Exception):
 
 
 def _settle(store: Store, config: Config) -> None:
-    """What the configuration names is its own from now on (rule R14). Raises LinkingError."""
+    """Peers that the configuration names are its own from now on (rule R14). Raises LinkingError."""
     answers: list[list[str] | StoreError] = []
     if store.replicas.commanded.settle(_configured(config), answers.append):
         store.writer.step()

@@ -71,7 +71,7 @@ class Revocations:
         self._use(read_revocations(file, client_ca, now()))
 
     def is_revoked(self, pem: bytes) -> bool:
-        """Whether a client's certificate is revoked ([3])."""
+        """True if a client's certificate is revoked ([3])."""
         self._refresh()
         known = self._cached.get(pem)
         if known is None:

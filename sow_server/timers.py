@@ -115,7 +115,7 @@ class Timers:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._alarm: asyncio.TimerHandle | None = None
         self._woken = False
-        """Whether the event loop was asked to check the deadlines and has not yet done so. Set on any thread."""
+        """True if the event loop was asked to check the deadlines and has not yet done so. Set on any thread."""
         # Two instances: the second notices that the first is still running, see `PeriodicJob`.
         self._scheduler = AsyncIOScheduler(
             job_defaults={"coalesce": True, "misfire_grace_time": None, "max_instances": 2}

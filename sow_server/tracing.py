@@ -136,7 +136,7 @@ class Tracing:
         return CallSpan(self, span, writes=need.action in _WRITES)
 
     def _samples(self) -> bool:
-        """Whether this call without a parent is sampled."""
+        """True if this call without a parent is sampled."""
         self._calls += 1
         return self._sample_every > 0 and self._calls % self._sample_every == 0
 

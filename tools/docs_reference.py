@@ -91,7 +91,7 @@ class _Comments:
         return "" if found is None else _text(found.leading_comments + found.trailing_comments)
 
     def of_file(self) -> str:
-        """What stands above the file's first statement."""
+        """The comment above the file's first statement."""
         found = self._texts.get((_SYNTAX,))
         return "" if found is None else _text("\n".join([*found.leading_detached_comments, found.leading_comments]))
 

@@ -193,7 +193,7 @@ def with_blank_lines(markdown: str) -> str:
     outside = dict(lines_outside_fences(markdown))
     made: list[str] = []
     width = 0
-    """Of the marker of the list that a line is in; 0: in none."""
+    """The width of the marker of the list that a line is in. 0: in none."""
     for number, line in enumerate(markdown.split("\n")):
         if width and line.startswith(" " * width):  # a part of the item, whatever it is
             made.append(" " * (4 - width) + line)

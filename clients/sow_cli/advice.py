@@ -38,7 +38,7 @@ _COMMANDS: Final = {
     "update": "publish",
     "watch": "subscribe",
 }
-"""What other stores call a command."""
+"""The names of commands in other stores."""
 _FILTERS: Final = frozenset({"--filter", "--where"})
 _OPTIONS: Final = {
     "--columns": "--select",
@@ -53,7 +53,7 @@ _OPTIONS: Final = {
     "--ttl": "--default-ttl",
     "--where": "--filter",
 }
-"""What another command, or another store, calls an option. It counts where the command has the option named here."""
+"""The names of options in other commands, or in other stores. It counts where the command has the option named here."""
 
 
 def command_for(name: str, known: list[str]) -> list[str]:

@@ -55,7 +55,7 @@ class Converted(NamedTuple):
 
     filter: str
     remarks: tuple[Remark, ...]
-    """By position."""
+    """The remarks in the order of their positions."""
 
 
 def from_amps(text: str) -> Converted:
@@ -430,7 +430,7 @@ def _is_null(node: Node) -> bool:
 
 
 def _is_condition(node: Node) -> bool:
-    """Whether its value is true or false."""
+    """True if its value is true or false."""
     match node:
         case Call(_, "IF", (_, *branches)) | Call(_, "COALESCE", branches):
             return any(map(_is_condition, branches))
@@ -440,7 +440,7 @@ def _is_condition(node: Node) -> bool:
 
 
 def _may_be_condition(node: Node) -> bool:
-    """Whether it may stand for a condition: also a field, which may be true."""
+    """True if it may stand for a condition: also a field, which may be true."""
     match node:
         case Call(_, "IF", (_, *branches)) | Call(_, "COALESCE", branches):
             return any(map(_may_be_condition, branches))
@@ -448,7 +448,7 @@ def _may_be_condition(node: Node) -> bool:
 
 
 def _truth(node: Node) -> bool | None:
-    """Of 1, 0, true and false."""
+    """The truth of 1, 0, true and false. None: the node is none of these."""
     match node:
         case Number(_, digits):
             return {0.0: False, 1.0: True}.get(float(digits))
@@ -458,7 +458,7 @@ def _truth(node: Node) -> bool | None:
 
 
 def _is_no_number(node: Node) -> bool:
-    """Whether it is a text that equals no number."""
+    """True if it is a text that equals no number."""
     return isinstance(node, Text) and _NUMERIC.fullmatch(node.value) is None
 
 

@@ -11,15 +11,15 @@ import re
 from typing import Final, NamedTuple
 
 REPEATS_MAX: Final = 1_000
-"""Of RE2: the largest count of a repetition, and of those inside each other together."""
+"""RE2's largest count of a repetition, and of repetitions inside each other together."""
 WEIGHT_MAX: Final = 20_000
 """Steps of RE2's program, estimated from above."""
 _DEPTH_MAX: Final = 50
 _LETTER_WEIGHT: Final = 8
 _CLASS_WEIGHT: Final = 80
-"""Of a class such as `\\W`, which has characters of one to four bytes."""
+"""The weight of a class such as `\\W`, which has characters of one to four bytes."""
 _UNICODE_WEIGHT: Final = 2_000
-"""Of a class such as `\\pL`."""
+"""The weight of a class such as `\\pL`."""
 
 _ONLY_PCRE: Final = (
     ("?<=", "look-behind"),

@@ -36,7 +36,7 @@ class Text:
     source: str
     """As it is written, between its quotes."""
     raw: bool
-    """Whether it is written as r'…': a backslash is one."""
+    """True if it is written as r'…': a backslash is one."""
 
 
 @dataclass(frozen=True, slots=True)

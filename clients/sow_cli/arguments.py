@@ -46,7 +46,7 @@ def _refuse_other_bytes(value: object, param: click.Parameter) -> None:
 
 
 def is_utf8(text: str) -> bool:
-    """Whether an argument was UTF-8. Python keeps other bytes as halves of surrogates."""
+    """True if an argument was UTF-8. Python keeps other bytes as halves of surrogates."""
     try:
         text.encode()
     except UnicodeEncodeError:

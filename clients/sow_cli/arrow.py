@@ -53,7 +53,7 @@ def load_pyarrow() -> ModuleType:
 
 
 class Told(msgspec.Struct):
-    """What a file tells about its columns, so that its records come back as they were."""
+    """The notes of a file about its columns, so that its records come back as they were."""
 
     whole: list[str] = []
     """Columns of floats, where one without a fraction stands for a whole number."""
@@ -62,7 +62,7 @@ class Told(msgspec.Struct):
 
 
 def told_in(schema: Any) -> Told:
-    """What the metadata of a file tell; of a file that others have written, nothing."""
+    """Reads the notes from the metadata of a file. A file that others have written has none."""
     try:
         return msgspec.json.decode((schema.metadata or {}).get(_TOLD, b"{}"), type=Told)
     except (msgspec.MsgspecError, UnicodeError):
@@ -122,13 +122,13 @@ class ArrowSchema:
         return self._types
 
     def _has_nulls(self, path: Path) -> bool:
-        """Whether a null is one of the document: each has the field."""
+        """True if a null is one of the document: each has the field."""
         shape = self._shapes[path]
         return NoneType in shape.kinds and shape.count == self._documents
 
     @property
     def _has_payloads(self) -> bool:
-        """Whether there is a column of whole payloads ([4])."""
+        """True if there is a column of whole payloads ([4])."""
         if not self._keeps_all or self._form.message_type == "binary":
             return False
         if self._flat is not None:
@@ -245,7 +245,7 @@ class ArrowSchema:
         return values
 
     def _keeps(self, payload: bytes, document: dict[str, object] | None, is_exact: bool) -> bool:
-        """Whether the columns give this payload back."""
+        """True if the columns give this payload back."""
         if document is None or not is_exact:
             return False
         if self._flat is not None:
@@ -444,7 +444,7 @@ def _document(payload: bytes, form: RecordForm) -> tuple[dict[str, object] | Non
 
 
 def _is_exact(payload: bytes) -> bool:
-    """Whether floats hold the numbers of a document."""
+    """True if floats hold the numbers of a document."""
     kept = True
 
     def number(text: str) -> float:

@@ -202,7 +202,7 @@ def bench(
 
 
 def _circumstances(client: Client, plan: Plan) -> list[Fact]:
-    """What the figures depend on: versions, the server, and the settings of the run."""
+    """The circumstances of the figures: versions, the server, and the settings of the run."""
     instance = client.describe_instance()
     return [
         Fact("command_version", __version__, __version__, label="command"),

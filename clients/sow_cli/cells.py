@@ -120,7 +120,7 @@ def _row(line: str, lines: Iterator[str], delimiter: str) -> Row:
 
 
 def looks_like_a_value(text: str) -> bool:
-    """Whether a cell without quotation marks is a number, true, false, null, or an object or array of JSON."""
+    """True if a cell without quotation marks is a number, true, false, null, or an object or array of JSON."""
     first = text[:1]
     if first not in _STARTS:
         return False
@@ -133,7 +133,7 @@ _NOT_JSON: Final = "not JSON"
 
 
 def json_fault(data: bytes) -> str:
-    """Why bytes are not taken as JSON; empty: they are."""
+    """Returns why bytes are not taken as JSON; empty: they are."""
     try:
         msgspec.json.decode(data, type=msgspec.Raw)
     except msgspec.DecodeError:
@@ -144,5 +144,5 @@ def json_fault(data: bytes) -> str:
 
 
 def is_json(text: str | bytes) -> bool:
-    """Whether a text or bytes are JSON, also where it is nested too deeply to be taken."""
+    """True if a text or bytes are JSON, also where it is nested too deeply to be taken."""
     return json_fault(text if isinstance(text, bytes) else text.encode("utf-8", "surrogateescape")) != _NOT_JSON

@@ -180,7 +180,7 @@ def text(value: object) -> str | None:
 
 
 def is_text(value: object) -> bool:
-    """Whether the cell of a value shows a text: also that of bytes, and of a time of MessagePack."""
+    """True if the cell of a value shows a text: also that of bytes, and of a time of MessagePack."""
     if isinstance(value, msgspec.Raw):
         return bytes(value)[0] == _QUOTE
     return isinstance(value, str) or isinstance(PayloadForm.plain(value), str)

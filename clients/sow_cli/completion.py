@@ -327,7 +327,8 @@ def split(text: str) -> Line:
 
 
 def completions(root: click.Command, connect: Connect | None, words: Sequence[str], last: str) -> list[CompletionItem]:
-    """What may stand in place of `last`, behind `words`. Nothing where the line, or a context, has a fault."""
+    """The texts that may stand in place of `last`, behind `words`. There are none if the line, or a context, has a
+    fault."""
     try:
         return ShellComplete(root, {"obj": connect}, "sow", "").get_completions(list(words), last)
     except click.UsageError:

@@ -100,7 +100,7 @@ def _noted(ctx: click.Context, param: click.Parameter, value: str | None) -> Non
 
 
 def is_from_environment(ctx: click.Context, name: str) -> bool:
-    """Whether a parameter has its value from a variable."""
+    """True if a parameter has its value from a variable."""
     return ctx.get_parameter_source(name) is click.core.ParameterSource.ENVIRONMENT
 
 

@@ -54,7 +54,7 @@ class Finding:
     level: Level
     found: str
     advice: str = ""
-    """What to do; empty: nothing."""
+    """The advice. Empty: there is nothing to do."""
 
 
 @click.command(short_help="Find out what is wrong, and what to do.")
@@ -147,7 +147,7 @@ def _is_local(address: str) -> bool:
 
 
 def tls_of(session: Session) -> Iterator[Finding]:
-    """Whether the connections are encrypted, and how long the certificates last."""
+    """Checks that the connections are encrypted, and how long the certificates last."""
     tls = session.tls
     for address in map(str.strip, session.server.split(",")):
         if tls is None:
@@ -213,7 +213,7 @@ def speed(call_micros: int) -> Finding:
 
 
 def versions(instance: Instance) -> Finding:
-    """Whether the command and the server are of one version."""
+    """Checks that the command and the server are of one version."""
     theirs = instance.server_version or "an older version"
     if theirs == __version__:
         return Finding("versions", "ok", f"command and server are of version {__version__}")
@@ -226,7 +226,7 @@ def versions(instance: Instance) -> Finding:
 
 
 def identity(found: Identity, session: Session) -> Finding:
-    """Who the caller is, how long the credential lasts, and its limits."""
+    """Checks who the caller is, how long the credential lasts, and its limits."""
     if not found.name:
         if all(map(_is_local, session.server.split(","))):
             return Finding("identity", "ok", "the server has no access file: everybody may do everything")
@@ -301,7 +301,7 @@ def clock(skew_micros: int, exact_to_micros: int) -> Finding:
 
 
 def disk(used_bytes: int, free_bytes: int | None) -> Finding:
-    """Whether the disk has room."""
+    """Checks that the disk has room."""
     if free_bytes is None:
         return Finding(
             "disk", "skipped", f"{display.size(used_bytes)} are used; an older server does not tell the rest"

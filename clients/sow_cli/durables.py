@@ -229,7 +229,7 @@ def _consumer(found: DurableConsumer | None) -> list[Fact]:
 
 
 def _attached(one: Durable) -> str:
-    """Who consumes it, as far as the caller may know."""
+    """The consumer, as far as the caller may know it."""
     if not one.attached:
         return "no"
     found = one.consumer

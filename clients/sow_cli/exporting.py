@@ -288,7 +288,7 @@ class RecordFile:
 
 
 def _is_read_twice(kind: Format, form: RecordForm) -> bool:
-    """Whether all payloads must be seen before the first record is written ([3])."""
+    """True if all payloads must be seen before the first record is written ([3])."""
     if kind in _WHOLE:
         return False
     has_types = kind in (Format.PARQUET, Format.ARROW)

@@ -151,8 +151,8 @@ def _one_after_another(whole: bytes) -> list[bytes]:
 
 
 def parse_of(first: bytes, parse: Parse, reading: Reading) -> Parse:
-    """What makes a record of each line, if this is the first one: lines that `sow export`, `sow query` and --errors
-    have written are records."""
+    """Chooses the function that makes a record of each line, by the first one: lines that `sow export`, `sow query` and
+    --errors have written are records."""
     if reading.records is not None or reading.record is None:
         return parse
     if is_refused(first) or (reading.keyed is None and is_record(first)):
@@ -322,7 +322,7 @@ def _delimiter_in(first_line: str) -> str:
 
 
 def _is_of_an_export(header: Sequence[str], rows: Iterable[cells.Row]) -> bool:
-    """Whether `sow` has written the CSV, so that a cell in quotation marks is a text, whatever it looks like: it has
+    """True if `sow` has written the CSV, so that a cell in quotation marks is a text, whatever it looks like: it has
     the numbers of metadata, without such marks. Other programs may put them around all cells."""
     numbers = [number for number, name in enumerate(header) if name in _UNQUOTED]
     whole = [row for row in rows if isinstance(row, list) and len(row) == len(header)]

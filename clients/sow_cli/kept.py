@@ -1,4 +1,4 @@
-"""What columns keep of a record, so that an exported file is published as the same records.
+"""Decides which records columns keep whole, so that an exported file is published as the same records.
 
 [1]  A record that its columns do not give back as it was stands whole in one more column, `_payload`: a field of FIX
      that is there twice, bytes that are no UTF-8, a null beside records without the field.
@@ -69,7 +69,7 @@ class CsvKept:
                 self.lacks = not self._keeps(payload, found)
 
     def keeps(self, payload: bytes) -> bool:
-        """Whether the columns give this payload back."""
+        """True if the columns give this payload back."""
         return self._keeps(payload, self._payloads.fields(payload))
 
     def _keeps(self, payload: bytes, found: Mapping[str, object] | None) -> bool:
@@ -99,7 +99,7 @@ def _is_null(value: object) -> bool:
 
 
 def _is_text_of_json(value: object) -> bool:
-    """Whether a text looks like an object or an array, as which it would be read."""
+    """True if a text looks like an object or an array, as which it would be read."""
     shown = text(value) if is_text(value) else ""
     return shown is not None and shown[:1] in ("{", "[") and is_json(shown)
 
@@ -113,7 +113,7 @@ def _is_utf8(value: object) -> bool:
 
 
 def is_plain(value: object) -> bool:
-    """Whether JSON has a value of MessagePack, with its type."""
+    """True if JSON has a value of MessagePack, with its type."""
     match value:
         case dict():
             return all(isinstance(name, str) and is_plain(one) for name, one in value.items())
@@ -143,7 +143,7 @@ def _plain_text(value: object) -> str:
 
 
 def agree(value: object, cell: object, *, typed: bool) -> bool:
-    """Whether a cell shows this field of a record ([2]). A column may have changed the type, such as 1 to 1.0, or to
+    """True if a cell shows this field of a record ([2]). A column may have changed the type, such as 1 to 1.0, or to
     the text of a value. `typed`: fields have types, so that no number shows a text."""
     is_shown_as_text = is_text(value) and not isinstance(value, float)  # of which JSON has a text for NaN alone
     if typed and is_shown_as_text and _is_scalar(cell):
@@ -160,7 +160,7 @@ def agree(value: object, cell: object, *, typed: bool) -> bool:
 
 
 def _is_scalar(cell: object) -> bool:
-    """Whether a cell is a number, true or false. An object or an array may stand for a text of JSON."""
+    """True if a cell is a number, true or false. An object or an array may stand for a text of JSON."""
     if isinstance(cell, msgspec.Raw):
         return bytes(cell)[:1] not in (b"{", b"[")
     return isinstance(cell, (bool, int, float, Decimal))

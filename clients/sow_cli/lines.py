@@ -26,7 +26,7 @@ from sow_client._payloads import encoded_in
 LINE_BYTES_MAX: Final = 48 * 2**20  # the largest payload in base64, or with all of its quotation marks doubled
 PAYLOAD_BYTES_MAX: Final = 16 * 2**20  # a request holds no more (rule K8)
 NEVER_MICROS: Final = 2**63 - 1
-"""Of an item: it never expires, whatever the topic's own lifetime is."""
+"""The lifetime of an item that never expires, whatever the topic's own lifetime is."""
 _CHUNK_BYTES: Final = 256 * 1024
 _JSON: Final = PayloadForm()
 
@@ -259,7 +259,7 @@ _decode_told: Final = msgspec.json.Decoder(_ToldLine).decode
 
 
 def is_record(line: bytes) -> bool:
-    """Whether a line is a whole record, with all of its metadata, and no document."""
+    """True if a line is a whole record, with all of its metadata, and no document."""
     if not line.lstrip().startswith(b"{"):
         return False
     try:
@@ -270,7 +270,7 @@ def is_record(line: bytes) -> bool:
 
 
 def is_refused(line: bytes) -> bool:
-    """Whether a line is one of the file of --errors, and no document."""
+    """True if a line is one of the file of --errors, and no document."""
     if not line.lstrip().startswith(b"{"):
         return False
     try:

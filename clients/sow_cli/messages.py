@@ -46,7 +46,7 @@ _PAYLOAD_WIDTH_MIN: Final = 20
 
 
 def is_colourful() -> bool:
-    """Whether lines for people have colours."""
+    """True if lines for people have colours."""
     return sys.stdout.isatty() and "NO_COLOR" not in environ
 
 

@@ -44,8 +44,8 @@ def unpacked_name(name: str) -> tuple[PurePath, Packing | None]:
 
 
 def unpacked(file: BufferedReader, name: str, *, as_it_is: bool) -> BufferedReader:
-    """What a file holds: of a compressed one, the content. Its name tells, or its first bytes, unless the bytes are
-    records `as_it_is`. Raises a usage error for a compression that is not read."""
+    """The content of a file, unpacked if it is compressed. Its name shows that, or its first bytes, unless the bytes
+    are records `as_it_is`. Raises a usage error for a compression that is not read."""
     packing = unpacked_name(name)[1]
     if file.isatty():
         return file

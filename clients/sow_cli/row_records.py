@@ -46,7 +46,7 @@ _pack: Final = msgspec.msgpack.Encoder().encode
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a topic's records are made of."""
+    """The parts that a topic's records are made of."""
 
     message_type: MessageTypeName = "json"
     separator: str = "\x01"
@@ -74,7 +74,7 @@ class Reading:
     absent: int | None = NEVER_MICROS
     """The expire time of those that have none."""
     encoding: str | None = None
-    """Of a text; None: UTF-8, or as a mark in front of the text tells."""
+    """The encoding of a text. None: UTF-8, or the one that a byte order mark in front of the text names."""
     keyed: Parse | None = None
     """Gives a document its key."""
     keep_spaces: bool = False

@@ -304,7 +304,7 @@ class TableLayout:
     """Column widths of a table that is written while it is read."""
 
     widths: tuple[int, ...]
-    """Of the first columns: the others have no room."""
+    """The widths of the first columns: the others have no room."""
     right: frozenset[int]
     """The columns of numbers."""
 

@@ -23,7 +23,7 @@ _EXACT_IN_FLOAT: Final = 2**53
 
 
 class Shape:
-    """What is known of the values of one field. It grows with `add`."""
+    """The knowledge about the values of one field. It grows with `add`."""
 
     __slots__ = ("count", "has_whole_floats", "high", "items", "kinds", "low", "members")
 
@@ -37,9 +37,9 @@ class Shape:
         self.has_whole_floats = False
         """True: one is a float without a fraction, such as 1.0."""
         self.members: dict[str, Shape] = {}
-        """Of the objects."""
+        """The shapes of the members of the objects."""
         self.items: Shape | None = None
-        """Of all arrays."""
+        """The shape of the items of all arrays."""
 
     def add(self, values: list[Any]) -> None:
         """Some more values."""
@@ -95,7 +95,7 @@ class Shape:
         return pa.uint64() if self.low >= 0 and self.high < 2**64 else None
 
     def fits(self, pa: ModuleType, kind: DataType) -> bool:
-        """Whether a column of this type takes all values exactly. Arrow itself would cut 2.5 to 2, and drop fields of
+        """True if a column of this type takes all values exactly. Arrow itself would cut 2.5 to 2, and drop fields of
         objects."""
         kinds, types = self.kinds - {NoneType}, pa.types
         if not kinds:
@@ -116,7 +116,7 @@ class Shape:
         return len(kinds) == 1 and self.kind(pa) == kind
 
     def keeps(self, value: object, kind: DataType | None, *, whole: bool = False) -> bool:
-        """Whether a column of this type gives this value back ([2]). `whole`: see `is_whole`. A null is for the caller
+        """True if a column of this type gives this value back ([2]). `whole`: see `is_whole`. A null is for the caller
         to judge."""
         if value is None:
             return True
@@ -136,7 +136,7 @@ class Shape:
         return isinstance(value, (str, bool))
 
     def keeps_all(self, kind: DataType | None, *, whole: bool = False) -> bool:
-        """Whether a column of this type gives all values back; False also where it may."""
+        """True if a column of this type gives all values back; False also where it may."""
         kinds = self.kinds - {NoneType}
         if not kinds <= {str, bool, int, float, dict, list}:
             return False

@@ -317,7 +317,7 @@ def target_of(topic: Topic | None) -> Target:
 
 
 def line_parser(reading: Reading, target: Target, *, as_it_is: bool) -> Parse:
-    """What makes a record of a line. `as_it_is`: its bytes are the payload, whatever the message type."""
+    """The function that makes a record of a line. `as_it_is`: its bytes are the payload, whatever the message type."""
     if reading.records and reading.record is not None:
         return reading.record
     parse = document if target.message_type == "json" or as_it_is else base64_payload

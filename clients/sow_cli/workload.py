@@ -97,7 +97,7 @@ class Plan:
     """None: the server's default."""
     ttl: str = "1d"
     seconds: float = 5.0
-    """Of each work except `publish`, which ends with the last record."""
+    """The duration of each work except `publish`, which ends with the last record."""
 
     @property
     def names(self) -> list[str]:
@@ -137,7 +137,7 @@ class Measured:
     cpu_seconds: float | None
     memory_bytes: int | None
     disk_bytes: int | None = None
-    """Of the whole server. None: the caller may not see it."""
+    """The disk space of the whole server. None: the caller may not see it."""
 
     @property
     def per_second(self) -> float:

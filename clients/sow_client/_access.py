@@ -21,7 +21,7 @@ class Identity:
     credential: str
     """`certificate`, `token`, `jwt` or `none`."""
     fingerprint: str
-    """By which the audit log names the credential."""
+    """The name of the credential in the audit log."""
     expires: datetime | None
     """None: never."""
     roles: tuple[str, ...]
@@ -31,7 +31,7 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class AccessDecision:
-    """Whether an identity may do something."""
+    """The answer to the question whether an identity may do something."""
 
     allowed: bool
     decided_by: str

@@ -56,7 +56,7 @@ def checked_preference(prefer: str) -> Prefer:
 
 
 def is_name(server: str, variables: Mapping[str, str] = os.environ) -> bool:
-    """Whether an address has a name that may have several addresses. Where gRPC connects through a proxy, the proxy
+    """True if an address has a name that may have several addresses. Where gRPC connects through a proxy, the proxy
     looks names up, and this machine may not know them."""
     match = ADDRESS.fullmatch(server)
     if match is None or is_local(server) or proxy_variable(server, variables):

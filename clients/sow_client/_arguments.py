@@ -184,7 +184,7 @@ class _Annotated:
 
 
 def _fits(value: object, hint: Any) -> bool:
-    """Whether a value has the type of a signature; true where that cannot be told here."""
+    """True if a value has the type of a signature, or if that cannot be decided here."""
     origin = typing.get_origin(hint)
     if origin in (Union, types.UnionType):
         return any(_fits(value, one) for one in typing.get_args(hint))

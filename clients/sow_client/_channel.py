@@ -106,8 +106,8 @@ def _service_config(attempts_max: int, *without: tuple[str, str]) -> str:
 
 SERVICE_CONFIG: Final = _service_config(5)
 SERVICE_CONFIG_OF_MANY: Final = _service_config(2, (_SOW, "Publish"))
-"""Of a client with several addresses: the next one is nearer than a third attempt at this one. It has to know whether a
-publish was sent, and repeats it itself."""
+"""The configuration of a client with several addresses: the next one is nearer than a third attempt at this one. The
+client has to know whether a publish was sent, and repeats it itself."""
 CLOSE_SECONDS_MAX: Final = 1.0
 """The longest time that a program waits for its channels to close ([2])."""
 IDLE_MS: Final = 5_000
@@ -242,7 +242,7 @@ def open_channel(server: str, credentials: grpc.ChannelCredentials | None, optio
 
 
 class _Dropped(grpc._channel._ChannelCallState):
-    """What gRPC closes a channel by that was dropped. The channel itself may be gone by then."""
+    """The object by which gRPC closes a channel that was dropped. The channel itself may be gone by then."""
 
     def __del__(self) -> None:
         if not sys.is_finalizing():  # else modules lose what they import, and the connection ends with the process

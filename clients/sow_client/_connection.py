@@ -1,4 +1,4 @@
-"""Whether the channel of a client is connected, and why it is not.
+"""The connection of a client's channel: it waits until the channel is connected, or finds the cause why it is not.
 
 [1]  Whoever waits for a connection waits for `connect_timeout` at most, or for less if he says so. Then he is told the
      cause that gRPC names, which adds `CAUSE_SECONDS_MAX` at most. Where he has set no bound of his own, and the cause
@@ -93,7 +93,7 @@ class Connection:
 
     @property
     def is_ready(self) -> bool:
-        """Whether a call can be made now. Raises ValueError on a closed channel."""
+        """True if a call can be made now. Raises ValueError on a closed channel."""
         ready = self._inside.check_connectivity_state(False) == _READY
         if ready is not self._noted:
             with self._changing:
@@ -133,7 +133,7 @@ class Connection:
             raise closed("client") from error
 
     def _has_failed(self, state: int, began: float) -> bool:
-        """Whether nobody waits on ([2])."""
+        """True if the wait has ended without a connection ([2])."""
         may_end = not self._patient and not self._connected and state == _FAILED
         return may_end and time.monotonic() - began >= REFUSED_SECONDS
 

@@ -27,7 +27,8 @@ class Needed(NamedTuple):
 
 
 KNOWN_ELSEWHERE: Final = Needed("publisher.publisher_token", 2)
-"""What instances tell each other of publishers (rule F11): where one does not know it, a retry is applied again."""
+"""The contract by which instances report publishers to each other (rule F11). Where one does not, a retry is applied
+again."""
 
 _EXTEND: Final = f"ttl_mode={types_pb2.TTL_MODE_EXTEND}"
 _REPLICATED: Final = f"durability={types_pb2.DURABILITY_REPLICATED}"
@@ -75,7 +76,7 @@ FIELDS: Final[Mapping[type[Message], Mapping[str, int]]] = {
     snapshot_pb2.OpenExportRequest: _PARAMETERS,
     snapshot_pb2.ReadChangesRequest: _PARAMETERS,
 }
-"""By request: the path of a field, perhaps with its value, and the first contract that has it."""
+"""The fields of each request: the path of a field, perhaps with its value, and the first contract that has it."""
 HARMLESS: Final[Mapping[str, str]] = {
     "publisher.publisher_token": "a publish is only repeated elsewhere if both instances know tokens (KNOWN_ELSEWHERE)",
     "publisher.unit": "OpenPublisher, which a unit begins with, is unknown to such a server",

@@ -169,7 +169,7 @@ _decode_json = msgspec.json.Decoder().decode
 
 
 def is_json_object(payload: bytes) -> bool:
-    """Whether a payload begins like a JSON object."""
+    """True if a payload begins like a JSON object."""
     return payload[:1] == b"{" or payload.lstrip(b" \t\r\n")[:1] == b"{"
 
 

@@ -168,7 +168,7 @@ class Stream:
             raise
 
     def done(self) -> bool:
-        """Whether it has ended, or was ended."""
+        """True if it has ended, or was ended."""
         return self._over
 
     def cancel(self) -> None:

@@ -28,11 +28,11 @@ from sow_client._statuses import REFUSED_SECONDS, AllRefused
 from sow_client.errors import FailedPrecondition, SowError, Unavailable
 
 FailoverPublish: TypeAlias = Literal["again", "unsent"]
-"""Whether a publish of which it is unknown whether the lost instance has it is made again at another one."""
+"""The choice for a publish that a lost instance may have: made again at another one, or not."""
 
 
 class Elsewhere(enum.Enum):
-    """What becomes of a call when the instance in use is lost."""
+    """The ways in which a call continues when the instance in use is lost."""
 
     AGAIN = "again"
     """It is made again at another instance."""
@@ -43,7 +43,7 @@ class Elsewhere(enum.Enum):
 
 
 class Row(NamedTuple):
-    """What becomes of the calls of one RPC."""
+    """The way in which the calls of one RPC continue."""
 
     elsewhere: Elsewhere
     note: str = ""
@@ -129,7 +129,7 @@ CALLS: Final[dict[str, Row]] = {
     "/sow.v1.AccessService/ListSessions": _AGAIN,
     "/sow.v1.AccessService/EndSession": _IF_NOT_SENT,
 }
-"""By the path of the RPC. Only instances call the service of links."""
+"""Keyed by the path of the RPC. Only instances call the service of links."""
 
 LOSSES: Final = frozenset({"UNREACHABLE", "NOT_SERVING", "STORE_FAILED", "STOPPING", "DISK_FULL"})
 """Errors after which a client looks for another instance. It stays if the instance says that it serves."""

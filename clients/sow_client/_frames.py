@@ -28,7 +28,7 @@ from sow_client.errors import InvalidArgument, SowError
 MetadataName: TypeAlias = Literal["key", "version", "publish_time", "expire_time", "origin", "sequence"]
 """Metadata of records as columns of a table, where their names begin with "_": "_key"."""
 NanMode: TypeAlias = Literal["refuse", "null"]
-"""What becomes of NaN in a frame: it is refused, or published as null. pandas has NaN for missing values, too."""
+"""The two treatments of NaN in a frame: it is refused, or published as null. pandas has NaN for missing values, too."""
 
 JSON: Final = PayloadForm()
 METADATA: Final = (*(f"_{name}" for name in get_args(MetadataName)), "_payload")
@@ -201,7 +201,7 @@ def _of_form(pa: Any, payloads: Sequence[bytes], form: PayloadForm | None, schem
 
 
 def _is_read(pa: Any, kind: Any) -> bool:
-    """Whether Arrow's reader of JSON makes columns of this type."""
+    """True if Arrow's reader of JSON makes columns of this type."""
     pa_json = import_module("pyarrow.json")
     try:
         pa_json.read_json(

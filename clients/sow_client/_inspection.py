@@ -40,7 +40,7 @@ class ExpiryHorizon:
     spans: tuple[timedelta, ...]
     """The end of each span, from `as_of`; the first one begins there, the others where the one before ends."""
     topics: tuple[TopicDue, ...]
-    """By name."""
+    """The topics, by name."""
     complete_upto: datetime
     """Everything that falls due up to here is counted. Before the last end where there was too much to count."""
     exact_upto: datetime
@@ -49,12 +49,12 @@ class ExpiryHorizon:
 
     @property
     def complete(self) -> bool:
-        """Whether all spans are counted to their ends."""
+        """True if all spans are counted to their ends."""
         return not self.spans or self.complete_upto >= self.as_of + self.spans[-1]
 
     @property
     def exact(self) -> bool:
-        """Whether all that is counted is exact."""
+        """True if all that is counted is exact."""
         return not self.spans or self.exact_upto >= min(self.complete_upto, self.as_of + self.spans[-1])
 
 
@@ -102,7 +102,7 @@ class ActiveSubscription:
 
     id: str
     session: str
-    """Of its caller, as `sessions` lists it."""
+    """The session of its caller, as `sessions` lists it."""
     identity: str
     address: str
     since: datetime
@@ -152,7 +152,7 @@ class TopicFigures:
     record_bytes: int
     journal_entries: int
     changes_per_second: float
-    """Of its journal; 0 without one."""
+    """The rate of changes of its journal; 0 without one."""
     bytes_per_second: float
 
 
@@ -264,7 +264,7 @@ class ConfigSetting:
 
     table: str
     number: int
-    """Of tables that may come several times, such as "server.listeners": which one, from 1. 0: it is there once."""
+    """The number of a table that may come several times, such as "server.listeners", from 1. 0: it is there once."""
     key: str
     value: str
     """As TOML. Empty: it is not set, or hidden."""

@@ -62,12 +62,13 @@ class LeaseCore:
             raise invalid("ttl", f"{ttl!r} is shorter than a second")
         self.seconds = self.ttl_micros / MICROS
         self.held: dict[str, dict[str, Held]] = {}
-        """By topic and key."""
+        """Keyed by topic and key."""
         self._unknown_until: dict[str, float] = {}
-        """By topic: until then its records may have versions that the lease has given and does not know. A version that
-        comes later, from another instance, has ended before."""
+        """The time, for each topic, until which its records may have versions that the lease has given and does not
+        know. A version that comes later, from another instance, has ended before."""
         self._other_payloads: dict[str, deque[bytes]] = {}
-        """By topic: payloads that its records had before, or have if a publish of unknown outcome has arrived."""
+        """The payloads that the records of each topic had before, or have if a publish of unknown outcome has
+        arrived."""
         self._lost: LeaseLost | None = None
         self._until = float("inf")
         self._expire_micros: int | None = None
@@ -245,7 +246,7 @@ class LeaseCore:
 
 
 class Seen(enum.Enum):
-    """What the records are that an instance has in place of those that a lease knows."""
+    """The kinds of records that an instance may have in place of those that a lease knows."""
 
     OWN = enum.auto()
     """The lease's, all of them."""

@@ -42,9 +42,9 @@ class PackedRecords:
     """`count` uint16: index into `origin_names`; empty: all are `origin_names[0]`."""
     origin_names: tuple[str, ...]
     ops: bytes
-    """Of changes: `count` bytes, each a `sow.v1.ChangeOp`."""
+    """The operations of changes: `count` bytes, each a `sow.v1.ChangeOp`."""
     reasons: bytes
-    """Of changes: `count` bytes, each a `sow.v1.ChangeReason`."""
+    """The reasons of changes: `count` bytes, each a `sow.v1.ChangeReason`."""
 
     def __repr__(self) -> str:
         return f"PackedRecords({self.count} records, {len(self.payloads)} bytes of payloads)"

@@ -14,7 +14,7 @@ from sow.v1 import types_pb2
 from sow_client._records import invalid
 
 Parameters: TypeAlias = Mapping[str, object]
-"""By name: a text, a boolean, an integer, a float, None, or a list, tuple or set of these."""
+"""The value of each name: a text, a boolean, an integer, a float, None, or a list, tuple or set of these."""
 
 INT64_MIN: Final = -(2**63)
 INT64_MAX: Final = 2**63 - 1

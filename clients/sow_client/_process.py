@@ -108,7 +108,7 @@ _busy = ""
 
 
 def _users() -> str:
-    """What the other threads in gRPC are doing; empty: there are none that a fork harms."""
+    """The work of the other threads in gRPC. Empty: there are none that a fork harms."""
     asynchronous = False
     streams = bool(inside - {threading.get_ident()})
     for thread in threading.enumerate():

@@ -137,7 +137,7 @@ class PublisherOptions:
     retry_for: float = 30.0
     connect_timeout: float = 5.0
     failover: FailoverPublish = "unsent"
-    """Whether records that a lost instance may have are sent to another one (rule F2)."""
+    """True if records that a lost instance may have are sent to another one (rule F2)."""
     keeps: bool = False
     """The id was given. Without a token its epoch is of one instance."""
 

@@ -303,7 +303,7 @@ class Change(msgspec.Struct, frozen=True, gc=False):
     unset_paths: tuple[str, ...] = ()
     """The removed fields, as paths such as "/a/b"; only of deltas."""
     delivery_count: int = 1
-    """Of a durable subscription: the number of deliveries, including this one. In the answer of `durable_browse`: the
+    """The number of deliveries to a durable subscription, including this one. In the answer of `durable_browse`: the
     number so far.
 
     Rule: J15.

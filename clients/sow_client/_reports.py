@@ -208,7 +208,7 @@ class Durable:
     owner: str = ""
     """The identity that has created it; empty: nobody in particular. Rule: A7."""
     reader: str = ""
-    """Of a pin: who reads, as its reader has told."""
+    """The reader of a pin, in its own words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,7 +285,7 @@ class Status:
     overdue_records: int
     topics: int
     disk_bytes: int
-    """Of the data directory."""
+    """The size of the data directory."""
     disk_free_bytes: int | None = None
     """On its disk. None, as the next one: an older server."""
     disk_size_bytes: int | None = None
@@ -394,7 +394,7 @@ class ReplicationStatus:
     outgoing: tuple[OutgoingLink, ...]
     """One per peer: first those of the configuration, in its order."""
     incoming: tuple[IncomingLink, ...]
-    """By the sender's name."""
+    """The links, by the sender's name."""
 
 
 @dataclass(frozen=True, slots=True)

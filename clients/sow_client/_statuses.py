@@ -212,7 +212,7 @@ def tls_problem(cause: str) -> str:
 
 
 def is_open_to_doubt(cause: str) -> bool:
-    """Whether the server has ended the connection, which it does for reasons that gRPC does not tell."""
+    """True if the server has ended the connection, for a reason that gRPC does not report."""
     return any(part in cause for part in _DOUBTS)
 
 

@@ -115,7 +115,7 @@ class SubscriptionCore:
 
     @property
     def covers(self) -> bool:
-        """Whether the server has everything that was handed out (rule F9)."""
+        """True if the server has everything that the subscriber got (rule F9)."""
         return self._covers or ";h=" not in self._marks
 
     def described(self, kind: type, *, closed: bool) -> str:

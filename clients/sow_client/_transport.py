@@ -88,7 +88,7 @@ class AioTurn:
 
 
 class Closing:
-    """Whether the client is closed. Ends the pauses of a search."""
+    """The event that a client is closed. It ends the pauses of a search."""
 
     def __init__(self) -> None:
         self._event = Flag()

@@ -316,7 +316,7 @@ def ended_by_passing(results: Sequence[Published | Refusal]) -> bool:
 
 
 def _is_cut_short(response: sow_pb2.PublishResponse) -> bool:
-    """Whether the last records were not decided, for a passing reason."""
+    """True if the last records were not decided, for a passing reason."""
     last = response.results[-1] if response.results else sow_pb2.PublishResult()
     return last.HasField("refusal") and reason_name(last.refusal.reason) in PASSING_REASONS
 

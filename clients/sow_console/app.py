@@ -43,7 +43,7 @@ from sow_console.writes import CHECKS, WRITES, Write
 
 HERE: Final = Path(__file__).parent
 BODY_BYTES_MAX: Final = 32_768
-"""Of a form; a token has 16 KiB at most."""
+"""The bound of a form; a token has 16 KiB at most."""
 SOCKET_MESSAGE_BYTES_MAX: Final = 1_024
 """A browser sends nothing but the numbers of frames."""
 CONNECTIONS_MAX: Final = 1_000
@@ -73,7 +73,7 @@ class Options:
 
     @property
     def one_time(self) -> bool:
-        """Whether whoever can read this terminal may look without a token: only this machine reaches the console."""
+        """True if whoever can read this terminal may look without a token: only this machine reaches the console."""
         return is_loopback(self.host) and self.url is None
 
 

@@ -1,4 +1,4 @@
-"""What follows from a change of a topic's setting, as far as a server can tell exactly.
+"""The consequences of a change of a topic's setting, as far as a server can count them exactly.
 
 [1]  A number that is told was counted by the server a moment ago. Where it can tell none, no number is told.
 """
@@ -33,7 +33,7 @@ _NONE: Final = "none"
 
 
 def hint(setting: str) -> str:
-    """What may be given."""
+    """The values that may be given."""
     if setting in HINTS:
         return HINTS[setting]
     if setting in FLAGS:

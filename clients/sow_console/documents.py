@@ -19,7 +19,7 @@ Leaves: TypeAlias = dict[str, str]
 DEPTH_MAX: Final = 32
 """Deeper objects are one field."""
 SHOWN_BYTES_MAX: Final = 262_144
-"""Of a larger payload only the begin is shown, and its fields are not."""
+"""The bound of a payload that is shown whole. Only the beginning of a larger one is shown, without its fields."""
 BEGIN_BYTES: Final = 1_000
 
 
@@ -107,7 +107,7 @@ def encoded(value: object) -> bytes:
 
 
 def _is_json(payload: bytes) -> bool:
-    """Whether it may stand in a JSON text: an object without NaN, in UTF-8."""
+    """True if it may stand in a JSON text: an object without NaN, in UTF-8."""
     try:
         msgspec.json.decode(payload, type=msgspec.Raw)
         payload.decode()

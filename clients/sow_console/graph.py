@@ -41,7 +41,7 @@ class Arrow:
     text_x: float
     text_y: float
     good: bool
-    """Whether changes flow."""
+    """True if changes flow."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,7 +60,7 @@ class Place:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches the address."""
+    """True if only this machine reaches the address."""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:

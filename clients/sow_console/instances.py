@@ -1,4 +1,4 @@
-"""What is known of the instances: each is asked on its own, so one that does not answer holds up no page.
+"""The known state of the instances: each is asked on its own, so one that does not answer holds up no page.
 
 [1]  A look waits WAIT_SECONDS at most, and not at all for an instance that is known to be lost.
 [2]  An instance that was lost is not asked again for LOST_SECONDS.
@@ -65,7 +65,7 @@ class Watched:
         """It is not asked before."""
 
     async def look(self) -> Known:
-        """What is known now, after at most WAIT_SECONDS."""
+        """The known state of now, after at most WAIT_SECONDS."""
         if self._asking is None and self._clock() >= self._again:
             self._asking = asyncio.create_task(self._ask(), name="question to an instance")
             self._begun = self._clock()

@@ -26,7 +26,7 @@ from sow_console.sessions import Session
 
 KEYS_MAX: Final = 10_000
 WAITING_BYTES_MAX: Final = 16_777_216
-"""Of payloads."""
+"""The bound of the payloads that wait."""
 HEARTBEAT_SECONDS: Final = 3.0
 FRAMES_APART_SECONDS: Final = 0.1
 """No eye needs more than ten frames a second, and each costs the console some time."""
@@ -67,7 +67,7 @@ class Newest:
 
     @property
     def is_full(self) -> bool:
-        """Whether no more should be taken in before the next frame ([2])."""
+        """True if no more should be taken in before the next frame ([2])."""
         return len(self._waiting) >= KEYS_MAX or self._bytes >= WAITING_BYTES_MAX
 
     def take_in(self, change: Change) -> None:

@@ -71,7 +71,7 @@ class Session:
 
     @property
     def has_token(self) -> bool:
-        """Whether it shows a token to the servers."""
+        """True if it shows a token to the servers."""
         return self._token is not None
 
     def client(self, server: str) -> AsyncClient:
@@ -192,7 +192,7 @@ class Sessions:
         return self._code
 
     def use_code(self, code: str) -> bool:
-        """Whether this is the code; it is void from now on."""
+        """True if this is the code. The code is void afterwards."""
         if self._code is None or not same(code, self._code):
             return False
         self._code = None
@@ -227,5 +227,5 @@ class Sessions:
 
 
 def same(given: str, expected: str) -> bool:
-    """Whether two secrets are equal, in a time that does not tell how much of them is."""
+    """True if two secrets are equal. The time does not depend on how much of them is equal."""
     return hmac.compare_digest(given.encode(), expected.encode())

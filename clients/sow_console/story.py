@@ -38,13 +38,13 @@ class Chapter:
     sequence: int
     version: int
     expire_time: datetime | None
-    """Of the record after the change; None: never, or there is none."""
+    """The expire time of the record after the change. None: never, or there is no record."""
     fields: tuple[Field, ...]
     """In the order of the document; empty where the payload is no JSON object, or nothing differs."""
     payload: str
     """The payload as text; empty for a removal."""
     replicated: bool
-    """Whether another instance than the one that tells accepted it."""
+    """True if another instance than the one that tells accepted it."""
     compared: bool
     """False: a payload is too large to be compared with the one before."""
 

@@ -67,7 +67,7 @@ class FlatFields:
         self.tags = tags
         # The separator comes first, so the search looks for one byte, and for more only where that stands.
         self.is_odd: Final = re.compile(re.escape(separator) + b"(?:0|%s=)" % _one_of(DATA_OF)).search
-        """Whether a fix payload, given with a separator in front of it, is not plain."""
+        """True if a fix payload, given with a separator in front of it, is not plain."""
 
     def is_plain(self, payload: bytes) -> bool:
         """True: the fields of the payload are what stands between separators, and their names are as they stand

@@ -57,7 +57,7 @@ class TopicKind(NamedTuple):
     message_type: str
     separator: bytes
     acts: bool
-    """Whether the topic acts on expiration; may differ between instances (rule R2)."""
+    """True if the topic acts on expiration; may differ between instances (rule R2)."""
     journal: bool = True
     """Without a journal there is nothing to ship (rule J1)."""
 

@@ -13,13 +13,14 @@ from typing import Final
 from sow_peering import InstanceIdentity
 
 ID_CHARACTERS_MAX: Final = 100
-"""Of the name, the id, the epoch and the cluster of an instance."""
+"""The bound of the name, the id, the epoch and the cluster of an instance."""
 PATTERN_BYTES_MAX: Final = 64 << 10
-"""Of the pattern of a link's topics. RE2 bounds what such a pattern may need."""
+"""The bound of the pattern of a link's topics. RE2 bounds the memory that such a pattern may need."""
 FILTER_BYTES_MAX: Final = 64 << 10
-"""Of the filter of a link; the bound of every filter."""
+"""The bound of the filter of a link, as of every filter."""
 NUMBER_MAX: Final = 2**53
-"""Of sequences, and of times in microseconds (up to the year 2255): programs that read JSON keep these exactly."""
+"""The bound of sequences, and of times in microseconds (up to the year 2255): programs that read JSON keep these
+exactly."""
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
 
 

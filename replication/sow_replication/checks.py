@@ -41,14 +41,15 @@ from sow_replication.ports import LinkTexts, Refused
 M = TypeVar("M", bound=Message)
 
 KEY_BYTES_MAX: Final = 2**16 - 1
-"""Of a record key: the journal has two bytes for its length."""
+"""The bound of a record key: the journal has two bytes for its length."""
 KEY_PATHS_MAX: Final = 1_000
 PATH_BYTES_MAX: Final = 64 << 10
 TOPICS_MAX: Final = 10_000
 """Topics of a link. They are answered at one go on the event loop, in some 8 µs each: a
 hundred thousand of them would hold it for a second or more."""
 CHUNKS_MAX: Final = 2**16
-"""Of one message of changes. A chunk has the changes of one topic of one request, so there may be thousands."""
+"""The bound of the chunks of one message. A chunk has the changes of one topic of one request, so there may be
+thousands."""
 ORIGINS_MAX: Final = 2**16
 """The number of origins that two bytes can count."""
 MARKS_MAX: Final = 2**16
@@ -64,23 +65,23 @@ BUCKETS_MAX: Final = 2**16
 TRACES_MAX: Final = 1_000
 """A receiver takes the first ones of a later release that sends more of them."""
 OWNED_NAME_BYTES_MAX: Final = 1_000
-"""Of the name of a durable or the id of a publisher, with its owner."""
+"""The bound of the name of a durable or the id of a publisher, with its owner."""
 MESSAGE_BYTES_MAX: Final = 1 << 20
-"""Of a message for people, and of a filter in canonical form, which is longer than what was given."""
+"""The bound of a message for people, and of a filter in canonical form, which is longer than the given text."""
 STAMP_MAX: Final = 2**62
-"""Of the number of a stamp: the next one is greater, and has to fit into 64 bits."""
+"""The bound of the number of a stamp: the next one is greater, and has to fit into 64 bits."""
 INT64_MAX: Final = 2**63 - 1
 SECONDS_MAX: Final = 10**10
-"""Of a duration; the store has the bounds of each setting."""
+"""The bound of a duration; the store has the bounds of each setting."""
 SHOWN_CHARACTERS: Final = 300
-"""Of a fault, which may repeat a part of what was sent."""
+"""The bound of the text of a fault, which may repeat a part of the message."""
 
 
 class Rule(Protocol):
     """Judges the value of one field."""
 
     def fault(self, value: object) -> str:
-        """What is wrong, beginning with the place in the field, if any; empty: nothing."""
+        """The fault, beginning with the place in the field, if any. Empty: there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +144,7 @@ class Part:
     optional: bool = False
 
     def fault(self, value: object) -> str:
-        """Of one of its fields."""
+        """The fault of one of its fields."""
         assert isinstance(value, Message), "by the contract"
         return _fault(value)
 
@@ -386,7 +387,7 @@ _RELATIONS: Final[Mapping[type[Message], Callable[[Message], str]]] = {
     replication_pb2.Seed: _seed_fault,
     replication_pb2.PublisherMark: _mark_fault,
 }
-"""What fields of one message say together."""
+"""The rules about several fields of one message."""
 
 
 def check(message: Message) -> None:

@@ -47,7 +47,7 @@ class DurableTeller:
 
     @property
     def hurries(self) -> bool:
-        """Whether a consumer has come or gone, or a durable begins anew, since the last look ([2])."""
+        """True if a consumer has come or gone, or a durable begins anew, since the last look ([2])."""
         return self._store.durables_version != self._version
 
     def messages(

@@ -39,7 +39,7 @@ class Known:
 
     own: InstanceIdentity
     accepted: bool
-    """Whether the configuration names the sender."""
+    """True if the configuration names the sender."""
     live: InstanceIdentity | None
     """The instance that has a link under this name at the moment."""
     row: SourceState | None

@@ -71,7 +71,7 @@ class Trouble:
         self.reason, self.message, self.at_micros = why.reason, why.message, now_micros
 
     def is_like(self, why: Refused) -> bool:
-        """Whether the error is the same as before: a repeated failure needs no line in the log."""
+        """True if the error is the same as before: a repeated failure needs no line in the log."""
         if why.reason != types_pb2.ERROR_REASON_UNSPECIFIED:
             return self.reason == why.reason
         return (self.reason, self.message) == (why.reason, why.message)
@@ -108,9 +108,9 @@ class Outgoing:
         self.refusals: list[str] | None = None
         """Topics that the peer refused when it was last seen; None: not seen since the start."""
         self.gives_first = False
-        """Whether the peer refuses changes until this instance has taken the changes of the peer."""
+        """True if the peer refuses changes until this instance has taken the changes of the peer."""
         self.paused = False
-        """Whether nothing is sent to it until it is resumed."""
+        """True if nothing is sent to it until it is resumed."""
 
     def enter(self, state: str, now_micros: int) -> None:
         """Changes its state."""
@@ -172,7 +172,7 @@ class Node:
         self._purge_trouble: Final = Trouble()
         self._aged_at = 0
         self._gates: dict[str, list[tuple[int, int, Gate]]] = {}
-        """By topic: heaps of waiting writes, by sequence, because there may be very many."""
+        """The waiting writes of each topic, in a heap by sequence, because there may be very many."""
         self._gates_made = itertools.count()
         self._receivers: set[Receiver] = set()
         """All receivers that have not ended, also those whose sender is not yet known."""
@@ -326,7 +326,7 @@ class Node:
             self._answer_gates()
 
     def _keeps_up(self, out: Outgoing, settled: int, head: int, now: int) -> bool:
-        """Whether a peer has everything, or everything of a moment ago: under steady writes some changes are always
+        """True if a peer has everything, or everything of a moment ago: under steady writes some changes are always
         under way."""
         keeps_up = settled >= head
         if out.asked is not None and settled >= out.asked[1]:
@@ -385,7 +385,7 @@ class Node:
         return decision
 
     def _mutual(self, name: str, pattern: str) -> bool:
-        """Whether this instance sends back to a source everything that the source sends."""
+        """True if this instance sends back to a source everything that the source sends."""
         out = self.outgoing.get(name)
         return out is not None and not out.peer.filter and out.peer.topics in (pattern, ".*")
 
@@ -509,12 +509,12 @@ class Node:
         self._call_purge(upto, held, made_before, unread)
 
     def _strangers(self) -> bool:
-        """Whether an accepted source that is not a peer has never come to these data ([2]). A peer that has not come
+        """True if an accepted source that is not a peer has never come to these data ([2]). A peer that has not come
         has the tombstone, so it has nothing older to seed."""
         return any(name not in self.outgoing and not self._is_source(name) for name in self.incoming)
 
     def _unseen(self, sources: list[Incoming]) -> bool:
-        """Whether the refusals of a peer or source are not yet known."""
+        """True if the refusals of a peer or source are not yet known."""
         return any(out.refusals is None for out in self.outgoing.values()) or any(
             incoming.refusals is None for incoming in sources
         )

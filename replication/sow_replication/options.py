@@ -11,7 +11,7 @@ MATCH_ALL: Final = ".*"
 
 
 class Mode(enum.Enum):
-    """Whether a peer counts for REPLICATED acknowledgements (rule R8)."""
+    """The two kinds of peers: a sync peer counts for REPLICATED acknowledgements (rule R8)."""
 
     ASYNC = "async"
     SYNC = "sync"

@@ -47,10 +47,10 @@ class PeerCaller:
     name: str | None = None
     """Its name; None: it has proved none, so it may use any name that is accepted."""
     permits: Callable[[str], bool] = lambda topic: True
-    """Whether it may send a topic, and compare it, by the topic's name."""
+    """True if it may send a topic, and compare it, by the topic's name."""
 
     def is_named(self, name: str) -> bool:
-        """Whether it may use a name."""
+        """True if it may use a name."""
         return self.name is None or self.name == name
 
 
@@ -123,7 +123,7 @@ class Sending(Protocol):
 
     @property
     def authoritative(self) -> bool:
-        """Whether its data were restored and count as they are (rule J14)."""
+        """True if its data were restored and count as they are (rule J14)."""
 
     def head(self) -> int:
         """The last sequence that is durable."""
@@ -137,7 +137,7 @@ class Sending(Protocol):
         """The topics whose whole name matches, in the order of names, without reserved ones."""
 
     def shares(self, pattern: str, topic: str) -> bool:
-        """Whether a link with this pattern carries, or would carry, a topic of this name. Quick."""
+        """True if a link with this pattern carries, or would carry, a topic of this name. Quick."""
 
     def read(
         self, peer: InstanceIdentity, after: int, *, topics: Collection[str], filter_text: str, bytes_max: int

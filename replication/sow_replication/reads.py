@@ -20,9 +20,9 @@ class Seed:
 
     after_key: bytes
     lost: bool
-    """Whether it replaces changes that the journal has lost: the receiver once had the whole topic."""
+    """True if it replaces changes that the journal has lost: the receiver once had the whole topic."""
     read: bool = False
-    """Whether all of it is read."""
+    """True if all of it is read."""
     last_part: int = 0
     """The number of its last part, once that is sent."""
 

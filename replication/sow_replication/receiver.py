@@ -113,7 +113,7 @@ class Receiver:
         self.topics_pattern = ""
         self.filter = ""
         self.streaming = False
-        """Whether the sender was welcomed."""
+        """True if the sender was welcomed."""
         self._out: deque[replication_pb2.ReplicateResponse] = deque()
         self._kinds: dict[str, TopicKind] = {}
         self._topics_version: int | None = None
@@ -127,7 +127,7 @@ class Receiver:
         """The number of parts of seeds that were merged."""
         self._moved_at = 0
         self._acknowledge = False
-        """Whether an acknowledgement is due."""
+        """True if an acknowledgement is due."""
         self._probe_sent = 0
         self._bytes = 0
         self.head = 0
@@ -141,7 +141,7 @@ class Receiver:
 
     @property
     def full(self) -> bool:
-        """Whether the driver has to wait before it reads on."""
+        """True if the driver has to wait before it reads on."""
         return self._bytes > 2 * self._options.flight_bytes_max or len(self._out) > ANSWERS_MAX
 
     def topics(self) -> list[tuple[str, TopicState, str]]:

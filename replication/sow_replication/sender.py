@@ -86,7 +86,7 @@ class _Ready(NamedTuple):
     topic: str
     seed: Seed | None
     ends: bool
-    """Whether it is the last part of the seed."""
+    """True if it is the last part of the seed."""
 
 
 class _Echo(NamedTuple):
@@ -186,12 +186,12 @@ class Sender:
 
     @property
     def streaming(self) -> bool:
-        """Whether the receiver has welcomed it and it has not ended."""
+        """True if the receiver has welcomed it and it has not ended."""
         return self.identity is not None and self.failure is None
 
     @property
     def seeding(self) -> bool:
-        """Whether a topic is not yet seeded."""
+        """True if a topic is not yet seeded."""
         return any(topic.state in (TopicState.SEEDING, TopicState.PENDING) for topic in self._topics.values())
 
     @property
@@ -215,7 +215,7 @@ class Sender:
         return [(name, topic.state, topic.message) for name, topic in self._topics.items()]
 
     def refused(self, topic: str) -> bool:
-        """Whether the peer refuses the topic."""
+        """True if the peer refuses the topic."""
         found = self._topics.get(topic)
         return found is not None and found.state is TopicState.REFUSED
 
@@ -228,14 +228,14 @@ class Sender:
         return frozenset(name for name, topic in self._topics.items() if topic.state is not TopicState.SEEDED)
 
     def is_seeded(self, topic: str) -> bool:
-        """Whether the peer has the topic's snapshot, so that changes bring the rest. The link notices a new topic at
+        """True if the peer has the topic's snapshot, so that changes bring the rest. The link notices a new topic at
         the next tick."""
         found = self._topics.get(topic)
         return found is not None and found.state is TopicState.SEEDED
 
     @property
     def advanced(self) -> bool:
-        """Whether anything that was sent over this link was acknowledged."""
+        """True if anything that was sent over this link was acknowledged."""
         return self._cursor > self._began_at or self._merged > 0
 
     # -- reading ----------------------------------------------------------------------------------------------------
@@ -320,7 +320,7 @@ class Sender:
         self.wake()
 
     def _receiver_knows_another_kind(self, kinds: Sequence[TopicKind]) -> bool:
-        """Whether a topic has another kind by now than the receiver knows."""
+        """True if a topic has another kind by now than the receiver knows."""
         known = self._topics
         return any(kind.name in known and known[kind.name].kind != kind for kind in kinds)
 

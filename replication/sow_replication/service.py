@@ -79,10 +79,10 @@ class Replication:
         self._tokens = dict(tokens)
         self._ticking: asyncio.Task[None] | None = None
         self._dialling: dict[str, asyncio.Task[None]] = {}
-        """By the name of the peer."""
+        """Keyed by the name of the peer."""
         self._stopped = asyncio.Event()
         self._leaving = False
-        """Whether links end once they have nothing to send."""
+        """True if links end once they have nothing to send."""
         self.servicer: Final = Servicer(node, readers, token, self._stopped)
 
     async def start(self) -> None:
@@ -308,7 +308,7 @@ def _run(read: Read) -> Fetched | Refused:
 async def _written(
     call: grpc.aio.StreamStreamCall[replication_pb2.Sealed, replication_pb2.Sealed], message: replication_pb2.Sealed
 ) -> bool:
-    """Whether the stream has taken a message; False when the stream has ended."""
+    """True if the stream has taken a message; False when the stream has ended."""
     try:
         await call.write(message)
     except (grpc.aio.AioRpcError, asyncio.InvalidStateError):

@@ -193,7 +193,7 @@ def left_out(kind: TopicKind, means: Means) -> str:
 
 
 def concerns_topic(refused: Refused) -> bool:
-    """Whether the reason concerns only the topic, so that the others can go on."""
+    """True if the reason concerns only the topic, so that the others can go on."""
     return refused.reason in _LEFT_OUT
 
 

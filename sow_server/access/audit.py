@@ -51,7 +51,7 @@ class Part(enum.Enum):
 
 
 class Outcome(enum.StrEnum):
-    """What has become of a line."""
+    """The outcomes of writing a line."""
 
     WRITTEN = "written"
     RESERVED = "reserved"
@@ -174,7 +174,7 @@ class _Lines:
         self._write = write
         self._file = -1
         self._torn = False
-        """Whether the file ends within a line [3]."""
+        """True if the file ends within a line [3]."""
         self._open()
 
     def append(self, lines: bytes) -> bool:
@@ -312,7 +312,7 @@ def _opened(path: Path, flags: int = 0) -> int:
 
 
 def _is_at(path: Path, file: int) -> bool:
-    """Whether an open file is the one at a path."""
+    """True if an open file is the one at a path."""
     try:
         at, opened = os.stat(path), os.fstat(file)
     except FileNotFoundError:

@@ -86,8 +86,8 @@ class Authorizer:
         self._now_micros = now_micros
         self._elapsed = elapsed
         self._sessions: dict[tuple[str, str, str], Session] = {}
-        """By identity, fingerprint and address. A session without calls stays until `forget_idle`, because most callers
-        make one call after the other."""
+        """Keyed by identity, fingerprint and address. A session without calls stays until `forget_idle`, because most
+        callers make one call after the other."""
         self._numbers = itertools.count(1)
         self.failures: Final = Failures(elapsed)
         self._denials: Final = Tally(elapsed, DENIALS_TOLD_MAX)
@@ -248,7 +248,7 @@ class Authorizer:
     # -- audit ---------------------------------------------------------------------------------------------------------
 
     def _is_told(self, call: Call) -> bool:
-        """Whether the log has the begin and the end of a call. Where no grant allows the action on anything, it has the
+        """True if the log has the begin and the end of a call. Where no grant allows the action on anything, it has the
         denial alone, so that it has room for those who may do something."""
         return self._audit_reads or (call.need.audited and call.may_ever)
 

@@ -131,7 +131,7 @@ class Call:
 
     @property
     def unrestricted(self) -> bool:
-        """Whether there is no access file."""
+        """True if there is no access file."""
         return self._permissions is None
 
     def topic(self, name: str, action: Action | None = None, *, whole: bool = False) -> Granted:
@@ -171,7 +171,7 @@ class Call:
         self.require(name, Action.CREATE, all_rows=True)
 
     def may_create(self, name: str) -> bool:
-        """Whether `require_create` passes; it is not audited."""
+        """True if `require_create` passes; it is not audited."""
         return self._permissions is None or (
             (decision := self._permissions.decide(Action.CREATE, name)).allowed and decision.restriction.rows is None
         )
@@ -187,7 +187,7 @@ class Call:
 
     @property
     def may_ever(self) -> bool:
-        """Whether a grant allows the action that the method needs, on whatever topic; a peer may replicate, and an
+        """True if a grant allows the action that the method needs, on whatever topic; a peer may replicate, and an
         operator reaches what others own."""
         permissions, action = self._permissions, self.need.action
         if permissions is None or self.peer is not None or action is None:
@@ -195,15 +195,15 @@ class Call:
         return permissions.holds(action) or permissions.holds(Action.OPERATOR)
 
     def may(self, action: Action, topic: str = "") -> bool:
-        """Whether an action is allowed; it is not audited."""
+        """True if an action is allowed; it is not audited."""
         return self._permissions is None or self._permissions.decide(action, topic).allowed
 
     def sees(self, topic: Topic) -> bool:
-        """Whether the topic exists for the caller."""
+        """True if the topic exists for the caller."""
         return self._sees(topic.name)
 
     def _sees(self, name: str) -> bool:
-        """Whether the caller may know of a topic of this name: it has a grant on it, or may know of all topics."""
+        """True if the caller may know of a topic of this name: it has a grant on it, or may know of all topics."""
         return self._permissions is None or self._permissions.sees(name) or self.may(Action.OBSERVE)
 
     def part_of(self, topic: Topic, action: Action | None = None) -> Restriction | None:
@@ -219,7 +219,7 @@ class Call:
         return "" if self._permissions is None else self._permissions.name(action)
 
     def owns(self, owner: str) -> bool:
-        """Whether the caller owns something: otherwise it does not exist for it. An operator owns everything."""
+        """True if the caller owns something: otherwise it does not exist for it. An operator owns everything."""
         return self._permissions is None or owner == self.owner or self.may(Action.OPERATOR)
 
     def own_name(self, name: str) -> str:
@@ -269,7 +269,7 @@ class Call:
 
     @property
     def counts_bytes(self) -> bool:
-        """Whether `holding_bytes` has an effect."""
+        """True if `holding_bytes` has an effect."""
         return self._usage is not None and self._usage.limits.bytes_in_flight is not None
 
     @contextmanager
@@ -333,7 +333,7 @@ class Call:
 
     @property
     def lasts(self) -> bool:
-        """Whether it answers with a stream, so that it may last for days."""
+        """True if it answers with a stream, so that it may last for days."""
         return self._task is not None
 
     def end(self, error: StoreError) -> None:
@@ -368,7 +368,7 @@ def _alike(one: str, other: str) -> int:
 
 
 def fits(topic: Topic, restriction: Restriction) -> bool:
-    """Whether a restriction can be applied to a topic: a binary payload has no fields, a tag of fix has no zeros in
+    """True if a restriction can be applied to a topic: a binary payload has no fields, a tag of fix has no zeros in
     front, and a key cannot be hidden."""
     if restriction == UNRESTRICTED:
         return True

@@ -45,7 +45,7 @@ _SAN_TYPES: Final[dict[type[x509.GeneralName], str]] = {
 
 
 _UNREADABLE: Final = (ValueError, x509.InvalidVersion, x509.DuplicateExtension, x509.UnsupportedGeneralNameType)
-"""Of a certificate that its authority should not have made; the library has no common ancestor of them."""
+"""The errors of a certificate that its authority should not have made; the library has no common ancestor of them."""
 
 
 class Shown(NamedTuple):
@@ -69,7 +69,7 @@ class Claim(NamedTuple):
     kind: str
     """"certificate", "token", "jwt" or "none"."""
     names: tuple[str, ...]
-    """Of a certificate: its names with their types. Of a token: its SHA-256. Of a JWT: its claim."""
+    """The names of a certificate with their types, the SHA-256 of a token, or the claim of a JWT."""
     fingerprint: str
     expire_micros: int | None = None
     withdrawn: Callable[[], str] = _never
@@ -199,7 +199,7 @@ class Tokens:
 
     def __init__(self) -> None:
         self._known: OrderedDict[bytes, Claim] = OrderedDict()
-        """By SHA-256 [2]."""
+        """Keyed by SHA-256 [2]."""
 
     def prove(self, shown: Shown) -> Claim:
         digest = hashlib.sha256(_token(shown)).digest()

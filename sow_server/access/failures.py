@@ -30,7 +30,7 @@ WAIT_SECONDS: Final = 1.0
 HELD_MAX: Final = 1_000
 HELD_OF_HOST_MAX: Final = 100
 HELD_BYTES_MAX: Final = 16 * 2**10
-"""Of the request of an attempt that waits: gRPC keeps the bytes until it is answered."""
+"""The bound of the request of an attempt that waits: gRPC keeps the bytes until it is answered."""
 _IPV6_BITS: Final = 64
 """One caller has at least a network of so many bits to itself, and may use each address in it."""
 

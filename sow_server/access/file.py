@@ -143,7 +143,7 @@ class _GrantForm:
 
 
 _NO_LIMIT: Final = -1
-"""What a form has for "unlimited", where None is a limit that the file does not give."""
+"""The value of a form for "unlimited", where None is a limit that the file does not give."""
 
 
 @dataclass(frozen=True, slots=True)

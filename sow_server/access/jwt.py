@@ -156,7 +156,7 @@ class Jwts:
         return Claim("jwt", (name,), fingerprint, expire_seconds * MICROS, withdrawn)
 
     def _withdrawn(self, key_id: str, key_print: bytes) -> str:
-        """Whether the key of a claim has gone ([3])."""
+        """The reason why a claim no longer counts, because its key has gone ([3]). Empty if it counts."""
         return "" if self._keys.prints.get(key_id) == key_print else "was signed with a key that has gone"
 
 

@@ -29,7 +29,7 @@ GRANTABLE: Final = tuple(action for action in Action if action is not Action.REP
 
 
 WATCHES: Final = "watches"
-"""What calls count as that watch health, and stay (rule N5)."""
+"""The name under which calls that watch health, and stay, are counted (rule N5)."""
 
 
 class Scope(enum.Enum):
@@ -42,7 +42,7 @@ class Scope(enum.Enum):
     SERVER = "server"
     """Before the handler runs."""
     TOPIC = "topic"
-    """By the handler, for each topic of the request (access [3])."""
+    """The handler checks the need, for each topic of the request (access [3])."""
 
 
 class Need(NamedTuple):
@@ -51,11 +51,11 @@ class Need(NamedTuple):
     scope: Scope
     action: Action | None = None
     audited: bool = False
-    """Whether the audit log has each call, also those that are allowed. Denied calls are always there."""
+    """True if the audit log has each call, also those that are allowed. Denied calls are always there."""
     counts_as: str = "rpcs"
     """The name under which its calls under way count (rules A7, N5)."""
     withdraws: bool = False
-    """Whether it takes access away. It is never refused because the audit log cannot be written (rule A8)."""
+    """True if it takes access away. It is never refused because the audit log cannot be written (rule A8)."""
 
 
 class MissingNeed(Exception):
@@ -152,7 +152,7 @@ NEEDS: Final[dict[str, Need]] = {
     "/grpc.health.v1.Health/List": _OPEN,
     "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": _KNOWN,
 }
-"""By the method's path."""
+"""Keyed by the method's path."""
 
 
 def need_of(path: str) -> Need:

@@ -47,7 +47,7 @@ class Permissions:
         self._decisions: dict[tuple[Action, str], Decision] = {}
 
     def decide(self, action: Action, topic: str = "") -> Decision:
-        """Whether the action is allowed on a topic, which need not exist, or on the server."""
+        """True if the action is allowed on a topic, which need not exist, or on the server."""
         key = (action, topic)
         found = self._decisions.get(key)
         if found is None:
@@ -57,11 +57,11 @@ class Permissions:
         return found
 
     def holds(self, action: Action) -> bool:
-        """Whether any grant allows the action, on whatever topic."""
+        """True if any grant allows the action, on whatever topic."""
         return any(action in grant.allow for grant in self._grants)
 
     def sees(self, topic: str) -> bool:
-        """Whether anything at all is allowed on a topic: otherwise it does not exist for this identity."""
+        """True if anything at all is allowed on a topic: otherwise it does not exist for this identity."""
         # Not by `decide` for each action: that takes ten times as long, and lists ask for all topics.
         grants = [grant for grant in self._grants if grant.matches(topic)]
         denied = SERVER_ACTIONS.union(*[grant.deny for grant in grants if grant.deny])

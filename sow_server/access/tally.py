@@ -48,7 +48,7 @@ class Tally:
         self._elapsed: Final = elapsed
         self._each_max: Final = each_max
         self._windows: dict[str, _Window] = {}
-        """By source, in the order in which they began."""
+        """Keyed by source, in the order in which they began."""
         self._others = 0
         """Events of forgotten sources that were not told."""
         self._all = _Window(elapsed())

@@ -19,13 +19,13 @@ class Setting(NamedTuple):
 
     table: str
     number: int
-    """Of tables that may come several times: which one, from 1. 0: the table is there once."""
+    """The number of a table that may come several times, from 1. 0: the table is there once."""
     key: str
     value: str
     origin: str
     """"default", "file" or "command line"."""
     hidden: bool
-    """Whether there is a value that must not be shown."""
+    """True if there is a value that must not be shown."""
 
 
 def described(config: Config) -> list[Setting]:

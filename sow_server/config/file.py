@@ -81,7 +81,7 @@ class Overrides:
     authoritative: bool = False
 
     def places(self) -> Iterator[Place]:
-        """Of each setting that an option sets."""
+        """The place of each setting that an option sets."""
         if self.data_dir is not None:
             yield "server", 0, "data_dir"
         if self.listen is not None:
@@ -122,7 +122,7 @@ def _check_inline_secrets(reader: TableReader, config: Config, path: Path) -> No
 
 
 def _places(tables: Mapping[str, object], above: str = "", number: int = 0) -> Iterator[Place]:
-    """Of each value of a file."""
+    """The place of each value of a file."""
     for key, value in tables.items():
         table = f"{above}.{key}" if above else key
         if isinstance(value, dict):

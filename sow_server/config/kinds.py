@@ -340,7 +340,7 @@ def split_address(text: str) -> tuple[str, int]:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether only programs on this machine reach `address` (host:port)."""
+    """True if only programs on this machine reach `address` (host:port)."""
     host, _ = split_address(address)
     if host.lower() == "localhost":
         return True

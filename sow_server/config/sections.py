@@ -281,7 +281,7 @@ class SubscriptionsConfig:
 
 
 class LinkMode(enum.Enum):
-    """Whether REPLICATED waits for a peer (rules R1, R8)."""
+    """The two kinds of peers: REPLICATED waits for a sync peer only (rules R1, R8)."""
 
     ASYNC = "async"
     SYNC = "sync"
@@ -379,7 +379,7 @@ class LogConfig:
 
 
 Place: TypeAlias = tuple[str, int, str]
-"""Of a setting: its table, which one of several such tables from 1 on (0: the table is there once), and its key."""
+"""The place of a setting: its table, the number of the table from 1 on (0: the table is there once), and its key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -428,14 +428,15 @@ class Config:
 
     @property
     def reflects(self) -> bool:
-        """Whether reflection is served: to everybody, so by default only where everybody is served anyway."""
+        """True if reflection is served. Reflection serves everybody, so by default it is on only where everybody is
+        served anyway."""
         if self.server.reflection is not None:
             return self.server.reflection
         return all(listener.auth is ListenerAuth.NONE for listener in self.listeners)
 
     @property
     def replicates(self) -> bool:
-        """Whether links with other instances are possible."""
+        """True if links with other instances are possible."""
         return bool(self.peers or self.replication.accept or self.replication.serve_links)
 
 

@@ -156,7 +156,7 @@ class ChunkedWork(ABC):
             self._more = True
 
     def committed(self) -> bool:
-        """Whether there may be more."""
+        """True if there may be more."""
         if self._ends:
             self.finished()
         return self._more

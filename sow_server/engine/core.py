@@ -1,4 +1,5 @@
-"""What the features of the store are built on: handed to each of them whole, and to nobody outside the engine."""
+"""The parts that the features of the store are built on. Each feature gets all of them, and nobody outside the engine
+does."""
 
 from __future__ import annotations
 
@@ -27,5 +28,5 @@ class Core:
     origins: Origins
     instance: Instance
     limits: RequestLimits
-    """Of records and requests (rule K8)."""
+    """The limits of records and requests (rule K8)."""
     unsound: SoundnessReports

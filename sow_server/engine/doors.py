@@ -1,4 +1,4 @@
-"""What the rest of the server holds of a store, beside its features."""
+"""The parts of a store that the rest of the server holds, beside its features."""
 
 from __future__ import annotations
 

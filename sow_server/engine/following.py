@@ -43,7 +43,7 @@ class TopicImage(NamedTuple):
         return cls(topic.id, topic.name, topic.settings, topic.indexes)
 
     def shows(self, topic: Topic) -> bool:
-        """Whether the topic is still read in the same way."""
+        """True if the topic is still read in the same way."""
         return self.settings is topic.settings and self.indexes is topic.indexes
 
     def topic(self, statistics: StoredStatistics = NO_STATISTICS) -> Topic:
@@ -63,7 +63,7 @@ class Moment(NamedTuple):
     """A state of the store that a follower must have reached, and the time by the store's clock."""
 
     write_number: int
-    """Of a beat that was made for this moment (rocks [15])."""
+    """The number of a beat that was made for this moment (rocks [15])."""
     start_sequence: int
     """The last sequence that may have been used before the store's start."""
     sequence: int

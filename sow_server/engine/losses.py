@@ -168,7 +168,7 @@ def _settle_records(rocks: Rocks, topics: dict[bytes, Any], found: _Found) -> No
 
 
 def _ends(tombstone: Tombstone, one: Record) -> bool:
-    """Whether a tombstone belongs to this record, or to a later one under its key. An expiry has the record's
+    """True if a tombstone belongs to this record, or to a later one under its key. An expiry has the record's
     version."""
     return tombstone.version > one.version or (tombstone.version == one.version and tombstone.kind == EXPIRE)
 

@@ -364,7 +364,7 @@ class Cuts:
 
 
 def is_rearming(rocks: Rocks, topic: Topic) -> bool:
-    """Whether the topic's expiry index is still incomplete, because its expiration has just been enabled."""
+    """True if the topic's expiry index is still incomplete, because its expiration has just been enabled."""
     return rocks.get(META, REARM_KEY + topic.prefix) is not None
 
 

@@ -77,7 +77,7 @@ class Store:
         rocks = self._rocks = opened.rocks
         self._clock = clock
         self.limits: Final[RequestLimits] = options.writer.limits
-        """Of records and requests (rule K8)."""
+        """The limits of records and requests (rule K8)."""
         self.instance: Final = opened.instance
 
         # Topics, policies, origins.

@@ -210,7 +210,7 @@ class Upkeep:
         return Disk(found.free, found.total)
 
     def write_stalled(self) -> bool:
-        """Whether RocksDB is slowing writes down now."""
+        """True if RocksDB is slowing writes down now."""
         return self._rocks.write_stalled()
 
     # -- scrubbing --------------------------------------------------------------------------------------------------
@@ -246,7 +246,7 @@ class Upkeep:
 
     @property
     def verified_at_start(self) -> bool:
-        """Whether opening has read everything, so that no scrub is needed."""
+        """True if opening has read everything, so that no scrub is needed."""
         return self._rocks.table_bytes() <= self._verify_at_start_bytes
 
 
@@ -260,7 +260,7 @@ class Pruning:
         self._pruned_to: int | None = None
         """The topic that the last step ended with; None: the next step begins at the first."""
         self._first_kept: dict[int, int] = {}
-        """By topic: the first retained sequence that this round has found."""
+        """The first retained sequence that this round has found, keyed by topic."""
         self._reached: int | None = None
         """The topic that the staged step ends with; None: it ends the round."""
 
@@ -293,7 +293,7 @@ class Pruning:
             prune_commits(self._rocks, firsts, draft.batch, draft.next_sequence - 1)
 
     def committed(self) -> bool:
-        """Whether there may be more."""
+        """True if there may be more."""
         self._pruned_to = self._reached
         return self._reached is not None
 

@@ -73,11 +73,11 @@ class Interval:
 
     @property
     def is_point(self) -> bool:
-        """Whether it holds only one value, `low`."""
+        """True if it holds only one value, `low`."""
         return self.low is not None and self.low == self.high and self.low_included and self.high_included
 
     def holds(self, entry: Entry) -> bool:
-        """Whether it holds an entry."""
+        """True if it holds an entry."""
         kind, value = entry
         if kind is not self.kind:
             return False
@@ -213,7 +213,7 @@ _TEXT_FIELDS: Final = (_KEY, Metadata(MetadataName.TOPIC), Metadata(MetadataName
 # The possible beginnings of the canonical text of a number.
 _NUMBER_BEGINNING: Final = re.compile(r"-?(?:[0-9][0-9.e+-]*|i|in|inf)?")
 _LARGE_DIGITS: Final = 16
-"""Of the least number beyond 2^53."""
+"""The number of digits of the least number beyond 2^53."""
 _FLOAT_DIGITS: Final = 17
 """The shortest form of a float has at most so many, without zeros at its end."""
 _INTEGER: Final = re.compile(r"0|-?[1-9][0-9]*")
@@ -324,7 +324,7 @@ def _numbers(text: str) -> list[int | float]:
 
 
 def _may_be_a_large_float(text: str) -> bool:
-    """Whether a text may be the canonical one of a float beyond 2^53. It spares long lists of keys most of the work."""
+    """True if a text may be the canonical one of a float beyond 2^53. It spares long lists of keys most of the work."""
     return len(text) >= _LARGE_DIGITS and len(text.lstrip("-").rstrip("0")) <= _FLOAT_DIGITS
 
 
@@ -419,7 +419,7 @@ def _leaf_prefixes(expression: Expression, wanted: bool, keys: frozenset[Field])
 
 
 def _below(one: Scalar, other: Scalar) -> bool:
-    """Whether one of two values of one kind is below the other."""
+    """True if one of two values of one kind is below the other."""
     if isinstance(one, str) or isinstance(other, str):
         return str(one) < str(other)
     return one < other

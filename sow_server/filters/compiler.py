@@ -644,7 +644,7 @@ def _kind(value: fields.Scalar | None) -> _ValueKinds:
 
 
 def _equal_as_texts(value: fields.Scalar | None) -> bool:
-    """Whether another number is equal to this one exactly when their texts are (rule K4). Then the texts of a key's
+    """True if another number is equal to this one exactly when their texts are (rule K4). Then the texts of a key's
     numbers are not needed. A large float has the text of an integer that may have another value."""
     return type(value) in (int, float) and -EXACT_MAX < value < EXACT_MAX  # type: ignore[operator]  # no text
 

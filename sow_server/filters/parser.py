@@ -95,7 +95,7 @@ def parse(text: str, parameters: Parameters = ()) -> Filter:
 
 
 def may_be_condition(expression: Expression) -> bool:
-    """Whether an expression can be true or false. A field can; only its value decides it."""
+    """True if an expression can be true or false. A field can; only its value decides it."""
     match expression:
         case Number() | Text() | Metadata() | Negate() | Arithmetic():
             return False

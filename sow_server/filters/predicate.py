@@ -21,11 +21,11 @@ class Meta(NamedTuple):
     now_micros: int
     """The same for the whole request."""
     sequence: int = 0
-    """Of the change that made the record what it is, in the journal of this instance."""
+    """The sequence of the change that made the record what it is, in the journal of this instance."""
     origin: str = ""
     """The name of the instance that wrote it."""
     size: int = 0
-    """Of its payload, in bytes."""
+    """The size of its payload, in bytes."""
 
 
 Matcher = Callable[[object, Meta], bool]
@@ -36,11 +36,12 @@ class Predicate:
     """A compiled filter. Loops call `matches` directly, which saves a call per record."""
 
     matches: Matcher
-    """Whether a record matches, from its decoded payload (a dict; anything else has no fields) and its metadata."""
+    """A function that is True if a record matches, by its decoded payload (a dict; anything else has no fields) and its
+    metadata."""
     paths: tuple[tuple[Step, ...], ...]
     """The fields it reads, in the order of the filter; a decoder may leave out the others."""
     uses_payload: bool
-    """Whether the payload is read. If not, the document may be any object."""
+    """True if the payload is read. If not, the document may be any object."""
     constant: bool | None
     """The answer for every record; None if it depends on the record."""
 

@@ -60,7 +60,7 @@ def joined(asked: Filter | None, restriction: Restriction) -> Filter | None:
 
 
 def hides(hidden: tuple[Steps, ...], path: tuple[str | int, ...]) -> bool:
-    """Whether a path leads to a hidden field, or into one. Subscripts do not count: a field that is hidden in an array
+    """True if a path leads to a hidden field, or into one. Subscripts do not count: a field that is hidden in an array
     is hidden in each of its elements."""
     names = tuple(step for step in path if isinstance(step, str))
     return any(names[: len(steps)] == steps for steps in hidden)

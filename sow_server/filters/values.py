@@ -253,7 +253,7 @@ def _over_elements(test: Callable[[object], Truth]) -> Callable[[object], Truth]
 
 
 def between(value: object, low: object, high: object) -> Truth:
-    """Whether a value lies between two others, both included; one element of an array suffices."""
+    """True if a value lies between two others, both included; one element of an array suffices."""
 
     def is_between(element: object) -> Truth:
         return both(_compare_scalars(operator.ge, element, low), _compare_scalars(operator.le, element, high))
@@ -312,7 +312,7 @@ def testing(test: TextTest) -> Callable[..., Truth]:
 
 
 def is_null(value: object) -> bool:
-    """Whether there is no value. An array has one if any of its elements is not null."""
+    """True if there is no value. An array has one if any of its elements is not null."""
     if type(value) is list:
         return all(element is None or _is_nan(element) for element in elements(value))
     return value is None or _is_nan(value)

@@ -37,10 +37,10 @@ class AbsentFields:
         order: Order | None = None,
         projection: Projection | None = None,
     ) -> None:
-        """Of the filter, the order, and the fields to return or to leave out."""
+        """Looks for the fields of the filter, of the order, and of the fields to return or to leave out."""
         self._format: Final = topic.format
         self._whole: Final = order is not None or projection is not None
-        """Whether fields are looked for that a decoder of the filter's leaves out."""
+        """True if fields are looked for that a decoder for the filter alone leaves out."""
         wanted: list[Steps] = []
         if given is not None:
             # A part that decides nothing is not read.
@@ -56,7 +56,7 @@ class AbsentFields:
         self._unseen = [] if restricted else list(dict.fromkeys(wanted))
         self._left = LOOKED_AT_MAX
         self.looks = bool(self._unseen)
-        """Whether it has to look at more records."""
+        """True if it has to look at more records."""
 
     @property
     def paths(self) -> tuple[str, ...]:

@@ -39,7 +39,7 @@ class ExportLines:
 
     def __init__(self) -> None:
         self._lines: dict[str, Line] = {}
-        """By each export of a line."""
+        """Each export of a line leads to the line."""
 
     def begin(self, export_id: str, owner: str, topic: Topic) -> None:
         """A line with its first export."""

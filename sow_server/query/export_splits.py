@@ -61,7 +61,7 @@ class SplitCache:
 
     def __init__(self) -> None:
         self._samples: dict[int, tuple[int, KeySamples]] = {}
-        """By topic id: the sequence at the time, and the samples."""
+        """The sequence at the time, and the samples, keyed by topic id."""
         self._lock = threading.Lock()
 
     def of(self, topic: Topic, cut: Cut) -> KeySamples | None:

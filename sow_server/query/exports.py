@@ -101,7 +101,7 @@ class LeasedExport(Protocol):
 
     @property
     def part_records(self) -> Sequence[int]:
-        """Of each part: the stored records to read for it, approximately."""
+        """The approximate number of stored records to read for each part."""
 
     def close(self) -> None:
         """Releases the cut once nobody uses it. May be called again."""
@@ -178,12 +178,12 @@ class Export:
         self._sieve = sieve(topic, given, self.cut.now_micros, self.absent)
         sieve_wants_keys = given is not None and (given.uses_metadata or not given.predicate.uses_payload)
         self._needs_keys = sieve_wants_keys or self.granted is not None
-        """Whether keys are read in any case: for the filter, or for the position behind a record [5]."""
+        """True if keys are read in any case: for the filter, or for the position behind a record [5]."""
         self._preparing: Iterator[tuple[ExportPart, ...] | None] = self._prepare()
 
     @property
     def part_records(self) -> Sequence[int]:
-        """Of each part: the stored records to read for it, approximately."""
+        """The approximate number of stored records to read for each part."""
         return [part.records for part in self.parts]
 
     @property
@@ -354,7 +354,7 @@ class Export:
                 self.cut.close()
 
     def _put_down(self) -> bool:
-        """Whether it was closed while it was in use."""
+        """True if it was closed while it was in use."""
         with self._guard:
             self._busy = False
             return self._closed

@@ -44,7 +44,7 @@ class RecordFilter:
     fixed_meta: Meta
     """Metadata that is known without a record: the topic and the request's `now`."""
     matches: RecordMatcher
-    """Whether a live record matches, by its record key and its stored value (header and payload)."""
+    """A function that is True if a live record matches, by its record key and its stored value (header and payload)."""
     topic: Topic
     """Decodes payloads, and knows the names of origins."""
     asked: str = ""
@@ -205,7 +205,7 @@ def _compiled_tree(tree: Filter, key: tuple[str, ...], *, allow_now: bool, asked
 
 
 def _is_of_record(node: Expression) -> bool:
-    """Whether this part of a filter needs the metadata of each record."""
+    """True if this part of a filter needs the metadata of each record."""
     if isinstance(node, FunctionCall):
         return node.function is Function.MESSAGE_SIZE
     return isinstance(node, Metadata) and node.name is not MetadataName.TOPIC

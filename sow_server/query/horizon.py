@@ -40,7 +40,7 @@ class TopicHorizon:
     due: list[int]
     """First those that are overdue and not yet removed, then those up to each edge."""
     incomplete: bool
-    """Whether the index had not yet an entry for each record, because expiration had just been enabled."""
+    """True if the index had not yet an entry for each record, because expiration had just been enabled."""
     next_micros: int | None = None
     """When the first one falls due. None: none does, as far as was counted."""
 
@@ -55,7 +55,7 @@ class Horizon:
         self.counted: Final = {
             topic.prefix: TopicHorizon(topic, [0] * len(self._ends), topic.prefix in rearming) for topic in topics
         }
-        """By the prefix of the topic."""
+        """Keyed by the prefix of the topic."""
         self.upto_micros = self._ends[-1]
         """Everything that falls due up to here is counted."""
         self.exact_upto_micros = self._ends[-1]

@@ -19,7 +19,7 @@ from sow_server.filters.tree import Metadata, MetadataName
 from sow_server.query.ordering import Order, Turned
 
 TOKEN_BYTES_MAX: Final = 256 << 10
-"""Of the order's values in a token, so that it fits into a message beside everything else."""
+"""The bound of the order's values in a token, so that it fits into a message beside everything else."""
 
 
 class Place(NamedTuple):

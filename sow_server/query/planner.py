@@ -58,7 +58,7 @@ class IndexBound(NamedTuple):
     steps: Steps
     intervals: tuple[tuple[bytes, bytes], ...]
     points: bool
-    """Whether each interval is one value, so that its entries are in key order."""
+    """True if each interval is one value, so that its entries are in key order."""
 
 
 @dataclass(frozen=True, slots=True)

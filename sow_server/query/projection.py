@@ -14,7 +14,7 @@ from sow_server.engine.values.model import MessageType
 
 PATHS_MAX: Final = 1000
 CHARACTERS_MAX: Final = 64 << 10
-"""Of all paths together. Each step takes some 200 bytes once the paths are compiled."""
+"""The bound of all paths together. Each step takes some 200 bytes once the paths are compiled."""
 
 
 def projection(

@@ -84,7 +84,7 @@ class Query:
 
     @property
     def tells_plan(self) -> bool:
-        """Whether the footer has the plan."""
+        """True if the footer has the plan."""
         return self.explain or self.plan_only or self.with_plan
 
 
@@ -214,7 +214,7 @@ class Scan:
 
     @property
     def _unjudged(self) -> bool:
-        """Whether the filter has not judged all records that were read."""
+        """True if the filter has not judged all records that were read."""
         return self._judging is not None and self._judging.waits
 
     @property
@@ -403,7 +403,7 @@ def _plan(query: Query) -> Plan:
 
 
 def _is_restricted(given: RecordFilter | None) -> bool:
-    """Whether there may be records that the caller may not see."""
+    """True if there may be records that the caller may not see."""
     return given is not None and given.granted is not None and given.predicate.constant is None
 
 
@@ -424,7 +424,7 @@ def _sorter(query: Query, memory: SortMemory, after: Place | None, caller: str) 
 
 
 def _counts_all(query: Query) -> bool:
-    """Whether the figures of the topic are the answer."""
+    """True if the figures of the topic are the answer."""
     return query.count_only and not query.keys and (query.filter is None or query.filter.predicate.constant is True)
 
 
@@ -436,7 +436,7 @@ class Rows(Protocol):
 
     @property
     def ended(self) -> bool:
-        """Whether there are no more records."""
+        """True if there are no more records."""
 
     @property
     def entries(self) -> int:

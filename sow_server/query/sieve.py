@@ -92,7 +92,7 @@ class Judging:
 
     @property
     def waits(self) -> bool:
-        """Whether there are records to judge."""
+        """True if there are records to judge."""
         return bool(self._keys)
 
     def take(self, keys: list[bytes], values: list[bytes]) -> None:

@@ -79,7 +79,7 @@ class SortMemory:
         self._lock = threading.Lock()
         self._held = 0
         self._of: Counter[str] = Counter()
-        """What each caller holds."""
+        """The bytes that each caller holds."""
         self._holding: dict[SortShare, None] = {}
         """The sorts that hold memory."""
         self._looked = elapsed()
@@ -143,7 +143,7 @@ class SortMemory:
         return size <= self._small or share.held > self._small
 
     def _has_room(self, share: SortShare, more: int) -> bool:
-        """Whether there are so many more bytes for the caller of a share."""
+        """True if there are so many more bytes for the caller of a share."""
         return self._of[share.caller] + more <= OTHERS_PART * (self._total - self._held - more)
 
     def _wait(self, share: SortShare, size: int) -> SortRoom:
@@ -274,7 +274,7 @@ class SortShare:
         self.shrink(0)
 
     def when_ready(self, wake: Callable[[], None]) -> bool:
-        """Whether it may go on; if not, `wake` is called when it may."""
+        """True if it may go on; if not, `wake` is called when it may."""
         with self.memory._lock:
             if self.memory._is_ready(self):
                 return True

@@ -25,7 +25,7 @@ from sow_server.services.exporting import ReadPart
 SOCKET_BYTES: Final = 2**20
 """The room of a socket. A piece fits, so sending it takes one call, and wakes the other end once."""
 BUFFER_BYTES: Final = 2**20
-"""Of the server's end. A larger one is given back after its message."""
+"""The buffer of the server's end. A larger one is given back after its message."""
 _HEAD: Final = Struct(">IBI")
 _CUT: Final = Struct(">qq")
 _RECORDS: Final = Struct(">I")

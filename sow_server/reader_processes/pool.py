@@ -73,7 +73,7 @@ PAUSE_SECONDS_MAX: Final = 60.0
 STEADY_SECONDS: Final = 60.0
 """A process that has run for so long was not lost because of its start."""
 FOLDER: Final = "readers"
-"""Of the data directory: RocksDB's messages of the reader processes."""
+"""The folder of the data directory with RocksDB's messages of the reader processes."""
 
 
 @dataclass(frozen=True, slots=True)

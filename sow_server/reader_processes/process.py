@@ -91,7 +91,7 @@ class ReaderProcess:
         self._sorts = SortMemory(start.sort_bytes_max, start.sorts_waiting_max)
         self._runs: dict[int, _Run] = {}
         self._stale = False
-        """Whether the database was found not to move on."""
+        """True if the database was found not to move on."""
         self._exports: dict[int, tuple[Export, list[str]]] = {}
         """Open exports by their run, with the names of the origins."""
         self._splits = SplitCache()

@@ -133,7 +133,7 @@ class IdleTopics:
             heapq.heappush(self._heap, (due, topic.id))
 
     def _left(self, topic: Topic, now: int) -> bool:
-        """Whether all subscribers have left; a detached durable has not left."""
+        """True if all subscribers have left; a detached durable has not left."""
         return topic.settings.auto_delete and topic.was_followed and _may_go(topic) and not self._durables.count(topic)
 
     def _delete(self, topic: Topic, cause: Cause) -> None:
@@ -170,7 +170,7 @@ class IdleTopics:
 
 
 def _kept_by_content(topic: Topic) -> bool:
-    """Whether its records keep a topic. The writer decides it again, but each time costs a synced commit."""
+    """True if its records keep a topic. The writer decides it again, but each time costs a synced commit."""
     return topic.settings.only_if_empty and topic.statistics.records > 0
 
 
@@ -179,6 +179,6 @@ def _may_go(topic: Topic) -> bool:
 
 
 def _unused(topic: Topic, now: int) -> bool:
-    """Whether a topic has not been used for its `idle_ttl`."""
+    """True if a topic has not been used for its `idle_ttl`."""
     ttl = topic.settings.idle_ttl_micros
     return ttl is not None and _may_go(topic) and topic.last_use_micros + ttl <= now

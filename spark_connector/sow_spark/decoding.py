@@ -75,7 +75,7 @@ class Decoder:
 
     @property
     def lines(self) -> bool:
-        """Whether payloads must come as lines."""
+        """True if payloads must come as lines."""
         return self._documents is not None
 
     def decode(self, packed: PackedRecords) -> pa.RecordBatch:

@@ -277,7 +277,7 @@ def _read_schema(lake: DataFrame, on: Sequence[str], compared: StructType) -> St
 
 
 def _has_unequal(kind: DataType) -> bool:
-    """Whether there is a type in it that Spark does not compare."""
+    """True if there is a type in it that Spark does not compare."""
     if isinstance(kind, StructType):
         return any(_has_unequal(field.dataType) for field in kind.fields)
     return isinstance(kind, MapType | VariantType) or (isinstance(kind, ArrayType) and _has_unequal(kind.elementType))

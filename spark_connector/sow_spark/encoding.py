@@ -91,7 +91,7 @@ def documents(batch: pa.RecordBatch, *, write_nulls: bool = False) -> list[bytes
 
 
 def all_finite(array: Array) -> bool:
-    """Whether all floats in the array, at any depth, are finite. Takes a few microseconds for a column without
+    """True if all floats in the array, at any depth, are finite. Takes a few microseconds for a column without
     floats."""
     kind, types = array.type, pa.types
     if types.is_floating(kind):

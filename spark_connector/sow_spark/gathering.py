@@ -67,7 +67,7 @@ def taken(packed: PackedRecords, rows: Sequence[int]) -> PackedRecords:
 
 
 def _alike(one: PackedRecords, other: PackedRecords) -> bool:
-    """Whether the numbers of origins mean the same in both. A piece has only the names that it needs, and no numbers if
+    """True if the numbers of origins mean the same in both. A piece has only the names that it needs, and no numbers if
     all of its records have one origin."""
     return one.origin_names == other.origin_names and bool(one.origins) == bool(other.origins)
 

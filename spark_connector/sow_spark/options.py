@@ -55,16 +55,16 @@ ParseMode: TypeAlias = Literal["FAILFAST", "PERMISSIVE", "DROPMALFORMED"]
 MetadataColumns: TypeAlias = Literal["true", "false", "changes"]
 """The metadata columns of records, none, or also those of changes."""
 WriteMode: TypeAlias = Literal["publish", "delta"]
-"""Whether rows replace records or are merged into them."""
+"""The two ways to write: rows replace records, or are merged into them."""
 BadRows: TypeAlias = Literal["fail", "drop"]
 """The treatment of a row that the server refuses, such as one without a key."""
 Nulls: TypeAlias = Literal["omit", "write"]
-"""Whether a null column is left out of the document, or written as null."""
+"""The two ways to write a null column: left out of the document, or written as null."""
 NewFields: TypeAlias = Literal["ignore", "fail", "rescue"]
 """The treatment of a field of a document that the schema lacks: it is left out, the document does not fit, or it is in
 the column `_rescued`."""
 SnapshotOf: TypeAlias = Literal["first-read", "load"]
-"""Whether a DataFrame whose snapshot has ended takes a new one with the next action, or never (rule Q8)."""
+"""The choice of a DataFrame whose snapshot has ended: a new one with the next action, or never (rule Q8)."""
 OnDelete: TypeAlias = Literal["delete", "ignore", "fail"]
 """The treatment of rows whose `_op` is delete or expire."""
 Durability: TypeAlias = Literal["fsync", "buffered", "replicated"]
@@ -90,7 +90,7 @@ class Connecting:
 
     @property
     def tls(self) -> bool:
-        """Whether any of the tls options is given."""
+        """True if any of the tls options is given."""
         return any((self.tls_ca, self.tls_certificate, self.tls_key, self.tls_server_name))
 
 
@@ -157,7 +157,7 @@ class Reading:
 
     @property
     def several(self) -> bool:
-        """Whether there may be several topics."""
+        """True if there may be several topics."""
         return bool(self.topics) or self.topic_pattern is not None
 
     @property
@@ -470,7 +470,7 @@ class _Given:
         return topic or path or ""
 
     def has(self, name: str) -> bool:
-        """Whether an option is given."""
+        """True if an option is given."""
         return name.lower() in self._values
 
     def topics(self) -> tuple[str, ...]:

@@ -95,7 +95,7 @@ class Layout:
 
     @property
     def has_op(self) -> bool:
-        """Whether rows show the difference between a delete and a put."""
+        """True if rows show the difference between a delete and a put."""
         return "_op" in self.metadata
 
 

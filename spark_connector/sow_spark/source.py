@@ -96,7 +96,7 @@ class SowDataSource(DataSource):
     # ---- reading ----
 
     _inferred = False
-    """Whether Spark has asked for the schema, because the user gives none."""
+    """True if Spark has asked for the schema, because the user gives none."""
     _loaded: Reading | None = None
     """The options with the export of `snapshot=load`."""
 
@@ -175,7 +175,7 @@ class SowDataSource(DataSource):
 
 
 def plans_each_use() -> bool:
-    """Whether this Spark plans each use of a DataFrame by itself, so that pushed filters are those of that use.
+    """True if this Spark plans each use of a DataFrame by itself, so that pushed filters are those of that use.
 
     Spark does so since it pushes limits: the change that added `pushLimit` moved the plan from the DataFrame to the
     scan.
@@ -184,7 +184,7 @@ def plans_each_use() -> bool:
 
 
 def _filters_are_pushed() -> bool:
-    """Whether Spark has started this process to push filters down.
+    """True if Spark has started this process to push filters down.
 
     Spark refuses a reader with `pushFilters` while spark.sql.python.filterPushdown.enabled is off, and a data source
     cannot read this setting. But Spark pushes filters in a worker program of its own, which it runs only while the

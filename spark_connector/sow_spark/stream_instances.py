@@ -43,7 +43,7 @@ class InstanceInUse:
         self._now = now
         self._pause = pause
         self.several: Final = "," in connecting.server
-        """Whether the option names several instances."""
+        """True if the option names several instances."""
         self.connecting = connecting
         """The connection to the instance in use."""
         self.epoch: str | None = None

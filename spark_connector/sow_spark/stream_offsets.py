@@ -23,7 +23,7 @@ class Offset(TypedDict, total=False):
     after: str
     """With several instances: the bookmark at which the micro-batch begins that ends here."""
     held: dict[str, int]
-    """By epoch: the position up to which changes were read at another instance, which this one may lack."""
+    """The position up to which changes were read at another instance, which this one may lack, keyed by epoch."""
     # Only in Spark's progress:
     recordsBehind: int
     secondsBehind: int

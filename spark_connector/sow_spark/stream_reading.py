@@ -94,7 +94,7 @@ class ChangesPartition(InputPartition):
     form: PayloadForm
     connecting: Connecting
     elsewhere: bool
-    """Whether changes were read at another instance before that this one may lack."""
+    """True if changes were read at another instance before that this one may lack."""
 
 
 class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -413,11 +413,11 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # ---- several instances ----
 
     def _is_foreign(self, offset: Offset) -> bool:
-        """Whether an offset is a position in the journal of another instance than the one in use."""
+        """True if an offset is a position in the journal of another instance than the one in use."""
         return self._instance.epoch not in (None, offset["epoch"])
 
     def _is_read(self, end: Offset) -> bool:
-        """Whether the micro-batch that ends here was read as far as here [4]."""
+        """True if the micro-batch that ends here was read as far as here [4]."""
         if not self._instance.several or "after" not in end:
             return True
         if self._read_at is None or self._read_at[0] != bookmark_of(end):
@@ -446,7 +446,7 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._noted = None
 
     def _is_noted(self, connecting: Connecting, end: Offset) -> bool:
-        """Whether another instance has read the micro-batch that ends here, or may have."""
+        """True if another instance has read the micro-batch that ends here, or may have."""
         name = self._note_name(end)
         if name is None:
             return False

@@ -52,7 +52,7 @@ def test_there_is_an_example_of_each_promise() -> None:
     sections = re.split(r"^##+ ", PAGE, flags=re.MULTILINE)
     lost = {section.splitlines()[0]: bool(HAPPENS.search(section)) for section in sections if "```python" in section}
     assert lost == {
-        "# Going on at another instance": True,
+        "# Continuing at another instance": True,
         "What happens to each call": True,
         "Bookmarks": True,
         "Read your writes": False,

@@ -1,4 +1,7 @@
-"""docs/spark.md: it names everything that the connector knows, and its programs run, one after the other."""
+"""docs/spark.md names everything that the connector knows, and its programs run, one after the other.
+
+docs/migrate/spark.md compares the connector with others, and tests show each of its points.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,7 @@ from sow_spark.schemas import METADATA_COLUMNS
 from tests.support.server import ROOT, ServerProcess
 
 PAGE = (ROOT / "docs" / "spark.md").read_text(encoding="utf-8")
+COMPARED = (ROOT / "docs" / "migrate" / "spark.md").read_text(encoding="utf-8")
 PROGRAMS = re.findall(r"```python\n(.+?)```", PAGE, re.DOTALL)
 CONFIG = """
 # As without a configuration, after `sow topic create orders --key /id`.
@@ -152,10 +156,9 @@ def test_every_reason_of_the_connector_has_its_line() -> None:
 
 
 def test_every_point_of_the_comparison_is_shown_by_tests() -> None:
-    below = PAGE.split("\n## Compared with other connectors\n", 1)[1]
     points = {
         heading: [line.split(" | ")[0].removeprefix("| ") for line in lines.splitlines() if line.startswith("| ")][1:]
-        for heading, lines in re.findall(r"^### (.+?)\n(.+?)(?=^### |\Z)", below, re.MULTILINE | re.DOTALL)
+        for heading, lines in re.findall(r"^## (.+?)\n(.+?)(?=^## |\Z)", COMPARED, re.MULTILINE | re.DOTALL)
     }
     assert points == {heading: list(shown) for heading, shown in SHOWN_BY.items()}
     there = {

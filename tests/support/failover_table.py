@@ -1,4 +1,4 @@
-"""The table of docs/failover.md: what becomes of each call at each kind of loss, made from the code that decides it."""
+"""The table of docs/failover.md: what happens to each call at each kind of loss, made from the code that decides it."""
 
 from __future__ import annotations
 
@@ -34,8 +34,17 @@ _BY_HAND: Final = {
 """Streams repeat themselves (`_subscription`, `_publish_core`, `_queries`)."""
 
 
-def table() -> Iterator[tuple[str, ...]]:
-    """The rows, cell by cell."""
+def table() -> list[tuple[str, ...]]:
+    """The rows, cell by cell. Calls without a remark that share their cells share a row."""
+    grouped: dict[tuple[str, ...], list[str]] = {}
+    for name, *cells in _rows():
+        key = tuple(cells) if name.endswith("`") and name.count("`") == 2 and "," not in name else (name, *cells)
+        grouped.setdefault(key, []).append(name)
+    return [(", ".join(names), *key[-len(LOSSES) :]) for key, names in grouped.items()]
+
+
+def _rows() -> Iterator[tuple[str, ...]]:
+    """The rows of single calls."""
     for path, row in CALLS.items():
         shown = path.removeprefix("/sow.v1.").replace("/", ".")
         name = shown.partition(".")[2]

@@ -17,7 +17,7 @@ from benchmarks.following import TEN_FILTERS, assert_complete
 from benchmarks.processes import Metrics, NotInstalled
 from benchmarks.redis_peer import RedisServer
 from benchmarks.registry import BENCHMARKS, UnknownBenchmark, chosen
-from benchmarks.report import Report, Result, print_report, to_json, to_markdown, verdict
+from benchmarks.report import Report, Result, failed, print_report, to_json, to_markdown, verdict
 from benchmarks.rows import (
     PER_SECOND,
     TIMES,
@@ -106,7 +106,7 @@ def test_contestants_take_turns_within_a_round() -> None:
 
 
 @pytest.mark.parametrize(
-    ("target", "figure", "met"),
+    ("target", "figure", "held"),
     [
         (Target(2.0, f"{TIMES} Redis"), Figure(2.0, TIMES), True),
         (Target(2.0, f"{TIMES} Redis"), Figure(1.99, TIMES), False),
@@ -114,8 +114,17 @@ def test_contestants_take_turns_within_a_round() -> None:
         (Target(10.0, "ms", at_least=False), Figure(10.1, "ms"), False),
     ],
 )
-def test_a_target_counts_its_bound_as_met(target: Target, figure: Figure, met: bool) -> None:
-    assert target.met(figure) is met
+def test_a_target_counts_its_bound_as_held(target: Target, figure: Figure, held: bool) -> None:
+    assert target.held(figure) is held
+    assert target.reached(figure) is None
+
+
+@pytest.mark.parametrize(("value", "held", "reached"), [(0.9, False, False), (1.0, True, False), (2.0, True, True)])
+def test_an_ambition_lies_beyond_the_bound(value: float, held: bool, reached: bool) -> None:
+    target = Target(1.0, f"{TIMES} Redis", ambition=2.0)
+    assert (str(target), target.ambition_said) == ("≥ 1 × Redis", "≥ 2 × Redis")
+    assert target.held(Figure(value, TIMES)) is held
+    assert target.reached(Figure(value, TIMES)) is reached
 
 
 def test_percentiles_are_samples() -> None:
@@ -210,7 +219,8 @@ def test_a_row_without_its_peer_is_skipped_with_the_reason_and_not_judged() -> N
         target=Target(2.0, f"{TIMES} Redis"),
         skipped="redis-server not installed (apt-get install redis-server)",
     )
-    assert row.met is None
+    assert row.held is None
+    assert row.reached is None
     assert verdict(row) == "skipped: redis-server not installed (apt-get install redis-server)"
 
 
@@ -220,7 +230,7 @@ def test_the_report_says_the_rates_the_ratio_the_target_and_the_share_of_the_lim
         Figure(75_300.0, PER_SECOND),
         peer=Figure(25_100.0, PER_SECOND),
         judged=Figure(3.0, TIMES),
-        target=Target(2.0, f"{TIMES} Redis"),
+        target=Target(2.0, f"{TIMES} Redis", ambition=4.0),
         limits=(Limit("the bare gRPC stream", Figure(301_200.0, PER_SECOND), 0.25),),
     )
     results = (
@@ -235,9 +245,48 @@ def test_the_report_says_the_rates_the_ratio_the_target_and_the_share_of_the_lim
     fields = json.loads(to_json(report))
 
     for text in (console.export_text(), markdown):
-        for part in ("75.3 k/s", "25.1 k/s", "3.00 ×", "≥ 2 × Redis", "met", "25% of the bare gRPC stream (301.2 k/s)"):
+        for part in (
+            "75.3 k/s",
+            "25.1 k/s",
+            "3.00 ×",
+            "≥ 2 × Redis",
+            "held",
+            "≥ 4 × Redis",
+            "not reached",
+            "25% of the bare gRPC stream (301.2 k/s)",
+        ):
             assert part in text
         assert "failed: TakesTooLong" in text
     assert fields["benchmarks"][0]["rows"][0]["judged"] == {"value": 3.0, "unit": TIMES}
-    assert fields["benchmarks"][0]["rows"][0]["met"] is True
+    assert fields["benchmarks"][0]["rows"][0]["held"] is True
+    assert fields["benchmarks"][0]["rows"][0]["reached"] is False
     assert fields["benchmarks"][1]["failure"] == "TakesTooLong: not done within 900 s"
+
+
+@pytest.mark.parametrize(
+    ("judged", "quick", "fails"), [(1.0, False, True), (1.0, True, False), (2.0, False, False), (4.0, False, False)]
+)
+def test_only_a_figure_beyond_its_bound_fails_a_full_run(judged: float, quick: bool, fails: bool) -> None:
+    row = Row("case", Figure(1.0, TIMES), judged=Figure(judged, TIMES), target=Target(2.0, TIMES, ambition=4.0))
+    results = (Result("query", "whole-topic query stream", (row,), 1.0),)
+    report = Report(quick, "2026-01-01 00:00 UTC", "Python", "ext4", Machine(15.0, 1e6, 0.1), results)
+
+    assert failed(report) is fails
+    assert ("REGRESSION" in to_markdown(report)) is (judged == 1.0)
+
+
+def test_markdown_has_a_table_of_each_kind() -> None:
+    rows = (
+        Row("held", Figure(1.0, TIMES), judged=Figure(1.0, TIMES), target=Target(1.0, TIMES)),
+        Row("wanted", Figure(1.5, TIMES), judged=Figure(1.5, TIMES), target=Target(1.0, TIMES, ambition=2.0)),
+        Row("looked at", Figure(1.0, TIMES)),
+    )
+    report = Report(
+        False, "2026-01-01 00:00 UTC", "Python", "ext4", Machine(15.0, 1e6, 0.1), (Result("a", "A", rows, 1.0),)
+    )
+    _, held, ambitions, information = to_markdown(report).split("\n## ")
+
+    assert [part.splitlines()[0] for part in (held, ambitions, information)] == ["Held", "Ambitions", "For information"]
+    for part, cases in ((held, "held wanted"), (ambitions, "wanted"), (information, "looked at")):
+        named = [case for case in ("held", "wanted", "looked at") if f"**A**<br>{case} |" in part]
+        assert " ".join(named) == cases

@@ -137,7 +137,7 @@ def test_every_option_of_the_engine_has_a_knob() -> None:
 
 
 def _documented() -> dict[tuple[str, str], tuple[str, str]]:
-    """(table, key) → (default, bounds), from the document."""
+    """(table, key) → (default, bounds), from the document. A topic has the keys of the defaults, which stand once."""
     found: dict[tuple[str, str], tuple[str, str]] = {}
     table = ""
     for line in DOCUMENT.read_text(encoding="utf-8").splitlines():
@@ -147,7 +147,8 @@ def _documented() -> dict[tuple[str, str], tuple[str, str]]:
             table = ""
         elif table and (row := re.fullmatch(r"\| `(\w+)` \| (.+?) \| (.+?) \| (.+) \|", line)):
             found[table, row[1]] = (row[2], row[3])
-    return found
+    shared = {("topics.NAME", key): row for (of, key), row in found.items() if of == "defaults"}
+    return shared | found
 
 
 def test_every_knob_is_documented_with_its_default_and_bounds() -> None:

@@ -361,8 +361,8 @@ class AsyncAdministration(AsyncCalls):
         record: bytes | str | os.PathLike[str] | None = None,
         key: str = "",
     ) -> AccessDecision:
-        """Whether an identity may do an action, such as "read", on a topic, and which line of the access file decides.
-        With `record`, a payload or a file that has it, the decision is about this record."""
+        """Asks whether an identity may do an action, such as "read", on a topic, and which line of the access file
+        decides. With `record`, a payload or a file that has it, the decision is about this record."""
         request = _access.check_request(identity, action, topic, record, key)
         return _access.decision(await self._call(self._access.CheckAccess, request))
 

@@ -99,7 +99,7 @@ class AsyncCalls:
         self._load = load_pb2_grpc.LoadServiceStub(self._transport.calls)
         self._sequencer = _writes.Sequencer()
         self._forms: dict[str, PayloadForm] = {}
-        """Of topics to which documents were published."""
+        """The forms of the topics to which documents were published."""
 
     def __repr__(self) -> str:
         state = ", closed" if self._transport.is_closed else ""

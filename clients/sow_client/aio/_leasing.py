@@ -272,8 +272,8 @@ class AsyncLease(_process.Owned):
         return None
 
     async def _recognize(self, topic: str) -> Seen:
-        """What the instance in use has in place of the records of the lease: a request of unknown outcome may have been
-        applied, or the instance lags."""
+        """Reads the records that the instance in use has in place of those of the lease: a request of unknown outcome
+        may have been applied, or the instance lags."""
         core = self._core
         try:
             response = await self._client._call(

@@ -101,7 +101,7 @@ class AsyncTransport:
 
     @property
     def is_closed(self) -> bool:
-        """Whether the client is closed."""
+        """True if the client is closed."""
         return self._closing.is_set()
 
     @property
@@ -177,8 +177,8 @@ class AsyncTransport:
         return error_like(error, crowded(error.message, line.calls.open_streams))
 
     async def _is_crowded(self, line: _Line) -> bool:
-        """Whether streams are open on a connection, and it answers no other call. gRPC does not tell a call that waits
-        for a place from one that the server works on."""
+        """True if streams are open on a connection, and it answers no other call. In gRPC a call that waits for a place
+        looks like one that the server works on."""
         if not line.calls.open_streams:
             return False
         check: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = line.channel.unary_unary(HEALTH_CHECK)

@@ -529,7 +529,7 @@ class AsyncPublishing(AsyncCalls):
             self._sequencer.give_back(position, response)
 
     def _goes(self, request: sow_pb2.PublishRequest) -> bool:
-        """Whether a publish is made again elsewhere when its instance is lost."""
+        """True if a publish is made again elsewhere when its instance is lost."""
         has_condition = any(record.HasField("condition") for record in request.records)
         return self._failover_publish == "again" and self._transport.moves_max > 0 and not has_condition
 

@@ -101,7 +101,7 @@ class Transport:
 
     @property
     def is_closed(self) -> bool:
-        """Whether the client is closed."""
+        """True if the client is closed."""
         return self._closing.is_set()
 
     @property
@@ -175,8 +175,8 @@ class Transport:
         return error_like(error, crowded(error.message, line.calls.open_streams))
 
     def _is_crowded(self, line: _Line) -> bool:
-        """Whether streams are open on a connection, and it answers no other call. gRPC does not tell a call that waits
-        for a place from one that the server works on."""
+        """True if streams are open on a connection, and it answers no other call. In gRPC a call that waits for a place
+        looks like one that the server works on."""
         if not line.calls.open_streams:
             return False
         check: grpc.UnaryUnaryMultiCallable[bytes, bytes] = line.channel.unary_unary(HEALTH_CHECK)

@@ -29,7 +29,7 @@ class View:
     now: datetime
     allow_writes: bool = False
     is_first: bool = True
-    """Whether the page is opened; False: it is made anew."""
+    """True if the page is opened; False: it is made anew."""
     files: Mapping[str, str] = field(default_factory=dict)
     """The kinds of files that can be saved, each with the reason why it cannot after all, or an empty text."""
 

@@ -41,7 +41,7 @@ class Asked:
     order: str
     rows: int
     count: bool
-    """Whether all matches are to be counted, whatever it costs."""
+    """True if all matches are to be counted, whatever it costs."""
 
     @property
     def values(self) -> Parameters | None:
@@ -78,7 +78,7 @@ class Answer(Generic[_Made]):
     footer: QueryFooter
     records: list[_Made]
     more: bool
-    """Whether more records matched than were asked for."""
+    """True if more records matched than were asked for."""
     matched: int | None
     """All that matched, counted a moment later where there are more; None: not counted, as that would cost much."""
     plan: QueryPlan | None

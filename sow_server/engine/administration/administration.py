@@ -39,7 +39,7 @@ class Administration:
         self._commits = commits
         self._creation = creation
         self.dynamic_topics = dynamic_topics
-        """Whether the first publish to a topic creates it (rule K1)."""
+        """True if the first publish to a topic creates it (rule K1)."""
 
     # -- topics -----------------------------------------------------------------------------------------------------
 

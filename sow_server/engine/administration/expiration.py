@@ -56,11 +56,11 @@ def take_into_force(parts: Parts, draft: Draft, changes: Sequence[tuple[Topic, T
 
 
 def changes_kind(topic: Topic, settings: TopicSettings) -> bool:
-    """Whether a topic will take records of another kind: with other keys, or of another type (rule K1)."""
+    """True if a topic will take records of another kind: with other keys, or of another type (rule K1)."""
     return any(getattr(settings, name) != getattr(topic.settings, name) for name in ONLY_WHILE_EMPTY)
 
 
 def _expires_first(topic: Topic, settings: TopicSettings) -> bool:
-    """Whether overdue records have to go before these settings come: else they would reappear (rule L12), or leave dead
+    """True if overdue records have to go before these settings come: else they would reappear (rule L12), or leave dead
     letters of the wrong kind."""
     return topic.acts and (not settings.acts_on_expiration or changes_kind(topic, settings))

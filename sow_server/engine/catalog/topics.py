@@ -122,27 +122,27 @@ class Topic:
         self._replicated = False
         self._loads: tuple[tuple[int, int], ...] = ()
         self.hears_removals = False
-        """Whether a feature adds to the commits that remove records: a topic without one pays nothing for it."""
+        """True if a feature adds to the commits that remove records: a topic without one pays nothing for it."""
         self.last_use_micros = create_time_micros
         """When the topic was last used, as far as the store remembers: since its start (rule T1). Set on any thread."""
         self.was_followed = False
-        """Whether anybody has followed it; likewise."""
+        """True if anybody has followed it; likewise."""
         self.apply(settings, indexes)
 
     @property
     def reserved(self) -> bool:
-        """Whether it is the store's own topic: clients cannot create, alter or delete it, nor publish to it (rule
+        """True if it is the store's own topic: clients cannot create, alter or delete it, nor publish to it (rule
         K1)."""
         return self.id == UNDELIVERED_ID
 
     @property
     def wants_previous(self) -> bool:
-        """Whether a change needs the record that it replaces: for the entries of indexes, or for followers."""
+        """True if a change needs the record that it replaces: for the entries of indexes, or for followers."""
         return bool(self.indexes.all) or self.previous_wanted > 0
 
     @property
     def replicated(self) -> bool:
-        """Whether peers send or receive it, so that removed records leave tombstones (rule R4). Set as `followers`."""
+        """True if peers send or receive it, so that removed records leave tombstones (rule R4). Set as `followers`."""
         return self._replicated
 
     @replicated.setter

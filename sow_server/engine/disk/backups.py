@@ -96,7 +96,7 @@ def remove_unfinished(data: Path) -> None:
 
 
 def is_backup(data: Path) -> bool:
-    """Whether a directory is a backup on which no server has been started yet."""
+    """True if a directory is a backup on which no server has been started yet."""
     return (data / BACKUP).exists()
 
 

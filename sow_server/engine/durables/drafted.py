@@ -72,7 +72,7 @@ class DraftedDurables:
                     yield durable
 
     def is_changed(self, topic: Topic, name: str) -> bool:
-        """Whether this commit changes a durable."""
+        """True if this commit changes a durable."""
         return (topic.id, name) in self._changed
 
     def removed(self, topic: Topic, name: str) -> RemovedDurable | None:

@@ -38,7 +38,7 @@ IDLE_PARTS: Final = 10
 
 
 def restarts_by(found: Durable, mark: DurableMark) -> bool:
-    """Whether a mark takes the place of a durable, or tells of a rewind of which it has not heard ([2], [3])."""
+    """True if a mark takes the place of a durable, or has a rewind that the durable lacks ([2], [3])."""
     if found.filter != mark.filter or mark.born > found.born:
         return False
     return mark.born < found.born or rewinds_of(found.rewinds, mark.rewinds) != found.rewinds

@@ -48,8 +48,8 @@ class DeliveryStep(NamedTuple):
 
 
 Life: TypeAlias = tuple[int, int]
-"""Of a durable at this instance: when it was created here, and how often it began anew. What a consumer was handed in
-another life of its durable tells nothing about this one."""
+"""The life of a durable at this instance: the time of its creation here, and how often it began anew. Deliveries in
+another life of the durable do not count in this one."""
 
 
 class Durable(NamedTuple):
@@ -89,11 +89,11 @@ class Durable(NamedTuple):
     pin: bool = False
     """It is a pin: no consumer has attached since it was made as one."""
     reader: str = ""
-    """Of a pin: who reads, in the words of its reader."""
+    """The reader of a pin, in its own words."""
 
     @property
     def replicated(self) -> bool:
-        """Whether it is known at the peers, too."""
+        """True if it is known at the peers, too."""
         return self.born != NO_STAMP
 
     @property

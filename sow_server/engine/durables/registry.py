@@ -50,14 +50,14 @@ class Durables:
         """The number of durables by the prefix of their name. To count them at each creation takes long (rule A7)."""
         self.retention: Final = Retention()
         self.freed: Final[dict[int, int]] = {}
-        """By topic id: the sequence up to which this process has removed rows of its journal."""
+        """The sequence up to which this process has removed rows of a journal, keyed by topic id."""
         self.lost: Final = lost
         self.dropped = 0
         """How many topics that had durables have been deleted."""
         self.changes = 0
         """The number of the last change of a replicated durable."""
         self._changes: dict[tuple[int, str], int] = {}
-        """By topic id and name of a replicated durable: the number of its last change, in rising order."""
+        """The number of the last change of each replicated durable, keyed by topic id and name, in rising order."""
         self.discarded: Final[dict[str, int]] = {}
         """Entries let go since the start, by the limit or action that let them go."""
         self._load()
@@ -171,7 +171,7 @@ class Durables:
         return found
 
     def shares_settings(self, topic: Topic, found: TopicDurables) -> bool:
-        """Whether all durables of a topic that declare nothing have the same settings."""
+        """True if all durables of a topic that declare nothing have the same settings."""
         return self._resolve(topic, found).all_shared
 
     def _resolve(self, topic: Topic, found: TopicDurables) -> _ResolvedSettings:

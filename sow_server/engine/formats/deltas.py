@@ -155,7 +155,7 @@ class Documents:
         return kept
 
     def _alike(self, one: Value, other: Value) -> bool:
-        """Whether two values differ only in spaces, escapes, and the order of the fields in objects."""
+        """True if two values differ only in spaces, escapes, and the order of the fields in objects."""
         ours, theirs, encode, decode = published(one), published(other), self._encode_sorted, self._with_digits
         try:
             if encode(self._whole(ours)) != encode(self._whole(theirs)):

@@ -27,7 +27,7 @@ DECODED_LEVELS: Final = 8
 LARGE_BYTES: Final = 32 * 1024
 """Objects with more bytes are read in part. Smaller ones are opened faster as a whole."""
 PIECE_BYTES: Final = 16 * 1024
-"""Of a piece of a large object: some 0.3 ms."""
+"""The size of a piece of a large object, which takes some 0.3 ms."""
 FEW_NAMES: Final = 16
 """So many fields msgspec finds in one pass. It compares each name of a document with each of them."""
 
@@ -77,7 +77,7 @@ class Part:
         return self.index.following[self.number] > self.number + 1
 
     def __eq__(self, other: object) -> bool:
-        """Whether the bytes are the same. Without a copy: parts of large documents are compared at each level."""
+        """True if the bytes are the same. Without a copy: parts of large documents are compared at each level."""
         if not isinstance(other, Part) or self.end - self.start != other.end - other.start:
             return False
         return self.index.text.startswith(memoryview(other.index.text)[other.start : other.end], self.start)
@@ -129,7 +129,7 @@ def is_large(payload: bytes) -> bool:
 
 
 def fit_for_msgspec(names: Collection[str]) -> bool:
-    """Whether msgspec finds these fields in a TypedDict: it takes others than ASCII for the empty name, unless Python
+    """True if msgspec finds these fields in a TypedDict: it takes others than ASCII for the empty name, unless Python
     happens to have their UTF-8 at hand (0.22)."""
     return all(name.isascii() and name for name in names)
 
@@ -149,7 +149,7 @@ class Levels:
         self._nested = frozenset(encoding.objects + encoding.arrays)
 
     def is_object(self, value: Value) -> bool:
-        """Whether a value that is not open begins like an object."""
+        """True if a value that is not open begins like an object."""
         if type(value) is Part:
             return value.first_byte in self._objects
         return memoryview(value)[0] in self._objects  # type: ignore[arg-type]  # a `Raw`

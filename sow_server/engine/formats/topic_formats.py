@@ -66,8 +66,8 @@ def _field_path(settings: TopicSettings, path: str) -> Steps:
 
 
 def zeros_before(names: Iterable[str]) -> str:
-    """What is wrong with tags that a filter or an order names: zeros in front, with which it would find no field.
-    Empty: nothing."""
+    """The fault of tags that a filter or an order names: zeros in front, with which it would find no field. Empty:
+    nothing."""
     odd = next((name for name in names if len(name) > 1 and name[0] == "0" and name.isascii() and name.isdigit()), "")
     return (
         f"{path_text((odd,))}: a tag is a number without zeros in front; write /{odd.lstrip('0') or '0'}" if odd else ""

@@ -38,7 +38,7 @@ class ChunkBuilder:
     first_sequence: int
     journaled: bool = True
     atomic: bool = False
-    """Whether all of it belongs to one atomic request."""
+    """True if all of it belongs to one atomic request."""
     source: int = 0
     """The number of the peer that sent it; 0: changes of this instance."""
     previous_values: list[bytes | None] | None = None
@@ -141,11 +141,11 @@ class JournalDraft:
     def __init__(self) -> None:
         self.chunks: list[ChunkBuilder] = []
         self.atomic = False
-        """Whether the changes that are being staged belong to one atomic request."""
+        """True if the changes that are being staged belong to one atomic request."""
         self.source = 0
         """The number of the peer that sent the changes being staged; 0: changes of this instance."""
         self._open = False
-        """Whether the next change may go into the last chunk."""
+        """True if the next change may go into the last chunk."""
 
     def chunk(self, topic: Topic, sequence: int) -> ChunkBuilder | None:
         """The chunk of the change of `topic` with a sequence; None for a topic without followers and journal."""

@@ -42,7 +42,7 @@ class JournalCut:
         self._entries = entries
         self._commits = commits
         self.floors: Final = floors
-        """By topic id: the highest sequence ever discarded."""
+        """The highest sequence ever discarded, keyed by topic id."""
 
     def changes(self, topic: Topic, after: int, upto: int) -> Iterator[Changes]:
         """The chunks of a topic with sequences above `after`, up to `upto`; the first may begin before."""
@@ -172,7 +172,7 @@ class ReadingLeft:
 
     @property
     def is_none(self) -> bool:
-        """Whether the piece of work has read its part."""
+        """True if the piece of work has read its part."""
         return self.chunks <= 0 or self.size <= 0
 
 
@@ -182,7 +182,7 @@ class LastChange(NamedTuple):
     position: int
     """The sequence of the change; without one, there is none from here on up to where the reading began."""
     change: Changes | None
-    """Of length one. None: none was found yet; if the position is the floor, there is none."""
+    """A run of one change. None: none was found yet; if the position is the floor, there is none."""
 
 
 def _last_of(key: bytes, value: bytes) -> int:
@@ -202,7 +202,7 @@ class StoredChunk(NamedTuple):
 
     @property
     def last_sequence(self) -> int:
-        """Of its last entry."""
+        """The sequence of its last entry."""
         return self.first_sequence + self.entries - 1
 
 

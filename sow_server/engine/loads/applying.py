@@ -58,7 +58,7 @@ class LoadWork:
 
     @property
     def bytes(self) -> int:
-        """Of the payloads."""
+        """The bytes of the payloads."""
         return sum(map(len, self.payloads))
 
 

@@ -77,7 +77,7 @@ class LoadRow(NamedTuple):
     position: bytes = b""
     """APPLYING: where the next staged row is read. DELETING: the store key at which the search goes on."""
     parts_digest: str = ""
-    """Of the parts that were committed; says whether a repeated commit means the same."""
+    """The digest of the parts that were committed. It shows whether a repeated commit means the same."""
     failure: str = ""
     end_micros: int = 0
     owner: str = ""
@@ -90,12 +90,12 @@ class LoadRow(NamedTuple):
 
     @property
     def open(self) -> bool:
-        """Whether it has not ended."""
+        """True if it has not ended."""
         return self.phase in _OPEN
 
     @property
     def working(self) -> bool:
-        """Whether it is committed and not at its end."""
+        """True if it is committed and not at its end."""
         return self.phase in (LoadPhase.APPLYING, LoadPhase.DELETING)
 
 
@@ -125,7 +125,7 @@ class Load:
         self.row = row
         self.lease_end_micros = lease_end_micros
         self.attempts: dict[tuple[int, int], AttemptCounts] = {}
-        """By part and attempt; none once the load has ended."""
+        """Keyed by part and attempt; empty once the load has ended."""
         self.named: dict[int, int] | None = None
         """The attempt that counts, by part, once they have been read."""
         self.staged_rows = 0

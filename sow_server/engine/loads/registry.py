@@ -64,7 +64,7 @@ class LoadRegistry:
         return [load for load in self.all() if load.row.working]
 
     def open_on(self, topic: Topic) -> bool:
-        """Whether a load of a topic has not ended."""
+        """True if a load of a topic has not ended."""
         return any(load.row.open and load.row.topic_id == topic.id for load in self.all())
 
     def find(self, load_id: str) -> Load:
@@ -80,7 +80,7 @@ class LoadRegistry:
         return sum(load.row.open and load.row.owner == owner for load in self.all())
 
     def holds(self, load: Load) -> bool:
-        """Whether a load is still known."""
+        """True if a load is still known."""
         return self._by_number.get(load.row.number) is load
 
     def check_staging(self, load: Load) -> None:

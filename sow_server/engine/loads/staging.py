@@ -39,7 +39,7 @@ class RowsToStage:
     rows: int
     """Refused ones included."""
     positions: Sequence[int]
-    """Of the rows that are not refused."""
+    """The positions of the rows that are not refused."""
     keys: Sequence[bytes]
     values: Sequence[bytes]
     refusals: Sequence[Refusal]

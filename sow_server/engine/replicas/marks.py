@@ -34,9 +34,9 @@ class Sample(NamedTuple):
     sequence: int
     swept_micros: int
     cursors: dict[str, Position]
-    """By the name of the source."""
+    """Keyed by the name of the source."""
     version: int
-    """Of the topics and their sources."""
+    """The version of the topics and their sources."""
 
 
 class SourceMarks:
@@ -51,12 +51,12 @@ class SourceMarks:
         self._samples: list[Sample] = []
         self._sampled_at = -SAMPLE_MICROS
         self._whole: dict[int, frozenset[str]] = {}
-        """By topic id: the sources that send it whole, as of `_whole_version`."""
+        """The sources that send a topic whole, keyed by topic id, as of `_whole_version`."""
         self._whole_version = -1
 
     @property
     def active(self) -> bool:
-        """Whether this instance has a source, so that there can be marks."""
+        """True if this instance has a source, so that there can be marks."""
         return bool(self._sources.by_name)
 
     def sample(self, elapsed_micros: int, *, at_once: bool = False) -> None:
@@ -138,7 +138,7 @@ class SourceMarks:
         return Marks(sample.swept_micros, tuple(found[:PARTS_MAX]))
 
     def reached(self, topic: Topic, position: Position, own_epoch: str) -> bool | None:
-        """Whether a read of a topic shows everything up to a position; None: this instance never hears from there."""
+        """True if a read of a topic shows everything up to a position. None: nothing comes from that instance."""
         if position.epoch == own_epoch:
             return position.sequence <= self._commits.last_sequence
         for name, source in list(self._sources.by_name.items()):

@@ -115,7 +115,7 @@ class Merge:
         self._draft = draft
         self._topic = topic
         self._names = names
-        """Of origins, by their numbers here."""
+        """The names of origins, keyed by their numbers here."""
         self._tally = tally
         self._guard = guard
         self._buries = buries

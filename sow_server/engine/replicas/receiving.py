@@ -31,9 +31,9 @@ from sow_server.engine.values.model import MICROS
 log = structlog.get_logger(__name__)
 
 PUBLISHER_ID_CHARACTERS_MAX: Final = 1000
-"""Of a publisher as it is stored, with its owner."""
+"""The bound of a publisher's id as it is stored, with its owner."""
 SEQUENCE_MAX: Final = 2**62 + 2**20
-"""Of a publisher: the first of a request is at most 2^62."""
+"""The highest sequence of a publisher: the first of a request is at most 2^62."""
 DROP_MAX: Final = 1000
 """Records that one commit looks at for dropping."""
 
@@ -158,7 +158,7 @@ class PeerChanges:
             )
 
     def _sends(self, source: str, topic_id: int) -> bool | None:
-        """Whether a topic is one of a source's; None: it has been deleted."""
+        """True if a topic is one of a source's; None: it has been deleted."""
         topic = self.topics.by_id.get(topic_id)
         return None if topic is None else self.sources.takeable(source, topic.name) is not None
 

@@ -124,7 +124,7 @@ class PeerReader:
         wanted: Mapping[int, tuple[Topic, RecordMatcher | None]],
         lost: Collection[str],
     ) -> bool:
-        """Whether the peer gets all records of a note over this link."""
+        """True if the peer gets all records of a note over this link."""
         if note.source == own or not all(topic_id in wanted for topic_id in note.topic_ids):
             return False
         topics = [wanted[topic_id] for topic_id in note.topic_ids]

@@ -36,11 +36,11 @@ class SharedTopics:
         self._covers = [compiled(pattern) for pattern in sorted(set(patterns))]
 
     def covers(self, name: str) -> bool:
-        """Whether peers send a topic of this name, or are sent it."""
+        """True if peers send or receive a topic of this name."""
         return not name.startswith("_") and any(covers(name) for covers in self._covers)
 
     def shares(self, pattern: str, name: str) -> bool:
-        """Whether a link with this pattern carries a topic of this name, which may not exist yet."""
+        """True if a link with this pattern carries a topic of this name, which may not exist yet."""
         topic = self._topics.by_name.get(name)
         return (topic is None or topic.settings.journal) and not name.startswith("_") and compiled(pattern)(name)
 

@@ -87,7 +87,7 @@ class Sources:
         self._shared = shared
         self.by_name: dict[str, Source] = {}
         self.disabled: dict[str, DisabledSource] = {}
-        """By name. Replaced, never changed."""
+        """Keyed by name. Replaced, never changed."""
         rows = core.rocks.cursor(META)
         try:
             for key, row in rows.rows(SOURCE_KEY, SOURCE_KEY + b"\xff"):
@@ -95,12 +95,12 @@ class Sources:
         finally:
             rows.close()
         self._kinds: dict[str, dict[str, TopicKind]] = {}
-        """By source: the topics that it has announced."""
+        """The topics that each source has announced."""
         self._all_seeded: set[str] = set()
         """Sources whose topics have all been seeded, so that `missing_is_deleted` ends for them. Stored with their next
         cursor."""
         self._passed_over: dict[str, list[bytes]] = {}
-        """By source: rows of seeds that become invalid once its cursor moves."""
+        """The rows of seeds that become invalid once the cursor of a source moves, keyed by source."""
         self._lacking: set[bytes] = set()
         """Rows of seeds under way, of topics of which a row or change was refused since they began."""
         self._seeds_version = 0
@@ -171,7 +171,7 @@ class Sources:
         return TopicAnswer(kind.name, wanted, row[SEED_UPTO] if wanted else b"")
 
     def check(self, kind: TopicKind) -> TopicAnswer:
-        """Whether this instance can accept a topic of another instance (rule R12)."""
+        """The answer to a topic of another instance: accepted, or the reason against it (rule R12)."""
         refusal = self._refusal(kind)
         if refusal is None:
             return TopicAnswer(kind.name)
@@ -202,14 +202,14 @@ class Sources:
         return self._topics.by_name[name]
 
     def is_whole(self, source: str, topic: Topic) -> bool:
-        """Whether a topic has everything of a source's up to its cursor: all rows, completely seeded."""
+        """True if a topic has everything of a source's up to its cursor: all rows, completely seeded."""
         if self.by_name[source].filter:
             return False
         row = self._rocks.get(META, seed_key(source, topic.id))
         return row is not None and row[0] == SeedState.COMPLETE
 
     def acts_alike(self, source: str, topic: Topic) -> bool:
-        """Whether a source sends a topic now, and expires its records as this instance does."""
+        """True if a source sends a topic now, and expires its records as this instance does."""
         kind = self._kinds.get(source, {}).get(topic.name)
         return kind is not None and kind.acts == topic.acts and self._refusal(kind) is None
 
@@ -280,7 +280,7 @@ class Sources:
         return source
 
     def counts_missing_as_deleted(self, name: str, source: Source) -> bool:
-        """Whether `Source.missing_is_deleted` still holds, or all topics have been seeded since it was stored."""
+        """True if `Source.missing_is_deleted` still holds, or all topics have been seeded since it was stored."""
         return source.missing_is_deleted and name not in self._all_seeded
 
     def stage(self, draft: Draft, name: str, source: Source) -> None:

@@ -134,7 +134,7 @@ class PurgedTombstones:
         self.missed = 0
         """The highest sequence of tombstones purged by age alone; 0: none."""
         self.by_all = False
-        """Whether a tombstone of a held topic is purged by age: no peer is known to have it."""
+        """True if a tombstone of a held topic is purged by age: no peer is known to have it."""
 
     def stage_rows(self, rows: Sequence[bytes], found: Sequence[bytes | None]) -> bool:
         """Visits some tombstones: their rows in the order of creation, and the values under their keys. False: no later

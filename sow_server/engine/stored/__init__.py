@@ -1,4 +1,4 @@
-"""What is stored, as the rest of the server reads it too: records, changes and figures, as bytes. Pure.
+"""The stored forms that the rest of the server reads, too: records, changes and figures, as bytes. Pure.
 
     records.py     the last value of every key; header columns
     changes.py     chunks of the journal, and the kinds of change; columns.py draws their columns

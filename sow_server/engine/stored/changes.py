@@ -31,7 +31,7 @@ BURY: Final = 5
 WITHDRAW: Final = 6
 """Between instances alone, on a link with a filter: the record is not for this peer, or not any more."""
 FIRST_SEQUENCE: Final = slice(4, None)
-"""Of a key."""
+"""The place of the first sequence in a key."""
 _JOURNAL_HEAD: Final = Struct(">BBHIqqq")
 _U16: Final = Struct(">H")
 _I64: Final = Struct(">q")

@@ -10,13 +10,13 @@ from typing import Final
 from sow_server.engine.stored.words import i64
 
 DUE: Final = slice(0, 8)
-"""Of an entry: its expire time."""
+"""The place of the expire time in an entry."""
 DUE_STORE_KEY: Final = slice(8, None)
-"""Of an entry: the store key of its record."""
+"""The place of the record's store key in an entry."""
 DUE_TOPIC: Final = slice(8, 12)
-"""Of an entry: the prefix of its topic."""
+"""The place of the topic's prefix in an entry."""
 DUE_TOPIC_AT: Final = 8
-"""Of an entry: the start of the prefix of its topic."""
+"""The start of the topic's prefix in an entry."""
 
 
 def expiry_entry(expire_time: int, store_key: bytes) -> bytes:

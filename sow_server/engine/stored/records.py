@@ -25,19 +25,19 @@ from sow_server.engine.stored.words import FORMAT
 from sow_server.engine.values.model import Record
 
 TOPIC: Final = slice(0, 4)
-"""Of a store key: the prefix of its topic."""
+"""The place of the topic's prefix in a store key."""
 RECORD_KEY: Final = slice(4, None)
-"""Of a store key."""
+"""The place of the record key in a store key."""
 HEADER_BYTES: Final = 40
 HEADER: Final = slice(0, HEADER_BYTES)
-"""Of a stored value."""
+"""The place of the header in a stored value."""
 PAYLOAD: Final = slice(HEADER_BYTES, None)
-"""Of a stored value."""
+"""The place of the payload in a stored value."""
 _record_key_of: Final[Callable[[bytes], bytes]] = itemgetter(RECORD_KEY)
 _head_of: Final[Callable[[bytes], bytes]] = itemgetter(HEADER)
 _payload_of: Final[Callable[[bytes], bytes]] = itemgetter(PAYLOAD)
 ORIGIN: Final = slice(2, 4)
-"""Of a header or a stored value, as are the next four."""
+"""The place of the origin in a header or a stored value; the next four are such places, too."""
 VERSION: Final = slice(8, 16)
 PUBLISH_TIME: Final = slice(16, 24)
 EXPIRE_TIME: Final = slice(24, 32)

@@ -24,7 +24,7 @@ class StoredStatistics(NamedTuple):
     floor_sequence: int = 0
     created_sequence: int = 0
     last_sequence: int = 0
-    """Of the last journaled change; 0 when there was none."""
+    """The sequence of the last journaled change; 0 if there was none."""
     tombstones: int = 0
     """Tombstones that are not yet purged; a replaced one counts until its own turn."""
     purged_version: int = 0

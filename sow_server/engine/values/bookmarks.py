@@ -132,7 +132,7 @@ class Instance:
     id: str
     name: str
     epoch: str
-    """Of the journal: a position is valid in the epoch in which it was given out."""
+    """The epoch of the journal: a position is valid in the epoch in which it was given out."""
     authoritative: bool
     """The data of this epoch were restored, and are to be adopted unchanged (rule J14)."""
 

@@ -97,7 +97,7 @@ class GuardedClock:
 
     @property
     def paused(self) -> bool:
-        """Whether a forward jump has paused sweeping. It reads the wall clock, so that a jump is never noticed too
+        """True if a forward jump has paused sweeping. It reads the wall clock, so that a jump is never noticed too
         late."""
         with self._lock:
             self._advance()

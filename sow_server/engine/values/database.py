@@ -1,4 +1,4 @@
-"""What the rest of the server knows of the database: its options, and the ways in which it fails."""
+"""The parts of the database that the rest of the server knows: its options, and the ways in which it fails."""
 
 from __future__ import annotations
 

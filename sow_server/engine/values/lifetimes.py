@@ -30,7 +30,7 @@ class LifetimeError(ValueError):
 
 
 def expired(expire_time_micros: int, now_micros: int) -> bool:
-    """Whether a stamp is due, on a topic that acts on expiration (rule L7)."""
+    """True if a stamp is due, on a topic that acts on expiration (rule L7)."""
     return now_micros >= expire_time_micros
 
 

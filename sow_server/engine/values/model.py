@@ -31,7 +31,7 @@ class MessageType(enum.StrEnum):
 
 
 class Expiration(enum.StrEnum):
-    """Whether and how a topic's records expire (rule L3)."""
+    """The ways in which a topic's records expire, or do not (rule L3)."""
 
     DISABLED = "disabled"
     ENABLED = "enabled"
@@ -139,7 +139,7 @@ class PublisherPosition(NamedTuple):
     unit: int = 0
     """The unit of work to which the records belong; 0: none."""
     unit_done: bool = False
-    """Whether the request ends its unit."""
+    """True if the request ends its unit."""
     token: int = 0
     """Tells publishers apart that have the same epoch from two instances; 0: none was given (rule F12)."""
 
@@ -157,7 +157,7 @@ class OpenedPublisher(NamedTuple):
 
 
 RecordMatcher = Callable[[bytes, bytes], bool]
-"""Whether a record is selected, by its record key and its stored value (header and payload)."""
+"""A function that is True if a record is selected, by its record key and its stored value (header and payload)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +203,7 @@ class Publish:
     channel: PublishChannel | None = None
     want_results: bool = False
     delta: bool = False
-    """Whether payloads are merged into the live records (rule P2)."""
+    """True if payloads are merged into the live records (rule P2)."""
     unset_paths: Sequence[str] = ()
     """Fields to remove from each record; only with `delta`."""
     encoded_as: str = ""
@@ -299,7 +299,7 @@ class Applied(NamedTuple):
     expire_time_known: bool = True
     """False: the expire time of this duplicate is forgotten."""
     delivered: int | None = None
-    """Of a record that was due at once: the number of attached subscribers that it matched (rule L7)."""
+    """The number of attached subscribers that matched a record that was due at once (rule L7)."""
 
 
 @dataclass(slots=True)
@@ -314,7 +314,7 @@ class Outcome:
     last_sequence: int = 0
     last_duplicate_version: int = 0
     last_duplicate_sequence: int = 0
-    """Of the last duplicate; 0 once they are forgotten."""
+    """The sequence of the last duplicate; 0 once they are forgotten."""
     ttls_ignored: int = 0
     """Records that were applied with a lifetime that the topic does not act on (rule L3)."""
     results: list[Applied | Refusal] | None = None
@@ -379,17 +379,17 @@ class TopicSettings(NamedTuple):
     on_missing: OnMissing = OnMissing.RETAIN
     backlog_quota_entries: int | None = None
     delivery_limit: int | None = None
-    """Of its durables (rule J15)."""
+    """The delivery limit of the topic's durables (rule J15)."""
     replicate_durables: bool = False
 
     @property
     def has_quota(self) -> bool:
-        """Whether there is a backlog quota (rule J9)."""
+        """True if there is a backlog quota (rule J9)."""
         return (self.backlog_quota_bytes, self.backlog_quota_age_micros, self.backlog_quota_entries) != (None,) * 3
 
     @property
     def acts_on_expiration(self) -> bool:
-        """Whether a stamp makes a record expire (rule L7). Stamps that are older than the setting `reject` still
+        """True if a stamp makes a record expire (rule L7). Stamps that are older than the setting `reject` still
         count."""
         return self.expiration is not Expiration.DISABLED
 
@@ -417,7 +417,7 @@ class TopicStatistics(NamedTuple):
     backlog_bytes: int = 0
     """Entries that the slowest durable has not acknowledged (rule J9)."""
     backlog_age_micros: int | None = None
-    """Of the oldest entry of that backlog."""
+    """The age of the oldest entry of that backlog."""
     tombstones: int = 0
     """Kept for peers (rule R4)."""
     slowest_durable: str = ""

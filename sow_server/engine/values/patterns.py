@@ -18,8 +18,8 @@ PATTERN_MEMORY_BYTES_MAX: Final = 2 << 20
 QUICK_SIZE_MAX: Final = 200
 """Steps of the program that RE2 makes of a quick pattern. At worst, RE2 takes each of them for each character."""
 QUICK_LIST_CHARACTERS_MAX: Final = 16 << 10
-"""Of a list of names, some hundreds. For a character of a text, RE2 then takes the few steps of the names that still
-fit."""
+"""The bound of a list of names, some hundreds. For a character of a text, RE2 then takes the few steps of the names
+that still fit."""
 REPLACING_BYTES_MAX: Final = 4 << 20
 """Bytes that the searches of one replacement may read, if each reads the rest of its text. Mostly they read far
 less."""
@@ -88,7 +88,7 @@ def _compiled(pattern: str) -> re2._Regexp:
 
 
 def is_quick(pattern: str) -> bool:
-    """Whether a name of a topic is matched in some tens of microseconds, and one of 200 characters in less than a
+    """True if a name of a topic is matched in some tens of microseconds, and one of 200 characters in less than a
     millisecond, whatever the characters. True for a small pattern, and for a list of names and beginnings of names.
     Raises PatternError."""
     if _compiled(pattern).programsize <= QUICK_SIZE_MAX:

@@ -116,7 +116,7 @@ class Policy:
         return f"operator policy {self.name}" if self.operator else f"policy {self.name}"
 
     def matches(self, name: str) -> bool:
-        """Whether the policy applies to the object called `name`."""
+        """True if the policy applies to the object called `name`."""
         return _matcher(self.pattern)(name)
 
     @property

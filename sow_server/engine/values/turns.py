@@ -34,7 +34,7 @@ class Turns(Generic[T]):
         self._had: dict[str, float] = {}
         """The cost charged to each caller since somebody has waited."""
         self._floor = 0.0
-        """What the callers chosen so far had had when they were chosen, at most."""
+        """The most that a caller chosen so far had had when it was chosen."""
         self._size = 0
         self.callers = 0
         """How many callers wait."""
@@ -72,7 +72,7 @@ class Turns(Generic[T]):
         return waiting[min(waiting, key=self._had.__getitem__)][0] if waiting else None
 
     def waits(self, caller: str) -> bool:
-        """Whether a caller waits."""
+        """True if a caller waits."""
         return caller in self._waiting
 
     def next_among(self, may: Callable[[str], bool]) -> str | None:

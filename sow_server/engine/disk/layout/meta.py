@@ -66,9 +66,9 @@ TAKEN_KEY: Final = b"taken/"
 _DURABLE_TOPIC: Final = slice(len(DURABLE_KEY), len(DURABLE_KEY) + 4)
 _DURABLE_NAME: Final = slice(len(DURABLE_KEY) + 4, None)
 SEED_STATE: Final = slice(0, 1)
-"""Of the row of a seed."""
+"""The state in the row of a seed."""
 SEED_UPTO: Final = slice(1, None)
-"""Of the row of a seed: the last record key that came."""
+"""The last record key that came, in the row of a seed."""
 _REACHED: Final = Struct(">qq")
 
 
@@ -151,9 +151,9 @@ class Taken(NamedTuple):
     """The numbers that a source has taken of those that all sources share."""
 
     begun: int = 0
-    """Of sources: how often it has begun."""
+    """The number of times that a source has begun."""
     named: int = 0
-    """Of origins: the instances whose records it has brought."""
+    """The number of instances whose records a source has brought."""
 
 
 def encode_taken(taken: Taken) -> bytes:
@@ -162,7 +162,7 @@ def encode_taken(taken: Taken) -> bytes:
 
 
 def decode_taken(row: bytes | None) -> Taken:
-    """What a source has taken, by its row; a row that is damaged counts as none."""
+    """Reads the numbers that a source has taken from its row. A damaged row counts as none."""
     return Taken() if row is None or len(row) != 8 else Taken(unpack_u32(row[:4]), unpack_u32(row[4:]))
 
 

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from sow_server.engine.stored.words import i64
 
 MADE_SEQUENCE: Final = slice(4, 12)
-"""Of a key of the order of making, as are the next two."""
+"""The place of the sequence in a key of the order of making; the next two are such places, too."""
 MADE_STORE_KEY: Final = slice(12, None)
 MADE_TOPIC: Final = slice(12, 16)
 _TOMBSTONE: Final = Struct(">qqqHB")
@@ -24,7 +24,7 @@ class Tombstone(NamedTuple):
 
     version: int
     sequence: int
-    """Of the change here that left it."""
+    """The sequence of the change here that left it."""
     made_micros: int
     origin: int
     kind: int

@@ -46,7 +46,7 @@ class Batch:
     deletes: dict[str, list[bytes]] = field(default_factory=lambda: {name: [] for name in FAMILIES})
     ranges: list[tuple[str, bytes, bytes]] = field(default_factory=list)
     beat: bool = False
-    """Whether the write leaves its number in all followed families, although it may change none of them."""
+    """True if the write leaves its number in all followed families, although it may change none of them."""
     note: bytes = b""
     """A note for processes that follow the database; empty: that of the last write."""
 
@@ -84,7 +84,7 @@ class Rocks(Handle):
         """The number of the last write."""
         self._note = b""
         self.marking = False
-        """Whether writes leave their numbers. It costs up to three rows a write, so it begins with the first process
+        """True if writes leave their numbers. It costs up to three rows a write, so it begins with the first process
         that follows the database. Set it while nobody writes, and call `flush` before the process opens the database:
         then no log has a write without a number."""
 
@@ -269,7 +269,7 @@ class Rocks(Handle):
         return parts
 
     def write_stalled(self) -> bool:
-        """Whether RocksDB is slowing writes down or stopping them at this moment."""
+        """True if RocksDB is slowing writes down or stopping them at this moment."""
         db = self._open()
         return bool(
             db.property_int_value("rocksdb.is-write-stopped")
