@@ -12,7 +12,7 @@ import click
 from sow_cli import arguments
 from sow_cli.filter_parameters import Values, param_option
 from sow_cli.messages import TopicForms, is_colourful, message_writer
-from sow_cli.output import Output, note, record_output_option
+from sow_cli.output import Output, message_output_option, note
 from sow_cli.session import Session
 from sow_client import EARLIEST
 
@@ -32,7 +32,7 @@ from sow_client import EARLIEST
     help="Begin after a bookmark, with the earliest retained change (default), or at a time.",
 )
 @click.option("--to", "end", metavar="BOOKMARK", help="End with this bookmark; default: the last change.")
-@record_output_option
+@message_output_option
 @click.pass_obj
 def changes(
     session: Session,

@@ -154,6 +154,7 @@ def test_help_needs_no_server() -> None:
         ("query", "orders", "--select", "/a", "--keys-only"),
         ("query", "orders", "--keys", "a,,b"),
         ("query", "orders", "--format", "xml"),
+        ("changes", "orders", "--format", "parquet"),  # the help had it, and the command wrote NDJSON
         ("query", "orders", "--explain", "--count"),
         ("query", "orders", "--count", "--select", "/a"),  # refused by the server, and only together with --top
         ("query", "orders", "--count", "--exclude", "/a"),
