@@ -31,7 +31,9 @@ from sow_client import EARLIEST
     metavar="BOOKMARK|earliest|TIME",
     help="Begin after a bookmark, with the earliest retained change (default), or at a time.",
 )
-@click.option("--to", "end", metavar="BOOKMARK", help="End with this bookmark; default: the last change.")
+@click.option(
+    "--to", "end", metavar="BOOKMARK", help="End with this bookmark; default: the last change that is on disk."
+)
 @message_output_option
 @click.pass_obj
 def changes(
@@ -48,8 +50,9 @@ def changes(
     """Show the changes of TOPIC whose new or previous record matches FILTER, in order, and end: puts, deletes and
     expiries, as the journal has them.
 
-    A line on stderr has the bookmark of the end: the next `--from`. `sow subscribe TOPIC --changes` also follows what
-    comes. With --key nothing else of the journal is sent, however many changes there are.
+    A line on stderr has the bookmark of the end: the next `--from`. A bookmark from before the begin of the journal is
+    refused (BOOKMARK_TOO_OLD). `sow subscribe TOPIC --changes` also follows later changes. With --key nothing else of
+    the journal is sent, however many changes there are. A table shows when each was published.
 
     \b
     Examples:
