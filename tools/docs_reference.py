@@ -1,8 +1,9 @@
-"""Pages that are made from the code: the contract, the Python API, the settings of the server. Pure.
+"""Pages that are made from the code: the command, the contract, the Python API, the settings of the server. Pure.
 
 [1]  The contract comes from `descriptors.binpb`, which carries the comments of the .proto files.
 [2]  The Python API is what `sow_client.__all__` names; mkdocstrings reads the docstrings, without importing.
 [3]  Defaults and bounds of settings are those of the code that reads the configuration.
+[4]  The command's pages are its own help texts (`docs_command`).
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from google.protobuf.descriptor_pb2 import (
 import sow_client
 from sow_server import config
 from sow_server.config.sections import LISTENERS_TABLE, PEERS_TABLE
+from tools import docs_command
+from tools.docs_text import cell
 
 DESCRIPTORS: Final = Path(__file__).resolve().parents[1] / "proto" / "sow" / "v1" / "descriptors.binpb"
 PACKAGE: Final = ".sow.v1."
@@ -53,7 +56,7 @@ _SYNTAX = 12
 
 def pages() -> dict[str, str]:
     """Every page, by its name below `docs/`."""
-    return {**contract(), **python(), "reference/settings.md": settings()}
+    return {**docs_command.command(), **contract(), **python(), "reference/settings.md": settings()}
 
 
 # -- the contract -----------------------------------------------------------------------------------------------------
@@ -100,11 +103,6 @@ def _text(comment: str) -> str:
     return "\n".join(line.strip() for line in comment.strip().split("\n"))
 
 
-def _cell(text: str) -> str:
-    parts = " ".join(text.split()).split("`")  # every second one is code, in which a bar does no harm
-    return "`".join(part if number % 2 else part.replace("|", "&#124;") for number, part in enumerate(parts))
-
-
 def _file(file: FileDescriptorProto, places: Mapping[str, str]) -> str:
     comments = _Comments(file)
     title = file.service[0].name if file.service else "Shared types"
@@ -126,7 +124,7 @@ def _service(
     for place, method in enumerate(service.method):
         request = ("stream of " if method.client_streaming else "") + _named(method.input_type, places)
         response = ("stream of " if method.server_streaming else "") + _named(method.output_type, places)
-        told = _cell(comments.at(_SERVICES, number, _METHODS, place))
+        told = cell(comments.at(_SERVICES, number, _METHODS, place))
         yield f"| `{method.name}` | {request} | {response} | {told} |"
     yield ""
 
@@ -141,7 +139,7 @@ def _message(
     if message.field:
         yield "| field | number | type | meaning |\n|---|---|---|---|"
         for place, field in enumerate(message.field):
-            told = _cell(comments.at(*path, _FIELDS, place))
+            told = cell(comments.at(*path, _FIELDS, place))
             yield f"| `{field.name}` | {field.number} | {_type(field, message, places)} | {told} |"
         yield ""
     for place, nested in enumerate(message.nested_type):
@@ -155,7 +153,7 @@ def _enum(enum: EnumDescriptorProto, name: str, comments: _Comments, path: Seque
     yield comments.at(*path) + "\n"
     yield "| value | number | meaning |\n|---|---|---|"
     for place, value in enumerate(enum.value):
-        yield f"| `{value.name}` | {value.number} | {_cell(comments.at(*path, _VALUES, place))} |"
+        yield f"| `{value.name}` | {value.number} | {cell(comments.at(*path, _VALUES, place))} |"
     yield ""
 
 
@@ -228,7 +226,7 @@ def settings() -> str:
             table = knob.table
             name = f"[[{table}]]" if table in (LISTENERS_TABLE, PEERS_TABLE) else f"[{table}]"
             parts.append(f"\n## {name} {{ #{_anchor(table)} }}\n\n| key | default | bounds |\n|---|---|---|")
-        default = _cell(f"`{knob.default}`") if knob.default else "–"
+        default = cell(f"`{knob.default}`") if knob.default else "–"
         parts.append(f"| `{knob.key}` | {default} | {knob.bounds.replace(chr(34), '') or '–'} |")
     return "\n".join(parts)
 

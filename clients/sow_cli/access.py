@@ -31,7 +31,8 @@ def _facts(values: Mapping[str, str | int | datetime | None]) -> list[Fact]:
 @output_option
 @click.pass_obj
 def whoami(session: Session, output: Output) -> None:
-    """Show the identity of the caller, its roles and its limits.
+    """Show the identity of the caller, its roles and the limits that apply. The fingerprint is the begin of the SHA-256
+    of its token or certificate.
 
     \b
     Example:
@@ -68,7 +69,7 @@ def auth() -> None:
     "--record",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="Decide about this record.",
+    help="Decide about this record, by the rows of the grants.",
 )
 @click.option("--key", default="", help="The key of the record, where it is not in the record.")
 @output_option
@@ -78,7 +79,7 @@ def check(
 ) -> None:
     """Tell whether IDENTITY may do ACTION on TOPIC, and which line of the access file decides. Changes nothing.
 
-    The exit code is 1 if it may not.
+    The exit code is 1 if it may not. Actions on the server have no TOPIC. The caller needs the action operator.
 
     \b
     Examples:
@@ -107,7 +108,7 @@ def check(
 @output_option
 @click.pass_obj
 def reload_access(session: Session, output: Output) -> None:
-    """Read the access file again: all of it, or nothing if it has a fault.
+    """Read the access file again: all of it, or nothing if it has a fault. The caller needs the action operator.
 
     \b
     Example:
@@ -148,13 +149,17 @@ def new(out: Path) -> None:
 
 
 @click.command(short_help="List the callers with calls under way, or end one's.")
-@click.option("--subscriptions", is_flag=True, help="List the subscriptions under way.")
+@click.option("--subscriptions", is_flag=True, help="List each subscription: its caller, filter, position and queue.")
 @click.option("--topic", metavar="TOPIC", help="With --subscriptions: only those of this topic.")
 @click.option("--end", metavar="ID", help="End the calls of this session, or this subscription.")
 @output_option
 @click.pass_obj
 def sessions(session: Session, output: Output, subscriptions: bool, topic: str | None, end: str | None) -> None:
-    """List who is connected: since when, from where, with which calls.
+    """List the callers with calls under way: since when, from where, with which calls.
+
+    A connection without calls is not known to the server. A client whose session or subscription was ended may come
+    again: to keep it out, remove its credential from the access file and use `sow auth reload`. Listing needs the
+    action observe, --end the action operator.
 
     \b
     Examples:

@@ -155,7 +155,10 @@ def key(text: str) -> str:
 
 
 parts_option: Final = click.option(
-    "--parts", is_flag=True, help="The KEYs are the parts of one key, one for each key field, in order: LH 400."
+    "--parts",
+    is_flag=True,
+    help="The KEYs are the parts of one key, one for each key field in their order, such as LH 400. A | or \\ in a "
+    "part is escaped.",
 )
 
 

@@ -61,49 +61,128 @@ def _works(text: str) -> list[Work]:
     return [work for work in WORKS if work in named or work == "publish"]
 
 
-@click.command(short_help="Measure the speed of the server.")
+_HELP: Final = """Measure the speed of a running server, on topics that this command creates and deletes again.
+
+A topic of this name that exists is not touched: the command ends (TOPIC_EXISTS). The topics are deleted at the end,
+also after an error, Ctrl-C and SIGTERM; one that cannot be deleted is named. The caller needs the actions create,
+topic-admin, publish, read and consume on them, and observe for the figure of the disk. Publishes are journaled, and
+replicated to peers whose links have these topics.
+
+The rates include this command's own work, which shares the machine if the server is on it. The CPU time of an
+operation is the server's alone. Of several addresses the first that serves is used throughout.
+
+\b
+Work:
+  publish  a stream of new records, in batches of 1,000, 16 of them under way
+  update   a stream of random records with other texts and indexed values
+  single   calls that publish one record, one after the other
+  get      calls that read one record by its key
+  query    whole topics, again and again
+  index    queries for one value of the first indexed field, ten records each
+  deliver  100 records in a publish, the next ones once these have arrived
+  expire   5,000 records fall due in each second
+
+\b
+Time that p50 and p99 tell:
+  publish, update     from handing a batch over to its acknowledgement
+  single, get, index  the call
+  query               a whole topic
+  deliver             from making a record to its arrival at a subscriber
+  expire              from the expire time to the notice of a subscriber, who
+                      gets one in twenty
+
+\b
+Examples:
+  sow bench
+  sow bench --records 1000000 --payload 1KiB --indexes 2 --format json
+  sow bench --work single,get --durability fsync --seconds 30
+  sow bench --work deliver --subscribers 1000 --topics 10
+  sow bench --report bench.md
+"""
+
+
+@click.command(short_help="Measure the speed of the server.", help=_HELP)
 @click.option(
     "--work",
     type=_works,
     metavar="WORK,…",
-    help=f"Of {', '.join(WORKS)}; publish always, as it makes the records.  [default: all that apply]",
-)
-@click.option("--records", default=100_000, show_default=True, type=click.IntRange(1, 1_000_000_000), metavar="N")
-@click.option(
-    "--payload", default="160", show_default=True, type=_payload_bytes, metavar="SIZE", help="Bytes of a record."
+    help="Which work; publish always, as it makes the records.  [default: all; index only with indexes, deliver "
+    "only with subscribers]",
 )
 @click.option(
-    "--indexes", default=0, show_default=True, type=click.IntRange(0, INDEXES_MAX), metavar="N", help="Of a topic."
+    "--records",
+    default=100_000,
+    show_default=True,
+    type=click.IntRange(1, 1_000_000_000),
+    metavar="N",
+    help="Records in all.",
 )
 @click.option(
-    "--subscribers", default=1, show_default=True, type=click.IntRange(0, 100_000), metavar="N", help="Of deliver."
+    "--payload",
+    default="160",
+    show_default=True,
+    type=_payload_bytes,
+    metavar="SIZE",
+    help="Bytes of a record, such as 160 or 16KiB; its text does not compress.",
+)
+@click.option(
+    "--indexes",
+    default=0,
+    show_default=True,
+    type=click.IntRange(0, INDEXES_MAX),
+    metavar="N",
+    help="Indexed fields of a topic; ten records have the same value.",
+)
+@click.option(
+    "--subscribers",
+    default=1,
+    show_default=True,
+    type=click.IntRange(0, 100_000),
+    metavar="N",
+    help="Subscribers of deliver, shared out over the topics.",
 )
 @click.option(
     "--follow",
     default="own",
     show_default=True,
     type=click.Choice(["own", "all"]),
-    help="A subscriber gets the changes of its own filter, or all of its topic.",
+    help="own: each change concerns one subscriber, by its filter. all: each gets every change of its topic.",
 )
 @click.option(
-    "--topics", default=1, show_default=True, type=click.IntRange(1, TOPICS_MAX), metavar="N", help="Share the records."
+    "--topics",
+    default=1,
+    show_default=True,
+    type=click.IntRange(1, TOPICS_MAX),
+    metavar="N",
+    help="Topics that share the records.",
 )
 @click.option(
     "--durability",
     type=click.Choice(get_args(DurabilityName)),
     help="When publishes are acknowledged.  [default: the server's]",
 )
-@click.option("--ttl", default="1d", show_default=True, type=arguments.ttl, metavar="DURATION|never")
+@click.option(
+    "--ttl",
+    default="1d",
+    show_default=True,
+    type=arguments.ttl,
+    metavar="DURATION|never",
+    help="Lifetime of the records; so nothing stays if the command is killed.",
+)
 @click.option(
     "--seconds",
     default=5.0,
     show_default=True,
     type=click.FloatRange(0, 86_400, min_open=True),
     metavar="N",
-    help="Of each work except publish.",
+    help="Time of each work except publish.",
 )
 @click.option("--topic", default=TOPIC, show_default=True, metavar="NAME", help="The topics are NAME-1, NAME-2 ….")
-@click.option("--metrics", metavar="URL", help="The server's metrics, for its CPU time on another machine.")
+@click.option(
+    "--metrics",
+    metavar="URL",
+    help="The server's metrics, for its CPU time and memory on another machine; --tls-ca counts here, too.",
+)
 @click.option(
     "--metrics-token-file",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
@@ -115,7 +194,8 @@ def _works(text: str) -> list[Work]:
     type=click.Path(dir_okay=False, writable=True, path_type=Path),
     callback=packing.checked,
     metavar="FILE",
-    help="Also write a report in Markdown: the figures, the settings, the versions.",
+    help="Also write a report in Markdown: the figures, the settings, the versions, the machine. .gz or .zst "
+    "compresses it.",
 )
 @output_option
 @click.pass_obj
@@ -138,20 +218,6 @@ def bench(
     metrics_token_file: Path | None,
     report: Path | None,
 ) -> None:
-    """Measure the speed of a running server, on topics that this command creates and deletes again.
-
-    A topic of this name that exists is not touched: the command ends. It needs the permission to create and delete
-    topics. The figures include this command's own work, which shares the machine if the server is on it; the CPU time
-    is the server's alone. Publishes are journaled and replicated like all others.
-
-    \b
-    Examples:
-      sow bench
-      sow bench --records 1000000 --payload 1KiB --indexes 2 --format json
-      sow bench --work single,get --durability fsync --seconds 30
-      sow bench --work deliver --subscribers 1000 --topics 10
-      sow bench --report bench.md
-    """
     plan = Plan(topic, records, payload, indexes, subscribers, follow == "all", topics, durability, ttl, seconds)
     if topics > records:
         raise click.UsageError(f"{topics} topics cannot share {display.records(records)}")
@@ -232,7 +298,7 @@ def report_of(ran_with: Sequence[Fact], works: Sequence[Sequence[Fact]]) -> str:
         lines.append("| " + " | ".join(fact.shown for fact in facts if fact.in_lists) + " |")
     lines += [
         "",
-        "p50 and p99 are measured at the client; the rates include its own work. See docs/cli.md, bench.",
+        "p50 and p99 are measured at the client; rates include its own work. `sow bench --help` explains each work.",
         "",
     ]
     return "\n".join(lines)

@@ -12,7 +12,7 @@ import click
 from sow_cli import arguments
 from sow_cli.filter_parameters import Values, param_option
 from sow_cli.messages import TopicForms, is_colourful, message_writer
-from sow_cli.output import Output, note, record_output_option
+from sow_cli.output import Output, message_output_option, note
 from sow_cli.session import Session
 from sow_client import EARLIEST
 
@@ -31,8 +31,10 @@ from sow_client import EARLIEST
     metavar="BOOKMARK|earliest|TIME",
     help="Begin after a bookmark, with the earliest retained change (default), or at a time.",
 )
-@click.option("--to", "end", metavar="BOOKMARK", help="End with this bookmark; default: the last change.")
-@record_output_option
+@click.option(
+    "--to", "end", metavar="BOOKMARK", help="End with this bookmark; default: the last change that is on disk."
+)
+@message_output_option
 @click.pass_obj
 def changes(
     session: Session,
@@ -48,8 +50,9 @@ def changes(
     """Show the changes of TOPIC whose new or previous record matches FILTER, in order, and end: puts, deletes and
     expiries, as the journal has them.
 
-    A line on stderr has the bookmark of the end: the next `--from`. `sow subscribe TOPIC --changes` also follows what
-    comes. With --key nothing else of the journal is sent, however many changes there are.
+    A line on stderr has the bookmark of the end: the next `--from`. A bookmark from before the begin of the journal is
+    refused (BOOKMARK_TOO_OLD). `sow subscribe TOPIC --changes` also follows later changes. With --key nothing else of
+    the journal is sent, however many changes there are. A table shows when each was published.
 
     \b
     Examples:

@@ -107,13 +107,14 @@ class Sow(RootGroup):
     # For --version and for the shell, which need the options of the connection and no subcommand.
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
-    epilog="The options of the connection may stand before the command or after it.",
+    epilog="The options of the connection may stand before the command or after it. A context is made by `sow context "
+    "add`; `sow context show` has the settings that count.",
 )
 @click.option(
     "--version",
     "shows_version",
     is_flag=True,
-    help="Show the version of this command, and of the server if it is reachable.",
+    help="Show the version of this command, and of the server if it answers within half a second.",
 )
 @click.pass_context
 def sow(ctx: click.Context, *, shows_version: bool) -> None:

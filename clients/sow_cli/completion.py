@@ -70,7 +70,8 @@ Finder: TypeAlias = Callable[[click.Context, str], Iterable[str]]
 def completion(shell: str) -> None:
     """Print the script that makes SHELL complete the commands of sow, their options, and names of topics and fields.
 
-    The names come from the server; where it does not answer, there are none.
+    The names come from the server of the line, of the environment or of the context in use. Where it does not answer
+    within half a second, there are none.
 
     \b
     Examples:

@@ -71,7 +71,8 @@ def connection_options(*, again: bool = False) -> Iterator[ConnectionOption]:
     )
     yield option(
         "--server",
-        f"Address of the server, or of several instances: the first that serves is used.  [default: {DEFAULT_SERVER}]",
+        "Address of the server, or of several instances: the first that serves is used, and a move is a line on "
+        f"stderr. Without a port it is 7450.  [default: {DEFAULT_SERVER}]",
         metavar="HOST:PORT[,…]",
     )
     yield option(
@@ -87,7 +88,12 @@ def connection_options(*, again: bool = False) -> Iterator[ConnectionOption]:
     yield option("--tls-ca", "PEM certificates to trust; turns TLS on.", type=_EXISTING_FILE, metavar="FILE")
     yield option("--tls-cert", "PEM certificate of this client; turns TLS on.", type=_EXISTING_FILE, metavar="FILE")
     yield option("--tls-key", "PEM key of --tls-cert.", type=_EXISTING_FILE, metavar="FILE")
-    yield option("--token-file", "A file with the token to show.", type=_EXISTING_FILE, metavar="FILE")
+    yield option(
+        "--token-file",
+        "A file with the token to show, which only its owner can read.",
+        type=_EXISTING_FILE,
+        metavar="FILE",
+    )
     yield option("--tls-server-name", "Name to expect in the server's certificate; turns TLS on.", metavar="NAME")
     if not again:
         yield option("--format", _FORMAT, metavar="FORMAT")

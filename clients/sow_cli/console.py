@@ -56,8 +56,8 @@ def console(
     Examples:
       sow console
       sow --server ldn:7450,nyc:7450 --tls-ca ca.pem console
-      sow --server ldn:7450 console --listen 0.0.0.0:443 --https-cert console.pem --https-key console.key \\
-        --url https://console.example
+      sow --server ldn:7450 console --listen 0.0.0.0:443 --https-cert a.pem \\
+        --https-key a.key --url https://console.example
     """
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:

@@ -22,7 +22,12 @@ def context() -> None:
     """Contexts: settings that lead to a server, saved under a name.
 
     A setting comes from the first of these that has it: its option, the context that --context names, its variable such
-    as SOW_SERVER, the context of SOW_CONTEXT or in use, the default.
+    as SOW_SERVER, the context of SOW_CONTEXT or in use, the default. Each setting is looked up by itself.
+
+    A context is a file, $XDG_CONFIG_HOME/sow/contexts/NAME.toml, where $XDG_CONFIG_HOME is ~/.config if it is not set.
+    It may be edited; its keys are server, prefer, failover_publish, tls_ca, tls_cert, tls_key, tls_server_name,
+    token_file and format. A fault ends a command with code 2, and names the file and the line. A file that others may
+    read or write is refused, as it decides where a token goes. The Python client reads no contexts.
     """
 
 
@@ -32,7 +37,7 @@ def context() -> None:
     "--format",
     "saved_format",
     type=click.Choice([one.value for one in RESULT_FORMATS]),
-    help="The default of --format.",
+    help="The default of --format where this context is used.",
 )
 @click.option("--use", "uses", is_flag=True, help="Use it from now on.")
 @click.option("--replace", is_flag=True, help="Replace a context of that name.")
@@ -41,12 +46,12 @@ def add(ctx: click.Context, name: str, saved_format: str | None, uses: bool, rep
     """Save the options of the connection that are given here as the context NAME: --server, --prefer,
     --failover-publish, --tls-ca, --tls-cert, --tls-key, --tls-server-name, --token-file.
 
-    Only its owner can read the file. It has the name of the file with the token, not the token.
+    Only its owner can read the file. It has the whole paths of files, and never the token itself.
 
     \b
     Examples:
       sow context add local --server 127.0.0.1:7450 --use
-      sow context add prod --server ldn:7450,nyc:7450 --tls-ca ca.pem --token-file prod.token
+      sow context add prod --server ldn:7450,nyc:7450 --tls-ca ca.pem
       sow context add scripts --server ldn:7450 --format ndjson
     """
     files = _files()
@@ -98,7 +103,7 @@ def use(name: str | None, nothing: bool) -> None:
 @context.command("list", short_help="List all contexts.")
 @output_option
 def list_contexts(output: Output) -> None:
-    """List all contexts; the star marks the one in use.
+    """List all contexts; the star marks the one in use. Only a --format behind the command counts.
 
     \b
     Example:
@@ -126,7 +131,8 @@ _LISTED: Final = ("server", "tls_ca", "token_file", "format")
 @output_option
 @click.pass_context
 def show(ctx: click.Context, name: str | None, output: Output) -> None:
-    """Show the context NAME; without NAME, each setting that counts now and where it comes from.
+    """Show the context NAME; without NAME, each setting that counts now and where it comes from. Only a --format behind
+    the command counts.
 
     \b
     Examples:

@@ -64,8 +64,30 @@ def doctor(session: Session, output: Output) -> None:
     """Check the connection, TLS, the clocks, the disk, limits, versions and known mistakes of settings. It changes
     nothing.
 
-    Each check is ok, a warning or a fault, with advice; what the caller may not see is skipped. The exit code is 1 when
-    there is a fault, and 3 when the server cannot be reached.
+    Each check is ok, a warning or a fault, with advice; what the caller may not see is skipped: server, clock and disk
+    need the action observe. The exit code is 1 when there is a fault, and 3 when the server cannot be reached.
+
+    \b
+    A check is ok unless:
+      connection   an address does not answer, or its instance does not serve
+      tls          another machine is spoken to without TLS; the certificate does
+                   not hold, or ends within 30 days
+      speed        a short call takes more than 100 ms
+      versions     command and server are of different versions
+      identity     others reach a server without access file; the credential ends
+                   within 30 days
+      server       writes have stopped
+      clock        the two clocks are certainly more than a second apart; a minute
+                   is a fault
+      expiry       a jump of the clock has paused it; more than a tenth of the
+                   records are overdue
+      disk         less is free than the data take
+      topics       expiration is disabled; a journal has no bound in bytes; a
+                   dead-letter topic does not exist; a backlog has used 80 % of
+                   its quota; an index is being built
+      durables     one has not acknowledged for a day
+      replication  a link is paused, refused, down, or more than a minute behind;
+                   a source is away
 
     \b
     Examples:

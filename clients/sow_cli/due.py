@@ -20,7 +20,8 @@ from sow_client import ExpiryHorizon, InvalidArgument, TopicDue
     type=arguments.duration,
     multiple=True,
     metavar="DURATION",
-    help="The end of a span of time from now; may be repeated, rising. Default: 1m 10m 1h 6h 1d 7d.",
+    help="The end of a span of time; each begins where the one before ends. May be repeated, rising. Default: 1m 10m "
+    "1h 6h 1d 7d.",
 )
 @click.option("--exact", is_flag=True, help="End the count where it would not be exact any more.")
 @output_option
@@ -28,9 +29,10 @@ from sow_client import ExpiryHorizon, InvalidArgument, TopicDue
 def due(session: Session, output: Output, topic: str | None, spans: tuple[str, ...], exact: bool) -> None:
     """Count the records of TOPIC, or of all topics, that fall due in each span of time from now.
 
-    Up to 100,000 records are looked at. Behind those, entries of the expiry index are counted, and a remark says so: a
-    record whose lifetime was changed may count at its former time until that has come, and a deleted one may count
-    until then. With --exact the count ends there.
+    Up to 100,000 records are looked at. Behind those, up to 1,000,000 entries of the expiry index are counted. There a
+    record whose lifetime was changed may count at its former time, and a deleted record may count at its time. Remarks
+    on stderr say up to when the counts are exact, and up to when they are complete. With --exact the count ends where
+    it would not be exact. The answer also has when the next record falls due.
 
     \b
     Examples:

@@ -54,13 +54,14 @@ def durable() -> None:
 
 @durable.command("list", short_help="List durable subscriptions.")
 @click.argument("topic", required=False)
-@click.option("--pins", is_flag=True, help="Only pins, with who reads and since when it was not renewed.")
+@click.option("--pins", is_flag=True, help="Only pins, with their owner, their reader and their last renewal.")
 @output_option
 @click.pass_obj
 def list_durables(session: Session, output: Output, topic: str | None, pins: bool) -> None:
     """List the durable subscriptions of TOPIC, or of all topics, with their unacknowledged entries.
 
     Entries are counted before the filter. A pin keeps the journal for a reader of ranges, such as a stream of Spark.
+    `sow durable delete` removes a pin, too.
 
     \b
     Examples:
@@ -87,8 +88,9 @@ def describe(session: Session, output: Output, topic: str, name: str, exact: boo
     Entries are counted before the filter, which costs nothing; with --exact, after it.
 
     \b
-    Example:
+    Examples:
       sow durable describe orders billing
+      sow durable describe orders billing --exact
     """
     with session.client() as client:
         output.one(_facts(client.describe_durable(topic, name, exact=exact)))
@@ -112,7 +114,9 @@ def describe(session: Session, output: Output, topic: str, name: str, exact: boo
 def browse(session: Session, output: Output, topic: str, name: str, entries_max: int, after: str | None) -> None:
     """Show the unacknowledged changes of the durable subscription NAME of TOPIC, the oldest first, and consume nothing.
 
-    It works while a consumer is attached. Each change shows how often it was handed over so far.
+    It works while a consumer is attached. Each change shows how often it was delivered so far, and in a table when it
+    was published. If there may be more changes, stderr has the command that continues. In a pipe the lines are those of
+    `sow subscribe --changes`.
 
     \b
     Examples:
@@ -136,7 +140,7 @@ def browse(session: Session, output: Output, topic: str, name: str, entries_max:
 @click.argument("topic")
 @click.argument("name")
 @click.argument("to", metavar="earliest|BOOKMARK|SEQUENCE|TIME", type=arguments.position)
-@click.option("--force", is_flag=True, help="Also while a consumer is attached, whose stream ends.")
+@click.option("--force", is_flag=True, help="Also while a consumer is attached; its stream ends.")
 @output_option
 @click.pass_obj
 def rewind(session: Session, output: Output, topic: str, name: str, to: str | datetime, force: bool) -> None:
@@ -181,8 +185,9 @@ def clear_backlog(session: Session, output: Output, topic: str, name: str | None
     Consumers will not get these changes. The command asks first on a terminal; without a terminal it needs --force.
 
     \b
-    Example:
+    Examples:
       sow durable clear-backlog orders billing
+      sow durable clear-backlog orders --force
     """
     whose = f"durable subscription {name}" if name is not None else "every durable subscription"
     confirm(f"Mark all changes of topic {topic} acknowledged for {whose}?", force=force)
@@ -200,7 +205,7 @@ def clear_backlog(session: Session, output: Output, topic: str, name: str | None
 @durable.command(short_help="Delete a durable subscription.")
 @click.argument("topic")
 @click.argument("name")
-@click.option("-f", "--force", is_flag=True, help="Do not ask; and also while a consumer is attached.")
+@click.option("-f", "--force", is_flag=True, help="Do not ask, and also delete while a consumer is attached.")
 @output_option
 @click.pass_obj
 def delete(session: Session, output: Output, topic: str, name: str, force: bool) -> None:

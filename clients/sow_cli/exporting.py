@@ -64,7 +64,11 @@ _FIELDS_MAX: Final = 100
 @click.option("--filter", "filter_text", metavar="FILTER", help="Only records that match.")
 @param_option
 @select_option
-@click.option("--lossy", is_flag=True, help="Only the columns: records that they do not keep come back as others.")
+@click.option(
+    "--lossy",
+    is_flag=True,
+    help="Only the columns, without _payload: a record that they do not keep comes back as another one.",
+)
 @file_output_option
 @click.pass_obj
 def export(
@@ -80,16 +84,21 @@ def export(
 ) -> None:
     """Write the live records of TOPIC to FILE, as they are at one instant.
 
-    The end of the name tells the format: .parquet, .arrow, .csv, .ndjson or .json; .csv.gz and .ndjson.zst are
-    compressed. In the first three each field is a column, of all records, and a record that the columns do not keep
-    stands whole in the column _payload, too. `sow publish` and `sow load` make the same records of all of them, with
-    their keys and expire times. FILE appears when it is complete, in place of an older one. Parquet, Arrow and .zst
-    need pyarrow: pip install 'sow[arrow]'.
+    The end of the name tells the format: .parquet, .arrow or .feather, .csv, .ndjson or .jsonl, or .json; .gz or .zst
+    behind a text format compresses it. In Parquet, Arrow and CSV each field is a column, of all records, and a record
+    that the columns do not keep stands whole in the column _payload, too. `sow publish` and `sow load` make the same
+    records of all of them, with their keys and expire times. Parquet, Arrow and .zst need pyarrow: pip install
+    'sow[arrow]'.
+
+    FILE appears when it is complete, in place of an older one, whose permissions it keeps. A device or a pipe is
+    refused. The answer has the number of records, the bytes, and the bookmark of the instant: `sow subscribe TOPIC
+    --from BOOKMARK` continues after it.
 
     \b
     Examples:
       sow export orders orders.parquet
-      sow export orders big.csv --filter "/price > 9" --select /id,/price,@expire_time
+      sow export orders orders.ndjson.zst
+      sow export orders big.csv --filter "/price > 9" --select /id,@expire_time
     """
     kind = _form_of(file)
     named = selected(select)

@@ -29,7 +29,8 @@ def param_option(command: Callable[..., object]) -> Callable[..., object]:
         multiple=True,
         metavar="NAME=TEXT|NAME:=JSON",
         callback=_values,
-        help="The value of :NAME in the filter (repeatable): a text, or with := JSON such as 5, true or [1, 2].",
+        help="The value of :NAME in the filter (repeatable): a text, whatever is in it, or with := JSON such as 5, "
+        "true or [1, 2].",
     )(command)
 
 

@@ -50,8 +50,10 @@ def history(session: Session, topic: str, keys: tuple[str, ...], parts: bool, la
     """Tell the story of the record KEY of TOPIC, from the journal: each publish with the fields that it changed, each
     new lifetime, and why the record ended.
 
-    The story reaches back as far as the journal of the topic (its retain_time and retain_bytes); a remark says where
-    it begins. The command ends at once; `sow subscribe TOPIC "@key = 'KEY'"` follows what comes.
+    The story reaches back as far as the journal of the topic (its retain_time and retain_bytes). A remark says where it
+    begins, or that it is complete. Without --last it has the last 10,000 changes. A touch and a deletion have the time
+    of their commit at the server that answers. The command ends at once; `sow subscribe TOPIC "@key = 'KEY'"` follows
+    later changes.
 
     \b
     Examples:

@@ -29,15 +29,17 @@ SIGNAL_EXIT: Final = 128
     default="15s",
     show_default=True,
     metavar="DURATION",
-    help="How long the record outlives a holder that ends without a word.",
+    help="How long the record outlives a holder that was killed.",
 )
 @click.pass_obj
 def lease(session: Session, topic: str, command: tuple[str, ...], key: str | None, data: str, ttl: str) -> None:
     """Publish a record of TOPIC, run COMMAND, and delete the record when it ends. Of all that try, one runs at a time.
 
-    If there is a record of that key already, COMMAND does not run, and the exit code is 1. The record is renewed each
-    third of --ttl. If it is lost, because the server was away for too long or another has changed the record, COMMAND
-    gets SIGTERM, and the exit code is 1. Otherwise the exit code is that of COMMAND.
+    If there is a record of that key already, COMMAND does not run, and the exit code is 1 (CONDITION_FAILED). The
+    record is renewed each third of --ttl. If it is lost, because the server was away for too long or another has
+    changed the record, COMMAND gets SIGTERM, and the exit code is 1 (LEASE_LOST). After Ctrl-C and SIGTERM COMMAND ends
+    first, then the record is deleted. Otherwise the exit code is that of COMMAND; if a signal has ended it, 128 and the
+    number of the signal.
 
     \b
     Examples:

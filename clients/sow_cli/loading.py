@@ -51,11 +51,14 @@ _NEVER: Final = 3
     "--ttl",
     type=arguments.ttl,
     metavar="DURATION|never",
-    help="Lifetime of the records; it begins when a record is applied.",
+    help="Lifetime of the records, from when each is applied.  [default: that of a record of an export, else the "
+    "topic's]",
 )
 @click.option("--raw", is_flag=True, help="Each line is an unchanged payload, whatever the topic's message type.")
-@click.option("--skip-bad", is_flag=True, help="Load the other records where some are bad.")
-@click.option("--allow-empty", is_flag=True, help="Empty the topic where the input has no record.")
+@click.option(
+    "--skip-bad", is_flag=True, help="Load the other records where some are bad; the exit code is 1 all the same."
+)
+@click.option("--allow-empty", is_flag=True, help="Empty the topic if the input has no record; else that is refused.")
 @click.option("-f", "--force", is_flag=True, help="Do not ask first.")
 @input_options
 @output_option
@@ -75,9 +78,13 @@ def load(
 ) -> None:
     """Replace the whole content of TOPIC by the records of the FILEs, or of standard input (-), all or nothing.
 
-    The files are those of `sow publish`. Until all of them are read and checked nothing changes. Then each record is
-    replaced at once, and the records that were not loaded are deleted at the end. Records that others change meanwhile
-    stay as they are. The command asks first on a terminal; without a terminal it needs --force.
+    The files are those of `sow publish`. Nothing changes until all of them are read and the server has checked them. If
+    a record is bad, nothing changes and the exit code is 1. Then each record is replaced at once, so no key is missing
+    in between, and the records that were not loaded are deleted at the end. Records that others change meanwhile stay
+    as they are (superseded). Of two rows with one key the later one counts (repeated).
+
+    The command asks first on a terminal; without a terminal it needs --force. After Ctrl-C nothing is changed, unless
+    the load was committed: then the command says that the server goes on with it.
 
     \b
     Examples:

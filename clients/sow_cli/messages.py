@@ -89,7 +89,7 @@ class TopicForms:
 
 
 class _MessageLine(msgspec.Struct, gc=False):
-    """A message in JSON (docs/cli.md). Field order is the order on the line."""
+    """A message in JSON (docs/reference/output.md). Field order is the order on the line."""
 
     op: str
     reason: str | msgspec.UnsetType

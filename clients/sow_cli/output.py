@@ -381,13 +381,19 @@ def raw_option(command: Command) -> Command:
         is_eager=True,  # as `--soh`
         expose_value=False,
         callback=noted,
-        help="The payload as it was published: the same as --format raw.",
+        help="The payload as it was published, byte by byte: the same as --format raw.",
     )(command)
 
 
 def file_output_option(command: Command) -> Command:
     """As `output_option`, for a command that writes a file, which `--csv-safe` is about."""
     return _output_option(command, RESULT_FORMATS, of_files=True)
+
+
+_OF_A_FILE: Final = (
+    "A CSV for spreadsheets: an apostrophe in front of texts that begin like a formula. It has no column _payload, and "
+    "is not for `sow publish`."
+)
 
 
 def _output_option(command: Command, formats: Sequence[Format], *, of_files: bool = False) -> Command:
@@ -421,7 +427,9 @@ def _output_option(command: Command, formats: Sequence[Format], *, of_files: boo
         is_eager=True,  # its value is there when that of --format is read
         expose_value=False,
         callback=noted,
-        help="With --format csv, for spreadsheets: an apostrophe in front of texts that begin like a formula.",
+        help=_OF_A_FILE
+        if of_files
+        else "With --format csv, for spreadsheets: an apostrophe in front of texts that begin like a formula.",
     )(command)
     return click.option(
         "--format",

@@ -65,6 +65,7 @@ def set_policy(
     Examples:
       sow policy set short 'tmp\\..*' --retain-time 1m --max-ttl 1h
       sow policy set cap '.*' --operator --max-ttl 7d --max-bytes 10GiB
+      sow policy set idle 'orders/.*' --durables --idle-ttl 7d
     """
     wanted = settings.policy_settings(given)
     if not wanted:
@@ -170,7 +171,11 @@ _priority = click.option(
 
 @click.group(short_help="Set, get, remove the retention of the journal.")
 def retention() -> None:
-    """Set, get and remove the journal retention of a topic, or of all topics of a pattern."""
+    """Set, get and remove the journal retention of a topic, or of all topics of a pattern.
+
+    The settings of a pattern are a policy named `retention.` and the pattern. A character that a name cannot have
+    becomes : and its code, so that of 'tmp-.*' is `retention.tmp-.:2a`.
+    """
 
 
 @retention.command("set", short_help="Set how much of the journal is kept.")
@@ -182,14 +187,14 @@ def retention() -> None:
     "retain_time",
     type=arguments.retain_time,
     metavar="DURATION|unlimited",
-    help="Keep changes at least this long …",
+    help="Keep changes at least this long, or --bytes of them, whichever ends first.",
 )
 @click.option(
     "--bytes",
     "retain_bytes",
     type=arguments.size,
     metavar="SIZE|unlimited",
-    help="… or this much, whichever ends first.",
+    help="Keep changes up to this size, or for --time, whichever ends first.",
 )
 @click.option(
     "--max-age",
@@ -235,7 +240,11 @@ def set_retention(
 
 @click.group(short_help="Set, get, remove quotas of unacknowledged changes.")
 def quota() -> None:
-    """Set, get and remove the backlog quota of durable subscriptions, of a topic or of a pattern."""
+    """Set, get and remove the backlog quota of durable subscriptions, of a topic or of a pattern.
+
+    The settings of a pattern are a policy named `quota.` and the pattern. A character that a name cannot have becomes
+    : and its code, so that of 'tmp-.*' is `quota.tmp-.:2a`.
+    """
 
 
 @quota.command("set", short_help="Set how much may be unacknowledged.")
@@ -263,7 +272,7 @@ def quota() -> None:
     "--delivery-limit",
     type=arguments.entries,
     metavar="N|unlimited",
-    help="Set aside a change that was delivered this often.",
+    help="Set aside a change that was delivered to consumers this often.",
 )
 @output_option
 @click.pass_obj

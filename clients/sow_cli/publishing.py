@@ -96,7 +96,40 @@ class Tally:
     started: float = field(default_factory=time.monotonic)
 
 
-@click.command(short_help="Publish records from a file or a pipe.")
+_HELP: Final = """Publish records to TOPIC: those of the FILEs, or of standard input (-).
+
+On a json topic a line is a document (NDJSON); also a JSON array, CSV, Parquet and Arrow are read, as the name of
+the file or --as tells. On topics of other message types a line is the base64 text of a payload or, with --raw, the
+payload itself. Empty lines are skipped.
+
+A bad record does not stop the others; the first ten are reported on stderr with their places, all are counted, and
+the exit code is then 1. With --strict the first bad record ends the command: all before it are published, none
+after it. A payload has at most 16 MiB, and a line 48 MiB.
+
+Files of `sow export`, and lines of `sow query --format ndjson`, become the same records: with their keys, if the
+topic needs them, and their expire times, unless --ttl or --expire-at gives others.
+
+Every record that counts as published is acknowledged by the server. If the connection breaks, the command
+reconnects for 30 seconds, and no record is applied twice. After that it ends with code 3 and reports the line up to
+which every record is published or refused. The whole file may be published again, as records have keys.
+
+The answer to one record, of --data or --key, has its version, sequence and bookmark, for `sow subscribe --from`. If
+the record was expired on arrival, `delivered` is the number of subscribers that got it.
+
+\b
+Examples:
+  sow publish orders orders.ndjson --ttl 30s
+  sow publish orders --data '{"id": 1, "price": 9.5}' --if-absent
+  sow publish orders prices.csv --types zip=text --errors bad.ndjson
+  sow publish sessions --key alice --data '{"page": "/home"}' --ttl 20m
+  sow publish orders --delta --unset /note --data '{"id": 1, "price": 9.7}'
+  tail -f ticks.ndjson | sow publish ticks --key-field symbol
+  sow query orders --format ndjson | sow publish copy
+  sow publish images --key logo logo.png
+"""
+
+
+@click.command(short_help="Publish records from a file or a pipe.", help=_HELP)
 @click.argument("topic")
 @click.argument("files", nargs=-1, type=click.File("rb"), metavar="[FILE]...")
 @click.option("--data", type=click.UNPROCESSED, metavar="TEXT", help="Publish this one document instead of a file.")
@@ -106,8 +139,18 @@ class Tally:
     metavar="KEY",
     help="Key of one record: --data, or all of FILE (its bytes as they are). For topics without key fields.",
 )
-@click.option("--ttl", type=arguments.ttl, metavar="DURATION|never", help="Lifetime, such as 30s or 1h30m.")
-@click.option("--expire-at", type=arguments.instant, metavar="TIME", help="When to expire: 2030-01-31T12:00:00Z.")
+@click.option(
+    "--ttl",
+    type=arguments.ttl,
+    metavar="DURATION|never",
+    help="Lifetime of every record, such as 30s or 1h30m.  [default: that of a record of an export, else the topic's]",
+)
+@click.option(
+    "--expire-at",
+    type=arguments.instant,
+    metavar="TIME",
+    help="When every record expires, such as 2030-01-31T12:00:00Z.",
+)
 @click.option(
     "--ttl-mode",
     type=click.Choice(["reset", "keep", "extend"]),
@@ -116,13 +159,18 @@ class Tally:
     help="A live record gets the new expire time, keeps its own, or gets the later of both.",
 )
 @click.option("--keep-ttl", is_flag=True, help="The same as --ttl-mode keep.")
-@click.option("--delta", is_flag=True, help="Merge each document into the record of its key instead of replacing it.")
+@click.option(
+    "--delta",
+    is_flag=True,
+    help="Merge each document into the live record of its key. Objects merge, scalars and arrays replace, a missing or "
+    "null field stays. Without a live record it is published as it is.",
+)
 @click.option(
     "--unset",
     type=arguments.comma_separated,
     multiple=True,
     metavar="PATH,…",
-    help="With --delta: fields to remove from each record, such as /note.",
+    help="With --delta: fields to remove from each record, such as /note (repeatable).",
 )
 @click.option("--raw", is_flag=True, help="Each line is an unchanged payload, whatever the topic's message type.")
 @click.option(
@@ -137,18 +185,27 @@ class Tally:
 @click.option(
     "--durability",
     type=click.Choice(get_args(DurabilityName)),
-    help="Acknowledge once the records are on disk, in the system's memory, or on disk at sync peers, too.  [default: "
+    help="When the server acknowledges: once the records are on its disk, in its system's memory, or on disk at sync "
+    "peers, too. If sync peers fail, the exit code is 1, and the records stay on this server.  [default: "
     "as configured at the server]",
 )
-@click.option("--if-absent", is_flag=True, help="Only records whose key has no live record yet.")
-@click.option("--if-present", is_flag=True, help="Only records whose key has a live record.")
+@click.option(
+    "--if-absent",
+    is_flag=True,
+    help="Only records whose key has no live record. Requests of a file wait for each other, which is slower.",
+)
+@click.option("--if-present", is_flag=True, help="Only records whose key has a live record; likewise.")
 @click.option(
     "--if-version",
     type=click.IntRange(min=1),
     metavar="VERSION",
     help="One record, only if the live record has this version.",
 )
-@click.option("--strict", is_flag=True, help="Stop at the first bad record; nothing after it is published.")
+@click.option(
+    "--strict",
+    is_flag=True,
+    help="Stop at the first bad record; nothing after it is published. Atomic requests make this slower.",
+)
 @input_options
 @output_option
 @click.pass_obj
@@ -175,32 +232,6 @@ def publish(
     output: Output,
     **given: Unpack[InputOptions],
 ) -> None:
-    """Publish records to TOPIC: those of the FILEs, or of standard input (-).
-
-    On a json topic a line is a document (NDJSON); also a JSON array, CSV, Parquet and Arrow are read, as the name of
-    the file or --as tells. On topics of other message types a line is the base64 text of a payload or, with --raw, the
-    payload itself. Empty lines are skipped.
-
-    A bad record does not stop the others; the first ten are reported on stderr with their places, all are counted, and
-    the exit code is then 1. With --strict the first bad record ends the command: all before it are published, none
-    after it.
-
-    Files of `sow export`, and lines of `sow query --format ndjson`, become the same records: with their keys, if the
-    topic needs them, and their expire times, unless --ttl or --expire-at gives others:
-
-    \b
-      sow query orders --format ndjson | sow publish copy
-
-    \b
-    Examples:
-      sow publish orders orders.ndjson --ttl 30s
-      sow publish orders --data '{"id": 1, "price": 9.5}' --if-absent
-      sow publish orders prices.csv --types zip=text --errors bad.ndjson
-      sow publish sessions --key alice --data '{"page": "/home"}' --ttl 20m
-      sow publish orders --delta --unset /note --data '{"id": 1, "price": 9.7}'
-      tail -f ticks.ndjson | sow publish ticks --key-field symbol
-      sow publish images --key logo logo.png
-    """
     arguments.refuse_together(("--ttl", ttl is not None), ("--expire-at", expire_at is not None))
     _check_input(data, key, files, given, raw=raw)
     arguments.refuse_together(("--keep-ttl", keep_ttl), (f"--ttl-mode {ttl_mode}", ttl_mode == "extend"))

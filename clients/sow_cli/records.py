@@ -60,7 +60,8 @@ def _projection_options(command: Command) -> Command:
 _min_position_option = click.option(
     "--min-position",
     metavar="BOOKMARK",
-    help="Wait up to a second for everything up to this bookmark of a publish, perhaps at another instance.",
+    help="Wait up to a second for everything up to this bookmark of a publish or touch, perhaps at another instance; "
+    "else the exit code is 1 (BEHIND).",
 )
 
 
@@ -97,8 +98,8 @@ def get(
 ) -> None:
     """Show the records of TOPIC that have these keys.
 
-    The exit code is 1 when a key has no live record; the other records are still shown. --raw writes the payload as it
-    was published, byte by byte; of several keys a line feed follows each.
+    One key shows the whole record. The exit code is 1 when a key has no live record; the other records are still shown.
+    --raw writes the payload as it was published, byte by byte; of several keys a line feed follows each.
 
     \b
     Examples:
@@ -106,7 +107,7 @@ def get(
       sow get orders 1 2 3 --select /id,/price --format csv
       sow get flights LH 400 --parts
       sow get images logo --raw > logo.png
-      sow get fix-orders 17 --raw --soh '|'
+      sow get fix-orders 17 --raw --soh='|'
       sow get sessions alice --touch 20m --touch-below 5m
     """
     keys = arguments.whole_keys(keys, parts=parts)
@@ -139,7 +140,34 @@ def get(
         click.get_current_context().exit(SERVER_SAID_NO)
 
 
-@click.command(short_help="Show the records of a topic.")
+_QUERY_HELP: Final = """Show the live records of TOPIC that match FILTER, in key order, as they were at one instant.
+
+FILTER is a condition such as /price > 9 AND /symbol IN ('IBM', 'MSFT'). In a shell put it in double quotes, and the
+texts in it in single quotes; values from elsewhere belong into --param.
+
+On a terminal at most 1,000 records are shown, unless --top is given; a remark says so. A pipe and a file get all.
+Records are written as they come: `sow query big | head` is quick. In JSON the payload is the document itself for
+json topics and base64 for others. In tables and CSV its fields are columns: those of --select, else those of the
+first records. With --format raw each payload is a line.
+
+A field of the filter, --order-by or --select in which no record has a value is a remark on stderr: its name may be
+mistyped. On a topic that has expiration disabled a table shows `never (off)` in place of the time left.
+
+\b
+Examples:
+  sow query orders --top 20
+  sow query orders "/price > 9 AND /symbol LIKE '^I'" --order-by "/price DESC"
+  sow query orders --select /id,/price,@expire_time --format csv > orders.csv
+  sow query orders --exclude /notes --format json > orders.json
+  sow query orders "/symbol = :s AND /price > :p" --param "s=$S" --param p:=9
+  sow query orders "/symbol IN :list" --param 'list:=["IBM", "MSFT"]'
+  sow query orders "/symbol = 'IBM'" --explain
+  sow query orders --order-by "/price DESC" --watch 2s
+  sow query orders --order-by "/price DESC" --page 20
+"""
+
+
+@click.command(short_help="Show the records of a topic.", help=_QUERY_HELP)
 @click.argument("topic")
 @click.argument("filter_text", metavar="[FILTER]", required=False)
 @param_option
@@ -147,28 +175,36 @@ def get(
     "--order-by",
     multiple=True,
     metavar="PATH [DESC],…",
-    help="The sort order, such as '/price DESC, /symbol' (repeatable); default: the key.",
+    help="The sort order: fields and metadata, such as '/price DESC, @expire_time' (repeatable), nulls last; default: "
+    "the key.",
 )
 @click.option(
-    "--keys", type=arguments.comma_separated, multiple=True, metavar="KEY,…", help="Only these keys (repeatable)."
+    "--keys",
+    type=arguments.comma_separated,
+    multiple=True,
+    metavar="KEY,…",
+    help="Only these keys (repeatable). For a key with a comma use get.",
 )
 @click.option("--top", type=click.IntRange(min=1), metavar="N", help="At most N records.")
 @click.option("--skip", type=click.IntRange(min=0), default=0, metavar="N", help="Skip the first N records.")
-@click.option("--page", type=click.IntRange(min=1), metavar="N", help="N records; stderr tells how to go on.")
-@click.option("--after", metavar="TOKEN", help="With --page: the page after the one that gave this token.")
+@click.option(
+    "--page",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="A page of N records; stderr has the token of the next one. Not with --top, --skip, --keys.",
+)
+@click.option("--after", metavar="TOKEN", help="With --page: the page that this token continues with.")
 @_projection_options
-@click.option("--keys-only", is_flag=True, help="Omit the payloads.")
-@click.option("--count", "count_only", is_flag=True, help="Only count.")
+@click.option("--keys-only", is_flag=True, help="Omit the payloads; in raw each line is a key.")
+@click.option("--count", "count_only", is_flag=True, help="Only count, as `sow count`.")
 @click.option(
     "--watch",
     type=arguments.duration,
     metavar="DURATION",
-    help="On a terminal: ask again each time after this time, such as 2s, and show the newest answer.",
+    help="On a terminal: ask again after each such time, such as 2s, and show the newest answer.",
 )
-@click.option(
-    "--explain", is_flag=True, help="Show the plan of the query, and how much it reads, instead of the records."
-)
-@click.option("--no-run", is_flag=True, help="With --explain: only plan the query, and read no records.")
+@click.option("--explain", is_flag=True, help="Instead of the records: how they are found, and how much is read.")
+@click.option("--no-run", is_flag=True, help="With --explain: the plan alone; no record is read.")
 @click.option("--with-plan", is_flag=True, help="Tell on stderr how the records were found.")
 @_min_position_option
 @record_output_option
@@ -196,23 +232,6 @@ def query(
     min_position: str | None,
     output: Output,
 ) -> None:
-    """Show the live records of TOPIC that match FILTER, in key order, as they were at one instant.
-
-    On a terminal at most 1,000 records are shown, unless --top is given; a remark says so. A pipe and a file get all.
-    Records are written as they come: `sow query big | head` is quick. In JSON the payload is the document itself for
-    json topics and base64 for others. In tables and CSV its fields are columns: those of --select, else those of the
-    first records. With --format raw each payload is a line.
-
-    \b
-    Examples:
-      sow query orders --top 20
-      sow query orders "/price > 9 AND /symbol LIKE '^I'" --order-by "/price DESC"
-      sow query orders --select /id,/price,@expire_time --format csv > orders.csv
-      sow query orders "/symbol = :symbol AND /price > :low" --param "symbol=$SYMBOL" --param low:=9.5
-      sow query orders "/symbol = 'IBM'" --explain
-      sow query orders --order-by "/price DESC" --watch 2s
-      sow query orders --order-by "/price DESC" --page 20
-    """
     named, include, leave_out = _paths(select, exclude)
     for fields in (("--select", bool(named)), ("--exclude", leave_out is not None)):
         arguments.refuse_together(fields, ("--keys-only", keys_only), ("--count", count_only))
@@ -383,7 +402,8 @@ def delete(
     """Delete records of TOPIC, chosen by exactly one of KEYs, --filter, --data and --all.
 
     A key without a record is no error: look at the count. With --if-version the exit code is 1 if a record stays or
-    was not there. With --all the command asks first on a terminal; without a terminal it needs --force.
+    was not there. With --all the command asks first on a terminal; without a terminal it needs --force. A KEY that
+    looks like a filter is refused: give it as --filter, or as --key if it is one.
 
     \b
     Examples:
@@ -469,13 +489,14 @@ def touch(
     """Renew or change the lifetime of records of TOPIC; their payloads stay.
 
     Without --ttl and --expire-at they get the topic's lifetime for records that carry none; a topic that has none
-    needs one of the two. `sow persist` takes lifetimes away. The exit code is 1 when a record is refused, also by
-    --only.
+    needs one of the two. `sow persist` takes lifetimes away. The answer has the new expire time. The exit code is 1
+    when a key has no live record or its record is refused, also by --only; the others change, unless --atomic is given.
 
     \b
     Examples:
       sow touch sessions alice --ttl 20m
-      sow touch sessions alice bob
+      sow touch sessions alice bob --atomic
+      sow touch sessions alice --expire-at 2030-01-31T12:00:00Z
       sow touch sessions alice --ttl 20m --only later
     """
     arguments.refuse_together(("--ttl", ttl is not None), ("--expire-at", expire_at is not None))
@@ -534,6 +555,8 @@ def _check_default(client: Client, topic: str) -> None:
 @click.pass_obj
 def persist(session: Session, topic: str, keys: tuple[str, ...], parts: bool, output: Output) -> None:
     """Remove the lifetime of records of TOPIC: they never expire, unless the topic has a maximum lifetime.
+
+    The exit code is 1 when a key has no live record.
 
     \b
     Example:

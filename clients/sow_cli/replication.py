@@ -140,7 +140,8 @@ def verify(
 @output_option
 @click.pass_obj
 def repair(session: Session, output: Output, peer: str, topics: tuple[str, ...]) -> None:
-    """Make the server and its peer PEER send each other their differences. Of each key the newest version wins.
+    """Make the server and its peer PEER send each other the rows that the other lacks. Of each key the newest version
+    wins.
 
     \b
     Example:
@@ -172,8 +173,13 @@ def repair(session: Session, output: Output, peer: str, topics: tuple[str, ...])
 @click.option("--ca", default="", metavar="PATH", help="Authorities of the peer's certificate: TLS.")
 @click.option("--certificate", default="", metavar="PATH", help="The certificate that the server shows.")
 @click.option("--key", default="", metavar="PATH", help="The key of that certificate.")
-@click.option("--token-file", default="", metavar="PATH", help="A file with the token that the server shows.")
-@click.option("--replace", is_flag=True, help="Give a peer that was added before new settings.")
+@click.option(
+    "--token-file",
+    default="",
+    metavar="PATH",
+    help="A file with the token that the server shows. In front of the command it is the caller's.",
+)
+@click.option("--replace", is_flag=True, help="Give a peer that was added before new settings; its link continues.")
 @output_option
 @click.pass_obj
 def add_peer(
@@ -200,7 +206,8 @@ def add_peer(
 
     \b
     Examples:
-      sow replication add-peer ldn-1 ldn.example.com:7450 --ca /etc/sow/ca.pem --mode sync
+      sow replication add-peer ldn-1 ldn:7450 --ca /etc/sow/ca.pem --mode sync
+      sow replication add-peer ldn-1 ldn2:7450 --ca /etc/sow/ca.pem --replace
       sow replication add-peer source --accept
     """
     with session.client() as client:

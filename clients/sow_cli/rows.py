@@ -40,7 +40,7 @@ _FORMULA_STARTS: Final = ("=", "+", "-", "@", "\t", "\r")
 
 
 class RecordLine(msgspec.Struct, gc=False):
-    """A record in JSON (docs/cli.md). Field order is the order on the line."""
+    """A record in JSON (docs/reference/output.md). Field order is the order on the line."""
 
     topic: str
     key: str

@@ -42,8 +42,9 @@ def show_versions(session: Session) -> None:
 def status(session: Session, output: Output, watch: bool, interval: str | None) -> None:
     """Show the state of the server.
 
-    With --watch a line comes each second, until Ctrl-C: changes and expiries in a second, requests that wait for the
-    writer, subscriptions, those that read the journal, the greatest lag of a peer, and the busiest topics.
+    With --watch a line comes each second, until Ctrl-C. It has the changes and expiries in a second, the requests that
+    wait for the writer, and the subscriptions with those that read the journal. Then come the greatest lag of a peer
+    and the busiest topics with a journal. NDJSON has every topic and link.
 
     \b
     Examples:
@@ -89,7 +90,8 @@ def instance(session: Session, output: Output) -> None:
 @output_option
 @click.pass_obj
 def compact(session: Session, output: Output) -> None:
-    """Compact the server's data files now and return the space to its system. This may take minutes.
+    """Compact the server's data files now and return the space of deleted and expired records to its system. This may
+    take minutes; without it the space is returned in time anyway.
 
     \b
     Example:

@@ -68,18 +68,30 @@ _DURATION: Final = "DURATION|none"
 _SIZE: Final = "SIZE|none"
 
 _TOPIC_OPTIONS: Final = (
-    click.option("--key", multiple=True, metavar="PATH", help="Key path, such as /id; repeat it for several."),
-    click.option("--message-type", type=click.Choice(get_args(MessageTypeName)), help="Encoding of the payloads."),
-    click.option("--journal/--no-journal", default=None, help="Whether changes are journaled."),
+    click.option(
+        "--key", multiple=True, metavar="PATH", help="Key field, such as /id; repeat it for a key of several fields."
+    ),
+    click.option(
+        "--message-type",
+        type=click.Choice(get_args(MessageTypeName)),
+        help="Encoding of the payloads; a new topic has json.",
+    ),
+    click.option(
+        "--journal/--no-journal", default=None, help="Whether changes are journaled; a new topic journals them."
+    ),
     click.option(
         "--index",
         type=arguments.index,
         multiple=True,
         metavar="PATH|none",
-        help="Field with a secondary index, such as /symbol; repeat it for several. The list replaces the one before.",
+        help="Field with a secondary index, such as /symbol; repeat it for several. The list replaces the one before; "
+        "none removes all.",
     ),
     click.option(
-        "--fix-separator", type=arguments.separator, metavar="CHAR", help=r"Between fix or nvfix fields, such as \x01."
+        "--fix-separator",
+        type=arguments.separator,
+        metavar="CHAR",
+        help=r"Between the fields of fix and nvfix: one character, \x01, or SOH, the default.",
     ),
 )
 
@@ -88,7 +100,9 @@ _POLICY_OPTIONS: Final = (
         "--expiration",
         type=arguments.expiration,
         metavar="disabled|enabled|reject|DURATION",
-        help="Whether records expire; a DURATION such as 30s is the lifetime of records without one.",
+        help="enabled, the default: records that carry a lifetime expire. disabled: lifetimes are stored, without "
+        "effect. reject: records with a lifetime are refused. A DURATION such as 30s: enabled, and the lifetime of "
+        "records that carry none.",
     ),
     click.option(
         "--default-ttl",
@@ -96,19 +110,21 @@ _POLICY_OPTIONS: Final = (
         metavar=_DURATION,
         help="The lifetime of records that carry none; the same as --expiration DURATION.",
     ),
-    click.option("--min-ttl", type=arguments.bound, metavar=_DURATION, help="Shorter lifetimes are raised."),
-    click.option("--max-ttl", type=arguments.bound, metavar=_DURATION, help="Longer lifetimes are lowered."),
+    click.option("--min-ttl", type=arguments.bound, metavar=_DURATION, help="Shorter lifetimes are raised to this."),
+    click.option(
+        "--max-ttl", type=arguments.bound, metavar=_DURATION, help="Longer lifetimes, and never, are lowered to this."
+    ),
     click.option(
         "--retain-time",
         type=arguments.retain_time,
         metavar="DURATION|unlimited|none",
-        help="How long the journal keeps changes, at least.",
+        help="The journal keeps changes at least this long, or --retain-bytes of them, whichever ends first.",
     ),
     click.option(
         "--retain-bytes",
         type=arguments.size,
         metavar="SIZE|unlimited|none",
-        help="How much the journal keeps, such as 256MiB.",
+        help="How much the journal keeps, such as 256MiB, 1GB or 0. Other numbers need a unit.",
     ),
     click.option(
         "--max-age", type=arguments.bound, metavar=_DURATION, help="Older journal entries are discarded, read or not."
@@ -129,13 +145,13 @@ _POLICY_OPTIONS: Final = (
         "--backlog-ttl",
         type=arguments.bound,
         metavar=_DURATION,
-        help="Entries unacknowledged for so long count as acknowledged.",
+        help="Changes that a durable leaves unacknowledged for this long count as acknowledged.",
     ),
     click.option(
         "--backlog-quota-bytes",
         type=arguments.size,
         metavar=_SIZE,
-        help="How much one durable may leave unacknowledged.",
+        help="How much a durable may leave unacknowledged.",
     ),
     click.option(
         "--backlog-quota-age", type=arguments.bound, metavar=_DURATION, help="How old an unacknowledged change may be."
@@ -144,45 +160,47 @@ _POLICY_OPTIONS: Final = (
         "--backlog-quota-entries",
         type=arguments.entries,
         metavar="N|none",
-        help="How many changes one durable may leave unacknowledged.",
+        help="How many changes a durable may leave unacknowledged.",
     ),
     click.option(
         "--backlog-action",
         type=click.Choice([*get_args(BacklogActionName), NONE]),
-        help="The action beyond the quota; default hold.",
+        help="The action beyond the quota; default hold. `sow quota set --help` explains each.",
     ),
     click.option(
         "--delivery-limit",
         type=arguments.entries,
         metavar="N|unlimited|none",
-        help="A change that was delivered so often is set aside.",
+        help="A change that was delivered to consumers of a durable this often is set aside.",
     ),
     click.option(
         "--durable-idle-ttl",
         type=arguments.bound,
         metavar=_DURATION,
-        help="A durable that is unused for so long is removed.",
+        help="A durable that is unused for this long is removed.",
     ),
     click.option(
-        "--idle-ttl", type=arguments.bound, metavar=_DURATION, help="A topic that is unused for so long is deleted."
+        "--idle-ttl", type=arguments.bound, metavar=_DURATION, help="A topic that is unused for this long is deleted."
     ),
     click.option(
-        "--publish-is-use/--no-publish-is-use", default=None, help="Whether a publish counts as a use of the topic."
+        "--publish-is-use/--no-publish-is-use",
+        default=None,
+        help="Whether a publish counts as a use of the topic; default no.",
     ),
     click.option(
         "--only-if-empty/--no-only-if-empty",
         default=None,
-        help="Whether an unused topic is deleted only while it has no records.",
+        help="Whether an unused topic is deleted only while it has no records; default no.",
     ),
     click.option(
         "--auto-delete/--no-auto-delete",
         default=None,
-        help="Whether the topic is deleted when its last subscriber leaves.",
+        help="Whether the topic is deleted when its last subscriber leaves; default no.",
     ),
     click.option(
         "--dead-letter",
         metavar="TOPIC|none",
-        help="Expired records, and changes that were set aside, are copied to this topic.",
+        help="Expired records, and changes beyond --delivery-limit, are copied to this topic.",
     ),
     click.option(
         "--dead-letter-by-key/--no-dead-letter-by-key",
@@ -192,12 +210,13 @@ _POLICY_OPTIONS: Final = (
     click.option(
         "--on-missing",
         type=click.Choice([*get_args(OnMissingName), NONE]),
-        help="The treatment of dead letters while their topic does not exist.",
+        help="The treatment of dead letters while their topic does not exist; default retain.",
     ),
     click.option(
         "--replicate-durables/--no-replicate-durables",
         default=None,
-        help="Whether durables are known at the peers, so that their consumers go on there.",
+        help="Whether peers know the durables of the topic, so that consumers go on there; default no. Durables that "
+        "are replicated stay so.",
     ),
 )
 

@@ -198,36 +198,42 @@ def input_options(command: Command) -> Command:
             "--errors",
             type=click.Path(dir_okay=False, path_type=Path),
             metavar="FILE",
-            help="A file for all records that are refused: a line of JSON each, to be mended and published again.",
+            help="A file for all records that are refused: a line of JSON each, to be mended and published again. .gz "
+            "or .zst behind its name compresses it.",
         ),
         click.option(
-            "--delimiter", type=arguments.separator, metavar="CHAR", help="Between the cells of CSV; default ,"
+            "--delimiter",
+            type=arguments.separator,
+            metavar="CHAR",
+            help="Between the cells of CSV.  [default: the first of comma, semicolon and tab in the first line]",
         ),
         click.option(
             "--types",
             multiple=True,
             type=arguments.comma_separated,
             metavar="[COLUMN=]TYPE,…",
-            help="Types of the columns of CSV: text, number, int, bool or json; without a name, of all.  [default: as "
-            "the first rows tell]",
+            help="Types of the columns of CSV: text, number, int, bool or json; without a name, of all others.  "
+            "[default: from the first 1,000 rows]",
         ),
         click.option(
             "--encoding",
             type=recoding.encoding,
             metavar="NAME",
-            help="Of lines, JSON and CSV, such as cp1252.  [default: UTF-8, or as a mark at their begin tells]",
+            help="Encoding of lines, JSON and CSV, such as cp1252.  [default: UTF-8, or that of the mark at the begin]",
         ),
         click.option(
             "--records/--no-records",
             default=None,
-            help="Whether lines are records as `sow export` and `sow query --format ndjson` write them, and documents "
-            "come with their keys and expire times.  [default: as the input tells]",
+            help="Whether the input has records, as `sow export` and `sow query --format ndjson` write them, with "
+            "their keys and expire times, or documents.  [default: from the first line]",
         ),
-        click.option("--as", "kind", type=click.Choice(KINDS), help="How to read FILE.  [default: as its name tells]"),
+        click.option(
+            "--as", "kind", type=click.Choice(KINDS), help="How to read FILE.  [default: from its name, else ndjson]"
+        ),
         click.option(
             "--key-field",
             metavar="NAME",
-            help="The field, a name or a path such as /a/b, whose text becomes the key. For topics without key fields.",
+            help="The field whose text becomes the key: a name, or a path such as /a/b. For topics without key fields.",
         ),
     ):
         command = option(command)

@@ -43,17 +43,46 @@ _WAIT_SECONDS: Final = 0.5
 """Between two looks for a topic that matches a pattern."""
 
 
-@click.command(short_help="Follow the changes of a topic.")
+_HELP: Final = """Follow the changes of the records of TOPIC that match FILTER, until Ctrl-C.
+
+In a pipe each message is a line of JSON, written at once. On a terminal it is a line of text, with a column for
+each of the first 50 fields. With --sow a terminal shows a live table of the current state, in the order of the keys
+or of --order-by, as many rows as fit. Records that changed in the last two seconds are green. The live table
+implies --oof. A format that is given, such as --format table, keeps the lines.
+
+If the connection breaks or the server restarts, the command reconnects for up to five minutes and continues where
+it was. If the journal no longer reaches back so far, it ends with code 1; with --sow the mark resync says to forget
+all records, and a new snapshot follows.
+
+With --durable the server keeps the position: the command begins after the last acknowledged change, and --from
+counts only when the durable subscription is created. Changes that it will never get are replaced by a line with
+the op gap and the reason.
+
+\b
+Examples:
+  sow subscribe orders "/price > 9" --sow
+  sow subscribe orders "/price > 9" --sow --oof | process
+  sow subscribe orders --sow --order-by "/price DESC" --top 10
+  sow subscribe orders --changes --from earliest | process
+  sow subscribe orders --count 1 --for 30s
+  sow subscribe orders --durable billing | process
+  sow subscribe 'eu-.*' --pattern
+"""
+
+
+@click.command(short_help="Follow the changes of a topic.", help=_HELP)
 @click.argument("topic")
 @click.argument("filter_text", metavar="[FILTER]", required=False)
 @param_option
-@click.option("--sow", is_flag=True, help="First the current records; on a terminal, a live table of them.")
+@click.option(
+    "--sow", is_flag=True, help="First the current records, then the mark snapshot_end; on a terminal, a live table."
+)
 @click.option(
     "--select",
     type=arguments.comma_separated,
     multiple=True,
     metavar="PATH,…",
-    help="Only these payload fields, such as /id,/price/bid.",
+    help="Only these payload fields, such as /id,/price/bid; they are then the columns. Not with --delta.",
 )
 @click.option(
     "--order-by",
@@ -62,32 +91,57 @@ _WAIT_SECONDS: Final = 0.5
     help="The order of the live table, such as '/price DESC, /symbol' (repeatable); default: the key.",
 )
 @click.option("--top", type=click.IntRange(min=1), metavar="N", help="At most N rows in the live table.")
-@click.option("--snapshot-max", type=click.IntRange(min=1), metavar="N", help="With --sow: at most N records first.")
-@click.option("--oof", is_flag=True, help="Also report records that go out of focus, and why.")
-@click.option("--delta", is_flag=True, help="Only the changed fields of updates.")
-@click.option("--changes", is_flag=True, help="Puts, deletes and expiries as in the journal, for pipelines.")
+@click.option(
+    "--snapshot-max",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="With --sow: at most N records first; the reason of snapshot_end is truncated if more match.",
+)
+@click.option(
+    "--oof", is_flag=True, help="Also report records that go out of focus: deleted, expired, or no longer a match."
+)
+@click.option("--delta", is_flag=True, help="Of updates only the changed fields and the key fields.")
+@click.option(
+    "--changes",
+    is_flag=True,
+    help="Each put, delete and expire where the new or the previous record matches. Not with --oof, --delta, "
+    "--conflation.",
+)
 @click.option(
     "--from",
     "start",
     type=arguments.position,
     metavar="BOOKMARK|earliest|TIME",
-    help="Begin after a bookmark, with the earliest retained change, or at a time; default: now.",
+    help="Begin after a bookmark, with the earliest retained change, or at a time; default: now. "
+    "Not with --sow. Quote a bookmark that has semicolons.",
 )
 @click.option(
     "--conflation",
     type=arguments.duration,
     metavar="DURATION",
-    help="The newest value of each key, at most once in this time.",
+    help="The newest value of each key, at most once in this time. Not with --delta.",
 )
-@click.option("--count", "limit", type=click.IntRange(min=1), metavar="N", help="End after N messages.")
-@click.option("--for", "lasting", type=arguments.duration, metavar="DURATION", help="End after this time.")
+@click.option(
+    "--count",
+    "limit",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="End after N messages, with exit code 0. Marks do not count.",
+)
+@click.option(
+    "--for", "lasting", type=arguments.duration, metavar="DURATION", help="End after this time, with exit code 0."
+)
 @click.option(
     "--pattern",
     is_flag=True,
-    help="TOPIC is a regular expression: every topic whose whole name matches, later ones too.",
+    help="TOPIC is a regular expression (RE2): follow every topic whose whole name matches, later ones too. "
+    "If there is none, wait for the first.",
 )
 @click.option(
-    "--durable", metavar="NAME", help="Consume the durable subscription NAME; create it if it does not exist."
+    "--durable",
+    metavar="NAME",
+    help="Consume the durable subscription NAME; create it if it does not exist. Not with --sow, "
+    "--delta, --conflation, --pattern.",
 )
 @click.option("--force", is_flag=True, help="With --durable: take over from an attached consumer.")
 @click.option(
@@ -95,7 +149,11 @@ _WAIT_SECONDS: Final = 0.5
     default=None,
     help="With --durable: acknowledge each change once it is written, so that it does not come again.  [default: ack]",
 )
-@click.option("--replicated", is_flag=True, help="With --durable: create it so that peers know it, too.")
+@click.option(
+    "--replicated",
+    is_flag=True,
+    help="With --durable: create it so that peers know it, too, and its consumer goes on there.",
+)
 @message_output_option
 @click.pass_obj
 def subscribe(
@@ -123,22 +181,6 @@ def subscribe(
     replicated: bool,
     output: Output,
 ) -> None:
-    """Follow the changes of the records of TOPIC that match FILTER, until Ctrl-C.
-
-    In a pipe each message is a line of JSON, written at once. On a terminal it is a line of text, with a column for
-    each field. With --sow it is a live table of the current state, which implies --oof; a format that is chosen, such
-    as --format table, keeps the lines. After a broken connection the command continues at its position. With --durable
-    the server keeps the position: the command begins after the last acknowledged change, and --from applies only when
-    the durable subscription is created.
-
-    \b
-    Examples:
-      sow subscribe orders "/price > 9" --sow
-      sow subscribe orders --sow --select /symbol,/price --order-by "/price DESC" --top 10
-      sow subscribe orders --changes --from earliest | process
-      sow subscribe orders --count 1 --for 30s
-      sow subscribe orders --durable billing | process
-    """
     _check(sow=sow, oof=oof, delta=delta, changes=changes, start=start, conflation=conflation, most=snapshot_max)
     fields = _fields(select, delta=delta)
     order = _order(order_by)

@@ -63,8 +63,10 @@ KEY_CHARACTERS_SHOWN: Final = 60
 def topics(session: Session, output: Output) -> None:
     """List all topics with their settings and figures.
 
+    `sow topic list` is the same command.
+
     \b
-    Example:
+    Examples:
       sow topics
       sow topic list --format json
     """
@@ -83,7 +85,11 @@ topic.add_command(topics, "list")
 
 @topic.command(short_help="Create a topic.")
 @click.argument("name")
-@click.option("--if-not-exists", is_flag=True, help="A topic that exists stays as it is; the exit code is 0.")
+@click.option(
+    "--if-not-exists",
+    is_flag=True,
+    help="A topic that exists stays as it is, with exit code 0; settings that differ are a remark on stderr.",
+)
 @settings.topic_options
 @output_option
 @click.pass_obj
@@ -93,11 +99,14 @@ def create(
     """Create the topic NAME.
 
     Without --key every publish supplies the key. Records that are published with a lifetime expire, unless --expiration
-    says otherwise.
+    says otherwise. A setting that is not given comes from a policy that matches the topic, or else it is the server's
+    default.
 
     \b
-    Example:
+    Examples:
       sow topic create orders --key /id --expiration 30s --max-ttl 1h
+      sow topic create venues --key /carrier --key /flight
+      sow topic create images --message-type binary
       sow topic create orders --key /id --if-not-exists
     """
     wanted = settings.topic_settings(given)
@@ -142,12 +151,13 @@ def _setting(values: TopicSettings, name: str) -> str:
 def alter(session: Session, output: Output, name: str, **given: Unpack[settings.TopicOptions]) -> None:
     """Change settings of the topic NAME; settings that are not given stay unchanged.
 
-    Existing records keep their expire times. --key, --message-type and --fix-separator change only while the topic is
-    empty. --index names all indexes that the topic is to have. New indexes are built while the topic is in use; `sow
-    topic describe` shows the progress.
+    Existing records keep their expire times; `sow topic restamp` changes them. The value none takes a setting away:
+    then a policy that matches the topic counts, or the server's default. --key, --message-type and --fix-separator
+    change only while the topic is empty. --index names all indexes that the topic is to have. New indexes are built
+    while the topic is in use; queries use an index once it is complete, which `sow topic describe` shows.
 
     \b
-    Example:
+    Examples:
       sow topic alter orders --expiration 5m --max-ttl none
       sow topic alter orders --index /symbol --index /account
     """
@@ -167,7 +177,8 @@ def alter(session: Session, output: Output, name: str, **given: Unpack[settings.
 def describe(session: Session, output: Output, name: str) -> None:
     """Show settings and figures of the topic NAME: the effective values and their origins.
 
-    A setting comes from the topic, the configuration, a policy, an operator policy, or the server's defaults.
+    A setting comes from the topic, the configuration, a policy, an operator policy, or the server's defaults. The
+    planned bytes of the journal are those to have room for on the disk.
 
     \b
     Example:
@@ -211,7 +222,9 @@ def delete(session: Session, output: Output, name: str, force: bool, unshipped: 
 @topic.command(short_help="Give existing records another lifetime.")
 @click.argument("name")
 @click.option("--set", "lifetime", type=arguments.duration, metavar="DURATION", help="Records live this long from now.")
-@click.option("--cap", type=arguments.duration, metavar="DURATION", help="Only lifetimes that are longer are lowered.")
+@click.option(
+    "--cap", type=arguments.duration, metavar="DURATION", help="Longer lifetimes, and never, are lowered to this."
+)
 @click.option("--clear", is_flag=True, help="Records never expire, unless the topic has a --max-ttl.")
 @click.option("--filter", "wanted", metavar="FILTER", help="Only records that match.")
 @param_option
@@ -232,7 +245,8 @@ def restamp(
 ) -> None:
     """Give existing records of the topic NAME another lifetime, by exactly one of --set, --cap and --clear.
 
-    Many records are restamped in steps, each record only if it still matches at its step.
+    Many records are restamped in steps, each record only if it still matches at its step. If the connection breaks,
+    the steps that are done stay done.
 
     \b
     Examples:

@@ -5,7 +5,7 @@
     [2]  A document is read completely or not at all: a number beyond a float becomes a Decimal with the digits that
          were published.
 
-docs/client.md tells how each type is encoded.
+docs/reference/documents.md tells how each type is encoded.
 """
 
 from __future__ import annotations

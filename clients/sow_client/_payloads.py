@@ -2,9 +2,10 @@
 
 Records, frames, the command's outputs, the console and Spark read payloads here, so they all show the same.
 
-    [1]  Nothing is lost in silence. A value that JSON lacks has a form of its own there (docs/client.md): NaN and
-         infinities are "nan", "inf" and "-inf", as in keys (rule K4); bytes are base64; a time is ISO 8601 with as many
-         digits as it has, down to nanoseconds; another extension is {"ext": its number, "data": base64}.
+    [1]  Nothing is lost in silence. A value that JSON lacks has a form of its own there
+         (docs/reference/documents.md): NaN and infinities are "nan", "inf" and "-inf", as in keys (rule K4); bytes are
+         base64; a time is ISO 8601 with as many digits as it has, down to nanoseconds; another extension is
+         {"ext": its number, "data": base64}.
     [2]  Of a repeated name of fix or nvfix the first field counts, and of a repeated name of an object the last one, as
          in filters (rule K2).
 """

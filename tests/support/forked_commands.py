@@ -140,6 +140,7 @@ def _run(wanted: dict[str, object], files: list[int]) -> NoReturn:
         for number, file in enumerate(files):
             os.dup2(file, number)
             os.close(file)
+        _open_standard_files()
         program = str(wanted["program"])
         sys.argv = [program, *wanted["arguments"]]  # type: ignore[misc]  # the JSON of a list
         code = importlib.import_module(MODULES[program]).main() or 0
@@ -151,6 +152,14 @@ def _run(wanted: dict[str, object], files: list[int]) -> NoReturn:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+def _open_standard_files() -> None:
+    """As the interpreter at its start. Those of the process that forks still hold whether its files could be sought:
+    where these were files and the caller's are a terminal, the next wrapper around one fails."""
+    sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115  # as long as the process
+    sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115  # likewise
+    sys.stderr = open(2, "w", 1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115  # likewise
 
 
 if __name__ == "__main__":

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
-from pathlib import Path
+from typing import Final
 
 import click
 import pytest
 from click.testing import CliRunner
 
 from sow.version import __version__
-from sow_cli.command import sow
+from sow_cli.command import COMMANDS, sow
+from sow_cli.connection import ConnectionOption
 from sow_cli.session import Session
 from sow_client import (
     DeadlineExceeded,
@@ -25,6 +27,7 @@ from sow_client import (
 )
 from tests.support.commands import client, run
 from tests.support.fake_client import FakeClient
+from tools import docs_command
 
 __all__ = ["client"]  # a fixture
 
@@ -39,6 +42,9 @@ _WITHOUT_RESULT = (
     ("filter", "from-amps"),
 )
 """They write nothing for a pipe."""
+
+
+REFERENCE: Final = "\n".join(docs_command.command().values())
 
 
 def commands(group: click.Group, *path: str) -> Iterator[tuple[str, ...]]:
@@ -71,8 +77,41 @@ def test_every_command_explains_itself_with_an_example_and_is_documented(path: t
     ):
         assert f"sow {' '.join(path)}" in result.stdout.split("Options:")[0]
         assert "--format" in result.stdout or path in _WITHOUT_RESULT
-        documentation = Path(__file__).parents[2] / "docs" / "cli.md"
-        assert f"sow {' '.join(path)}" in documentation.read_text()
+        assert f" sow {' '.join(path)} {{ #sow-{'-'.join(path)} }}" in REFERENCE
+
+
+COLUMNS: Final = 80
+
+
+@pytest.mark.parametrize("path", [(), *commands(sow)], ids=" ".join)
+def test_a_help_text_fits_a_terminal_of_80_columns(path: tuple[str, ...]) -> None:
+    """Examples and lists keep their lines: a line that is too long would be cut in two."""
+    text = CliRunner().invoke(sow, [*path, "--help"], terminal_width=COLUMNS).stdout
+    assert [line for line in text.splitlines() if len(line) > COLUMNS] == []
+
+
+def test_the_pages_of_the_command_have_each_command_and_option_once() -> None:
+    """Groups name their commands by hand; options come from the parser."""
+    named = [name for group in docs_command.GROUPS.values() for name in group.commands]
+    assert sorted(named) == sorted(COMMANDS)
+    for path in commands(sow):
+        name = " ".join(("sow", *path))
+        (section,) = re.findall(rf"^#+ {name} {{[^}}]*}}\n(.*?)(?=^#|\Z)", REFERENCE, re.MULTILINE | re.DOTALL)
+        command: click.Command = sow
+        for word in path:
+            assert isinstance(command, click.Group)
+            found = command.get_command(click.Context(command), word)
+            assert found is not None
+            command = found
+        options = [one for one in command.params if isinstance(one, click.Option) and not _is_common(one)]
+        for option in options:
+            assert re.search(rf"^\| `(?:-\w, )?{option.opts[-1]}\b[^|]*.*\| \S.* \|$", section, re.MULTILINE), (
+                option.opts
+            )
+
+
+def _is_common(option: click.Option) -> bool:
+    return isinstance(option, ConnectionOption) or option.name in ("output", "csv_safe")
 
 
 def test_the_list_of_commands_tells_each_one_in_full() -> None:
@@ -154,6 +193,7 @@ def test_help_needs_no_server() -> None:
         ("query", "orders", "--select", "/a", "--keys-only"),
         ("query", "orders", "--keys", "a,,b"),
         ("query", "orders", "--format", "xml"),
+        ("changes", "orders", "--format", "parquet"),  # the help had it, and the command wrote NDJSON
         ("query", "orders", "--explain", "--count"),
         ("query", "orders", "--count", "--select", "/a"),  # refused by the server, and only together with --top
         ("query", "orders", "--count", "--exclude", "/a"),

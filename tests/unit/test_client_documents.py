@@ -153,7 +153,7 @@ def test_texts_and_nulls_that_look_like_such_a_number_are_none(document: Any) ->
     ],
 )
 def test_each_type_has_its_form_in_json(value: Any, text: str) -> None:
-    """docs/client.md has this as a table."""
+    """docs/reference/documents.md has this as a table."""
     assert encode({"a": value}) == f'{{"a":{text}}}'.encode()
 
 

@@ -13,7 +13,7 @@ import yaml
 import sow_client
 from sow.v1 import sow_pb2
 from tests.support.pages import Block, blocks, matches
-from tools import docs_reference, docs_site
+from tools import docs_reference, docs_site, docs_text
 
 ROOT: Final = Path(__file__).parents[2]
 DOCS: Final = ROOT / "docs"
@@ -41,7 +41,9 @@ def test_every_link_of_a_page_leads_somewhere(page: Path) -> None:
             file = page if not target else page.parent / target
             made = MADE.get(posixpath.relpath(posixpath.normpath(file.as_posix()), DOCS.as_posix()))
             assert made or file.exists(), where
-            if place and file.suffix == ".md" and not made:
+            if place and made:
+                assert f"{{ {place} }}" in made, where
+            elif place and file.suffix == ".md":
                 assert place[1:] in anchors(file.read_text(encoding="utf-8")), where
 
 
@@ -123,6 +125,21 @@ def test_the_page_of_settings_has_no_value_of_this_machine() -> None:
     page = MADE["reference/settings.md"]
     assert '| `listen` | `"127.0.0.1:7450"` |' in page
     assert str(ROOT) not in page
+
+
+def test_a_help_text_reads_the_same_as_markdown() -> None:
+    text = "With --csv-safe: _payload, retain_time, [x<5], 'eu-*'; `sow get --raw` and --if-absent."
+    assert docs_text.prose(text) == (
+        "With `--csv-safe`: \\_payload, retain_time, \\[x&lt;5\\], 'eu-\\*'; `sow get --raw` and `--if-absent`."
+    )
+    assert docs_text.cell("a|b `c|d`\n e") == "a&#124;b `c|d` e"
+
+
+def test_the_pages_of_the_command_have_the_names_of_the_help() -> None:
+    page = MADE["reference/command/index.md"]
+    assert "| `-h, --help` |" in page
+    assert "| `--server HOST:PORT[,…]` |" in page
+    assert str(Path.home()) not in page
 
 
 def test_the_monitoring_page_asks_for_metrics_that_the_server_has() -> None:

@@ -16,10 +16,13 @@ import click
 import pytest
 
 from sow_cli.command import sow
+from tools import docs_command
 from tools.docs_site import lines_outside_fences
 
 ROOT: Final = Path(__file__).parents[2]
 PAGES: Final = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+MADE: Final = docs_command.command()
+"""The help texts as pages, by name: their examples are commands, too."""
 BLOCK: Final = re.compile(r"^ *```sh\b[^\n]*\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 PROMPT: Final = re.compile(r"^\$ (sow .*)$", re.MULTILINE)
 """A command in a block that shows its output, too."""
@@ -62,11 +65,12 @@ def shown() -> list[tuple[str, list[str], bool]]:
 
 
 def _shown() -> Iterator[tuple[str, list[str], bool]]:
-    for page in PAGES:
-        text = page.read_text(encoding="utf-8")
-        if page.parent.name == "decisions":
-            continue  # they tell the past
-        name = page.relative_to(ROOT).as_posix()
+    written = {
+        page.relative_to(ROOT).as_posix(): page.read_text(encoding="utf-8")
+        for page in PAGES
+        if page.parent.name != "decisions"  # they tell the past
+    }
+    for name, text in (written | MADE).items():
         outside = [line for _, line in lines_outside_fences(text)]
         blocks = [
             *BLOCK.findall(text),

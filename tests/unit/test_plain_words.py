@@ -1,7 +1,6 @@
-"""The pages under docs are written in short sentences, and docstrings in sentences that have a subject.
+"""Pages and help texts are written in short sentences, and docstrings in sentences that have a subject.
 
-Paragraphs and list items count. Blocks of code, tables, headings and comments do not. The generated pages of the
-reference are not files.
+Paragraphs and list items count. Blocks of code, tables, headings and comments do not.
 """
 
 from __future__ import annotations
@@ -16,17 +15,14 @@ from typing import Final
 
 import pytest
 
+from tools import docs_command
+
 DOCS: Final = Path(__file__).parents[2] / "docs"
 MEDIAN_MAX: Final = 16
 WORDS_MAX: Final = 35
 """Words of a sentence."""
 
 PAGES: Final = sorted(path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md"))
-NOT_YET: Final[tuple[str, ...]] = (
-    "cli.md",
-    "client.md",
-)
-"""Pages with longer sentences. A page leaves the list once it has none; no page joins it."""
 
 FENCE: Final = re.compile(r" *(```+|~~~+)")
 COMMENT: Final = re.compile(r"<!--.*?-->", re.DOTALL)
@@ -81,14 +77,12 @@ def faults(page: str) -> list[str]:
 @pytest.mark.parametrize("page", PAGES)
 def test_the_sentences_of_a_page_are_short(page: str) -> None:
     found = faults((DOCS / page).read_text(encoding="utf-8"))
-    if page in NOT_YET:
-        assert found, f"{page} has short sentences now: take it off NOT_YET"
-    else:
-        assert found == [], f"split these sentences (at most {WORDS_MAX} words; median at most {MEDIAN_MAX})"
+    assert found == [], f"split these sentences (at most {WORDS_MAX} words; median at most {MEDIAN_MAX})"
 
 
-def test_the_list_names_pages_once_and_in_order() -> None:
-    assert sorted(set(NOT_YET) & set(PAGES)) == list(NOT_YET)
+@pytest.mark.parametrize(("page", "text"), docs_command.command().items(), ids=list(docs_command.command()))
+def test_the_sentences_of_the_help_texts_are_short(page: str, text: str) -> None:
+    assert faults(text) == []
 
 
 def test_only_text_counts() -> None:
