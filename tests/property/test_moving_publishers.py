@@ -17,7 +17,8 @@ import pytest
 
 from sow_peering import InstanceIdentity, PublisherMark
 from sow_replication.options import NodeOptions, PeerOptions
-from sow_server.engine.commit.publishers import Publisher, Told
+from sow_server.engine.commit.publishers import Publisher
+from sow_server.engine.commit.told import Told
 from tests.property.test_replication_commands import change, link
 from tests.property.test_replication_simulation import edges
 from tests.support.examples import examples

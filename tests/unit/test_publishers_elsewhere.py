@@ -10,8 +10,8 @@ import pytest
 
 from sow_peering import MergeCounts, PublisherMark
 from sow_server.engine.catalog.topics import Topic
-from sow_server.engine.commit.publishers import AHEAD_MAX
 from sow_server.engine.commit.requests import RequestLimits
+from sow_server.engine.commit.told import AHEAD_MAX
 from sow_server.engine.disk.mark import Bounds
 from sow_server.engine.disk.rocks import RECORDS, Batch
 from sow_server.engine.losses import settle

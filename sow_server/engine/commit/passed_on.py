@@ -1,0 +1,90 @@
+"""The rows of what peers have passed on of publishers, by publisher and topic (told [3]).
+
+[1]  A row is written in the same batch as the publisher's own one, so where there is a row, the publisher has one.
+[2]  Rows go with the publisher, or once their topic has been deleted.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from sow_server.engine.commit.told import PassedOn, Told
+from sow_server.engine.disk.layout import passed_on_key, passed_on_prefix
+from sow_server.engine.disk.rocks import META, Rocks
+
+_CACHED_MAX: Final = 10_000
+"""Publishers with rows in the cache, also missing ones."""
+_CACHED_TOPICS_MAX: Final = 32
+"""Of one publisher."""
+_CACHED_BYTES_MAX: Final = 2**12
+"""A larger row is read anew each time: peers say how large it is."""
+
+_decoder: Final[msgspec.msgpack.Decoder[PassedOn]] = msgspec.msgpack.Decoder(tuple[Told, ...])
+
+
+def encode_passed_on(parts: PassedOn) -> bytes:
+    """The stored row."""
+    return msgspec.msgpack.encode(parts)
+
+
+def decode_passed_on(row: bytes) -> PassedOn:
+    """The parts of a stored row."""
+    return _decoder.decode(row)
+
+
+def read_passed_on(rocks: Rocks, publisher_id: str) -> PassedOn:
+    """What has been passed on of all topics of a publisher, one after the other. From any thread."""
+    prefix = passed_on_prefix(publisher_id)
+    cursor = rocks.cursor(META)
+    try:
+        rows = cursor.rows(prefix, prefix + b"\xff" * 5)
+        return tuple([told for _, row in rows for told in decode_passed_on(row)])
+    finally:
+        cursor.close()
+
+
+class PassedOnRows:
+    """The rows, and a cache of those used last. Owned by the writer thread."""
+
+    def __init__(self, read: Callable[[bytes], bytes | None], read_all: Callable[[str], PassedOn]) -> None:
+        """`read`: the row of a key. `read_all`: all rows of a publisher."""
+        self._read = read
+        self._read_all = read_all
+        self._known: OrderedDict[str, dict[int, PassedOn]] = OrderedDict()
+
+    def of_topic(self, publisher_id: str, topic_id: int) -> PassedOn:
+        """What has been passed on of one topic."""
+        known = self._known.get(publisher_id)
+        if known is not None and (found := known.get(topic_id)) is not None:
+            self._known.move_to_end(publisher_id)
+            return found
+        row = self._read(passed_on_key(publisher_id, topic_id))
+        parts = () if row is None else decode_passed_on(row)
+        if row is None or len(row) <= _CACHED_BYTES_MAX:
+            self._keep(publisher_id, topic_id, parts)
+        return parts
+
+    def of_publisher(self, publisher_id: str) -> PassedOn:
+        """Of all topics. A part of several topics comes several times."""
+        return self._read_all(publisher_id)
+
+    def changed(self, publisher_id: str, topic_id: int) -> None:
+        """Forgets a row of which another one has been committed."""
+        self._known.get(publisher_id, {}).pop(topic_id, None)
+
+    def forget(self, publisher_id: str) -> None:
+        """Forgets the rows of a publisher."""
+        self._known.pop(publisher_id, None)
+
+    def _keep(self, publisher_id: str, topic_id: int, parts: PassedOn) -> None:
+        known = self._known.setdefault(publisher_id, {})
+        self._known.move_to_end(publisher_id)
+        if len(known) >= _CACHED_TOPICS_MAX:
+            known.pop(next(iter(known)))
+        known[topic_id] = parts
+        if len(self._known) > _CACHED_MAX:
+            self._known.popitem(last=False)
