@@ -283,7 +283,9 @@ class Cuts:
         if row is None:
             return 0, 0
         known = decode_publisher(row)
-        return known._replace(passed_on=read_passed_on(self._rocks, publisher_id)).position()
+        if known.has_passed_on:
+            known = known._replace(passed_on=read_passed_on(self._rocks, publisher_id))
+        return known.position()
 
     # -- the journal ------------------------------------------------------------------------------------------------
 

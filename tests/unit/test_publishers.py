@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 
 from sow_server.engine.commit import publishers
-from sow_server.engine.commit.passed_on import PassedOnRows
 from sow_server.engine.commit.publishers import EPOCH_MAX, Publisher, PublisherCache, decode, encode
 from sow_server.engine.commit.told import OUTCOMES_KEPT, UNKNOWN_TOPIC
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import OpenedPublisher, PublisherPosition, Refusal
 
 NOW = 1_700_000_000_000_000
-NOTHING_PASSED_ON = PassedOnRows(lambda key: None, lambda publisher_id: ())
+NONE_PASSED_ON: Any = None
+"""These publishers have no such rows."""
 
 
 def refusal(sequence: int, reason: Reason = Reason.CONDITION_FAILED) -> Refusal:
@@ -100,7 +102,7 @@ class _Rows:
 
 def test_a_publisher_is_read_from_the_store_until_it_is_kept() -> None:
     rows = _Rows(known=Publisher(2, 7))
-    cache = PublisherCache(rows.read, NOTHING_PASSED_ON)
+    cache = PublisherCache(rows.read, NONE_PASSED_ON)
     assert cache.find("known") == Publisher(2, 7)
     assert cache.find("new") == Publisher()
     cache.keep("known", Publisher(2, 8))
@@ -110,7 +112,7 @@ def test_a_publisher_is_read_from_the_store_until_it_is_kept() -> None:
 
 def test_a_forgotten_publisher_is_read_again() -> None:
     rows = _Rows()
-    cache = PublisherCache(rows.read, NOTHING_PASSED_ON)
+    cache = PublisherCache(rows.read, NONE_PASSED_ON)
     cache.keep("p", Publisher(1, 1))
     cache.forget("p")
     cache.forget("never there")
@@ -120,7 +122,7 @@ def test_a_forgotten_publisher_is_read_again() -> None:
 def test_the_cache_keeps_the_publishers_used_last(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(publishers, "_CACHED_MAX", 2)
     rows = _Rows()
-    cache = PublisherCache(rows.read, NOTHING_PASSED_ON)
+    cache = PublisherCache(rows.read, NONE_PASSED_ON)
     cache.keep("a", Publisher(1))
     cache.keep("b", Publisher(2))
     cache.find("a")

@@ -1,13 +1,13 @@
 """The rows of what peers have passed on of publishers, by publisher and topic (told [3]).
 
-[1]  A row is written in the same batch as the publisher's own one, so where there is a row, the publisher has one.
+[1]  A row is written in the same batch as the publisher's own one, which says that there are such rows. So a publisher
+     without any costs no read of them.
 [2]  Rows go with the publisher, or once their topic has been deleted.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
 from typing import Final
 
 import msgspec
@@ -50,10 +50,8 @@ def read_passed_on(rocks: Rocks, publisher_id: str) -> PassedOn:
 class PassedOnRows:
     """The rows, and a cache of those used last. Owned by the writer thread."""
 
-    def __init__(self, read: Callable[[bytes], bytes | None], read_all: Callable[[str], PassedOn]) -> None:
-        """`read`: the row of a key. `read_all`: all rows of a publisher."""
-        self._read = read
-        self._read_all = read_all
+    def __init__(self, rocks: Rocks) -> None:
+        self._rocks = rocks
         self._known: OrderedDict[str, dict[int, PassedOn]] = OrderedDict()
 
     def of_topic(self, publisher_id: str, topic_id: int) -> PassedOn:
@@ -62,7 +60,7 @@ class PassedOnRows:
         if known is not None and (found := known.get(topic_id)) is not None:
             self._known.move_to_end(publisher_id)
             return found
-        row = self._read(passed_on_key(publisher_id, topic_id))
+        row = self._rocks.get(META, passed_on_key(publisher_id, topic_id))
         parts = () if row is None else decode_passed_on(row)
         if row is None or len(row) <= _CACHED_BYTES_MAX:
             self._keep(publisher_id, topic_id, parts)
@@ -70,7 +68,7 @@ class PassedOnRows:
 
     def of_publisher(self, publisher_id: str) -> PassedOn:
         """Of all topics. A part of several topics comes several times."""
-        return self._read_all(publisher_id)
+        return read_passed_on(self._rocks, publisher_id)
 
     def changed(self, publisher_id: str, topic_id: int) -> None:
         """Forgets a row of which another one has been committed."""

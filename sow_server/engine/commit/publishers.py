@@ -24,7 +24,7 @@ is written in the same batch as the records that it covers. Pure, except for the
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from struct import Struct
 from typing import Final, NamedTuple
@@ -138,8 +138,10 @@ class Publisher(NamedTuple):
     """Of earlier epochs."""
     told: tuple[Told, ...] = ()
     """By peers themselves, of this epoch or later ones; the newest last."""
+    has_passed_on: bool = False
+    """Peers have told it for other instances, too: there are rows of that ([7])."""
     passed_on: PassedOn = ()
-    """By peers for other instances, of the topic at hand. Rows of their own ([7]): not stored with this one."""
+    """The one of the topic at hand, if it has been read. Not stored with this row."""
 
     @property
     def rank(self) -> tuple[int, int]:
@@ -250,6 +252,7 @@ class Publisher(NamedTuple):
             given=self.given,
             earlier=self._written(),
             told=tuple([told.without_records() for told in self.told]),
+            has_passed_on=self.has_passed_on,
         )
 
     def _in_epoch(self, epoch: int, token: int) -> Publisher:
@@ -261,6 +264,7 @@ class Publisher(NamedTuple):
             token=token,
             earlier=self._written(),
             told=tuple([told for told in self.told if told.rank >= (epoch, token)]),
+            has_passed_on=self.has_passed_on,
             passed_on=self.passed_on,
         )
 
@@ -319,6 +323,7 @@ class Publisher(NamedTuple):
             with_topic(self.topics, topic_id),
             self.earlier,
             self.told,
+            self.has_passed_on,
             self.passed_on,
         )
 
@@ -437,6 +442,8 @@ class _Row(msgspec.Struct, array_like=True):
     topics: tuple[int, ...] = ()
     earlier: tuple[int, ...] = ()
     told: tuple[Told, ...] = ()
+    has_passed_on: bool = False
+    """Left out where it is false."""
 
 
 def encode(publisher: Publisher) -> bytes:
@@ -445,11 +452,14 @@ def encode(publisher: Publisher) -> bytes:
         (refusal.index, int(refusal.reason), refusal.message[:300], refusal.current_version)
         for refusal in publisher.refusals
     ]
-    return msgspec.msgpack.encode((*publisher[:3], refusals, *publisher[4:_TOPICS], 0, *publisher[_TOPICS:_PASSED_ON]))
+    more = (True,) if publisher.has_passed_on else ()
+    return msgspec.msgpack.encode(
+        (*publisher[:3], refusals, *publisher[4:_TOPICS], 0, *publisher[_TOPICS:_HAS_PASSED_ON], *more)
+    )
 
 
 _TOPICS: Final = Publisher._fields.index("topics")
-_PASSED_ON: Final = Publisher._fields.index("passed_on")
+_HAS_PASSED_ON: Final = Publisher._fields.index("has_passed_on")
 
 
 _decoder: Final[msgspec.msgpack.Decoder[_Row]] = msgspec.msgpack.Decoder(_Row)
@@ -481,6 +491,7 @@ def decode(row: bytes) -> Publisher:
         found.earlier,
         # In a row of an earlier release there may be what was passed on: of all topics in one place.
         tuple([told for told in found.told if not told.passed_on]),
+        found.has_passed_on,
     )
 
 
@@ -504,17 +515,14 @@ class PublisherCache:
     def of_topic(self, publisher_id: str, topic_id: int, staged: Publisher | None = None) -> Publisher:
         """The publisher with all that counts for records of a topic. `staged`: by the commit under way."""
         found = staged or self.find(publisher_id)
-        passed_on = self.passed_on.of_topic(publisher_id, topic_id)
-        return found if passed_on == found.passed_on else found._replace(passed_on=passed_on)
+        if not found.has_passed_on:
+            return found
+        return found._replace(passed_on=self.passed_on.of_topic(publisher_id, topic_id))
 
     def of_all_topics(self, publisher_id: str) -> Publisher:
         """The publisher with all that peers have told of it."""
-        return self.find(publisher_id)._replace(passed_on=self.passed_on.of_publisher(publisher_id))
-
-    def keep_all(self, publishers: Mapping[str, Publisher]) -> None:
-        """Remembers publishers that have been committed."""
-        for publisher_id, publisher in publishers.items():
-            self.keep(publisher_id, publisher)
+        found = self.find(publisher_id)
+        return found._replace(passed_on=self.passed_on.of_publisher(publisher_id)) if found.has_passed_on else found
 
     def keep(self, publisher_id: str, publisher: Publisher) -> None:
         """Remembers a publisher that has been committed."""

@@ -156,7 +156,7 @@ class PeerChanges:
             changed = known.learn_passed_on(told, mark.first, mark.last, known=known_of)
             if not changed:
                 return
-            draft.publishers[name] = known.used(used_micros)
+            draft.publishers[name] = known.used(used_micros)._replace(has_passed_on=True)
             for topic_id, parts in changed.items():
                 draft.passed_on[name, topic_id] = parts
                 draft.on_commit.append(partial(rows.changed, name, topic_id))
