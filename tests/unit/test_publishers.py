@@ -8,13 +8,15 @@ import msgspec
 import pytest
 
 from sow_server.engine.commit import publishers
+from sow_server.engine.commit.passed_on import PassedOnRows
 from sow_server.engine.commit.publishers import EPOCH_MAX, Publisher, PublisherCache, decode, encode
 from sow_server.engine.commit.told import OUTCOMES_KEPT, UNKNOWN_TOPIC
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import OpenedPublisher, PublisherPosition, Refusal
 
 NOW = 1_700_000_000_000_000
-NONE_PASSED_ON: Any = None
+NO_ROCKS: Any = None
+NONE_PASSED_ON = PassedOnRows(NO_ROCKS)
 """These publishers have no such rows."""
 
 

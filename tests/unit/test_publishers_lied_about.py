@@ -12,7 +12,7 @@ from random import Random
 
 import pytest
 
-from sow_peering import InstanceIdentity, MergeCounts, PublisherMark
+from sow_peering import InstanceIdentity, MergeCounts, PublisherMark, PublisherPart
 from sow_server.engine.commit.told import TOLD_OF_PEER_MAX
 from sow_server.engine.disk.layout import PASSED_ON_KEY, PUBLISHER_KEY
 from sow_server.engine.disk.rocks import META, Batch
@@ -119,7 +119,7 @@ def test_it_is_told_again_after_a_seed_in_small_parts(
     a.crash()
     ship(c, a)
     monkeypatch.setattr(serving, "PUBLISHERS_BYTES_MAX", 1000)
-    after, parts = "", []
+    after, parts = "", list[PublisherPart]()
     while not parts or after:
         part = c.store.replicas.reader.publishers(["u", *SENT], after)
         parts.append(part)

@@ -452,10 +452,8 @@ def encode(publisher: Publisher) -> bytes:
         (refusal.index, int(refusal.reason), refusal.message[:300], refusal.current_version)
         for refusal in publisher.refusals
     ]
-    more = (True,) if publisher.has_passed_on else ()
-    return msgspec.msgpack.encode(
-        (*publisher[:3], refusals, *publisher[4:_TOPICS], 0, *publisher[_TOPICS:_HAS_PASSED_ON], *more)
-    )
+    fields = (*publisher[:3], refusals, *publisher[4:_TOPICS], 0, *publisher[_TOPICS:_HAS_PASSED_ON])
+    return msgspec.msgpack.encode((*fields, True) if publisher.has_passed_on else fields)
 
 
 _TOPICS: Final = Publisher._fields.index("topics")
