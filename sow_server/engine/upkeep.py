@@ -340,11 +340,17 @@ class ForgetPublishers:
             draft.batch.deletes[META] += [key for key in keys if passed_on_topic(key) not in topics]
             return
         idle_since = draft.now - self._ttl_micros
-        idle = [key for key, row in zip(keys, rows, strict=True) if decode_publisher(row).last_use_micros <= idle_since]
-        draft.batch.deletes[META] += idle
-        self._idle = [key[len(PUBLISHER_KEY) :].decode() for key in idle]
-        for prefix in map(passed_on_prefix, self._idle):
-            draft.batch.ranges.append((META, prefix, prefix + b"\xff" * 5))
+        self._idle = []
+        for key, row in zip(keys, rows, strict=True):
+            publisher = decode_publisher(row)
+            if publisher.last_use_micros > idle_since:
+                continue
+            publisher_id = key[len(PUBLISHER_KEY) :].decode()
+            self._idle.append(publisher_id)
+            draft.batch.deletes[META].append(key)
+            if publisher.has_passed_on:
+                prefix = passed_on_prefix(publisher_id)
+                draft.batch.ranges.append((META, prefix, prefix + b"\xff" * 5))
 
     def committed(self) -> bytes | None:
         """Forgets them in memory, too."""

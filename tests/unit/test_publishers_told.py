@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from random import Random
 from typing import Any
 
@@ -71,11 +71,13 @@ class Rows:
 
     def learn(self, publisher: Publisher, told: Told, first: int, last: int) -> bool:
         """Whether it is new."""
-        known = self.by_topic.get
         passed_on = told._replace(passed_on=True)
-        changed = publisher.learn_passed_on(passed_on, first, last, known=lambda topic_id: known(topic_id, ()))
+        changed = publisher.learn_passed_on(passed_on, first, last, known=self._known)
         self.by_topic |= {topic_id: decode_passed_on(encode_passed_on(row)) for topic_id, row in changed.items()}
         return bool(changed)
+
+    def _known(self, topic_ids: Sequence[int]) -> dict[int, PassedOn]:
+        return {topic_id: self.by_topic.get(topic_id, ()) for topic_id in topic_ids}
 
     def of(self, publisher: Publisher, topic_id: int) -> Publisher:
         """The publisher, as a request for a topic finds it."""

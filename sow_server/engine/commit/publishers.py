@@ -24,7 +24,7 @@ is written in the same batch as the records that it covers. Pure, except for the
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from struct import Struct
 from typing import Final, NamedTuple
@@ -348,21 +348,22 @@ class Publisher(NamedTuple):
         return self if heard is self.told else self.used(used_micros)._replace(told=heard)
 
     def learn_passed_on(
-        self, told: Told, first: int, last: int, *, known: Callable[[int], PassedOn]
+        self, told: Told, first: int, last: int, *, known: Callable[[Sequence[int]], Mapping[int, PassedOn]]
     ) -> dict[int, PassedOn]:
         """As `learn`, of what a peer has passed on for another instance. That is kept by topic: the new rows of the
-        topics that it was told of; empty if that is nothing new. `known`: the row of a topic, by its id."""
+        topics that it was told of; empty if that is nothing new. `known`: the rows of topics, by their ids."""
         told = told.with_bounded_topics()
-        rows = {topic_id: known(topic_id) for topic_id in told.topics if topic_id != UNKNOWN_TOPIC}
-        if not any(self._is_news(told, first, last, row) for row in rows.values()):
+        rows = known([topic_id for topic_id in told.topics if topic_id != UNKNOWN_TOPIC])
+        # Topics that come together have equal rows, mostly: then all of them are one object, and cost as much as one.
+        apart = {id(row): row for row in rows.values()}
+        if not any(self._is_news(told, first, last, row) for row in apart.values()):
             return {}
-        changed: dict[int, PassedOn] = {}
-        for topic_id, row in rows.items():
-            # An epoch that is below the one here now says nothing any more.
-            new = with_told(tuple([one for one in row if one.rank >= self.rank]), told, first, last)
-            if new != row:
-                changed[topic_id] = new
-        return changed
+        # An epoch that is below the one here now says nothing any more.
+        new = {
+            number: with_told(tuple([one for one in row if one.rank >= self.rank]), told, first, last)
+            for number, row in apart.items()
+        }
+        return {topic_id: new[id(row)] for topic_id, row in rows.items() if new[id(row)] != row}
 
     def used(self, at_micros: int) -> Publisher:
         """The publisher after a use at that time."""

@@ -149,17 +149,18 @@ class PeerChanges:
         if told.passed_on:
             rows = publishers.passed_on
 
-            def known_of(topic_id: int) -> PassedOn:
-                staged = draft.passed_on.get((name, topic_id))
-                return rows.of_topic(name, topic_id) if staged is None else staged
+            def known_of(topic_ids: Sequence[int]) -> Mapping[int, PassedOn]:
+                staged = draft.passed_on.get(name, {})
+                others = [topic_id for topic_id in topic_ids if topic_id not in staged]
+                read = rows.of_topics(name, others) if known.has_passed_on else dict.fromkeys(others, ())
+                return {topic_id: staged.get(topic_id) or read.get(topic_id, ()) for topic_id in topic_ids}
 
             changed = known.learn_passed_on(told, mark.first, mark.last, known=known_of)
             if not changed:
                 return
             draft.publishers[name] = known.used(used_micros)._replace(has_passed_on=True)
-            for topic_id, parts in changed.items():
-                draft.passed_on[name, topic_id] = parts
-                draft.on_commit.append(partial(rows.changed, name, topic_id))
+            draft.passed_on.setdefault(name, {}).update(changed)
+            draft.on_commit.append(partial(rows.changed, name, changed))
         else:
             sends = partial(self._sends, source.identity.name)
             learned = known.learn(told, mark.first, mark.last, used_micros, sends=sends)

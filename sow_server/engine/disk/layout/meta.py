@@ -17,7 +17,7 @@
 "opolicy/"     name  JSON, a policy of the operator
 
 "publisher/"   id    see commit/publishers.py
-"passed/"      u16 id u32   what peers have passed on of a publisher of that length, and of a topic: commit/told.py
+"told/"        u16 id u32   what peers have passed on of a publisher of that length, and of a topic: commit/told.py
 "durable/"     u32 name   JSON, see durables/
 "next_load"    u32
 "load/"        u32   JSON, see loads/
@@ -54,7 +54,8 @@ POLICY_KEY: Final = b"policy/"
 OPERATOR_POLICY_KEY: Final = b"opolicy/"
 
 PUBLISHER_KEY: Final = b"publisher/"
-PASSED_ON_KEY: Final = b"passed/"
+PASSED_ON_KEY: Final = b"told/"
+"""Behind the keys of publishers: peers are sent these first."""
 DURABLE_KEY: Final = b"durable/"
 NEXT_LOAD_KEY: Final = b"next_load"
 LOAD_KEY: Final = b"load/"
@@ -82,15 +83,10 @@ def publisher_key(publisher_id: str) -> bytes:
 
 
 def passed_on_prefix(publisher_id: str) -> bytes:
-    """The beginning of the keys of all that peers have passed on of a publisher. No key of another one begins so:
-    an id that a peer tells may have any characters."""
+    """The beginning of the keys of all that peers have passed on of a publisher; the topic's id follows. No key of
+    another publisher begins so: an id that a peer tells may have any characters."""
     name = publisher_id.encode()
     return PASSED_ON_KEY + u16(len(name)) + name
-
-
-def passed_on_key(publisher_id: str, topic_id: int) -> bytes:
-    """The key of what peers have passed on of a publisher, of one topic."""
-    return passed_on_prefix(publisher_id) + u32(topic_id)
 
 
 def passed_on_publisher(key: bytes) -> str:
