@@ -106,7 +106,7 @@ class PublisherMark(NamedTuple):
 
 
 class PublisherPart(NamedTuple):
-    """What is known of the next publishers, as of a sequence."""
+    """The marks of the next publishers, as of a sequence."""
 
     marks: Sequence[PublisherMark]
     upto: int

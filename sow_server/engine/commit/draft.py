@@ -135,7 +135,7 @@ class Draft:
         self.statistics: dict[int, StoredStatistics] = {}
         self.publishers: dict[str, Publisher] = {}
         self.passed_on: dict[str, dict[int, PassedOn]] = {}
-        """What peers have passed on of a publisher, by the topics' ids. Of staged publishers only."""
+        """The parts that peers have passed on of a publisher, by the topics' ids. Of staged publishers only."""
         self.notes: list[PublisherNote] = []
         """The sequences of publishers that this commit decides, for peers (rule F11)."""
         self.earliest = NEVER

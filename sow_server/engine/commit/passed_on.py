@@ -21,7 +21,7 @@ from sow_server.engine.stored import u32
 _CACHED_MAX: Final = 10_000
 """Publishers with rows in the cache, also missing ones."""
 _CACHED_TOPICS_MAX: Final = 32
-"""Of one publisher."""
+"""The most topics of one publisher in the cache."""
 _CACHED_BYTES_MAX: Final = 2**12
 """A larger row is read anew each time: peers say how large it is."""
 
@@ -46,7 +46,7 @@ def decode_passed_on(row: bytes) -> PassedOn:
 
 
 def read_passed_on(rocks: Rocks, publisher_id: str) -> PassedOn:
-    """What has been passed on of all topics of a publisher, one after the other. From any thread."""
+    """The parts that have been passed on of all topics of a publisher, one after the other. From any thread."""
     prefix = passed_on_prefix(publisher_id)
     cursor = rocks.cursor(META)
     try:
@@ -64,11 +64,11 @@ class PassedOnRows:
         self._known: OrderedDict[str, dict[int, PassedOn]] = OrderedDict()
 
     def of_topic(self, publisher_id: str, topic_id: int) -> PassedOn:
-        """What has been passed on of one topic."""
+        """The parts of one topic."""
         return self.of_topics(publisher_id, [topic_id])[topic_id]
 
     def of_topics(self, publisher_id: str, topic_ids: Sequence[int]) -> dict[int, PassedOn]:
-        """What has been passed on of some topics. Rows that are equal are one object."""
+        """The parts of some topics. Rows that are equal are one object."""
         known = self._known.setdefault(publisher_id, {})
         self._known.move_to_end(publisher_id)
         missing = [topic_id for topic_id in topic_ids if topic_id not in known]
@@ -88,7 +88,7 @@ class PassedOnRows:
         return found
 
     def of_publisher(self, publisher_id: str) -> PassedOn:
-        """Of all topics. A part of several topics comes several times."""
+        """The parts of all topics. A part of several topics comes several times."""
         return read_passed_on(self._rocks, publisher_id)
 
     def changed(self, publisher_id: str, topic_ids: Iterable[int]) -> None:

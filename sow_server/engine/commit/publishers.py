@@ -137,7 +137,7 @@ class Publisher(NamedTuple):
     earlier: tuple[int, ...] = ()
     """Of earlier epochs."""
     told: tuple[Told, ...] = ()
-    """By peers themselves, of this epoch or later ones; the newest last."""
+    """The parts of what peers themselves have told, of this epoch or later ones; the newest last."""
     has_passed_on: bool = False
     """Peers have told it for other instances, too: there are rows of that ([7])."""
     passed_on: PassedOn = ()
@@ -350,8 +350,8 @@ class Publisher(NamedTuple):
     def learn_passed_on(
         self, told: Told, first: int, last: int, *, known: Callable[[Sequence[int]], Mapping[int, PassedOn]]
     ) -> dict[int, PassedOn]:
-        """As `learn`, of what a peer has passed on for another instance. That is kept by topic: the new rows of the
-        topics that it was told of; empty if that is nothing new. `known`: the rows of topics, by their ids."""
+        """Does as `learn`, with what a peer has passed on for another instance. Each topic has a row of that: returns
+        the new rows, by the topics' ids, and none if nothing is new. `known`: the rows of topics, by their ids."""
         told = told.with_bounded_topics()
         rows = known([topic_id for topic_id in told.topics if topic_id != UNKNOWN_TOPIC])
         # Topics that come together have equal rows, mostly: then all of them are one object, and cost as much as one.
@@ -370,7 +370,7 @@ class Publisher(NamedTuple):
         return self._replace(last_use_micros=max(self.last_use_micros, at_micros))
 
     def _is_news(self, new: Told, first: int, last: int, passed_on: PassedOn) -> bool:
-        """Whether what a peer tells counts, and is not known yet, here or from peers, of all its topics."""
+        """True if what a peer tells counts, and is not known yet, here or from peers, of all its topics."""
         if new.rank < self.rank or not new.token:
             return False
         topics = set(new.topics)

@@ -1,4 +1,4 @@
-"""What peers tell of publishers, in parts (rules F11 and F12). Pure.
+"""The parts of what peers tell of publishers (rules F11 and F12). Pure.
 
 [1]  A list of parts is of one publisher. It has the peers' own word, or what they have passed on of one topic.
 [2]  No peer takes the place of another one. Above its own bound a peer loses its oldest part. Above the bound of all,
@@ -24,7 +24,7 @@ UNKNOWN_TOPIC: Final = 0
 TOLD_MAX: Final = 32
 """Parts of a list ([2])."""
 TOLD_OF_PEER_MAX: Final = 8
-"""Of them, of one peer."""
+"""The most of them that are of one peer."""
 
 
 class Told(NamedTuple):
@@ -86,7 +86,7 @@ class Told(NamedTuple):
 
 
 PassedOn: TypeAlias = tuple[Told, ...]
-"""What peers have passed on of a publisher, of one topic; the newest last ([3])."""
+"""The parts that peers have passed on of a publisher, of one topic; the newest last ([3])."""
 
 
 class Elsewhere(NamedTuple):

@@ -139,8 +139,8 @@ class PeerReader:
         return all(matches is None and topic.name not in lost for topic, matches in topics)
 
     def publishers(self, names: Collection[str], after_id: str) -> PublisherPart:
-        """What is known of publishers, of these topics alone, behind an earlier part. Not from the event loop: it waits
-        for the next sync."""
+        """The marks of publishers, of these topics alone, behind an earlier part. Not from the event loop: it waits for
+        the next sync."""
         with self._commits.cut_lock:
             sequence = self._commits.last_sequence
             cursor = self._rocks.cursor(META, fill_cache=False)
