@@ -272,7 +272,7 @@ def test_a_peer_that_lies_about_one_topic_loses_and_fences_nothing_of_another(
 ) -> None:
     """F11, F12, along lines and in meshes."""
     total: Counter[str] = Counter()
-    for number in (*LIVES_WITH_LIES[sent], *range(seed, seed + examples(8))):
+    for number in {*LIVES_WITH_LIES[sent], *range(seed, seed + examples(8))}:
         draw = random.Random(number)
         with stores_in(tmp_path / str(number)) as make:
             world, movers = build(number % 2**32, make)
