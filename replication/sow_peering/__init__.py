@@ -106,13 +106,13 @@ class PublisherMark(NamedTuple):
 
 
 class PublisherPart(NamedTuple):
-    """The next publishers in the order of their ids, as of a sequence."""
+    """The marks of the next publishers, as of a sequence."""
 
     marks: Sequence[PublisherMark]
     upto: int
     """All that they tell of is in the journal up to here, or in rows."""
     last_id: str
-    """The id to continue after. Empty: these were the last ones."""
+    """Where to continue, as the store says it. Empty: these were the last ones."""
 
 
 class Stamp(NamedTuple):

@@ -152,7 +152,7 @@ class Sending(Protocol):
         """The durable rows after a key. Raises Refused when the topic has been deleted. Blocks; from any thread."""
 
     def publishers(self, topics: Collection[str], after_id: str) -> PublisherPart:
-        """The durable publishers after an id that have published to these topics alone. Blocks; from any thread."""
+        """The durable marks of publishers, of these topics alone, behind an earlier part. Blocks; from any thread."""
 
     def purged(self, topic: str) -> Purged:
         """The purge mark of the topic."""

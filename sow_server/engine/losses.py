@@ -19,8 +19,10 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Callable
 from typing import Any, Final
 
+from sow_server.engine.commit.passed_on import decode_passed_on, encode_passed_on
 from sow_server.engine.commit.publishers import decode as decode_publisher
 from sow_server.engine.commit.publishers import encode as encode_publisher
 from sow_server.engine.disk.layout import (
@@ -31,6 +33,7 @@ from sow_server.engine.disk.layout import (
     MADE_ORDER,
     MADE_TOPIC,
     NEXT_TOPIC_KEY,
+    PASSED_ON_KEY,
     PUBLISHER_KEY,
     REARM_KEY,
     SEED_KEY,
@@ -86,7 +89,12 @@ def settle(rocks: Rocks, marked: Bounds, identity: dict[str, str | None]) -> Bou
     batch.deletes[META] += [key for prefix in (LOAD_KEY, REARM_KEY, SEED_KEY) for key, _ in _rows(rocks, prefix)]
     batch.deletes[META].append(SWEEP_FLOOR_KEY)
     rocks.write_waiting(batch)
-    _settle_publishers(rocks)
+    _settle_rows(rocks, PUBLISHER_KEY, lambda row: encode_publisher(decode_publisher(row).without_records()))
+    _settle_rows(
+        rocks,
+        PASSED_ON_KEY,
+        lambda row: encode_passed_on(tuple([told.without_records() for told in decode_passed_on(row)])),
+    )
     found = _Found()
     _settle_records(rocks, topics, found)
     _count_tombstones(rocks, found)
@@ -187,17 +195,17 @@ def _count_tombstones(rocks: Rocks, found: _Found) -> None:
         cursor.close()
 
 
-def _settle_publishers(rocks: Rocks) -> None:
+def _settle_rows(rocks: Rocks, prefix: bytes, settled: Callable[[bytes], bytes]) -> None:
     cursor = rocks.cursor(META)
-    start: bytes | None = PUBLISHER_KEY
+    start: bytes | None = prefix
     try:
         while start is not None:
             keys: list[bytes] = []
             rows: list[bytes] = []
-            start = cursor.fill(start, PUBLISHER_KEY + b"\xff", CHUNK, keys, rows)
+            start = cursor.fill(start, prefix + b"\xff", CHUNK, keys, rows)
             batch = Batch()
             for key, row in zip(keys, rows, strict=True):
-                batch.puts[META][key] = encode_publisher(decode_publisher(row).without_records())
+                batch.puts[META][key] = settled(row)
             rocks.write_waiting(batch)
     finally:
         cursor.close()

@@ -16,6 +16,7 @@ from typing import Final, NamedTuple, Protocol
 
 from sow_server.engine.catalog.topics import Topic, Topics, topic_deleted
 from sow_server.engine.commit.expiry import OverdueCut, Sweep
+from sow_server.engine.commit.passed_on import read_passed_on
 from sow_server.engine.commit.publishers import decode as decode_publisher
 from sow_server.engine.commit.soundness import SoundnessReports, is_utf8, readable
 from sow_server.engine.commit.writer import Writer
@@ -281,7 +282,10 @@ class Cuts:
         row = self._rocks.get(META, publisher_key(publisher_id))
         if row is None:
             return 0, 0
-        return decode_publisher(row).position()
+        known = decode_publisher(row)
+        if known.has_passed_on:
+            known = known._replace(passed_on=read_passed_on(self._rocks, publisher_id))
+        return known.position()
 
     # -- the journal ------------------------------------------------------------------------------------------------
 

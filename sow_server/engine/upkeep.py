@@ -22,7 +22,14 @@ from sow_server.engine.commit.reclaim import deserving
 from sow_server.engine.commit.writer import Writer
 from sow_server.engine.core import Core
 from sow_server.engine.disk import backups
-from sow_server.engine.disk.layout import CLOCK_KEY, MADE_ORDER, PUBLISHER_KEY
+from sow_server.engine.disk.layout import (
+    CLOCK_KEY,
+    MADE_ORDER,
+    PASSED_ON_KEY,
+    PUBLISHER_KEY,
+    passed_on_prefix,
+    passed_on_topic,
+)
 from sow_server.engine.disk.mark import Bounds
 from sow_server.engine.disk.rocks import COMMITS, FAMILIES, META, TOMBSTONES, Rocks, disk_bytes
 from sow_server.engine.durables import Durables, prune_topic
@@ -92,16 +99,23 @@ class Upkeep:
         self._commits.run(self._pruning, done)
 
     def forget_publishers(self) -> None:
-        """Removes the rows of publishers that have been idle for `publisher_ttl` (rule P6), in bounded steps between
-        the commits of others."""
-        self._forget_publishers(PUBLISHER_KEY)
+        """Removes the rows of publishers that have been idle for `publisher_ttl` (rule P6), and rows of what was passed
+        on of topics that have been deleted, in bounded steps between the commits of others."""
+        self._forget_publishers(PUBLISHER_KEY, PUBLISHER_KEY)
+        cursor = self._rocks.cursor(META, fill_cache=False)
+        try:
+            passed_on = list(cursor.keys(PASSED_ON_KEY, PASSED_ON_KEY + b"\xff", limit=1))
+        finally:
+            cursor.close()
+        if passed_on:
+            self._forget_publishers(PASSED_ON_KEY, passed_on[0])
 
-    def _forget_publishers(self, start: bytes) -> None:
-        step = ForgetPublishers(self._rocks, self._commits.publishers, start, self._publisher_ttl_micros)
+    def _forget_publishers(self, prefix: bytes, start: bytes) -> None:
+        step = ForgetPublishers(self._rocks, self._commits.publishers, prefix, start, self._publisher_ttl_micros)
 
         def forgotten(following: bytes | StoreError | None) -> None:
             if isinstance(following, bytes):
-                self._forget_publishers(following)
+                self._forget_publishers(prefix, following)
 
         self._commits.run_quietly(step, forgotten)
 
@@ -299,36 +313,49 @@ class Pruning:
 
 
 class ForgetPublishers:
-    """The step that visits some rows of publishers, and removes publishers that have been idle for long. Answers the
-    row to continue at; None: that was all."""
+    """The step that visits some rows of publishers, and removes publishers that have been idle for long; or some rows
+    of what was passed on, and removes those of topics that have been deleted. Answers the row to continue at; None:
+    that was all."""
 
-    def __init__(self, rocks: Rocks, cache: PublisherCache, start: bytes, ttl_micros: int) -> None:
+    def __init__(self, rocks: Rocks, cache: PublisherCache, prefix: bytes, start: bytes, ttl_micros: int) -> None:
         self._rocks = rocks
         self._cache = cache
+        self._prefix = prefix
         self._start = start
         self._ttl_micros = ttl_micros
-        self._idle: list[bytes] = []
+        self._idle: list[str] = []
         self._following: bytes | None = None
 
     def stage(self, draft: Draft) -> None:
-        """Stages the removal of idle publishers."""
+        """Stages the removals."""
         keys: list[bytes] = []
         rows: list[bytes] = []
         cursor = self._rocks.cursor(META, fill_cache=False)
         try:
-            self._following = cursor.fill(self._start, PUBLISHER_KEY + b"\xff", PUBLISHERS_CHUNK, keys, rows)
+            self._following = cursor.fill(self._start, self._prefix + b"\xff", PUBLISHERS_CHUNK, keys, rows)
         finally:
             cursor.close()
+        if self._prefix == PASSED_ON_KEY:
+            topics = draft.topics.by_id
+            draft.batch.deletes[META] += [key for key in keys if passed_on_topic(key) not in topics]
+            return
         idle_since = draft.now - self._ttl_micros
-        self._idle = [
-            key for key, row in zip(keys, rows, strict=True) if decode_publisher(row).last_use_micros <= idle_since
-        ]
-        draft.batch.deletes[META] += self._idle
+        self._idle = []
+        for key, row in zip(keys, rows, strict=True):
+            publisher = decode_publisher(row)
+            if publisher.last_use_micros > idle_since:
+                continue
+            publisher_id = key[len(PUBLISHER_KEY) :].decode()
+            self._idle.append(publisher_id)
+            draft.batch.deletes[META].append(key)
+            if publisher.has_passed_on:
+                prefix = passed_on_prefix(publisher_id)
+                draft.batch.ranges.append((META, prefix, prefix + b"\xff" * 5))
 
     def committed(self) -> bytes | None:
         """Forgets them in memory, too."""
-        for key in self._idle:
-            self._cache.forget(key[len(PUBLISHER_KEY) :].decode())
+        for publisher_id in self._idle:
+            self._cache.forget(publisher_id)
         return self._following
 
 

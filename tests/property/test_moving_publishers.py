@@ -9,15 +9,16 @@ from __future__ import annotations
 import itertools
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 import pytest
 
-from sow_peering import InstanceIdentity, PublisherMark
+from sow_peering import NOTHING_PURGED, InstanceIdentity, PublisherMark, SeedRange
 from sow_replication.options import NodeOptions, PeerOptions
-from sow_server.engine.commit.publishers import Publisher, Told
+from sow_server.engine.commit.publishers import Publisher
+from sow_server.engine.commit.told import TOLD_OF_PEER_MAX, Told
 from tests.property.test_replication_commands import change, link
 from tests.property.test_replication_simulation import edges
 from tests.support.examples import examples
@@ -215,11 +216,13 @@ def test_a_record_that_counts_as_applied_is_there(tmp_path: Path, seed: int, fau
 # -- a peer that lies ----------------------------------------------------------------------------------------------
 
 LIAR: Final = InstanceIdentity("liar", "0123456789ab", "0123456789ab")
-"""It may send the topic T."""
+"""It may send the topic T, or that and many others, and never U."""
+MANY: Final = ("T", *[f"L{number}" for number in range(TOLD_OF_PEER_MAX + 2)])
 
 
-def lie(world: World, draw: random.Random, movers: list[Mover]) -> None:
-    """The liar tells an instance of what the publishers have not sent, or not to T. The others pass that on."""
+def lie(world: World, draw: random.Random, movers: list[Mover], sent: Sequence[str]) -> None:
+    """The liar tells an instance of what the publishers have not sent, or not to these topics. The others pass that
+    on."""
     at = draw.choice(list(world.instances.values()))
     known = [(mover.publisher_id, mover.position) for mover in movers if mover.position is not None]
     if not at.up or not known:
@@ -230,9 +233,14 @@ def lie(world: World, draw: random.Random, movers: list[Mover]) -> None:
         pass
 
     if LIAR.name not in replicas.sources.by_name:
-        replicas.sources.begin(LIAR, topics="T", filter_text="", cursor=0, missing_is_deleted=False, done=done)
+        pattern = "|".join(sent)
+        replicas.sources.begin(LIAR, topics=pattern, filter_text="", cursor=0, missing_is_deleted=False, done=done)
         at.store.step()
-    replicas.sources.answers(LIAR.name, replicas.shared.kinds(["T"]))
+    replicas.sources.answers(LIAR.name, replicas.shared.kinds(sent))
+    if len(sent) > 1 and draw.random() < 0.3:
+        # Once it has sent a topic whole, it may also pass on what it says that others have told.
+        part = SeedRange(draw.choice(sent), True, True, b"", b"")
+        replicas.changes.merge(LIAR.name, part, chunk=b"", origins=[], purged=NOTHING_PURGED, done=done)
     lies = []
     for publisher_id, position in known:
         first = max(1, position.first_sequence + draw.randint(-5, 5))
@@ -244,7 +252,7 @@ def lie(world: World, draw: random.Random, movers: list[Mover]) -> None:
                 position.token if draw.random() < 0.8 else draw.randint(1, 2**62),
                 draw.choice([1, first]),
                 first + draw.randint(0, 50),
-                ("T",),
+                tuple(draw.sample(sent, draw.randint(1, 3))) if len(sent) > 1 else ("T",),
                 (first,) if draw.random() < 0.2 else (),
                 whole=draw.random() < 0.3,
             )
@@ -253,20 +261,30 @@ def lie(world: World, draw: random.Random, movers: list[Mover]) -> None:
     world.soon(at)
 
 
-def test_a_peer_that_lies_about_one_topic_loses_and_fences_nothing_of_another(tmp_path: Path, seed: int) -> None:
+LIVES_WITH_LIES: Final[dict[tuple[str, ...], tuple[int, ...]]] = {("T",): (3339375576,), MANY: ()}
+"""By the topics that the liar may send: seeds of lives that have found a mistake, that what is passed on of different
+topics shares the places of a peer."""
+
+
+@pytest.mark.parametrize("sent", LIVES_WITH_LIES, ids=["one topic", "many topics"])
+def test_a_peer_that_lies_about_one_topic_loses_and_fences_nothing_of_another(
+    tmp_path: Path, seed: int, sent: tuple[str, ...]
+) -> None:
     """F11, F12, along lines and in meshes."""
     total: Counter[str] = Counter()
-    for number in range(examples(16)):
-        draw = random.Random(seed + number)
+    for number in {*LIVES_WITH_LIES[sent], *range(seed, seed + examples(8))}:
+        draw = random.Random(number)
         with stores_in(tmp_path / str(number)) as make:
-            world, movers = build((seed + number) % 2**32, make)
+            world, movers = build(number % 2**32, make)
+            for instance, topic in itertools.product(world.instances.values(), sent[1:]):
+                instance.store.create(topic)
             for mover in movers:
                 mover.topics = ("U",)
                 mover.start()
             until = world.now + SECONDS * SECOND
             while world.now < until:
                 world.run(draw.randint(1, 200_000))
-                lie(world, draw, movers)
+                lie(world, draw, movers, sent)
                 kills(world, draw)
             settle(world, movers, kills, drops=False)
             total += sum([mover.counts for mover in movers], Counter())

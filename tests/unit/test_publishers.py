@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 
 from sow_server.engine.commit import publishers
-from sow_server.engine.commit.publishers import EPOCH_MAX, OUTCOMES_KEPT, Publisher, PublisherCache, decode, encode
+from sow_server.engine.commit.passed_on import PassedOnRows
+from sow_server.engine.commit.publishers import EPOCH_MAX, Publisher, PublisherCache, decode, encode
+from sow_server.engine.commit.told import OUTCOMES_KEPT, UNKNOWN_TOPIC
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import OpenedPublisher, PublisherPosition, Refusal
 
 NOW = 1_700_000_000_000_000
+NO_ROCKS: Any = None
+NONE_PASSED_ON = PassedOnRows(NO_ROCKS)
+"""These publishers have no such rows."""
 
 
 def refusal(sequence: int, reason: Reason = Reason.CONDITION_FAILED) -> Refusal:
@@ -97,7 +104,7 @@ class _Rows:
 
 def test_a_publisher_is_read_from_the_store_until_it_is_kept() -> None:
     rows = _Rows(known=Publisher(2, 7))
-    cache = PublisherCache(rows.read)
+    cache = PublisherCache(rows.read, NONE_PASSED_ON)
     assert cache.find("known") == Publisher(2, 7)
     assert cache.find("new") == Publisher()
     cache.keep("known", Publisher(2, 8))
@@ -107,7 +114,7 @@ def test_a_publisher_is_read_from_the_store_until_it_is_kept() -> None:
 
 def test_a_forgotten_publisher_is_read_again() -> None:
     rows = _Rows()
-    cache = PublisherCache(rows.read)
+    cache = PublisherCache(rows.read, NONE_PASSED_ON)
     cache.keep("p", Publisher(1, 1))
     cache.forget("p")
     cache.forget("never there")
@@ -117,7 +124,7 @@ def test_a_forgotten_publisher_is_read_again() -> None:
 def test_the_cache_keeps_the_publishers_used_last(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(publishers, "_CACHED_MAX", 2)
     rows = _Rows()
-    cache = PublisherCache(rows.read)
+    cache = PublisherCache(rows.read, NONE_PASSED_ON)
     cache.keep("a", Publisher(1))
     cache.keep("b", Publisher(2))
     cache.find("a")
@@ -154,7 +161,7 @@ def test_an_opened_publisher_has_the_next_epoch_unless_its_unit_is_finished() ->
         assert same == known._replace(last_use_micros=NOW + 1)
     begun, opened = known.open(8, "p", NOW)
     assert opened == OpenedPublisher(2)
-    earlier = (publishers.UNKNOWN_TOPIC,)
+    earlier = (UNKNOWN_TOPIC,)
     assert begun == Publisher(epoch=2, last_use_micros=NOW, unit=7, unit_records=5, given=True, earlier=earlier)
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from sow_peering import MergeCounts, PublisherMark
 from sow_server.engine.catalog.topics import Topic
-from sow_server.engine.commit.publishers import AHEAD_MAX
 from sow_server.engine.commit.requests import RequestLimits
+from sow_server.engine.commit.told import AHEAD_MAX
 from sow_server.engine.disk.mark import Bounds
 from sow_server.engine.disk.rocks import RECORDS, Batch
 from sow_server.engine.losses import settle
@@ -624,3 +624,19 @@ def test_after_an_accepted_loss_no_sequence_is_known_and_older_epochs_stay_fence
     assert outcome(a.run(batch(1, "1", "2", epoch=2, token=5))) == (2, 0, [])
     assert set(live(a)) == {"1", "2"}
     assert fenced(a, batch(1, "3", epoch=1, token=3))
+
+
+def test_after_an_accepted_loss_what_was_passed_on_is_not_known(line: tuple[Rig, Rig, Rig]) -> None:
+    """X4, F12."""
+    a, b, c = line
+    ship(a, b)
+    ship(b, c)
+    a.run(batch(1, "1", epoch=2, token=5))
+    ship(a, b)
+    ship(b, c)
+    settle(c.store._rocks, Bounds(), {"id": "other", "epoch": "other", "origin": None})
+    c.abandon()
+    c.open()
+    assert c.store.cuts.publisher_position("p") == (2, 0)
+    assert fenced(c, batch(1, "3", epoch=1, token=3))
+    assert outcome(c.run(batch(1, "1", epoch=2, token=5))) == (1, 0, [])

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from random import Random
 from typing import Any
 
 import msgspec
 import pytest
 
-from sow_server.engine.commit.publishers import (
+from sow_server.engine.commit.passed_on import decode_passed_on, encode_passed_on
+from sow_server.engine.commit.publishers import EPOCH_MAX, EPOCH_STEP_MAX, Publisher, decode, encode
+from sow_server.engine.commit.told import (
     AHEAD_MAX,
-    EPOCH_MAX,
-    EPOCH_STEP_MAX,
     OUTCOMES_KEPT,
     TOLD_MAX,
     TOLD_OF_PEER_MAX,
     TOPICS_MAX,
     UNKNOWN_TOPIC,
-    Publisher,
+    PassedOn,
     Told,
-    decode,
-    encode,
     with_range,
 )
 from sow_server.engine.values.errors import Reason, StoreError
@@ -64,6 +63,27 @@ def mark(*topics: int, epoch: int = 1, token: int = TOKEN, source: str = "a", re
     return Told(source, epoch, token, topics, refused=tuple(refused))
 
 
+class Rows:
+    """The rows of what peers have passed on of a publisher."""
+
+    def __init__(self) -> None:
+        self.by_topic: dict[int, PassedOn] = {}
+
+    def learn(self, publisher: Publisher, told: Told, first: int, last: int) -> bool:
+        """Whether it is new."""
+        passed_on = told._replace(passed_on=True)
+        changed = publisher.learn_passed_on(passed_on, first, last, known=self._known)
+        self.by_topic |= {topic_id: decode_passed_on(encode_passed_on(row)) for topic_id, row in changed.items()}
+        return bool(changed)
+
+    def _known(self, topic_ids: Sequence[int]) -> dict[int, PassedOn]:
+        return {topic_id: self.by_topic.get(topic_id, ()) for topic_id in topic_ids}
+
+    def of(self, publisher: Publisher, topic_id: int) -> Publisher:
+        """The publisher, as a request for a topic finds it."""
+        return publisher._replace(passed_on=self.by_topic.get(topic_id, ()))
+
+
 def test_topics_of_an_epoch_are_bounded() -> None:
     publisher = Publisher(epoch=1, token=TOKEN)
     for topic_id in range(1, TOPICS_MAX + 3):
@@ -71,8 +91,10 @@ def test_topics_of_an_epoch_are_bounded() -> None:
     (told,) = publisher.told
     assert UNKNOWN_TOPIC in told.topics
     assert len(told.topics) == TOPICS_MAX + 1
-    many = mark(*range(1, 100), *range(1, 100))._replace(passed_on=True)
-    assert publisher.learn(many, 100, 101, NOW).told[-1].topics == told.topics
+    rows = Rows()
+    assert rows.learn(publisher, mark(*range(1, 100), *range(1, 100)), 100, 101)
+    assert sorted(rows.by_topic) == sorted(set(told.topics) - {UNKNOWN_TOPIC})
+    assert all(row[0].topics == told.topics for row in rows.by_topic.values())
 
 
 def test_refusals_from_elsewhere_are_bounded() -> None:
@@ -118,11 +140,16 @@ def test_sequences_count_for_records_of_the_topics_that_were_told() -> None:
 def test_what_is_passed_on_is_not_joined_with_what_the_peer_itself_may_say() -> None:
     """F11. Story of the mistake: a peer of one topic told an instance, which is trusted by a third one with another
     topic of this publisher, too; there both became one."""
-    known = Publisher(epoch=1, token=TOKEN).learn(mark(PRIVATE), 1, 3, NOW)
-    known = known.learn(mark(SHARED)._replace(passed_on=True), 4, 99, NOW)
-    assert (known_to(known, PRIVATE), known_to(known, SHARED, 4)) == (3, 99)
-    known = known.learn(mark(PRIVATE)._replace(passed_on=True), 4, 4, NOW)
-    assert known_to(known, PRIVATE) == 4
+    known, rows = Publisher(epoch=1, token=TOKEN).learn(mark(PRIVATE), 1, 3, NOW), Rows()
+    rows.learn(known, mark(SHARED), 4, 99)
+    assert (known_to(rows.of(known, PRIVATE), PRIVATE), known_to(rows.of(known, SHARED), SHARED, 4)) == (3, 99)
+    rows.learn(known, mark(PRIVATE), 4, 4)
+    assert known_to(rows.of(known, PRIVATE), PRIVATE) == 4
+    # Nor are the parts of one topic, if they are of different ones besides: the wider one may count for all of these.
+    rows.learn(known, mark(SHARED, PRIVATE), 100, 100)
+    assert [told.topics for told in rows.by_topic[SHARED]] == [(SHARED,), (SHARED, PRIVATE)]
+    assert known_to(rows.of(known, SHARED), SHARED, 4) == 100
+    assert known_to(rows.of(known, PRIVATE), PRIVATE) == 4
 
 
 def test_what_was_told_of_a_topic_that_is_the_peers_no_longer_is_forgotten() -> None:
@@ -178,7 +205,13 @@ def test_what_is_passed_on_fences_publishers_of_its_topics_alone() -> None:
     """F12. The peer may send the other topic, too; whoever told it may not."""
     known = Publisher(epoch=1, token=TOKEN).advance(3, [], NOW, topic_id=PRIVATE)
     told = mark(SHARED, epoch=2)
-    assert not is_fenced(known.learn(told._replace(passed_on=True), 1, 9, NOW), PRIVATE)
+    rows = Rows()
+    rows.learn(known, told, 1, 9)
+    assert not is_fenced(rows.of(known, SHARED), SHARED)
+    assert not is_fenced(rows.of(known, PRIVATE), PRIVATE)
+    rows.learn(known, mark(SHARED, PRIVATE, epoch=2), 10, 19)
+    assert is_fenced(rows.of(known, SHARED), SHARED)
+    assert is_fenced(rows.of(known, PRIVATE), PRIVATE)
     assert is_fenced(known.learn(told, 1, 9, NOW), PRIVATE)
 
 
@@ -191,14 +224,50 @@ def test_a_later_epoch_of_some_topics_does_not_hide_what_the_peer_tells_of_other
     assert known.learn(mark(PRIVATE, SHARED, epoch=10), 1, 1, NOW).told[0].rank == (10, TOKEN)
 
 
+def test_what_is_passed_on_of_one_topic_takes_no_place_of_another_one() -> None:
+    """F11. Story of the mistake: a heard from b, and passed on to c, which sequences for the topic private are there.
+    b itself told c later: that was known already. Then a passed on lies about the topic shared, each of another epoch
+    or token, and c kept the last eight parts of what a had passed on. So at c a retry was applied again."""
+    known, rows = Publisher(epoch=1, token=TOKEN), Rows()
+    assert rows.learn(known, mark(PRIVATE), 1, 5)
+    assert known.learn(mark(PRIVATE, source="b"), 1, 5, NOW) is not known, "its own word counts beside"
+    for number in range(3 * TOLD_MAX):
+        token = TOKEN + 1000 - number  # a lower one does not end a higher one
+        rows.learn(known, mark(SHARED, epoch=1 + number % 3, token=token, source="ab"[number % 2]), 1, 99)
+        # The liar may send several topics, and tell of each set of them.
+        rows.learn(known, mark(SHARED, 10 + number, token=token + 1000), 1, 99)
+        rows.learn(known, mark(10 + number, epoch=2), 1, 99)
+    assert known_to(rows.of(known, PRIVATE), PRIVATE) == 5
+    assert max(Counter(told.source for told in rows.by_topic[SHARED]).values()) == TOLD_OF_PEER_MAX
+    assert len(rows.by_topic[PRIVATE]) == 1
+
+
 def test_what_peers_tell_is_bounded_and_one_takes_no_place_of_another() -> None:
-    known = Publisher().learn(mark(PRIVATE, source="b"), 1, 3, NOW).learn(mark(PRIVATE), 1, 5, NOW)
-    for number in range(3, 50):
-        known = known.learn(mark(number, epoch=number)._replace(passed_on=True), 1, 9, NOW)
-    assert len(known.told) == 2 + TOLD_OF_PEER_MAX
-    for number in range(50):
-        known = known.learn(mark(PRIVATE, source=f"s{number}"), 6 + number, 6 + number, NOW)
-    assert len(known.told) == TOLD_MAX
+    """F11. Story of the mistake: above the bound of all, the oldest part went, whose ever it was. So five peers of one
+    topic, each within its own bound, pushed out what an honest one had told of another."""
+    honest = mark(PRIVATE, source="honest")
+    new, rows = Publisher(epoch=1, token=TOKEN), Rows()
+    known = new.learn(honest, 1, 5, NOW)
+    rows.learn(new, mark(SHARED, source="honest"), 1, 5)
+    for number in range(10 * TOLD_MAX):
+        lie = mark(SHARED, token=TOKEN + 1000 - number, source=f"s{number % 6}")
+        known = known.learn(lie, 1, 9, NOW)
+        rows.learn(new, lie, 1, 9)
+        for parts in (known.told, rows.by_topic[SHARED]):
+            assert max(Counter(told.source for told in parts).values()) <= TOLD_OF_PEER_MAX
+            assert len(parts) <= TOLD_MAX
+            assert parts[0].source == "honest"
+    assert known_to(known, PRIVATE) == 5
+    assert len(known.told) == len(rows.by_topic[SHARED]) == TOLD_MAX
+
+
+def test_parts_of_an_earlier_epoch_than_the_one_here_leave_their_row() -> None:
+    known, rows = Publisher(epoch=1, token=TOKEN), Rows()
+    rows.learn(known, mark(SHARED, PRIVATE), 1, 5)
+    begun = known.admit(PublisherPosition("p", 2, 1, token=TOKEN), 1, SHARED)
+    assert not rows.learn(begun, mark(SHARED), 6, 9)
+    assert rows.learn(begun, mark(SHARED, epoch=2), 1, 1)
+    assert [told.rank for told in rows.by_topic[SHARED]] == [(2, TOKEN)]
 
 
 def test_rows_of_earlier_releases_are_read_without_what_peers_had_told() -> None:

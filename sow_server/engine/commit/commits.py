@@ -178,7 +178,7 @@ class OpenPublisher:
 
     def stage(self, draft: Draft) -> None:
         """Stages the publisher's row."""
-        found = self._publishers.find(self._publisher_id)
+        found = self._publishers.of_all_topics(self._publisher_id)
         publisher, self._opened = found.open(self._unit, self._publisher_id, draft.now, self._token)
         draft.publishers[self._publisher_id] = publisher
 

@@ -23,8 +23,10 @@ from typing import Final, NamedTuple, Protocol, TypeVar
 
 from sow_server.engine.catalog.indexes import changed_keys
 from sow_server.engine.catalog.topics import Topic, Topics
+from sow_server.engine.commit.passed_on import encode_passed_on_rows
 from sow_server.engine.commit.publishers import Publisher
 from sow_server.engine.commit.publishers import encode as encode_publisher
+from sow_server.engine.commit.told import PassedOn
 from sow_server.engine.disk.heads import HeadCache
 from sow_server.engine.disk.layout import STATISTICS_KEY, publisher_key
 from sow_server.engine.disk.rocks import EXPIRY, INDEXES, META, RECORDS, Batch, Rocks
@@ -85,6 +87,7 @@ class Draft:
         "now_bytes",
         "on_commit",
         "origin",
+        "passed_on",
         "publishers",
         "removals",
         "removed",
@@ -131,6 +134,8 @@ class Draft:
         """The numbers of removed rows, by column family and topic id; for STAGING by the load's number."""
         self.statistics: dict[int, StoredStatistics] = {}
         self.publishers: dict[str, Publisher] = {}
+        self.passed_on: dict[str, dict[int, PassedOn]] = {}
+        """The parts that peers have passed on of a publisher, by the topics' ids. Of staged publishers only."""
         self.notes: list[PublisherNote] = []
         """The sequences of publishers that this commit decides, for peers (rule F11)."""
         self.earliest = NEVER
@@ -605,6 +610,8 @@ class Draft:
             meta[STATISTICS_KEY + u32(topic_id)] = encode_statistics(figures)
         for publisher_id, publisher in self.publishers.items():
             meta[publisher_key(publisher_id)] = encode_publisher(publisher)
+        for publisher_id, rows in self.passed_on.items():
+            meta |= encode_passed_on_rows(publisher_id, rows)
         return batch
 
 

@@ -86,7 +86,7 @@ def stage_aborted(draft: Draft, job: Job, aborted: AtomicAborted, publishers: Pu
     ]
     if isinstance(request, Publish) and request.publisher is not None:
         name, first = request.publisher.publisher_id, request.publisher.first_sequence
-        publisher = publishers.find(name).admit(request.publisher, len(refusals), topic.id)
+        publisher = publishers.of_topic(name, topic.id).admit(request.publisher, len(refusals), topic.id)
         new = max(0, publisher.decided_upto(first, publisher.elsewhere(topic.id)) - first + 1)
         kept = [refusal._replace(index=first + refusal.index) for refusal in refusals if refusal.index >= new]
         draft.publishers[name] = publisher.advance(
@@ -108,7 +108,7 @@ def stage_decided(draft: Draft, job: Job, publishers: PublisherCache) -> Slice |
     if not isinstance(request, Publish) or (position := request.publisher) is None or topic is None:
         return None
     try:
-        publisher = publishers.find(position.publisher_id).admit(position, len(job.keys), topic.id)
+        publisher = publishers.of_topic(position.publisher_id, topic.id).admit(position, len(job.keys), topic.id)
         decided = publisher.decided_upto(position.first_sequence, publisher.elsewhere(topic.id))
         if decided < position.first_sequence + len(job.keys) - 1:
             return None
@@ -201,7 +201,8 @@ def _stage_delete(
     """Deletes; a key without a live record, or with one that is not meant, does not match: no refusal (rule D2)."""
     part = Slice(count)
     if (position := request.publisher) is not None:
-        found = draft.publishers.get(position.publisher_id) or publishers.find(position.publisher_id)
+        staged = draft.publishers.get(position.publisher_id)
+        found = publishers.of_topic(position.publisher_id, topic.id, staged)
         found.check_acting(position, topic.id)
     draft.fetch_bodies(store_keys(job, count))
     plain = _plain_matches(draft, job, request, topic, count) if count >= PLAIN_RECORDS_MIN else None

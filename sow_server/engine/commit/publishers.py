@@ -13,8 +13,9 @@ is written in the same batch as the records that it covers. Pure, except for the
     [6]  Of two publishers with one id the one with the greater (epoch, token) wins, and the other one is fenced.
          Their sequences are never compared (rule F12).
     [7]  What a peer tells is kept by peer, and counts only for records of the topics that it was told of (rule F11).
-         What it passes on for others is also kept by these topics: they say how far those others are trusted, so a mark
-         reaches no further at the end of a chain than at its begin.
+         What it passes on for others is also kept by these topics, each in a row of its own: they say how far those
+         others are trusted. So a mark reaches no further at the end of a chain than at its begin, and takes no place of
+         what is known of another topic (told [3]).
     [8]  An epoch that a peer tells of is never the one of the row. It fences, and is passed over by the next one, only
          while all topics that the publisher has written here are topics of that peer, and only up to `EPOCH_STEP_MAX`
          above the row's. So peers cannot stop a publisher of other topics, and cannot use up an id.
@@ -23,34 +24,37 @@ is written in the same batch as the records that it covers. Pure, except for the
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from struct import Struct
 from typing import Final, NamedTuple
 
 import msgspec
 
+from sow_server.engine.commit.passed_on import PassedOnRows
+from sow_server.engine.commit.told import (
+    NOTHING_TOLD,
+    OUTCOMES_KEPT,
+    UNKNOWN_TOPIC,
+    Elsewhere,
+    PassedOn,
+    Told,
+    known_upto,
+    ranges_of,
+    with_range,
+    with_told,
+    with_topic,
+    with_topics,
+)
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import OpenedPublisher, PublisherPosition, Refusal
 
-OUTCOMES_KEPT: Final = 1000
-"""Refusals are kept for this many of a publisher's last sequences."""
 RUNS_KEPT: Final = 32
 """Runs of applied records that are kept: two for each request that a client has under way (16)."""
 EPOCH_MAX: Final = 2**63 - 1
 EPOCH_STEP_MAX: Final = 2**32
 """An epoch that a peer tells of counts up to so far above the one here. Only clients here raise the one here, so many
 tellings reach no further than one."""
-AHEAD_MAX: Final = 16
-"""Ranges of sequences that are remembered behind a gap."""
-TOPICS_MAX: Final = 32
-"""Topics that are remembered of an epoch."""
-UNKNOWN_TOPIC: Final = 0
-"""Among the topics of an epoch: there were more."""
-TOLD_MAX: Final = 32
-"""What is remembered of that which peers have told: so many parts, see `Told`."""
-TOLD_OF_PEER_MAX: Final = 8
-"""Of one peer; and as many of what it has passed on."""
 _CACHED_MAX: Final = 10_000
 
 
@@ -101,71 +105,6 @@ def _packed(before: bytes, runs: Sequence[AnsweredRun]) -> bytes:
     return (before + b"".join([run.packed() for run in runs[-RUNS_KEPT:]]))[-RUNS_KEPT * _RUN.size :]
 
 
-class Told(NamedTuple):
-    """What a peer has told of an epoch of a publisher ([7])."""
-
-    source: str
-    """The name of the peer."""
-    epoch: int
-    token: int
-    topics: tuple[int, ...]
-    """Ids of the topics of the records."""
-    passed_on: bool = False
-    """By what the peer says they may have been decided at a third instance: it is of these topics and no others."""
-    others: tuple[int, ...] = ()
-    """Ids of other topics that the publisher had written here when the peer last told this, as far as these are topics
-    of the peer, too ([8]). None of what is passed on: of whom they would be topics is not known."""
-    contiguous: int = 0
-    """All sequences from 1 to here are known."""
-    ahead: tuple[tuple[int, int], ...] = ()
-    """Ranges that are known, and begin behind a gap, in rising order."""
-    refused: tuple[int, ...] = ()
-    """The sequences among them that were not applied, of the last ones."""
-
-    @property
-    def rank(self) -> tuple[int, int]:
-        """Decides between publishers with one id ([6])."""
-        return self.epoch, self.token
-
-    @property
-    def ranges(self) -> list[tuple[int, int]]:
-        """All that are known, in rising order."""
-        return _ranges(self.contiguous, self.ahead)
-
-    @property
-    def last(self) -> int:
-        """The highest sequence that is known."""
-        return self.ahead[-1][1] if self.ahead else self.contiguous
-
-    def is_continued_by(self, later: Told) -> bool:
-        """Whether they are parts of one thing."""
-        same = self.rank == later.rank and self.is_like(later)
-        return same and (not self.passed_on or set(self.topics) == set(later.topics))
-
-    def is_ended_by(self, later: Told) -> bool:
-        """Whether the peer has told of a later epoch of its topics."""
-        return self.rank < later.rank and self.is_like(later) and set(self.topics) <= set(later.topics)
-
-    def is_like(self, other: Told) -> bool:
-        """Whether both are the peer's own, or both are passed on by it."""
-        return (self.source, self.passed_on) == (other.source, other.passed_on)
-
-    def without_records(self) -> Told:
-        """After a loss."""
-        return self._replace(contiguous=0, ahead=(), refused=())
-
-
-class Elsewhere(NamedTuple):
-    """What peers have told of the records of one topic, in the epoch of a request."""
-
-    ranges: list[tuple[int, int]]
-    refused: frozenset[int]
-    last: int
-
-
-NOTHING_TOLD: Final = Elsewhere([], frozenset(), 0)
-
-
 class Publisher(NamedTuple):
     """One publisher, as stored; a refusal's index is its publisher sequence here."""
 
@@ -198,7 +137,11 @@ class Publisher(NamedTuple):
     earlier: tuple[int, ...] = ()
     """Of earlier epochs."""
     told: tuple[Told, ...] = ()
-    """By peers, of this epoch or later ones; the newest last."""
+    """The parts of what peers themselves have told, of this epoch or later ones; the newest last."""
+    has_passed_on: bool = False
+    """Peers have told it for other instances, too: there are rows of that ([7])."""
+    passed_on: PassedOn = ()
+    """The one of the topic at hand, if it has been read. Not stored with this row."""
 
     @property
     def rank(self) -> tuple[int, int]:
@@ -208,18 +151,19 @@ class Publisher(NamedTuple):
     @property
     def ranges(self) -> list[tuple[int, int]]:
         """All sequences that were decided here, in rising order."""
-        return _ranges(self.contiguous, self.ahead)
+        return ranges_of(self.contiguous, self.ahead)
 
     def position(self) -> tuple[int, int]:
         """The present epoch, and its highest sequence: with what counts of peers, up to the first gap."""
-        heeded = [told for told in self.told if self._heeds(told)]
+        heeded = [told for told in self._heard() if self._heeds(told)]
         rank = max([self.rank, *[told.rank for told in heeded]])
         known = [one for told in heeded if told.rank == rank for one in told.ranges]
-        return rank[0], _upto(self.highest_sequence if rank == self.rank else 0, known)
+        return rank[0], known_upto(self.highest_sequence if rank == self.rank else 0, known)
 
     def elsewhere(self, topic_id: int) -> Elsewhere:
         """What counts of peers for records of a topic, in this epoch ([7])."""
-        found = [told for told in self.told if told.rank == self.rank and topic_id in told.topics]
+        heard = self._heard()
+        found = heard and [told for told in heard if told.rank == self.rank and topic_id in told.topics]
         if not found:
             return NOTHING_TOLD
         ranges = [one for told in found for one in told.ranges]
@@ -229,7 +173,7 @@ class Publisher(NamedTuple):
     def decided_upto(self, first: int, elsewhere: Elsewhere) -> int:
         """Records from `first` up to this sequence, if it is not below, were decided before."""
         known = self.highest_sequence
-        return _upto(max(known, first - 1), elsewhere.ranges) if elsewhere.ranges else known
+        return known_upto(max(known, first - 1), elsewhere.ranges) if elsewhere.ranges else known
 
     def open(self, unit: int, publisher_id: str, now_micros: int, token: int = 0) -> tuple[Publisher, OpenedPublisher]:
         """The publisher in a new epoch, in which `unit` (0: none) is to be published; unchanged if the unit is
@@ -240,7 +184,7 @@ class Publisher(NamedTuple):
         if 0 < unit <= self.unit:
             records = self.unit_records if unit == self.unit else 0
             return self._replace(last_use_micros=now_micros), OpenedPublisher(self.epoch, True, records)
-        last = max([self.epoch, *[told.epoch for told in self.told if self._heeds(told)]])
+        last = max([self.epoch, *[told.epoch for told in self._heard() if self._heeds(told)]])
         if last >= EPOCH_MAX:
             raise StoreError(
                 Reason.INVALID_ARGUMENT,
@@ -258,7 +202,7 @@ class Publisher(NamedTuple):
         finished the unit learns the outcome.
         """
         theirs, ours = (position.epoch, self._token_of(position)), (self.epoch, self.token)
-        winner = ours if not self.told else max([ours, *self._ranks_told(topic_id)])
+        winner = max([ours, *self._ranks_told(topic_id)]) if self.told or self.passed_on else ours
         if theirs < winner:
             by = f"epoch {winner[0]}" if position.epoch < winner[0] else "the same epoch from another instance"
             raise StoreError(
@@ -281,8 +225,11 @@ class Publisher(NamedTuple):
 
     def _ranks_told(self, topic_id: int) -> list[tuple[int, int]]:
         """The epochs of peers that fence records of a topic ([8])."""
-        found = [told for told in self.told if topic_id in told.topics or topic_id in told.others]
+        found = [told for told in self._heard() if topic_id in told.topics or topic_id in told.others]
         return [told.rank for told in found if self._heeds(told)]
+
+    def _heard(self) -> PassedOn:
+        return (*self.told, *self.passed_on) if self.passed_on else self.told
 
     def _heeds(self, told: Told) -> bool:
         """Whether an epoch counts that a peer has told of ([8])."""
@@ -305,6 +252,7 @@ class Publisher(NamedTuple):
             given=self.given,
             earlier=self._written(),
             told=tuple([told.without_records() for told in self.told]),
+            has_passed_on=self.has_passed_on,
         )
 
     def _in_epoch(self, epoch: int, token: int) -> Publisher:
@@ -316,11 +264,13 @@ class Publisher(NamedTuple):
             token=token,
             earlier=self._written(),
             told=tuple([told for told in self.told if told.rank >= (epoch, token)]),
+            has_passed_on=self.has_passed_on,
+            passed_on=self.passed_on,
         )
 
     def _written(self) -> tuple[int, ...]:
         """The topics that it has written here, in any epoch."""
-        return _with_topics(self.earlier, self.topics)
+        return with_topics(self.earlier, self.topics)
 
     def _decided(self, position: PublisherPosition, count: int) -> bool:
         """Whether all of a request was decided before, in this epoch."""
@@ -370,9 +320,11 @@ class Publisher(NamedTuple):
             self.given,
             contiguous,
             ahead,
-            _with_topic(self.topics, topic_id),
+            with_topic(self.topics, topic_id),
             self.earlier,
             self.told,
+            self.has_passed_on,
+            self.passed_on,
         )
 
     def learn(
@@ -389,46 +341,44 @@ class Publisher(NamedTuple):
 
         `sends`: whether a topic, by its id, is one of the peer's; None: it has been deleted.
         """
-        told = told._replace(topics=_with_topics((), told.topics))
-        if told.rank < self.rank or not told.token or self._has(told, first, last):
+        told = told.with_bounded_topics()
+        if not self._is_news(told, first, last, self.passed_on):
             return self
-        before = told._replace(topics=(), refused=())
-        kept: list[Told] = []
-        for one in self.told:
-            if one.is_continued_by(told):
-                before = one
-            elif not one.is_ended_by(told):
-                kept.append(one)
-        # Those that are the peer's no longer go: they would count with what it tells now.
-        topics = _with_topics(tuple([one for one in before.topics if not one or sends(one)]), told.topics)
-        others = () if told.passed_on else self._written()
-        contiguous, ahead = with_range(before.contiguous, before.ahead, first, last)
-        refused = before.refused
-        if refused or told.refused:
-            oldest = max(before.last, last) - OUTCOMES_KEPT
-            refused = tuple(sorted({one for one in (*refused, *told.refused) if one > oldest}))
-        learned = before._replace(
-            topics=topics,
-            others=tuple([one for one in others if one and one not in topics and sends(one) is not False]),
-            contiguous=contiguous,
-            ahead=ahead,
-            refused=refused,
-        )
-        if learned in self.told:
-            return self
-        like = [one for one in kept if one.is_like(told)]
-        if len(like) >= TOLD_OF_PEER_MAX:
-            kept.remove(like[0])
-        return self._replace(last_use_micros=max(self.last_use_micros, used_micros), told=(*kept, learned)[-TOLD_MAX:])
+        heard = with_told(self.told, told, first, last, others=self._written(), sends=sends)
+        return self if heard is self.told else self.used(used_micros)._replace(told=heard)
 
-    def _has(self, new: Told, first: int, last: int) -> bool:
-        """Whether what a peer tells is known here, or from peers, of all its topics."""
+    def learn_passed_on(
+        self, told: Told, first: int, last: int, *, known: Callable[[Sequence[int]], Mapping[int, PassedOn]]
+    ) -> dict[int, PassedOn]:
+        """Does as `learn`, with what a peer has passed on for another instance. Each topic has a row of that: returns
+        the new rows, by the topics' ids, and none if nothing is new. `known`: the rows of topics, by their ids."""
+        told = told.with_bounded_topics()
+        rows = known([topic_id for topic_id in told.topics if topic_id != UNKNOWN_TOPIC])
+        # Topics that come together have equal rows, mostly: then all of them are one object, and cost as much as one.
+        apart = {id(row): row for row in rows.values()}
+        if not any(self._is_news(told, first, last, row) for row in apart.values()):
+            return {}
+        # An epoch that is below the one here now says nothing any more.
+        new = {
+            number: with_told(tuple([one for one in row if one.rank >= self.rank]), told, first, last)
+            for number, row in apart.items()
+        }
+        return {topic_id: new[id(row)] for topic_id, row in rows.items() if new[id(row)] != row}
+
+    def used(self, at_micros: int) -> Publisher:
+        """The publisher after a use at that time."""
+        return self._replace(last_use_micros=max(self.last_use_micros, at_micros))
+
+    def _is_news(self, new: Told, first: int, last: int, passed_on: PassedOn) -> bool:
+        """True if what a peer tells counts, and is not known yet, here or from peers, of all its topics."""
+        if new.rank < self.rank or not new.token:
+            return False
         topics = set(new.topics)
-        same = [told for told in self.told if told.rank == new.rank and topics <= set(told.topics)]
-        ranges = [one for told in same for one in told.ranges]
+        same = [told for told in (*self.told, *passed_on) if told.rank == new.rank and topics <= set(told.topics)]
+        known = [one for told in same for one in told.ranges]
         if new.rank == self.rank:
-            ranges += self.ranges
-        return _upto(first - 1, ranges) >= last
+            known += self.ranges
+        return known_upto(first - 1, known) < last
 
     def check_finish(self, position: PublisherPosition) -> None:
         """Called before a request that ends its unit is applied. Raises StoreError OUTCOME_UNKNOWN if one of its
@@ -471,56 +421,6 @@ class Publisher(NamedTuple):
         return [AnsweredRun(*fields) for fields in _RUN.iter_unpack(self.runs)][::-1]
 
 
-def with_range(
-    contiguous: int, ahead: tuple[tuple[int, int], ...], first: int, last: int
-) -> tuple[int, tuple[tuple[int, int], ...]]:
-    """Known sequences, from 1 to `contiguous` and the ranges `ahead`, with one more range. Where there would be too
-    many ranges, the lowest ones behind the first gap are forgotten: a retry is of the last ones."""
-    if last <= contiguous or first > last:
-        return contiguous, ahead
-    if first <= contiguous + 1:
-        contiguous = last
-        if not ahead:
-            return contiguous, ahead
-        ranges = ahead
-    else:
-        ranges = tuple(sorted((*ahead, (first, last))))
-    kept: list[tuple[int, int]] = []
-    for low, high in ranges:
-        if low <= contiguous + 1:
-            contiguous = max(contiguous, high)
-        elif kept and low <= kept[-1][1] + 1:
-            kept[-1] = kept[-1][0], max(kept[-1][1], high)
-        else:
-            kept.append((low, high))
-    return contiguous, tuple(kept[-AHEAD_MAX:])
-
-
-def _ranges(contiguous: int, ahead: tuple[tuple[int, int], ...]) -> list[tuple[int, int]]:
-    return [(1, contiguous), *ahead] if contiguous else [*ahead]
-
-
-def _upto(known: int, ranges: Sequence[tuple[int, int]]) -> int:
-    """The sequence up to which ranges, in any order, continue what is known up to `known`."""
-    for low, high in sorted(ranges):
-        if low > known + 1:
-            break
-        known = max(known, high)
-    return known
-
-
-def _with_topics(topics: tuple[int, ...], more: Sequence[int]) -> tuple[int, ...]:
-    for topic_id in more:
-        topics = _with_topic(topics, topic_id)
-    return topics
-
-
-def _with_topic(topics: tuple[int, ...], topic_id: int) -> tuple[int, ...]:
-    if topic_id in topics or UNKNOWN_TOPIC in topics:
-        return topics
-    return (*topics, topic_id) if len(topics) < TOPICS_MAX else (*topics, UNKNOWN_TOPIC)
-
-
 class _Row(msgspec.Struct, array_like=True):
     """A stored row. New fields are only added at the end, with a default: older rows are shorter."""
 
@@ -543,6 +443,8 @@ class _Row(msgspec.Struct, array_like=True):
     topics: tuple[int, ...] = ()
     earlier: tuple[int, ...] = ()
     told: tuple[Told, ...] = ()
+    has_passed_on: bool = False
+    """Left out where it is false."""
 
 
 def encode(publisher: Publisher) -> bytes:
@@ -551,10 +453,12 @@ def encode(publisher: Publisher) -> bytes:
         (refusal.index, int(refusal.reason), refusal.message[:300], refusal.current_version)
         for refusal in publisher.refusals
     ]
-    return msgspec.msgpack.encode((*publisher[:3], refusals, *publisher[4:_TOPICS], 0, *publisher[_TOPICS:]))
+    fields = (*publisher[:3], refusals, *publisher[4:_TOPICS], 0, *publisher[_TOPICS:_HAS_PASSED_ON])
+    return msgspec.msgpack.encode((*fields, True) if publisher.has_passed_on else fields)
 
 
 _TOPICS: Final = Publisher._fields.index("topics")
+_HAS_PASSED_ON: Final = Publisher._fields.index("has_passed_on")
 
 
 _decoder: Final[msgspec.msgpack.Decoder[_Row]] = msgspec.msgpack.Decoder(_Row)
@@ -584,14 +488,17 @@ def decode(row: bytes) -> Publisher:
         found.ahead,
         found.topics,
         found.earlier,
-        found.told,
+        # In a row of an earlier release there may be what was passed on: of all topics in one place.
+        tuple([told for told in found.told if not told.passed_on]),
+        found.has_passed_on,
     )
 
 
 class PublisherCache:
     """The publishers used last; the others are read from the store. Owned by the writer thread."""
 
-    def __init__(self, read: Callable[[str], bytes | None]) -> None:
+    def __init__(self, read: Callable[[str], bytes | None], passed_on: PassedOnRows) -> None:
+        self.passed_on: Final = passed_on
         self._read = read
         self._known: OrderedDict[str, Publisher] = OrderedDict()
 
@@ -604,13 +511,26 @@ class PublisherCache:
         self._known.move_to_end(publisher_id)
         return publisher
 
+    def of_topic(self, publisher_id: str, topic_id: int, staged: Publisher | None = None) -> Publisher:
+        """The publisher with all that counts for records of a topic. `staged`: by the commit under way."""
+        found = staged or self.find(publisher_id)
+        if not found.has_passed_on:
+            return found
+        return found._replace(passed_on=self.passed_on.of_topic(publisher_id, topic_id))
+
+    def of_all_topics(self, publisher_id: str) -> Publisher:
+        """The publisher with all that peers have told of it."""
+        found = self.find(publisher_id)
+        return found._replace(passed_on=self.passed_on.of_publisher(publisher_id)) if found.has_passed_on else found
+
     def keep(self, publisher_id: str, publisher: Publisher) -> None:
         """Remembers a publisher that has been committed."""
-        self._known[publisher_id] = publisher
+        self._known[publisher_id] = publisher._replace(passed_on=()) if publisher.passed_on else publisher
         self._known.move_to_end(publisher_id)
         if len(self._known) > _CACHED_MAX:
             self._known.popitem(last=False)
 
     def forget(self, publisher_id: str) -> None:
-        """Forgets a publisher whose row has been removed."""
+        """Forgets a publisher whose rows have been removed."""
         self._known.pop(publisher_id, None)
+        self.passed_on.forget(publisher_id)

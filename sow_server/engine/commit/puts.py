@@ -19,8 +19,9 @@ from typing import Final
 from sow_server.engine.catalog.indexes import entries_count, may_have_more
 from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.commit.draft import Draft, Puts
-from sow_server.engine.commit.publishers import NOTHING_TOLD, SEVERAL, AnsweredRun, Publisher, PublisherCache
+from sow_server.engine.commit.publishers import SEVERAL, AnsweredRun, Publisher, PublisherCache
 from sow_server.engine.commit.requests import AtomicAborted, Delta, Job, Result, Slice
+from sow_server.engine.commit.told import NOTHING_TOLD
 from sow_server.engine.formats.payloads import BadRecord
 from sow_server.engine.stored import EXPIRE_TIME, HEADER, HEADER_FAST, PUT, header_start, i64, i64s, read_header
 from sow_server.engine.values import lifetimes
@@ -53,6 +54,8 @@ def stage_publish(
     ends_unit = False
     if position is not None:
         publisher = draft.publishers.get(position.publisher_id) or publishers.find(position.publisher_id)
+        if publisher.has_passed_on:
+            publisher = publishers.of_topic(position.publisher_id, topic.id, publisher)
         publisher = publisher.admit(position, len(job.keys), topic.id)
         ends_unit = position.unit_done and position.unit > publisher.unit
         if ends_unit and start == 0:
@@ -98,7 +101,7 @@ def _skip_duplicates(
 ) -> int:
     """Answers the records that were decided before with their original outcome; returns the position of the first new
     one."""
-    elsewhere = publisher.elsewhere(topic.id) if publisher.told else NOTHING_TOLD
+    elsewhere = publisher.elsewhere(topic.id) if publisher.told or publisher.passed_on else NOTHING_TOLD
     decided = publisher.decided_upto(position.first_sequence + start, elsewhere)
     first_new = min(stop, max(start, decided + 1 - position.first_sequence))
     runs = publisher.known_runs() if start < first_new else []

@@ -33,6 +33,7 @@ from sow_server.engine.commit.mutations import fetch_heads, fetch_values, stage_
 from sow_server.engine.commit.observers import Committed, Follow, Observer
 from sow_server.engine.commit.options import WriterOptions
 from sow_server.engine.commit.pace import CallsUnderWay, SweepPace
+from sow_server.engine.commit.passed_on import PassedOnRows
 from sow_server.engine.commit.publishers import PublisherCache
 from sow_server.engine.commit.queue import QueuedStep, WriteQueue
 from sow_server.engine.commit.reclaim import Removals
@@ -101,7 +102,7 @@ class Writer:
         """Held while a commit is written: its holder sees all column families between two commits."""
         self.sweep: Final = Sweep(rocks, topics)
         self.heads: Final = heads
-        self.publishers: Final = PublisherCache(lambda name: rocks.get(META, publisher_key(name)))
+        self.publishers: Final = PublisherCache(lambda name: rocks.get(META, publisher_key(name)), PassedOnRows(rocks))
         self._deliver: Deliver = lambda answers: answers()
         self.queue: Final = WriteQueue(
             requests_max=options.queue_requests_max, bytes_max=options.queue_bytes_max, shared=options.queue_shared

@@ -13,9 +13,9 @@ from sow_peering import NOTHING_PURGED, MergeCounts, PublisherMark, Purged, Seed
 from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.commit.commits import Commits
 from sow_server.engine.commit.draft import Draft
-from sow_server.engine.commit.publishers import OUTCOMES_KEPT, UNKNOWN_TOPIC, Told
 from sow_server.engine.commit.soundness import Fault, RowLimits, bad_names, faults
 from sow_server.engine.commit.steps import Round, Staged
+from sow_server.engine.commit.told import OUTCOMES_KEPT, UNKNOWN_TOPIC, PassedOn, Told
 from sow_server.engine.core import Core
 from sow_server.engine.disk.layout import SEED_STATE, SEED_UPTO, seed_key
 from sow_server.engine.disk.rocks import META, RECORDS
@@ -144,18 +144,36 @@ class PeerChanges:
         used_micros = min(mark.used_micros, draft.now) if mark.used_micros else draft.now
         name, ids, refused = mark.publisher_id, tuple([topic.id for topic in topics]), mark.refused[-OUTCOMES_KEPT:]
         told = Told(source.identity.name, mark.epoch, mark.token, ids, mark.whole, refused=refused)
-        known = draft.publishers.get(name) or self._commits.publishers.find(name)
-        sends = partial(self._sends, source.identity.name)
-        learned = known.learn(told, mark.first, mark.last, used_micros, sends=sends)
-        if learned is not known:
+        publishers = self._commits.publishers
+        known = draft.publishers.get(name) or publishers.find(name)
+        if told.passed_on:
+            rows = publishers.passed_on
+
+            def known_of(topic_ids: Sequence[int]) -> Mapping[int, PassedOn]:
+                staged = draft.passed_on.get(name, {})
+                others = [topic_id for topic_id in topic_ids if topic_id not in staged]
+                read = rows.of_topics(name, others) if known.has_passed_on else dict.fromkeys(others, ())
+                return {topic_id: staged.get(topic_id) or read.get(topic_id, ()) for topic_id in topic_ids}
+
+            changed = known.learn_passed_on(told, mark.first, mark.last, known=known_of)
+            if not changed:
+                return
+            draft.publishers[name] = known.used(used_micros)._replace(has_passed_on=True)
+            draft.passed_on.setdefault(name, {}).update(changed)
+            draft.on_commit.append(partial(rows.changed, name, changed))
+        else:
+            sends = partial(self._sends, source.identity.name)
+            learned = known.learn(told, mark.first, mark.last, used_micros, sends=sends)
+            if learned is known:
+                return
             draft.publishers[name] = learned
             # One set of topics: an instance that is told keeps the sequences of each set apart (publishers [7]).
             ids = learned.told[-1].topics if UNKNOWN_TOPIC not in learned.told[-1].topics else ids
-            draft.notes.append(
-                PublisherNote(
-                    name, mark.epoch, mark.token, mark.first, mark.last, ids, refused, source.number, mark.used_micros
-                )
+        draft.notes.append(
+            PublisherNote(
+                name, mark.epoch, mark.token, mark.first, mark.last, ids, refused, source.number, mark.used_micros
             )
+        )
 
     def _sends(self, source: str, topic_id: int) -> bool | None:
         """True if a topic is one of a source's; None: it has been deleted."""

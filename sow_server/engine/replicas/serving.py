@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final
 
 from sow_peering import InstanceIdentity, JournalPart, Packed, PublisherMark, PublisherPart, SeedPart
 from sow_server.engine.catalog.topics import Topic
-from sow_server.engine.commit.publishers import Publisher, Told
+from sow_server.engine.commit.passed_on import decode_passed_on
 from sow_server.engine.commit.publishers import decode as decode_publisher
 from sow_server.engine.commit.steps import Nothing
+from sow_server.engine.commit.told import Told
 from sow_server.engine.core import Core
-from sow_server.engine.disk.layout import PUBLISHER_KEY, Tombstone, decode_tombstone, publisher_key
-from sow_server.engine.disk.rocks import META, RECORDS, TOMBSTONES
+from sow_server.engine.disk.layout import (
+    PASSED_ON_KEY,
+    PUBLISHER_KEY,
+    Tombstone,
+    decode_tombstone,
+    passed_on_publisher,
+    publisher_key,
+)
+from sow_server.engine.disk.rocks import META, RECORDS, TOMBSTONES, Cursor
 from sow_server.engine.journal.reading import JournalCut
 from sow_server.engine.replicas.model import SelectRecords
 from sow_server.engine.replicas.sharing import SharedTopics
@@ -131,7 +139,7 @@ class PeerReader:
         return all(matches is None and topic.name not in lost for topic, matches in topics)
 
     def publishers(self, names: Collection[str], after_id: str) -> PublisherPart:
-        """The publishers after an id that have published to these topics alone. Not from the event loop: it waits for
+        """The marks of publishers, of these topics alone, behind an earlier part. Not from the event loop: it waits for
         the next sync."""
         with self._commits.cut_lock:
             sequence = self._commits.last_sequence
@@ -139,21 +147,33 @@ class PeerReader:
             by_id = self._topics.by_id
             ids = {topic_id: by_id[topic_id].name for topic_id in by_id if by_id[topic_id].name in names}
         marks: list[PublisherMark] = []
-        last_id, read, size = "", 0, 0
-        start = publisher_key(after_id) + b"\0" if after_id else PUBLISHER_KEY
+        read = size = 0
+        last = ""
         try:
-            for key, row in cursor.rows(start, PUBLISHER_KEY + b"\xff", limit=PUBLISHERS_MAX):
-                last_id, read = key[len(PUBLISHER_KEY) :].decode(), read + 1
-                found = _marks_of(last_id, decode_publisher(row), ids)
+            for key, row in _rows_of_publishers(cursor, after_id.encode("latin-1")):
+                found = self._marks_in(key, row, ids)
                 marks += found
                 size += sum([mark.size for mark in found])
-                if size >= PUBLISHERS_BYTES_MAX:
+                read += 1
+                if read == PUBLISHERS_MAX or size >= PUBLISHERS_BYTES_MAX:
+                    last = key.decode("latin-1")
                     break
         finally:
             cursor.close()
         self._wait_for_sync(sequence)
-        full = read == PUBLISHERS_MAX or size >= PUBLISHERS_BYTES_MAX
-        return PublisherPart(marks, sequence, last_id if full else "")
+        return PublisherPart(marks, sequence, last)
+
+    def _marks_in(self, key: bytes, row: bytes, names: Mapping[int, str]) -> list[PublisherMark]:
+        if key.startswith(PUBLISHER_KEY):
+            known = decode_publisher(row)
+            refused = tuple([refusal.index for refusal in known.refusals])
+            own = Told("", known.epoch, known.token, known.topics, False, (), known.contiguous, known.ahead, refused)
+            return _marks_of(key[len(PUBLISHER_KEY) :].decode(), (own, *known.told), known.last_use_micros, names)
+        publisher_id = passed_on_publisher(key)
+        its_row = self._rocks.get(META, publisher_key(publisher_id))
+        if its_row is None:
+            return []  # it is being forgotten
+        return _marks_of(publisher_id, decode_passed_on(row), decode_publisher(its_row).last_use_micros, names)
 
     def seed(self, topic: Topic, after_key: bytes, *, select: SelectRecords, bytes_max: int) -> SeedPart:
         """The records and tombstones of a topic behind a key, in the order of keys, all of them durable. Not from the
@@ -232,12 +252,19 @@ def _mark(note: PublisherNote, topics: Sequence[str]) -> PublisherMark:
     )
 
 
-def _marks_of(publisher_id: str, known: Publisher, names: Mapping[int, str]) -> list[PublisherMark]:
+def _rows_of_publishers(cursor: Cursor, after: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """The rows behind a key: publishers, and what has been passed on of them. Each row is small, however much there is
+    of one publisher."""
+    for prefix in (PUBLISHER_KEY, PASSED_ON_KEY):  # in their order
+        yield from cursor.rows(max(prefix, after + b"\0"), prefix + b"\xff")
+
+
+def _marks_of(
+    publisher_id: str, parts: Sequence[Told], used_micros: int, names: Mapping[int, str]
+) -> list[PublisherMark]:
     """The sequences that are known of a publisher, here and from peers, of records that are all for topics with these
     names. None without a token, and none of an epoch without records: a peer is not told of publishers to other
     topics."""
-    refused = tuple([refusal.index for refusal in known.refusals])
-    own = Told("", known.epoch, known.token, known.topics, False, (), known.contiguous, known.ahead, refused)
     return [
         PublisherMark(
             publisher_id,
@@ -247,10 +274,10 @@ def _marks_of(publisher_id: str, known: Publisher, names: Mapping[int, str]) -> 
             high,
             tuple([names[topic_id] for topic_id in told.topics]),
             tuple([one for one in told.refused if low <= one <= high]),
-            known.last_use_micros,
+            used_micros,
             whole=True,
         )
-        for told in (own, *known.told)
+        for told in parts
         if told.token and told.topics and all(topic_id in names for topic_id in told.topics)
         for low, high in told.ranges
     ]

@@ -17,6 +17,7 @@
 "opolicy/"     name  JSON, a policy of the operator
 
 "publisher/"   id    see commit/publishers.py
+"told/"        u16 id u32   what peers have passed on of a publisher of that length, and of a topic: commit/told.py
 "durable/"     u32 name   JSON, see durables/
 "next_load"    u32
 "load/"        u32   JSON, see loads/
@@ -33,7 +34,7 @@ from __future__ import annotations
 from struct import Struct
 from typing import Final, NamedTuple
 
-from sow_server.engine.stored.words import i64, u32, unpack_i64, unpack_u32
+from sow_server.engine.stored.words import i64, u16, u32, unpack_i64, unpack_u32
 from sow_server.engine.values.model import BacklogAction, Expiration, MessageType, OnMissing, TopicSettings
 
 FORMAT_KEY: Final = b"format"
@@ -53,6 +54,8 @@ POLICY_KEY: Final = b"policy/"
 OPERATOR_POLICY_KEY: Final = b"opolicy/"
 
 PUBLISHER_KEY: Final = b"publisher/"
+PASSED_ON_KEY: Final = b"told/"
+"""Behind the keys of publishers: peers are sent these first."""
 DURABLE_KEY: Final = b"durable/"
 NEXT_LOAD_KEY: Final = b"next_load"
 LOAD_KEY: Final = b"load/"
@@ -63,6 +66,8 @@ SOURCE_KEY: Final = b"source/"
 SEED_KEY: Final = b"seed/"
 TAKEN_KEY: Final = b"taken/"
 
+_PASSED_ON_PUBLISHER: Final = slice(len(PASSED_ON_KEY) + 2, -4)
+_PASSED_ON_TOPIC: Final = slice(-4, None)
 _DURABLE_TOPIC: Final = slice(len(DURABLE_KEY), len(DURABLE_KEY) + 4)
 _DURABLE_NAME: Final = slice(len(DURABLE_KEY) + 4, None)
 SEED_STATE: Final = slice(0, 1)
@@ -75,6 +80,23 @@ _REACHED: Final = Struct(">qq")
 def publisher_key(publisher_id: str) -> bytes:
     """The key of a publisher."""
     return PUBLISHER_KEY + publisher_id.encode()
+
+
+def passed_on_prefix(publisher_id: str) -> bytes:
+    """The beginning of the keys of all that peers have passed on of a publisher; the topic's id follows. No key of
+    another publisher begins so: an id that a peer tells may have any characters."""
+    name = publisher_id.encode()
+    return PASSED_ON_KEY + u16(len(name)) + name
+
+
+def passed_on_publisher(key: bytes) -> str:
+    """The id of the publisher, by the key of a row."""
+    return key[_PASSED_ON_PUBLISHER].decode()
+
+
+def passed_on_topic(key: bytes) -> int:
+    """The topic's id, by the key of its row."""
+    return unpack_u32(key[_PASSED_ON_TOPIC])
 
 
 def policy_key(name: str, *, operator: bool) -> bytes:
