@@ -40,7 +40,7 @@ from sow_client._inspection import (
 )
 from sow_client._keys import Key
 from sow_client._live_view import AsyncLiveView, LiveView
-from sow_client._loads import AsyncLoadStager, Load, LoadFigures, LoadInfo, LoadPart, LoadProgress, LoadStager
+from sow_client._loads import Load, LoadFigures, LoadInfo, LoadPart, LoadProgress
 from sow_client._packed import PackedColumn, PackedRecords
 from sow_client._payloads import MessageTypeName, PayloadForm
 from sow_client._publish_core import Ack, OpenedPublisher
@@ -103,6 +103,7 @@ from sow_client._tokens import Token
 from sow_client._view import View
 from sow_client.blocking import Client
 from sow_client.blocking._leasing import Lease
+from sow_client.blocking._loading import LoadStager
 from sow_client.errors import (
     Aborted,
     AlreadyExists,
@@ -130,10 +131,12 @@ if TYPE_CHECKING:
     from sow_client._aio_publisher import AsyncPublisher
     from sow_client.aio import AsyncClient
     from sow_client.aio._leasing import AsyncLease
+    from sow_client.aio._loading import AsyncLoadStager
 
 _LATER: Final = {
     "AsyncClient": "sow_client.aio",
     "AsyncLease": "sow_client.aio._leasing",
+    "AsyncLoadStager": "sow_client.aio._loading",
     "AsyncPublisher": "sow_client._aio_publisher",
 }
 """Names that are imported at their first use: a program has one of the two clients, and short ones start sooner."""

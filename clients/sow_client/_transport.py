@@ -20,13 +20,13 @@ import grpc.aio
 from sow_client import _ends, _failover, _process
 from sow_client._addresses import host_and_port
 from sow_client._channel import close_aside
-from sow_client._connection import cause_of, task_is_cancelled, unless_closed
+from sow_client._connection import cause_of, task_is_cancelled, unless_closed, unless_cut
 from sow_client._flags import Flag
 from sow_client._lines import Cancellable
 from sow_client._statuses import EndedCall, error_of_status, explained, reason_of, tls_details, tls_problem, unreachable
 from sow_client.errors import SowError, Unavailable
 
-__all__ = ["RECONNECT_SECONDS", "task_is_cancelled", "unless_closed"]
+__all__ = ["RECONNECT_SECONDS", "task_is_cancelled", "unless_closed", "unless_cut"]
 
 RECONNECT_SECONDS: Final = 0.5
 """Publishers and subscriptions repeat their attempts, so each attempt waits only this long for a connection. Closing a
