@@ -45,7 +45,6 @@ from sow_client._packed import PackedColumn, PackedRecords
 from sow_client._payloads import MessageTypeName, PayloadForm
 from sow_client._publish_core import Ack, OpenedPublisher
 from sow_client._publisher import Publisher
-from sow_client._queries import AsyncQueryResult, QueryResult
 from sow_client._records import (
     EARLIEST,
     NEVER,
@@ -104,6 +103,7 @@ from sow_client._view import View
 from sow_client.blocking import Client
 from sow_client.blocking._leasing import Lease
 from sow_client.blocking._loading import LoadStager
+from sow_client.blocking._reading import QueryResult
 from sow_client.errors import (
     Aborted,
     AlreadyExists,
@@ -132,11 +132,13 @@ if TYPE_CHECKING:
     from sow_client.aio import AsyncClient
     from sow_client.aio._leasing import AsyncLease
     from sow_client.aio._loading import AsyncLoadStager
+    from sow_client.aio._reading import AsyncQueryResult
 
 _LATER: Final = {
     "AsyncClient": "sow_client.aio",
     "AsyncLease": "sow_client.aio._leasing",
     "AsyncLoadStager": "sow_client.aio._loading",
+    "AsyncQueryResult": "sow_client.aio._reading",
     "AsyncPublisher": "sow_client._aio_publisher",
 }
 """Names that are imported at their first use: a program has one of the two clients, and short ones start sooner."""

@@ -10,12 +10,11 @@ import asyncio
 import threading
 from collections.abc import Callable, Coroutine
 from contextlib import nullcontext, suppress
-from typing import ParamSpec, TypeVar
+from typing import ParamSpec
 
 from sow_client import _ends
 
 _Arguments = ParamSpec("_Arguments")
-_Result = TypeVar("_Result")
 
 Lock = threading.Lock
 AioLock = asyncio.Lock
@@ -146,14 +145,3 @@ class AioWorker:
         if self._task is not None and not self._task.done():
             with suppress(RuntimeError):
                 self._task.get_loop().call_soon_threadsafe(self._task.cancel)
-
-
-def aside(
-    function: Callable[_Arguments, _Result], /, *arguments: _Arguments.args, **named: _Arguments.kwargs
-) -> _Result:
-    """Calls a function that may take long."""
-    return function(*arguments, **named)
-
-
-aio_aside = asyncio.to_thread
-"""As `aside`, in another thread: other tasks go on meanwhile."""
