@@ -39,7 +39,6 @@ from sow_client._inspection import (
     TopicFigures,
 )
 from sow_client._keys import Key
-from sow_client._live_view import AsyncLiveView, LiveView
 from sow_client._loads import Load, LoadFigures, LoadInfo, LoadPart, LoadProgress
 from sow_client._packed import PackedColumn, PackedRecords
 from sow_client._payloads import MessageTypeName, PayloadForm
@@ -101,6 +100,7 @@ from sow_client._subscription import Subscription
 from sow_client._tokens import Token
 from sow_client._view import View
 from sow_client.blocking import Client
+from sow_client.blocking._following import LiveView
 from sow_client.blocking._leasing import Lease
 from sow_client.blocking._loading import LoadStager
 from sow_client.blocking._reading import QueryResult
@@ -130,6 +130,7 @@ from sow_client.errors import (
 if TYPE_CHECKING:
     from sow_client._aio_publisher import AsyncPublisher
     from sow_client.aio import AsyncClient
+    from sow_client.aio._following import AsyncLiveView
     from sow_client.aio._leasing import AsyncLease
     from sow_client.aio._loading import AsyncLoadStager
     from sow_client.aio._reading import AsyncQueryResult
@@ -137,6 +138,7 @@ if TYPE_CHECKING:
 _LATER: Final = {
     "AsyncClient": "sow_client.aio",
     "AsyncLease": "sow_client.aio._leasing",
+    "AsyncLiveView": "sow_client.aio._following",
     "AsyncLoadStager": "sow_client.aio._loading",
     "AsyncQueryResult": "sow_client.aio._reading",
     "AsyncPublisher": "sow_client._aio_publisher",

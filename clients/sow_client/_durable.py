@@ -30,7 +30,7 @@ from typing import Final, Protocol
 
 from sow.v1 import sow_pb2
 from sow_client import _ends, _statuses, _timeouts
-from sow_client._aio_subscription import AsyncSubscription, OpenAioSubscription
+from sow_client._aio_subscription import AioOpenSubscription, AsyncSubscription
 from sow_client._arguments import refused_by_name
 from sow_client._change_frames import prefix_of
 from sow_client._lines import Home
@@ -620,7 +620,7 @@ class AsyncDurableSubscription(AsyncSubscription):
     def __init__(
         self,
         core: DurableCore,
-        open_call: OpenAioSubscription,
+        open_call: AioOpenSubscription,
         acknowledgements: Acknowledgements,
         call_acknowledge: CallAioAcknowledge,
     ) -> None:

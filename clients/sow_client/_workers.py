@@ -53,6 +53,12 @@ class AioCondition:
         self._notified = asyncio.Event()
 
 
+Fault = BaseException
+"""Ends no more than the function of a worker."""
+AioFault = Exception
+"""As `Fault`. What else there is ends tasks, or their loop."""
+
+
 class Worker:
     """A thread that runs a function, from `start` on. A start that an interrupt has ended may be tried again."""
 
