@@ -39,7 +39,7 @@ _WORDS: Final = tuple(
         (r"\ban `async with`", "a `with`"),
         (r"\basync (def|for|with)\b", r"\1"),
         (r"\bawait ", ""),
-        (r"\bAwaitable\[(\w+)\]", r"\1"),
+        (r"\bAwaitable\[([^\[\]]+)\]", r"\1"),
         (r"\bAsyncGenerator\[(.+), None\]", r"Generator[\1, None, None]"),
         (r"\b(Async|Aio)(?=[A-Z])", ""),
         (r"\b(_?)aio_(?=[a-z])", r"\1"),

@@ -13,7 +13,7 @@ from typing import Any, Final
 import pytest
 
 from sow_client import Client, ConditionFailed, DeadlineExceeded, InvalidArgument, Lease, LeaseLost, SowError
-from sow_client._lease_core import AioTicker
+from sow_client.aio._leasing import AioTicker
 from tests.support.clients import Connect, connect
 from tests.support.clocked_server import STORE_FILE
 from tests.support.server import ServerProcess, until
