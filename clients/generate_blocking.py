@@ -3,14 +3,15 @@
     python clients/generate_blocking.py             write the modules of sow_client/blocking
     python clients/generate_blocking.py --check     write nothing; exit 1 and name the modules that differ
 
-Each module `_name.py` of `aio` gives the module of that name in `blocking`. Three things change: words (`_WORDS`), the
-blocks under `with _transport.unless_closed():`, which only asyncio needs and whose lines move one level out, and the
-layout, which ruff makes anew. `unasync` would change words only: docstrings would read wrong, and blocks that only
-asyncio needs would stay. Both `__init__.py` are written by hand: they say who may use the client.
+Each module `_name.py` of `aio` gives the module of that name in `blocking`. Four things change: words (`_WORDS`), the
+blocks under `with _transport.unless_closed():` or `unless_cut`, which only asyncio needs and whose lines move one level
+out, paragraphs of docstrings that begin with "In asyncio", which are left out, and the layout, which ruff makes anew.
+`unasync` would change words only: docstrings would read wrong, and blocks that only asyncio needs would stay. Both
+`__init__.py` are written by hand: they say who may use the client.
 
-The rest of `sow_client` is written by hand: pure modules that both clients use, and the classes in which threads and
-tasks really differ (parts of the transport, QueryResult, Publisher, Subscription, DurableSubscription, LoadStager), in
-pairs whose asynchronous class has the prefix Async or Aio.
+The rest of `sow_client` is written by hand: pure modules that both clients use, and what threads and tasks really do
+differently, in pairs whose asynchronous one has the prefix Async or Aio: Publisher, Subscription, parts of the
+transport, and the small parts of `_workers`, `_flags`, `_queries`, `_live_view` and `_durable`.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ _WORDS: Final = tuple(
         (r"\bimport grpc\.aio\n", ""),
         (r"\bgrpc\.aio\.", "grpc."),
         (r"\bin one task\b", "on one thread"),
-        (r"\b([Aa]|one) task\b", r"\1 thread"),
+        (r"\b([Aa]|any|one) task\b", r"\1 thread"),
         (r"\bsow_client\.aio\b", "sow_client.blocking"),
     )
 )

@@ -22,7 +22,6 @@ from sow_client._addresses import Prefer
 from sow_client._aio_subscription import AsyncSubscription
 from sow_client._changes import ChangesPlan, Pin
 from sow_client._channel import Tls
-from sow_client._durable import AsyncDurableSubscription, DurableSubscription
 from sow_client._exports import Export
 from sow_client._failover import FailoverPublish, Instance
 from sow_client._history import History, PastChange
@@ -100,6 +99,7 @@ from sow_client._subscription import Subscription
 from sow_client._tokens import Token
 from sow_client._view import View
 from sow_client.blocking import Client
+from sow_client.blocking._consuming import DurableSubscription
 from sow_client.blocking._following import LiveView
 from sow_client.blocking._leasing import Lease
 from sow_client.blocking._loading import LoadStager
@@ -130,6 +130,7 @@ from sow_client.errors import (
 if TYPE_CHECKING:
     from sow_client._aio_publisher import AsyncPublisher
     from sow_client.aio import AsyncClient
+    from sow_client.aio._consuming import AsyncDurableSubscription
     from sow_client.aio._following import AsyncLiveView
     from sow_client.aio._leasing import AsyncLease
     from sow_client.aio._loading import AsyncLoadStager
@@ -137,6 +138,7 @@ if TYPE_CHECKING:
 
 _LATER: Final = {
     "AsyncClient": "sow_client.aio",
+    "AsyncDurableSubscription": "sow_client.aio._consuming",
     "AsyncLease": "sow_client.aio._leasing",
     "AsyncLiveView": "sow_client.aio._following",
     "AsyncLoadStager": "sow_client.aio._loading",

@@ -15,7 +15,7 @@ from sow.v1 import admin_pb2, sow_pb2
 from sow_client import _lines, _process, _reads, _retention, _statuses, _timeouts, _transport
 from sow_client._aio_subscription import AioOpenSubscription, AioSubscribeCall, AsyncSubscription, aio_opened
 from sow_client._contract import needed
-from sow_client._durable import LEAVE_SECONDS_MAX, Acknowledgements, AsyncDurableSubscription, DurableCore
+from sow_client._durable import LEAVE_SECONDS_MAX, Acknowledgements, DurableCore
 from sow_client._flags import AioFlag
 from sow_client._lines import Home
 from sow_client._live_view import LiveCore, Readable, aio_view_closed, aio_view_entered, aio_with_held
@@ -26,6 +26,7 @@ from sow_client._setting_values import DurableSettingsArguments
 from sow_client._subscription import RETRY_SECONDS, SubscriptionCore
 from sow_client._workers import AioFault, AioWorker
 from sow_client.aio._calls import AsyncCalls
+from sow_client.aio._consuming import AsyncDurableSubscription
 from sow_client.errors import SowError
 
 

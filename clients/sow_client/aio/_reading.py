@@ -289,7 +289,7 @@ class AsyncQueryResult(AioAnswer):
     an `async with` block ends the call and the server's work for it. Raises Unavailable (STREAM_CUT or UNREACHABLE)
     when the answer breaks off. It does not ask again by itself then: a second call would show another instant.
 
-    In asyncio a loop that is left early ends the call when the result is closed: use `async with`, or `await close()`.
+    In asyncio a loop that is left early ends the call only when the result is closed: use `async with`, or `close`.
 
     Rule: Q1.
     """

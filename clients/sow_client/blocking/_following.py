@@ -14,7 +14,7 @@ import grpc
 from sow.v1 import admin_pb2, sow_pb2
 from sow_client import _lines, _process, _reads, _retention, _statuses, _timeouts
 from sow_client._contract import needed
-from sow_client._durable import LEAVE_SECONDS_MAX, Acknowledgements, DurableCore, DurableSubscription
+from sow_client._durable import LEAVE_SECONDS_MAX, Acknowledgements, DurableCore
 from sow_client._flags import Flag
 from sow_client._lines import Home
 from sow_client._live_view import LiveCore, Readable, view_closed, view_entered, with_held
@@ -32,6 +32,7 @@ from sow_client._subscription import (
 )
 from sow_client._workers import Fault, Worker
 from sow_client.blocking._calls import Calls
+from sow_client.blocking._consuming import DurableSubscription
 from sow_client.errors import SowError
 
 
