@@ -54,8 +54,6 @@ class AioFlag:
 
     async def wait(self, seconds: float | None = None) -> bool:
         """As a Flag's."""
-        if seconds is not None and seconds <= 0:
-            return self.is_set()
         try:
             async with asyncio.timeout(seconds):
                 return await self._wait()

@@ -10,20 +10,20 @@ import asyncio
 import threading
 from collections.abc import Callable, Coroutine
 from contextlib import nullcontext, suppress
-from typing import ParamSpec
+from typing import TypeVarTuple
 
 from sow_client import _ends
 
-_Arguments = ParamSpec("_Arguments")
+_Arguments = TypeVarTuple("_Arguments")
 
 Lock = threading.Lock
 AioLock = asyncio.Lock
 """A lock that is held over waits."""
 
 Guard = threading.Lock
+AioGuard = nullcontext[None]
 """A lock that is held between waits. `with` takes it and not its condition: where Ctrl-C comes in the method by which a
 condition takes its lock, nobody gives it back."""
-AioGuard = nullcontext[None]
 
 Condition = threading.Condition
 
@@ -70,27 +70,25 @@ class Worker:
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
-    def start(
-        self, run: Callable[_Arguments, None], /, *arguments: _Arguments.args, **named: _Arguments.kwargs
-    ) -> None:
+    def start(self, run: Callable[[*_Arguments], None], *arguments: *_Arguments) -> None:
         """Begins, once."""
         if self._thread is None:
             with self._lock:
                 if self._thread is None:
-                    thread = self._made(lambda: run(*arguments, **named))
+                    if self._end is None:
+                        thread = threading.Thread(
+                            target=self._run, name=self._name, daemon=True, args=(run, *arguments)
+                        )
+                    else:
+                        thread = _ends.StreamThread(self._run, self._name, self._end, args=(run, *arguments))
                     thread.start()
                     self._thread = thread
 
-    def _made(self, run: Callable[[], None]) -> threading.Thread:
-        if self._end is None:
-            return threading.Thread(target=self._run, args=(run,), name=self._name, daemon=True)
-        return _ends.StreamThread(self._run, self._name, self._end, args=(run,))
-
-    def _run(self, run: Callable[[], None]) -> None:
+    def _run(self, run: Callable[[*_Arguments], None], *arguments: *_Arguments) -> None:
         with self._lock:
             if self._thread is not threading.current_thread():
                 return  # an interrupt has ended `start` before it was known
-        run()
+        run(*arguments)
 
     def pause(self) -> bool:
         """The function has no work for now. True: it has to return, and `start` begins again."""
@@ -119,16 +117,10 @@ class AioWorker:
         self._name = name
         self._task: asyncio.Task[None] | None = None
 
-    def start(
-        self,
-        run: Callable[_Arguments, Coroutine[None, None, None]],
-        /,
-        *arguments: _Arguments.args,
-        **named: _Arguments.kwargs,
-    ) -> None:
+    def start(self, run: Callable[[*_Arguments], Coroutine[None, None, None]], *arguments: *_Arguments) -> None:
         """As `Worker.start`."""
         if self._task is None:
-            self._task = asyncio.create_task(run(*arguments, **named), name=self._name)
+            self._task = asyncio.create_task(run(*arguments), name=self._name)
 
     def pause(self) -> bool:
         """As `Worker.pause`."""
