@@ -243,7 +243,7 @@ class DurableCore(SubscriptionCore):
 
     @property
     def is_attached(self) -> bool:
-        """Whether a stream of the server makes this the durable's consumer."""
+        """True while a stream of the server makes this the durable's consumer."""
         return self._standing
 
     def feed(self, response: sow_pb2.SubscribeResponse) -> None:

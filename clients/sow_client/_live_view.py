@@ -89,7 +89,7 @@ class LiveCore(SubscriptionCore):
         self.absent_fields: tuple[str, ...] = ()
         """As the last snapshot told."""
         self.current = False
-        """Whether the server sends every change, and has sent all from before the call."""
+        """True while the server sends every change, and has sent all from before the call."""
         self.error: BaseException | None = None
         """The error that ended the view."""
         self.is_over = False
@@ -217,7 +217,7 @@ class LiveCore(SubscriptionCore):
         return told
 
     def _apply(self, change: Change) -> bool:
-        """Whether there is a change of the map to tell."""
+        """Changes the map. True if there is a change to report."""
         self._overdue.discard(change.key)
         if change.op != "put":
             return self.records.pop(change.key, None) is not None
@@ -321,7 +321,7 @@ class LiveCore(SubscriptionCore):
 
 
 def _lacks_something(progress: sow_pb2.Progress) -> bool:
-    """Whether the subscriber was told something elsewhere that this instance lacks (rule F9). An older server does not
+    """True if the subscriber was told something elsewhere that this instance lacks (rule F9). An older server does not
     tell, and accepts no bookmark of another instance."""
     return not progress.covers and ";h=" in progress.bookmark
 
@@ -357,7 +357,7 @@ def _versions_and_origins(rows: Sequence[Record]) -> tuple[array[int], Iterable[
 
 
 def _average_bytes(records: Mapping[str, Record], keys: Sequence[str]) -> int:
-    """Of the payloads, by a sample."""
+    """The average size of the payloads, from a sample."""
     sample = keys[:: -(-len(keys) // SAMPLE_RECORDS)]
     return sum([len(records[key].payload) for key in sample]) // len(sample) + 1
 
@@ -365,7 +365,7 @@ def _average_bytes(records: Mapping[str, Record], keys: Sequence[str]) -> int:
 def _differences(
     before: Mapping[str, Record], after: Mapping[str, Record], keys: Iterable[str], topic: str
 ) -> Iterator[Change]:
-    """What tells a program that knows `before` about `after`; they may differ in these keys."""
+    """The changes that lead from `before` to `after`; they may differ in these keys."""
     for key in keys:
         old, new = before.get(key), after.get(key)
         if new is None:

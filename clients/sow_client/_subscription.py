@@ -580,7 +580,7 @@ class Subscription(_process.Owned):
 
 
 class Opening(Protocol):
-    """What a client hands out established."""
+    """A subscription or a view, which the blocking client hands out established."""
 
     def open(self) -> None: ...
 

@@ -1,7 +1,10 @@
-"""Threads and tasks: the parts in which they differ for classes of both clients, in pairs. `aio` has the classes.
+"""Threads and tasks: the parts in which they differ for classes of both clients.
 
-Tasks take turns only where they wait, so state that is changed between two waits needs no lock. Threads need one. The
-source of both clients takes it: for tasks it is a `Guard` that does nothing.
+Each part is a pair with one interface. The classes are in `aio`, and the generator puts the other one of each pair.
+
+    [1]  A worker runs its function once, also if an interrupt has ended an earlier start.
+    [2]  Tasks take turns only where they wait, so state that is changed between two waits needs no lock. Threads need
+         one. The source of both clients takes it: for tasks it is a guard that does nothing.
 """
 
 from __future__ import annotations
@@ -60,7 +63,7 @@ AioFault = Exception
 
 
 class Worker:
-    """A thread that runs a function, from `start` on. A start that an interrupt has ended may be tried again."""
+    """A thread that runs a function, from `start` on. A start that an interrupt has ended may be tried again ([1])."""
 
     def __init__(self, name: str, end: Callable[[], object] | None = None) -> None:
         """`end` ends the function soon, and returns at once. With it, the end of the process waits a little for the
