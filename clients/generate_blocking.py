@@ -3,14 +3,15 @@
     python clients/generate_blocking.py             write the modules of sow_client/blocking
     python clients/generate_blocking.py --check     write nothing; exit 1 and name the modules that differ
 
-Each module `_name.py` of `aio` gives the module of that name in `blocking`. Three things change: words (`_WORDS`), the
-blocks under `with _transport.unless_closed():`, which only asyncio needs and whose lines move one level out, and the
-layout, which ruff makes anew. `unasync` would change words only: docstrings would read wrong, and blocks that only
-asyncio needs would stay. Both `__init__.py` are written by hand: they say who may use the client.
+Each module `_name.py` of `aio` gives the module of that name in `blocking`. Four things change: words (`_WORDS`), the
+blocks under `with _transport.unless_closed():` or `unless_cut`, which only asyncio needs and whose lines move one level
+out, paragraphs of docstrings that begin with "In asyncio", which are left out, and the layout, which ruff makes anew.
+`unasync` would change words only: docstrings would read wrong, and blocks that only asyncio needs would stay. Both
+`__init__.py` are written by hand: they say who may use the client.
 
-The rest of `sow_client` is written by hand: pure modules that both clients use, and the classes in which threads and
-tasks really differ (parts of the transport, QueryResult, Publisher, Subscription, DurableSubscription, LoadStager), in
-pairs whose asynchronous class has the prefix Async or Aio.
+The rest of `sow_client` is written by hand: pure modules that both clients use, and what threads and tasks really do
+differently, in pairs whose asynchronous one has the prefix Async or Aio: Publisher, Subscription, parts of the
+transport, and the small parts of `_workers`, `_flags`, `_queries`, `_live_view` and `_durable`.
 """
 
 from __future__ import annotations
@@ -30,28 +31,35 @@ TARGET: Final = PACKAGE / "blocking"
 _NOTICE: Final = (
     "# Generated from aio/{name} by clients/generate_blocking.py. Change that file, then run `make client`.\n"
 )
-_ONLY_ASYNCIO: Final = re.compile(r"( *)with _transport\.unless_closed\(\):\n")
+_ONLY_ASYNCIO: Final = re.compile(r"( *)with _transport\.unless_(?:closed|cut)\(\w*\):\n")
+_ONLY_ASYNCIO_DOCS: Final = re.compile(r"\n\n +In asyncio [^\n]+(?:\n +[^\n\"]+)*(?=\n)")
 _INDENT: Final = " " * 4
 _WORDS: Final = tuple(
     (re.compile(pattern), replacement)
     for pattern, replacement in (
+        (r"\ban `async with`", "a `with`"),
         (r"\basync (def|for|with)\b", r"\1"),
         (r"\bawait ", ""),
+        (r"\bAwaitable\[([^\[\]]+)\]", r"\1"),
         (r"\bAsyncGenerator\[(.+), None\]", r"Generator[\1, None, None]"),
         (r"\b(Async|Aio)(?=[A-Z])", ""),
         (r"\b(_?)aio_(?=[a-z])", r"\1"),
         (r"\b__a(iter|next|enter|exit)__", r"__\1__"),
         (r"\baclosing\b", "closing"),
+        (r"\baclose\b", "close"),
         (r"\banext\b", "next"),
         (r"  # noqa: ASYNC109[^\n]*", ""),
         (r"\bimport asyncio\n", "import time\n"),
         (r"\basyncio\.sleep\b", "time.sleep"),
+        (r"\basyncio\.to_thread\(([\w.]+), ", r"\1("),
         (r"\bimport grpc\.aio\n", ""),
         (r"\bgrpc\.aio\.", "grpc."),
+        (r"\bin one task\b", "on one thread"),
+        (r"\b([Aa]|any|one) task\b", r"\1 thread"),
         (r"\bsow_client\.aio\b", "sow_client.blocking"),
     )
 )
-_REMAINS: Final = re.compile(r"\b(async|await|asyncio|aio|unless_closed)\b")
+_REMAINS: Final = re.compile(r"\b(async|await|asyncio|aio|unless_closed|unless_cut)\b")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -78,13 +86,13 @@ def main(arguments: Sequence[str]) -> int:
 
 def blocking(source: str, name: str) -> str:
     """The blocking module of an asynchronous one. Raises ValueError for a word of asyncio that no rule replaces."""
-    text = _without_asyncio_blocks(source)
+    text = _ONLY_ASYNCIO_DOCS.sub("", _without_asyncio_blocks(source))
     for pattern, replacement in _WORDS:
         text = pattern.sub(replacement, text)
     if found := _REMAINS.search(text):
         line = text.count("\n", 0, found.start()) + 1
         raise ValueError(f"{name}: line {line} of the generated module still says {found[0]!r}")
-    text = _ruff(text, "check", "--fix-only", "--unsafe-fixes", "--select=F401,I,UP028", "--quiet")
+    text = _ruff(text, "check", "--fix-only", "--unsafe-fixes", "--select=C416,F401,I,UP028", "--quiet")
     return _NOTICE.format(name=name) + _ruff(text, "format")
 
 

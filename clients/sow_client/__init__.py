@@ -22,7 +22,6 @@ from sow_client._addresses import Prefer
 from sow_client._aio_subscription import AsyncSubscription
 from sow_client._changes import ChangesPlan, Pin
 from sow_client._channel import Tls
-from sow_client._durable import AsyncDurableSubscription, DurableSubscription
 from sow_client._exports import Export
 from sow_client._failover import FailoverPublish, Instance
 from sow_client._history import History, PastChange
@@ -39,13 +38,11 @@ from sow_client._inspection import (
     TopicFigures,
 )
 from sow_client._keys import Key
-from sow_client._live_view import AsyncLiveView, LiveView
-from sow_client._loads import AsyncLoadStager, Load, LoadFigures, LoadInfo, LoadPart, LoadProgress, LoadStager
+from sow_client._loads import Load, LoadFigures, LoadInfo, LoadPart, LoadProgress
 from sow_client._packed import PackedColumn, PackedRecords
 from sow_client._payloads import MessageTypeName, PayloadForm
 from sow_client._publish_core import Ack, OpenedPublisher
 from sow_client._publisher import Publisher
-from sow_client._queries import AsyncQueryResult, QueryResult
 from sow_client._records import (
     EARLIEST,
     NEVER,
@@ -102,7 +99,11 @@ from sow_client._subscription import Subscription
 from sow_client._tokens import Token
 from sow_client._view import View
 from sow_client.blocking import Client
+from sow_client.blocking._consuming import DurableSubscription
+from sow_client.blocking._following import LiveView
 from sow_client.blocking._leasing import Lease
+from sow_client.blocking._loading import LoadStager
+from sow_client.blocking._reading import QueryResult
 from sow_client.errors import (
     Aborted,
     AlreadyExists,
@@ -129,11 +130,19 @@ from sow_client.errors import (
 if TYPE_CHECKING:
     from sow_client._aio_publisher import AsyncPublisher
     from sow_client.aio import AsyncClient
+    from sow_client.aio._consuming import AsyncDurableSubscription
+    from sow_client.aio._following import AsyncLiveView
     from sow_client.aio._leasing import AsyncLease
+    from sow_client.aio._loading import AsyncLoadStager
+    from sow_client.aio._reading import AsyncQueryResult
 
 _LATER: Final = {
     "AsyncClient": "sow_client.aio",
+    "AsyncDurableSubscription": "sow_client.aio._consuming",
     "AsyncLease": "sow_client.aio._leasing",
+    "AsyncLiveView": "sow_client.aio._following",
+    "AsyncLoadStager": "sow_client.aio._loading",
+    "AsyncQueryResult": "sow_client.aio._reading",
     "AsyncPublisher": "sow_client._aio_publisher",
 }
 """Names that are imported at their first use: a program has one of the two clients, and short ones start sooner."""

@@ -31,7 +31,7 @@ class AioSubscribeCall(Protocol):
     def cancel(self) -> object: ...
 
 
-class OpenAioSubscription(Protocol):
+class AioOpenSubscription(Protocol):
     """A client's Subscribe for an asynchronous subscription; see `OpenSubscription`.
 
     `connect_seconds` bounds the wait for a connection; None: the client's own bound.
@@ -48,7 +48,7 @@ class AsyncSubscription(_process.Owned):
     It is established by `open`, by entering an `async with` block, or by the first change that is asked for.
     """
 
-    def __init__(self, core: SubscriptionCore, open_call: OpenAioSubscription) -> None:
+    def __init__(self, core: SubscriptionCore, open_call: AioOpenSubscription) -> None:
         self._core = core
         self._open_call = open_call
         self._closed = asyncio.Event()
@@ -303,10 +303,7 @@ def _observed(done: asyncio.Future[_Value]) -> None:
         done.exception()
 
 
-_Asynchronous = TypeVar("_Asynchronous", bound=AsyncSubscription)
-
-
-def aio_opened(subscription: _Asynchronous) -> _Asynchronous:
-    """A subscription as the asynchronous client hands it out. Its first use opens it: the call that makes it is not a
-    coroutine, so that `async with client.subscribe(...)` needs no `await`."""
-    return subscription
+def aio_opened(made: _Value) -> _Value:
+    """A subscription or a view as the asynchronous client hands it out. Its first use opens it: the call that makes it
+    is not a coroutine, so that `async with client.subscribe(...)` needs no `await`."""
+    return made

@@ -27,7 +27,7 @@ import grpc.aio
 from sow_client import _process
 from sow_client._channel import Tls, proxy_variable
 from sow_client._flags import Flag
-from sow_client._statuses import REFUSED_SECONDS, EndedCall, closed, unreachable
+from sow_client._statuses import REFUSED_SECONDS, EndedCall, closed, cut, unreachable
 from sow_client.errors import SowError
 
 CAUSE_SECONDS_MAX: Final = 0.2
@@ -295,6 +295,17 @@ def unless_closed() -> Iterator[None]:
         if task_is_cancelled():
             raise
         raise closed("client") from error
+
+
+@contextmanager
+def unless_cut(what: str) -> Iterator[None]:
+    """Raises Unavailable (STREAM_CUT) where gRPC tells a task by a CancelledError that its call has ended."""
+    try:
+        yield
+    except asyncio.CancelledError as error:
+        if task_is_cancelled():
+            raise
+        raise cut(what) from error
 
 
 def task_is_cancelled() -> bool:

@@ -1,6 +1,6 @@
 """Consuming durable subscriptions: changes as `_subscription` hands them out, and their acknowledgement (rule J2).
 
-`DurableCore` and `Acknowledgements` are the whole machine, without I/O, threads or clock.
+`DurableCore` and `Acknowledgements` are the whole machine, without I/O, threads or clock. `aio/_consuming.py` runs it.
 
     [1]  After a broken connection a consumer attaches again by itself and hands nothing out twice. If the durable was
          rewound, removed or made anew in the meantime, it begins at the new position instead.
@@ -19,29 +19,20 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import random
-import threading
-import time
-from collections.abc import Awaitable, Callable, Mapping
-from types import TracebackType
-from typing import Final, Protocol
+from collections.abc import Callable, Mapping
+from typing import Final
 
 from sow.v1 import sow_pb2
 from sow_client import _ends, _statuses, _timeouts
-from sow_client._aio_subscription import AsyncSubscription, OpenAioSubscription
-from sow_client._arguments import refused_by_name
 from sow_client._change_frames import prefix_of
 from sow_client._lines import Home
-from sow_client._records import Change, invalid
+from sow_client._records import invalid
 from sow_client._reports import Gap, GapReason
 from sow_client._subscription import (
     PASSING_REASONS,
-    OpenSubscription,
-    Subscription,
     SubscriptionCore,
 )
+from sow_client._workers import AioGuard, Guard
 from sow_client.errors import SowError
 
 LINGER_SECONDS: Final = 0.02
@@ -89,7 +80,7 @@ class Acknowledgements:
 
     def __init__(self, topic: str, name: str, *, retry_for: float) -> None:
         """`retry_for` bounds the seconds to deliver an acknowledgement."""
-        self.lock = threading.Lock()
+        self.lock: Guard | AioGuard = Guard()
         """Guards this object. Every user that shares it with another thread holds the lock."""
         self.confirmed = 0
         """The last sequence that the server is known to have acknowledged."""
@@ -252,7 +243,7 @@ class DurableCore(SubscriptionCore):
 
     @property
     def is_attached(self) -> bool:
-        """Whether a stream of the server makes this the durable's consumer."""
+        """True while a stream of the server makes this the durable's consumer."""
         return self._standing
 
     def feed(self, response: sow_pb2.SubscribeResponse) -> None:
@@ -362,333 +353,10 @@ def _end_of(response: sow_pb2.SubscribeResponse) -> str:
             return ""
 
 
-class CallAcknowledge(Protocol):
-    """A client's call of Acknowledge, for a blocking durable subscription."""
-
-    def __call__(self, request: sow_pb2.AcknowledgeRequest, /) -> object: ...
-
-
-class _Acknowledger:
-    """Sends acknowledgements in a thread of its own, which the first one starts."""
-
-    def __init__(self, acknowledgements: Acknowledgements, call: CallAcknowledge) -> None:
-        self._acknowledgements = acknowledgements
-        self._call = call
-        # `with` takes the lock and not the condition: where Ctrl-C comes in the method by which a condition takes its
-        # lock, nobody gives it back.
-        self._lock = acknowledgements.lock  # guards the fields below, too
-        self._changed = threading.Condition(self._lock)
-        self._thread: threading.Thread | None = None
-        self._over = False
-        self._hurried = False
-        self._idle = False
-
-    def add(self, bookmark: str) -> None:
-        """Sends it soon. Raises a failure of an earlier one."""
-        with self._lock:
-            if self._over:
-                raise _statuses.closed("durable subscription")
-            if self._thread is None:
-                thread = threading.Thread(target=self._run, name="sow-acknowledge", daemon=True)
-                thread.start()
-                self._thread = thread
-            if self._acknowledgements.add(bookmark) and self._idle:
-                self._changed.notify_all()
-
-    def flush(self, seconds: float | None = None) -> None:
-        """Returns once everything is acknowledged, or after `seconds`. Raises a failure."""
-        acknowledgements = self._acknowledgements
-        with self._lock:
-            self._hurried = True
-            self._changed.notify_all()
-            try:
-                self._changed.wait_for(
-                    lambda: acknowledgements.is_settled or acknowledgements.has_failed or self._over, seconds
-                )
-            finally:
-                self._hurried = False
-            acknowledgements.raise_failure()
-
-    def stop(self) -> None:
-        """Ends sending."""
-        with self._lock:
-            self._over = True
-            self._changed.notify_all()
-
-    def _run(self) -> None:
-        acknowledgements = self._acknowledgements
-        with self._lock:
-            if self._thread is not threading.current_thread():
-                return  # an interrupt has ended `add` before it was known
-        while True:
-            with self._lock:
-                while (wait := acknowledgements.wait(time.monotonic(), hurried=self._hurried)) != 0.0:
-                    if self._over:
-                        return
-                    self._idle = wait is None
-                    self._changed.wait(wait)
-                if self._over:
-                    return
-                self._idle = False
-                request = acknowledgements.take(time.monotonic())
-            error: SowError | None = None
-            try:
-                self._call(request)
-            except SowError as refused:
-                error = refused
-            except Exception as unexpected:  # noqa: BLE001 - the program must get it
-                error = _statuses.error_of_status(unexpected)
-            with self._lock:
-                if error is None:
-                    acknowledgements.done(request)
-                else:
-                    acknowledgements.failed(request, error, now=time.monotonic(), jitter=random.random())
-                self._changed.notify_all()
+def dropped(stop: Callable[[], object]) -> None:
+    """A consumer that nobody closes is finalized: no caller could get an error, and none should wait."""
+    _ends.hand_over(stop)
 
 
-def _bookmark_of(done: Change | str) -> str | None:
-    return done.bookmark if isinstance(done, Change) else done
-
-
-@refused_by_name
-class DurableSubscription(Subscription):
-    """The consumer of a durable subscription: an iterator of changes without an end, used by one thread.
-
-    Made by `Client.durable`. The server keeps the position: acknowledged changes do not come again, and the next
-    consumer of that name gets all others. When the connection breaks, the consumer calls again and continues at its
-    position. Iterating raises Aborted when another consumer takes over (DURABLE_TAKEN_OVER), or when the durable is
-    rewound, deleted or cleared by force (DURABLE_DETACHED). The end of a `with` block, or `close`, sends the
-    acknowledgements that wait and ends the call.
-
-    Rule: J2.
-    """
-
-    def __init__(
-        self,
-        core: DurableCore,
-        open_call: OpenSubscription,
-        acknowledgements: Acknowledgements,
-        call_acknowledge: CallAcknowledge,
-    ) -> None:
-        super().__init__(core, open_call)
-        self._durable = core
-        self._acknowledgements = acknowledgements
-        self._call_acknowledge = call_acknowledge
-        self._acknowledger = _Acknowledger(acknowledgements, call_acknowledge)
-
-    _what = "durable subscription"
-
-    def acknowledge(self, done: Change | str) -> None:
-        """Acknowledges everything up to this change, or bookmark: it does not come again. From any thread.
-
-        Returns at once. The acknowledgement is sent in the background, and one covers all before it, so acknowledge
-        each change when it is processed. A change without a bookmark, in a snapshot or inside an atomic request, is
-        acknowledged with the next change that has one. Raises the error of an earlier one that failed for good.
-        """
-        self._check_process()
-        bookmark = _bookmark_of(done)
-        if bookmark is not None:
-            self._acknowledger.add(bookmark)
-
-    def flush(self) -> None:
-        """Returns once the server has all acknowledgements; raises why it has not. After a lost connection they are
-        sent once the iteration has connected again."""
-        self._check_process()
-        self._acknowledger.flush()
-        self._acknowledgements.raise_held()
-
-    @property
-    def created(self) -> bool:
-        """True: the durable subscription did not exist, and began with this consumer."""
-        return self._durable.created
-
-    @property
-    def reset(self) -> bool:
-        """True: it existed before, was removed, and began anew; changes may have been missed. Rule: J10."""
-        return self._durable.reset
-
-    @property
-    def gap(self) -> Gap | None:
-        """The last gap; None: nothing is missing so far."""
-        return self._durable.gap
-
-    def close(self) -> None:
-        """Sends the acknowledgements that wait, for 5 seconds at most, and ends the call. Another
-        consumer can attach at once. A thread that waits for the
-        next change finds the iteration ended. Raises the error of a failed acknowledgement."""
-        self._end(CLOSE_SECONDS_MAX)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is None:
-            self.close()
-            return
-        with contextlib.suppress(SowError):  # the error that ended the block is the one to raise
-            self._end(INTERRUPTED_SECONDS_MAX)
-
-    def __del__(self) -> None:
-        # No caller could get an error here, and none should wait.
-        if not self._is_parents and hasattr(self, "_acknowledger"):  # else it was never made
-            _ends.hand_over(self._acknowledger.stop)
-            super().__del__()
-
-    def _end(self, seconds: float) -> None:
-        self._check_process()
-        try:
-            self._acknowledger.flush(seconds)
-        finally:
-            self._acknowledger.stop()
-            is_attached = self._durable.is_attached and not self._closed
-            super().close()
-            if is_attached:
-                with contextlib.suppress(SowError):  # the end of the stream says the same, a little later
-                    self._call_acknowledge(self._acknowledgements.leaving())
-
-
-class CallAioAcknowledge(Protocol):
-    """A client's call of Acknowledge, for an asynchronous durable subscription."""
-
-    def __call__(self, request: sow_pb2.AcknowledgeRequest, /) -> Awaitable[object]: ...
-
-
-class _AioAcknowledger:
-    """Sends acknowledgements in a task, which ends when there are none."""
-
-    def __init__(self, acknowledgements: Acknowledgements, call: CallAioAcknowledge) -> None:
-        self._acknowledgements = acknowledgements
-        self._call = call
-        self._task: asyncio.Task[None] | None = None
-        self._hurry = asyncio.Event()
-        self._progress = asyncio.Event()  # a call has ended
-        self._over = False
-
-    def add(self, bookmark: str) -> None:
-        """Sends it soon. Raises a failure of an earlier one."""
-        if self._over:
-            raise _statuses.closed("durable subscription")
-        if self._acknowledgements.add(bookmark) and (self._task is None or self._task.done()):
-            self._task = asyncio.create_task(self._run(), name="sow-acknowledge")
-
-    async def flush(self, seconds: float | None = None) -> None:
-        """Returns once everything is acknowledged, or after `seconds`. Raises a failure."""
-        self._hurry.set()
-        try:
-            async with asyncio.timeout(seconds):
-                while not (self._over or self._acknowledgements.is_settled or self._acknowledgements.has_failed):
-                    self._progress.clear()
-                    await self._progress.wait()
-        except TimeoutError:
-            pass
-        finally:
-            self._hurry.clear()
-        self._acknowledgements.raise_failure()
-
-    def stop(self) -> None:
-        """Ends sending."""
-        self._over = True
-        if self._task is not None:
-            self._task.cancel()
-
-    async def _run(self) -> None:
-        acknowledgements = self._acknowledgements
-        while (wait := acknowledgements.wait(time.monotonic(), hurried=self._hurry.is_set())) is not None:
-            if wait:
-                await self._rest(wait)
-                continue
-            request = acknowledgements.take(time.monotonic())
-            try:
-                await self._call(request)
-                acknowledgements.done(request)
-            except SowError as refused:
-                acknowledgements.failed(request, refused, now=time.monotonic(), jitter=random.random())
-            self._progress.set()
-
-    async def _rest(self, seconds: float) -> None:
-        if self._hurry.is_set():  # it pauses after a failure
-            await asyncio.sleep(seconds)
-            return
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._hurry.wait()
-
-
-@refused_by_name
-class AsyncDurableSubscription(AsyncSubscription):
-    """`DurableSubscription` for asyncio: the same with `async for` and `await`, used by one task."""
-
-    def __init__(
-        self,
-        core: DurableCore,
-        open_call: OpenAioSubscription,
-        acknowledgements: Acknowledgements,
-        call_acknowledge: CallAioAcknowledge,
-    ) -> None:
-        super().__init__(core, open_call)
-        self._durable = core
-        self._acknowledgements = acknowledgements
-        self._call_acknowledge = call_acknowledge
-        self._acknowledger = _AioAcknowledger(acknowledgements, call_acknowledge)
-
-    _what = "durable subscription"
-
-    async def acknowledge(self, done: Change | str) -> None:
-        """Acknowledges everything up to this change, or bookmark: it does not come again.
-
-        Returns at once. The acknowledgement is sent in the background, and one covers all before it, so acknowledge
-        each change when it is processed. A change without a bookmark, in a snapshot or inside an atomic request, is
-        acknowledged with the next change that has one. Raises the error of an earlier one that failed for good.
-        """
-        self._check_process()
-        bookmark = _bookmark_of(done)
-        if bookmark is not None:
-            self._acknowledger.add(bookmark)
-
-    async def flush(self) -> None:
-        """Returns once the server has all acknowledgements; raises why it has not. After a lost connection they are
-        sent once the iteration has connected again."""
-        self._check_process()
-        await self._acknowledger.flush()
-        self._acknowledgements.raise_held()
-
-    @property
-    def created(self) -> bool:
-        """True: the durable subscription did not exist, and began with this consumer."""
-        return self._durable.created
-
-    @property
-    def reset(self) -> bool:
-        """True: it existed before, was removed, and began anew; changes may have been missed. Rule: J10."""
-        return self._durable.reset
-
-    @property
-    def gap(self) -> Gap | None:
-        """The last gap; None: nothing is missing so far."""
-        return self._durable.gap
-
-    async def close(self) -> None:
-        """Sends the acknowledgements that wait, for 5 seconds at most, and ends the call. Another
-        consumer can attach at once. A task that waits for the
-        next change finds the iteration ended. Raises the error of a failed acknowledgement."""
-        await self._end(CLOSE_SECONDS_MAX)
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is None:
-            await self.close()
-            return
-        with contextlib.suppress(SowError):  # the error that ended the block is the one to raise
-            await self._end(INTERRUPTED_SECONDS_MAX)
-
-    async def _end(self, seconds: float) -> None:
-        self._check_process()
-        try:
-            await self._acknowledger.flush(seconds)
-        finally:
-            self._acknowledger.stop()
-            is_attached = self._durable.is_attached and not self._closed.is_set()
-            await super().close()
-            if is_attached:
-                with contextlib.suppress(SowError):  # the end of the stream says the same, a little later
-                    await self._call_acknowledge(self._acknowledgements.leaving())
+def aio_dropped(_stop: Callable[[], object]) -> None:
+    """As `dropped`. The task sends what waits, and ends."""

@@ -6,6 +6,7 @@ back leaves it taken: the thread that sets the event next waits for ever. This o
 
 from __future__ import annotations
 
+import asyncio
 from queue import Empty, SimpleQueue
 
 
@@ -42,3 +43,19 @@ class Flag:
         finally:
             self._waiting.discard(woken)
         return True
+
+
+class AioFlag:
+    """`Flag`, for tasks."""
+
+    def __init__(self) -> None:
+        event = asyncio.Event()
+        self.is_set, self.set, self.clear, self._wait = event.is_set, event.set, event.clear, event.wait
+
+    async def wait(self, seconds: float | None = None) -> bool:
+        """As a Flag's."""
+        try:
+            async with asyncio.timeout(seconds):
+                return await self._wait()
+        except TimeoutError:
+            return self.is_set()

@@ -16,18 +16,15 @@ rest is in `aio/_leasing.py`, from which the blocking lease is generated.
 
 from __future__ import annotations
 
-import asyncio
 import enum
-import threading
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from sow.v1 import sow_pb2, types_pb2
 from sow_client import _writes
-from sow_client._flags import Flag
 from sow_client._reads import TOUCHED_TOGETHER_MAX
 from sow_client._records import Published, Record, Ttl, invalid, ttl_micros
 from sow_client._reports import Topic
@@ -284,68 +281,3 @@ class Held:
         self.version = version
         self.first = self.first or version
         self.last = max(self.last, version)
-
-
-class Ticker:
-    """Calls a function on a thread of its own, again and again, until it is stopped or the function returns None.
-    Otherwise it returns the seconds until the next call."""
-
-    def __init__(self, turn: Callable[[], float | None]) -> None:
-        self._turn = turn
-        self._stop = Flag()
-        self._thread: threading.Thread | None = None
-
-    def start(self, seconds: float) -> None:
-        """Begins, with the first call after so many seconds. Later calls do nothing."""
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, args=(seconds,), name="sow-lease", daemon=True)
-            try:
-                self._thread.start()
-            except BaseException:  # an interrupt may come when it runs already: it ends at its next turn
-                self._thread = None
-                raise
-
-    def stop(self) -> None:
-        """Returns once no call is under way and none will come."""
-        self._stop.set()
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join()
-
-    def _run(self, seconds: float | None) -> None:
-        while seconds is not None and not self._stop.wait(seconds):
-            if self._thread is not threading.current_thread():
-                return
-            seconds = self._turn()
-
-
-class AioTicker:
-    """`Ticker` with a task."""
-
-    def __init__(self, turn: Callable[[], Awaitable[float | None]]) -> None:
-        self._turn = turn
-        self._stop = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
-
-    def start(self, seconds: float) -> None:
-        """As `Ticker.start`."""
-        if self._task is None:
-            self._task = asyncio.create_task(self._run(seconds))
-
-    async def stop(self) -> None:
-        """As `Ticker.stop`."""
-        self._stop.set()
-        if self._task is not None and self._task is not asyncio.current_task():
-            await asyncio.wait([self._task])
-
-    async def _run(self, seconds: float | None) -> None:
-        while seconds is not None:
-            try:
-                await asyncio.wait_for(self._stop.wait(), seconds)
-            except TimeoutError:
-                seconds = await self._turn()
-            else:
-                return
-
-
-Lock = threading.Lock
-AioLock = asyncio.Lock

@@ -1,7 +1,7 @@
 """Live views: a local map of the records that match a filter, right again after every outage (rules F4, F5).
 
 `LiveCore` is the machine: it owns the map, and decides what to ask the server for. `LiveView` and `AsyncLiveView` run
-it in a thread or in a task, and let the program read the map.
+it in a thread or in a task. `Readable` is how the program reads the map.
 
     [1]  The map shows the state at one position: all changes up to there, and none of those after it. Changes that
          belong together appear together.
@@ -22,27 +22,36 @@ import threading
 import time
 from array import array
 from bisect import bisect_right
-from collections.abc import Callable, Collection, ItemsView, Iterable, Iterator, KeysView, Mapping, Sequence, ValuesView
-from contextlib import suppress
+from collections.abc import (
+    Awaitable,
+    Callable,
+    Collection,
+    ItemsView,
+    Iterable,
+    Iterator,
+    KeysView,
+    Mapping,
+    Sequence,
+    ValuesView,
+)
 from heapq import heapify, heappop, heappush
 from itertools import repeat
 from operator import length_hint
-from types import TracebackType
-from typing import Final, Protocol, Self, TypeVar
+from typing import Final
 
 from sow.checksums import RANGES_MAX, checksum
 from sow.v1 import sow_pb2
-from sow_client import _ends, _process, _statuses, _timeouts
-from sow_client._aio_subscription import AioSubscribeCall, AsyncSubscription, OpenAioSubscription
-from sow_client._flags import Flag
+from sow_client import _process, _statuses
+from sow_client._aio_subscription import AioOpenSubscription, AioSubscribeCall
+from sow_client._flags import AioFlag, Flag
 from sow_client._records import Change, Record, RecordBatch, html_table
 from sow_client._subscription import (
     OpenSubscription,
     SubscribeCall,
-    Subscription,
     SubscriptionCore,
 )
 from sow_client._view import in_own_batch
+from sow_client._workers import AioWorker, Worker
 from sow_client.errors import ResyncRequired, SowError
 
 RANGE_RECORDS: Final = 32
@@ -56,13 +65,6 @@ GONE_REASONS: Final = frozenset({"TOPIC_DELETED", "TOPIC_NOT_FOUND"})
 """There are no records of the topic, until it is made again."""
 
 _NOTHING: Final[frozenset[str]] = frozenset()
-
-
-class Signal(Protocol):
-    """A Flag, or an Event of asyncio."""
-
-    def set(self) -> None: ...
-    def clear(self) -> None: ...
 
 
 class LiveCore(SubscriptionCore):
@@ -87,11 +89,11 @@ class LiveCore(SubscriptionCore):
         self.absent_fields: tuple[str, ...] = ()
         """As the last snapshot told."""
         self.current = False
-        """Whether the server sends every change, and has sent all from before the call."""
+        """True while the server sends every change, and has sent all from before the call."""
         self.error: BaseException | None = None
         """The error that ended the view."""
         self.is_over = False
-        self.settled: Signal = Flag()
+        self.settled: Flag | AioFlag = Flag()
         """Set while the view is current or has ended."""
         self._tells = tells
         self._clock = clock
@@ -215,7 +217,7 @@ class LiveCore(SubscriptionCore):
         return told
 
     def _apply(self, change: Change) -> bool:
-        """Whether there is a change of the map to tell."""
+        """Changes the map. True if there is a change to report."""
         self._overdue.discard(change.key)
         if change.op != "put":
             return self.records.pop(change.key, None) is not None
@@ -319,7 +321,7 @@ class LiveCore(SubscriptionCore):
 
 
 def _lacks_something(progress: sow_pb2.Progress) -> bool:
-    """Whether the subscriber was told something elsewhere that this instance lacks (rule F9). An older server does not
+    """True if the subscriber was told something elsewhere that this instance lacks (rule F9). An older server does not
     tell, and accepts no bookmark of another instance."""
     return not progress.covers and ";h=" in progress.bookmark
 
@@ -355,7 +357,7 @@ def _versions_and_origins(rows: Sequence[Record]) -> tuple[array[int], Iterable[
 
 
 def _average_bytes(records: Mapping[str, Record], keys: Sequence[str]) -> int:
-    """Of the payloads, by a sample."""
+    """The average size of the payloads, from a sample."""
     sample = keys[:: -(-len(keys) // SAMPLE_RECORDS)]
     return sum([len(records[key].payload) for key in sample]) // len(sample) + 1
 
@@ -363,7 +365,7 @@ def _average_bytes(records: Mapping[str, Record], keys: Sequence[str]) -> int:
 def _differences(
     before: Mapping[str, Record], after: Mapping[str, Record], keys: Iterable[str], topic: str
 ) -> Iterator[Change]:
-    """What tells a program that knows `before` about `after`; they may differ in these keys."""
+    """The changes that lead from `before` to `after`; they may differ in these keys."""
     for key in keys:
         old, new = before.get(key), after.get(key)
         if new is None:
@@ -378,7 +380,7 @@ def _differ(old: Record, new: Record) -> bool:
     return old.version != new.version or old.origin != new.origin or old.payload != new.payload
 
 
-class _Readable(_process.Owned, Mapping[str, Record]):
+class Readable(_process.Owned, Mapping[str, Record]):
     """The map, as any thread reads it."""
 
     _core: LiveCore
@@ -457,180 +459,44 @@ class _Readable(_process.Owned, Mapping[str, Record]):
             raise error
 
 
-class LiveView(_Readable):
-    """The records of a topic that match a filter, kept up to date in this process: a mapping from keys to records that
-    can only be read. Made by `Client.live_view`; any thread may read it.
-
-    A thread of its own keeps it up to date, through broken connections, restarts and lost data of the server. Reading
-    raises the error that ended the view, if one did. `close`, the end of a `with` block, or dropping the last reference
-    ends it; the records stay readable.
-
-    Rules: F4, F5.
-    """
-
-    # The thread does not refer to the view, so that dropping the last reference ends it.
-
-    def __init__(
-        self, core: LiveCore, open_call: OpenSubscription, on_change: Callable[[Change], object] | None
-    ) -> None:
-        self._core = core
-        self._settled = core.settled = Flag()
-
-        def open_with_held(request: sow_pb2.SubscribeRequest) -> SubscribeCall:
-            core.hold(request)
-            return open_call(request)
-
-        self._subscription = Subscription(core, open_with_held)
-        self._thread = threading.Thread(
-            target=_keep, args=[self._subscription, core, on_change], name="sow-live-view", daemon=True
-        )
-        _process.tell(self)
-
-    def open(self) -> None:
-        """Returns once the view is current for the first time; `live_view` has called it already."""
-        try:
-            self._thread.start()  # an exception may come when it runs already
-            self.wait()
-        except BaseException:
-            self.close()
-            raise
-
-    def wait(self, seconds: float | None = None) -> bool:
-        """Waits until the view is current, for at most `seconds`; False if it is not by then."""
-        self._check_process()
-        self._settled.wait(_timeouts.perhaps(seconds, "seconds"))
-        self._check()
-        return self.current
-
-    def close(self) -> None:
-        """Ends the view. No change is told after it, except one that is being told in another thread."""
-        self._check_process()
-        self._subscription.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        if not self._is_parents and hasattr(self, "_subscription"):  # else it was never made
-            _ends.hand_over(self._subscription.close)
+# ---- threads and tasks ----
 
 
-def _keep(subscription: Subscription, core: LiveCore, on_change: Callable[[Change], object] | None) -> None:
-    try:
-        for change in subscription:
-            if on_change is not None:
-                on_change(change)
-        core.end()
-    except BaseException as error:  # noqa: BLE001 - whoever reads the view gets it
-        subscription.close()
-        core.end(error)
+def with_held(core: LiveCore, open_call: OpenSubscription) -> OpenSubscription:
+    """Calls with what is held in the request."""
+
+    def open_with_held(request: sow_pb2.SubscribeRequest) -> SubscribeCall:
+        core.hold(request)
+        return open_call(request)
+
+    return open_with_held
 
 
-class AsyncLiveView(_Readable):
-    """`LiveView` for asyncio: a task keeps it up to date. It is opened by `open`, or by entering an `async with`
-    block."""
+def aio_with_held(core: LiveCore, open_call: AioOpenSubscription) -> AioOpenSubscription:
+    """As `with_held`."""
 
-    # The task does not refer to the view, so that dropping the last reference ends it.
+    async def open_with_held(
+        request: sow_pb2.SubscribeRequest, *, connect_seconds: float | None = None
+    ) -> AioSubscribeCall:
+        await asyncio.to_thread(core.hold, request)  # may take long, and other tasks have to go on
+        return await open_call(request, connect_seconds=connect_seconds)
 
-    def __init__(
-        self, core: LiveCore, open_call: OpenAioSubscription, on_change: Callable[[Change], object] | None
-    ) -> None:
-        self._core = core
-        self._settled = core.settled = asyncio.Event()
-        self._on_change = on_change
-
-        async def open_with_held(
-            request: sow_pb2.SubscribeRequest, *, connect_seconds: float | None = None
-        ) -> AioSubscribeCall:
-            await asyncio.to_thread(core.hold, request)  # may take long, and other tasks have to go on
-            return await open_call(request, connect_seconds=connect_seconds)
-
-        self._subscription = AsyncSubscription(core, open_with_held)
-        _process.tell(self)
-
-    _task: asyncio.Task[None] | None = None  # here, as for `Subscription._reader`
-
-    def _forked(self) -> None:
-        super()._forked()
-        _process.keep(self._task)
-        self._task = None
-
-    async def open(self) -> None:
-        """Returns once the view is current for the first time."""
-        self._check_process()
-        if self._task is None:
-            keeping = _aio_keep(self._subscription, self._core, self._on_change)
-            self._task = asyncio.create_task(keeping, name="sow-live-view")
-        try:
-            await self.wait()
-        except BaseException:
-            await self.close()
-            raise
-
-    async def wait(self, seconds: float | None = None) -> bool:
-        """Waits until the view is current, for at most `seconds`; False if it is not by then."""
-        self._check_process()
-        try:
-            async with asyncio.timeout(_timeouts.perhaps(seconds, "seconds")):
-                await self._settled.wait()
-        except TimeoutError:
-            return False
-        self._check()
-        return self.current
-
-    async def close(self) -> None:
-        """Ends the view. No change is told after it."""
-        self._check_process()
-        await self._subscription.close()
-        if self._task is not None and self._task is not asyncio.current_task():
-            await asyncio.wait([self._task])
-
-    async def __aenter__(self) -> Self:
-        await self.open()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
-
-    def __del__(self) -> None:
-        # The garbage collector may run in any thread, and after the end of the loop, which also ends the task.
-        if self._task is not None and not self._task.done():
-            with suppress(RuntimeError):
-                self._task.get_loop().call_soon_threadsafe(self._task.cancel)
+    return open_with_held
 
 
-async def _aio_keep(
-    subscription: AsyncSubscription, core: LiveCore, on_change: Callable[[Change], object] | None
-) -> None:
-    try:
-        async for change in subscription:
-            if on_change is not None:
-                on_change(change)
-        core.end()
-    except Exception as error:  # noqa: BLE001 - whoever reads the view gets it
-        await subscription.close()
-        core.end(error)
+def view_entered(_open_view: Callable[[], object]) -> None:
+    """A block of the view begins: `opened` has opened it."""
 
 
-_Blocking = TypeVar("_Blocking", bound=LiveView)
+async def aio_view_entered(open_view: Callable[[], Awaitable[object]]) -> None:
+    """A block of the view begins."""
+    await open_view()
 
 
-def loaded(view: _Blocking) -> _Blocking:
-    """A view as the blocking client hands it out: current."""
-    view.open()
-    return view
+def view_closed(_worker: Worker) -> None:
+    """The subscription of the view has ended. Its thread may be telling a change, as long as the program takes."""
 
 
-_Asynchronous = TypeVar("_Asynchronous", bound=AsyncLiveView)
-
-
-def aio_loaded(view: _Asynchronous) -> _Asynchronous:
-    """A view as the asynchronous client hands it out, as `aio_opened`."""
-    return view
+async def aio_view_closed(worker: AioWorker) -> None:
+    """The subscription of the view has ended."""
+    await worker.join()

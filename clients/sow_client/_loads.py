@@ -12,25 +12,19 @@ server and the answers back.
 
 from __future__ import annotations
 
-import asyncio
 import random
 import secrets
-import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from types import TracebackType
-from typing import Final, Literal, Protocol, Self, cast
-
-import grpc
+from typing import Final, Literal, cast
 
 from sow.v1 import load_pb2, types_pb2
-from sow_client import _ends, _lifetimes, _process, _statuses, _timeouts, _writes
+from sow_client import _lifetimes, _process, _statuses, _timeouts, _writes
 from sow_client._publish_core import IN_FLIGHT_BYTES_MAX, REFUSALS_KEPT_MAX, RETRIED_REASONS, check_sizes, fitting_rows
 from sow_client._records import Ttl, invalid
-from sow_client._transport import task_is_cancelled
 from sow_client.errors import Refusal, SowError
 
 REQUEST_ROWS: Final = 5_000
@@ -303,22 +297,8 @@ class StageCore:
         return delay
 
 
-class StageCall(Protocol):
-    """An open stream."""
-
-    def __iter__(self) -> Iterator[load_pb2.StageLoadResponse]: ...
-
-    def cancel(self) -> object: ...
-
-
-OpenStageStream = Callable[[Iterator[load_pb2.StageLoadRequest]], StageCall]
-"""A client's StageLoad for a stager: it waits for a connection, then makes the call."""
-
-_ANSWERS: Final = "the stream of answers to staged rows"
-
-
-class _Shell(_process.Owned):
-    """The common part of both stagers."""
+class StagedRows(_process.Owned):
+    """The part of a stager that is alike for threads and tasks: what it shows."""
 
     _what = "stager"
 
@@ -362,301 +342,6 @@ class _Shell(_process.Owned):
             raise self._failure
         if self._closing:
             raise _statuses.closed("stager")
-
-
-class LoadStager(_Shell):
-    """Stages the rows of one attempt at a part of a load: pipelined, in order, each counted once.
-
-    Made by `Client.stage_load`; use it in a `with` block, on one thread. The end of the block flushes. Rows that the
-    server refuses are in `refusals` and raise nothing. After a break the stager connects again, and sends the
-    unanswered rows again.
-    """
-
-    def __init__(self, core: StageCore, open_stream: OpenStageStream) -> None:
-        super().__init__(core)
-        self._open_stream = open_stream
-        self._lock = threading.Lock()
-        self._changed = threading.Condition(self._lock)
-        self._call: StageCall | None = None
-        self._thread: threading.Thread | None = None
-
-    def _forked(self) -> None:
-        super()._forked()
-        _process.keep(self._call, self._thread)
-        self._lock = threading.Lock()
-        self._changed = threading.Condition(self._lock)
-        self._call = self._thread = None
-
-    def stage(
-        self,
-        payloads: Sequence[bytes],
-        *,
-        keys: Sequence[str] | None = None,
-        lifetime: Ttl | None = None,
-        lifetime_kinds: Sequence[int] | None = None,
-        lifetime_micros: Sequence[int] | None = None,
-    ) -> None:
-        """Takes any number of rows; may wait for room. `keys` is for topics without key fields.
-
-        `lifetime` is a ttl, or NEVER, for rows without their own lifetime. `lifetime_kinds` (numbers of
-        `sow.v1.LifetimeKind`) and `lifetime_micros` give rows their own. A lifetime starts when the row is applied.
-        Raises the error that ended staging.
-
-        Rule: K3.
-        """
-        for request in self._core.requests(payloads, keys, lifetime, lifetime_kinds, lifetime_micros):
-            with self._lock:
-                self._changed.wait_for(lambda: self._core.room or self._failure is not None or self._closing)
-                self._check()
-                if self._thread is None:
-                    thread = _ends.StreamThread(self._run, "sow-stager", self._end)
-                    thread.start()
-                    self._thread = thread
-                self._core.queue(request)
-                self._changed.notify_all()
-
-    def flush(self) -> None:
-        """Returns once all rows so far are staged or refused. Raises the error that ended staging."""
-        with self._lock:
-            self._changed.wait_for(lambda: not self._core.busy or self._failure is not None or self._closing)
-            self._check()
-
-    def close(self) -> None:
-        """Flushes and ends the stream. It may be called again."""
-        try:
-            if not self._closing:
-                self.flush()
-        finally:
-            self.abort()
-
-    def abort(self) -> None:
-        """Ends the stream at once. Staged rows stay with the load."""
-        with self._lock:
-            self._closing = True
-            call = self._call
-            self._changed.notify_all()
-        if self._thread is None or self._thread is threading.current_thread():
-            return
-        if not self._core.busy:
-            self._thread.join(END_SECONDS)  # the requests have ended, the server ends the answers
-        if call is not None:
-            call.cancel()
-        self._thread.join()
-
-    def _end(self) -> None:
-        with self._lock:
-            self._closing = True
-            call = self._call
-            self._changed.notify_all()
-        if call is not None:
-            call.cancel()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> Literal[False]:
-        if error is None:
-            self.close()
-        else:
-            self.abort()
-        return False
-
-    def _requests(self, stream: int) -> Iterator[load_pb2.StageLoadRequest]:
-        while True:
-            with self._lock:
-                while (request := self._core.next_request() if stream == self._stream else None) is None:
-                    if stream != self._stream or self._closing:
-                        return
-                    self._changed.wait()
-            yield request
-
-    def _run(self) -> None:
-        with self._lock:
-            if self._thread is not threading.current_thread():
-                return  # see StreamThread
-        try:
-            while True:
-                with self._lock:
-                    self._changed.wait_for(lambda: self._core.busy or self._closing)
-                    if self._closing:
-                        return
-                error = self._stream_once()
-                with self._lock:
-                    self._core.rewind()
-                    if self._core.busy and not self._closing:
-                        delay = self._core.retry_delay(error, now=time.monotonic(), jitter=random.random())
-                        self._changed.wait_for(lambda: self._closing, delay)
-        except BaseException as error:  # noqa: BLE001 - the user's thread raises it
-            with self._lock:
-                self._failure = error
-                self._changed.notify_all()
-
-    def _stream_once(self) -> SowError:
-        """Opens a stream and settles its answers until it ends. Returns why it ended."""
-        with self._lock:
-            self._stream += 1
-            requests = self._requests(self._stream)
-        call = None
-        try:
-            call = self._open_stream(requests)
-            with self._lock:
-                self._call = call
-                closing = self._closing
-            if closing:
-                call.cancel()
-            for response in call:
-                with self._lock:
-                    self._core.settle(response)
-                    self._changed.notify_all()
-            return _statuses.cut(_ANSWERS)
-        except SowError as error:
-            return error
-        except grpc.RpcError as error:
-            return _statuses.stream_error(error, _ANSWERS)
-        finally:
-            with self._lock:
-                self._stream += 1
-                self._call = None
-                self._changed.notify_all()
-            if call is not None:
-                call.cancel()
-
-
-class AioStageCall(Protocol):
-    """An open stream."""
-
-    def __aiter__(self) -> AsyncIterator[load_pb2.StageLoadResponse]: ...
-
-    def cancel(self) -> object: ...
-
-
-OpenAioStageStream = Callable[[AsyncIterator[load_pb2.StageLoadRequest]], Awaitable[AioStageCall]]
-
-
-class AsyncLoadStager(_Shell):
-    """`LoadStager` for asyncio: the same calls with `await`, used by one task."""
-
-    def __init__(self, core: StageCore, open_stream: OpenAioStageStream) -> None:
-        super().__init__(core)
-        self._open_stream = open_stream
-        self._changed = asyncio.Condition()
-        self._task: asyncio.Task[None] | None = None
-
-    def _forked(self) -> None:
-        super()._forked()
-        _process.keep(self._task)
-        self._changed, self._task = asyncio.Condition(), None
-
-    async def stage(
-        self,
-        payloads: Sequence[bytes],
-        *,
-        keys: Sequence[str] | None = None,
-        lifetime: Ttl | None = None,
-        lifetime_kinds: Sequence[int] | None = None,
-        lifetime_micros: Sequence[int] | None = None,
-    ) -> None:
-        """As `LoadStager.stage`."""
-        for request in self._core.requests(payloads, keys, lifetime, lifetime_kinds, lifetime_micros):
-            async with self._changed:
-                await self._changed.wait_for(lambda: self._core.room or self._failure is not None or self._closing)
-                self._check()
-                self._core.queue(request)
-                if self._task is None:
-                    self._task = asyncio.create_task(self._run(), name="sow-stager")
-                self._changed.notify_all()
-
-    async def flush(self) -> None:
-        """As `LoadStager.flush`."""
-        async with self._changed:
-            await self._changed.wait_for(lambda: not self._core.busy or self._failure is not None or self._closing)
-            self._check()
-
-    async def close(self) -> None:
-        """As `LoadStager.close`."""
-        try:
-            if not self._closing:
-                await self.flush()
-        finally:
-            await self.abort()
-
-    async def abort(self) -> None:
-        """As `LoadStager.abort`."""
-        self._closing = True
-        async with self._changed:
-            self._changed.notify_all()
-        if self._task is None:
-            return
-        if not self._core.busy:
-            await asyncio.wait([self._task], timeout=END_SECONDS)
-        self._task.cancel()
-        await asyncio.wait([self._task])
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> Literal[False]:
-        if error is None:
-            await self.close()
-        else:
-            await self.abort()
-        return False
-
-    async def _requests(self, stream: int) -> AsyncIterator[load_pb2.StageLoadRequest]:
-        while True:
-            async with self._changed:
-                while (request := self._core.next_request() if stream == self._stream else None) is None:
-                    if stream != self._stream or self._closing:
-                        return
-                    await self._changed.wait()
-            yield request
-
-    async def _run(self) -> None:
-        try:
-            while True:
-                async with self._changed:
-                    await self._changed.wait_for(lambda: self._core.busy or self._closing)
-                    if self._closing:
-                        return
-                error = await self._stream_once()
-                self._core.rewind()
-                if self._core.busy and not self._closing:
-                    await asyncio.sleep(self._core.retry_delay(error, now=time.monotonic(), jitter=random.random()))
-        except BaseException as error:
-            self._failure = error
-            if isinstance(error, asyncio.CancelledError):
-                raise
-            async with self._changed:
-                self._changed.notify_all()
-
-    async def _stream_once(self) -> SowError:
-        self._stream += 1
-        call = None
-        try:
-            call = await self._open_stream(self._requests(self._stream))
-            async for response in call:
-                self._core.settle(response)
-                async with self._changed:
-                    self._changed.notify_all()
-            return _statuses.cut(_ANSWERS)
-        except SowError as error:
-            return error
-        except grpc.RpcError as error:
-            return _statuses.stream_error(error, _ANSWERS)
-        except asyncio.CancelledError:
-            if self._closing or task_is_cancelled():
-                raise
-            return _statuses.cut(_ANSWERS)
-        finally:
-            self._stream += 1
-            if call is not None:
-                call.cancel()
-            async with self._changed:
-                self._changed.notify_all()
 
 
 class CommitRetry:

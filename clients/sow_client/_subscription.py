@@ -579,14 +579,24 @@ class Subscription(_process.Owned):
         reader.cancel()
 
 
-_Blocking = TypeVar("_Blocking", bound=Subscription)
+class Opening(Protocol):
+    """A subscription or a view, which the blocking client hands out established."""
+
+    def open(self) -> None: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None: ...
 
 
-def opened(subscription: _Blocking) -> _Blocking:
-    """A subscription as the blocking client hands it out: established."""
+_Opening = TypeVar("_Opening", bound=Opening)
+
+
+def opened(made: _Opening) -> _Opening:
+    """A subscription or a view as the blocking client hands it out: established."""
     try:
-        subscription.open()
+        made.open()
     except BaseException as error:  # else it would go on while somebody keeps the error, and with it this frame
-        subscription.__exit__(type(error), error, error.__traceback__)
+        made.__exit__(type(error), error, error.__traceback__)
         raise
-    return subscription
+    return made

@@ -20,13 +20,12 @@ import grpc.aio
 from sow_client import _ends, _failover, _process
 from sow_client._addresses import host_and_port
 from sow_client._channel import close_aside
-from sow_client._connection import cause_of, task_is_cancelled, unless_closed
-from sow_client._flags import Flag
+from sow_client._connection import cause_of, task_is_cancelled, unless_closed, unless_cut
 from sow_client._lines import Cancellable
 from sow_client._statuses import EndedCall, error_of_status, explained, reason_of, tls_details, tls_problem, unreachable
 from sow_client.errors import SowError, Unavailable
 
-__all__ = ["RECONNECT_SECONDS", "task_is_cancelled", "unless_closed"]
+__all__ = ["RECONNECT_SECONDS", "task_is_cancelled", "unless_closed", "unless_cut"]
 
 RECONNECT_SECONDS: Final = 0.5
 """Publishers and subscriptions repeat their attempts, so each attempt waits only this long for a connection. Closing a
@@ -85,34 +84,6 @@ class AioTurn:
 
 
 # ---- the end ----
-
-
-class Closing:
-    """The event that a client is closed. It ends the pauses of a search."""
-
-    def __init__(self) -> None:
-        self._event = Flag()
-        self.set = self._event.set
-        self.is_set = self._event.is_set
-
-    def wait(self, seconds: float) -> None:
-        """A pause, which the end of the client cuts short."""
-        self._event.wait(seconds)
-
-
-class AioClosing:
-    """`Closing` for tasks."""
-
-    def __init__(self) -> None:
-        self._event = asyncio.Event()
-        self.set = self._event.set
-        self.is_set = self._event.is_set
-
-    async def wait(self, seconds: float) -> None:
-        """As `Closing.wait`."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._event.wait()
 
 
 def close_channels(channels: Sequence[grpc.Channel]) -> None:

@@ -26,13 +26,17 @@ from sow.v1 import sow_pb2
 from sow_client import AsyncClient, Client, _ends
 from sow_client._aio_publisher import AsyncPublisher
 from sow_client._aio_subscription import AsyncSubscription
-from sow_client._durable import Acknowledgements, AsyncDurableSubscription, DurableCore, DurableSubscription
+from sow_client._durable import Acknowledgements, DurableCore
 from sow_client._ends import Stream
 from sow_client._lease_core import LeaseCore
-from sow_client._live_view import AsyncLiveView, LiveCore, LiveView
+from sow_client._live_view import LiveCore
 from sow_client._publisher import Publisher
 from sow_client._subscription import Subscription, SubscriptionCore
+from sow_client.aio._consuming import AsyncDurableSubscription
+from sow_client.aio._following import AsyncLiveView
 from sow_client.aio._leasing import AsyncLease
+from sow_client.blocking._consuming import DurableSubscription
+from sow_client.blocking._following import LiveView
 from sow_client.blocking._leasing import Lease
 from tests.support.interrupted import Points, points_of, raised_at, spread
 from tests.support.server import PYTHONPATH, ROOT, ServerProcess, until

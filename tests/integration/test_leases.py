@@ -13,7 +13,7 @@ from typing import Any, Final
 import pytest
 
 from sow_client import Client, ConditionFailed, DeadlineExceeded, InvalidArgument, Lease, LeaseLost, SowError
-from sow_client._lease_core import AioTicker
+from sow_client.aio._leasing import AioTicker
 from tests.support.clients import Connect, connect
 from tests.support.clocked_server import STORE_FILE
 from tests.support.server import ServerProcess, until
@@ -419,12 +419,15 @@ def test_a_task_of_a_lease_that_has_failed_is_stopped_without_an_error() -> None
     """Its error was raised by the end of the block, before that deleted the records."""
 
     async def use() -> None:
+        fails = asyncio.Event()
+
         async def turn() -> float | None:
+            fails.set()
             raise ZeroDivisionError
 
         ticker = AioTicker(turn)
         ticker.start(0.0)
-        await asyncio.sleep(0)
+        await fails.wait()
         await ticker.stop()
 
     asyncio.run(use())

@@ -37,7 +37,7 @@ from sow_client import (
     View,
     _html,
 )
-from sow_client._aio_subscription import AioSubscribeCall, OpenAioSubscription
+from sow_client._aio_subscription import AioOpenSubscription, AioSubscribeCall
 from sow_client._reads import QueryProgress
 from sow_client._subscription import SubscriptionCore
 from tests.support.called_server import Server, batch, footer, header, loop, script, server
@@ -225,7 +225,7 @@ class Opener:
         raise Unavailable("nobody is there", reason="UNREACHABLE")
 
 
-def following(opener: OpenAioSubscription, *, stood: bool = False) -> AsyncSubscription:
+def following(opener: AioOpenSubscription, *, stood: bool = False) -> AsyncSubscription:
     """A subscription; `stood`: it was established before."""
     request = sow_pb2.SubscribeRequest(topic="orders", bookmark="e.1")
     core = SubscriptionCore(request, retry_for=2.0, connect_timeout=2.0)

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from sow.checksums import RANGE_RECORDS_MAX, RANGES_MAX, checksum
 from sow.v1 import sow_pb2, types_pb2
-from sow_client import NotFound, Record, RecordBatch, View
-from sow_client._live_view import RANGE_RECORDS, LiveView
+from sow_client import LiveView, NotFound, Record, RecordBatch, View
+from sow_client._live_view import RANGE_RECORDS
 from sow_client._records import NEVER_MICROS
 from sow_client._subscription import SubscriptionCore
 from sow_client.errors import error_of_reason

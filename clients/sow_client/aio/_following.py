@@ -5,24 +5,28 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Unpack
+from types import TracebackType
+from typing import Self, Unpack
 
 import grpc
 import grpc.aio
 
 from sow.v1 import admin_pb2, sow_pb2
-from sow_client import _lines, _reads, _retention, _statuses, _transport
-from sow_client._aio_subscription import AioSubscribeCall, AsyncSubscription, aio_opened
+from sow_client import _lines, _process, _reads, _retention, _statuses, _timeouts, _transport
+from sow_client._aio_subscription import AioOpenSubscription, AioSubscribeCall, AsyncSubscription, aio_opened
 from sow_client._contract import needed
-from sow_client._durable import LEAVE_SECONDS_MAX, Acknowledgements, AsyncDurableSubscription, DurableCore
+from sow_client._durable import LEAVE_SECONDS_MAX, Acknowledgements, DurableCore
+from sow_client._flags import AioFlag
 from sow_client._lines import Home
-from sow_client._live_view import AsyncLiveView, LiveCore, aio_loaded
+from sow_client._live_view import LiveCore, Readable, aio_view_closed, aio_view_entered, aio_with_held
 from sow_client._parameters import Parameters
 from sow_client._records import Change, Start, Ttl
 from sow_client._reports import Browsed, Durable, Gap, Rewound
 from sow_client._setting_values import DurableSettingsArguments
 from sow_client._subscription import RETRY_SECONDS, SubscriptionCore
+from sow_client._workers import AioFault, AioWorker
 from sow_client.aio._calls import AsyncCalls
+from sow_client.aio._consuming import AsyncDurableSubscription
 from sow_client.errors import SowError
 
 
@@ -184,7 +188,7 @@ class AsyncFollowing(AsyncCalls):
             on_interruption=on_interruption,
             tells=on_change is not None,
         )
-        return aio_loaded(AsyncLiveView(core, partial(self._open_subscription, None), on_change))
+        return aio_opened(AsyncLiveView(core, partial(self._open_subscription, None), on_change))
 
     def durable(
         self,
@@ -347,3 +351,86 @@ class AsyncFollowing(AsyncCalls):
     async def _acknowledge(self, home: Home, request: sow_pb2.AcknowledgeRequest) -> sow_pb2.AcknowledgeResponse:
         at_most = LEAVE_SECONDS_MAX if request.detach else None
         return await self._call(self._sow.Acknowledge, request, home=home, at_most=at_most)
+
+
+class AsyncLiveView(Readable):
+    """The records of a topic that match a filter, kept up to date in this process: a mapping from keys to records that
+    can only be read. Made by `AsyncClient.live_view`; any thread may read it.
+
+    A task of its own keeps it up to date, through broken connections, restarts and lost data of the server. Reading
+    raises the error that ended the view, if one did. `close`, the end of an `async with` block, or dropping the last
+    reference ends it; the records stay readable.
+
+    In asyncio it is opened by `open`, or by entering an `async with` block.
+
+    Rules: F4, F5.
+    """
+
+    # Its worker does not refer to it, so that dropping the last reference ends it.
+
+    def __init__(
+        self, core: LiveCore, open_call: AioOpenSubscription, on_change: Callable[[Change], object] | None
+    ) -> None:
+        self._core = core
+        self._on_change = on_change
+        self._settled = core.settled = AioFlag()
+        self._subscription = AsyncSubscription(core, aio_with_held(core, open_call))
+        self._worker = AioWorker("sow-live-view")
+        _process.tell(self)
+
+    def _forked(self) -> None:
+        super()._forked()
+        _process.keep(self._worker)
+        self._worker = AioWorker("sow-live-view")
+
+    async def open(self) -> None:
+        """Returns once the view is current for the first time; `live_view` has called it already.
+
+        In asyncio entering an `async with` block calls it, and not `live_view`.
+        """
+        self._check_process()
+        try:
+            self._worker.start(_keep_current, self._subscription, self._core, self._on_change)
+            await self.wait()
+        except BaseException:
+            await self.close()
+            raise
+
+    async def wait(self, seconds: float | None = None) -> bool:
+        """Waits until the view is current, for at most `seconds`; False if it is not by then."""
+        self._check_process()
+        await self._settled.wait(_timeouts.perhaps(seconds, "seconds"))
+        self._check()
+        return self.current
+
+    async def close(self) -> None:
+        """Ends the view. No change is told after it, except one that is being told in another thread."""
+        self._check_process()
+        await self._subscription.close()
+        await aio_view_closed(self._worker)
+
+    async def __aenter__(self) -> Self:
+        await aio_view_entered(self.open)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def __del__(self) -> None:
+        if not self._is_parents and hasattr(self, "_worker"):  # else it was never made
+            self._worker.drop(self._subscription.close)
+
+
+async def _keep_current(
+    subscription: AsyncSubscription, core: LiveCore, on_change: Callable[[Change], object] | None
+) -> None:
+    try:
+        async for change in subscription:
+            if on_change is not None:
+                on_change(change)
+        core.end()
+    except AioFault as error:  # whoever reads the view gets it
+        await subscription.close()
+        core.end(error)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from types import TracebackType
 from typing import Final, Literal, Self
@@ -11,9 +11,11 @@ from sow.v1 import sow_pb2
 from sow_client import _process, _reads, _statuses, _writes
 from sow_client._arguments import refused_by_name
 from sow_client._documents import Document
+from sow_client._flags import AioFlag
 from sow_client._keys import Key, optional_key
-from sow_client._lease_core import AioLock, AioTicker, Joining, LeaseCore, Seen, lease_now
+from sow_client._lease_core import Joining, LeaseCore, Seen, lease_now
 from sow_client._records import DurabilityName, Published, Ttl
+from sow_client._workers import AioLock, AioWorker
 from sow_client.aio._administration import AsyncAdministration
 from sow_client.aio._publishing import AsyncPublishing
 from sow_client.aio._reading import AsyncReading
@@ -305,3 +307,26 @@ class AsyncLease(_process.Owned):
             topic, keys=list(held), only_if_versions=[one.version for one in held.values()]
         )
         return done.deleted
+
+
+class AioTicker:
+    """Calls a function in a task of its own, again and again, until it is stopped or the function returns None.
+    Otherwise it returns the seconds until the next call."""
+
+    def __init__(self, turn: Callable[[], Awaitable[float | None]]) -> None:
+        self._turn = turn
+        self._stop = AioFlag()
+        self._worker = AioWorker("sow-lease")
+
+    def start(self, seconds: float) -> None:
+        """Begins, with the first call after so many seconds. Later calls do nothing."""
+        self._worker.start(self._run, seconds)
+
+    async def stop(self) -> None:
+        """Returns once no call is under way and none will come."""
+        self._stop.set()
+        await self._worker.join()
+
+    async def _run(self, seconds: float | None) -> None:
+        while seconds is not None and not await self._stop.wait(seconds):
+            seconds = await self._turn()

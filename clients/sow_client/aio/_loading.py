@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+import random
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing
 from datetime import timedelta
 from functools import partial
+from types import TracebackType
+from typing import Final, Literal, Protocol, Self
 
 import grpc
 import grpc.aio
 
 from sow.v1 import load_pb2
-from sow_client import _lines, _loads, _statuses, _transport
+from sow_client import _lines, _loads, _process, _statuses, _transport
 from sow_client._lines import Home
 from sow_client._loads import (
-    AioStageCall,
-    AsyncLoadStager,
+    END_SECONDS,
     CommitRetry,
     Load,
     LoadInfo,
     LoadPart,
     LoadProgress,
     StageCore,
+    StagedRows,
 )
+from sow_client._records import Ttl
+from sow_client._workers import AioCondition, AioGuard, AioWorker
 from sow_client.aio._calls import AsyncCalls
 from sow_client.errors import SowError
 
@@ -122,3 +128,170 @@ class AsyncLoading(AsyncCalls):
         line = await self._transport.await_ready(_transport.RECONNECT_SECONDS, home)
         with _transport.unless_closed():
             return _lines.at(line, self._load.StageLoad)(requests)
+
+
+class AioStageCall(Protocol):
+    """An open stream."""
+
+    def __aiter__(self) -> AsyncIterator[load_pb2.StageLoadResponse]: ...
+
+    def cancel(self) -> object: ...
+
+
+AioOpenStageStream = Callable[[AsyncIterator[load_pb2.StageLoadRequest]], Awaitable[AioStageCall]]
+"""A client's StageLoad for a stager: it waits for a connection, then makes the call."""
+
+_ANSWERS: Final = "the stream of answers to staged rows"
+
+
+class AsyncLoadStager(StagedRows):
+    """Stages the rows of one attempt at a part of a load: pipelined, in order, each counted once.
+
+    Made by `AsyncClient.stage_load`; use it in an `async with` block, in one task. The end of the block flushes. Rows
+    that the server refuses are in `refusals` and raise nothing. After a break the stager connects again, and sends the
+    unanswered rows again.
+    """
+
+    def __init__(self, core: StageCore, open_stream: AioOpenStageStream) -> None:
+        super().__init__(core)
+        self._open_stream = open_stream
+        self._begin()
+
+    def _begin(self) -> None:
+        self._lock = AioGuard()
+        self._changed = AioCondition(self._lock)
+        self._call: AioStageCall | None = None
+        self._worker = AioWorker("sow-stager", self._end)
+
+    def _forked(self) -> None:
+        super()._forked()
+        _process.keep(self._call, self._worker)
+        self._begin()
+
+    async def stage(
+        self,
+        payloads: Sequence[bytes],
+        *,
+        keys: Sequence[str] | None = None,
+        lifetime: Ttl | None = None,
+        lifetime_kinds: Sequence[int] | None = None,
+        lifetime_micros: Sequence[int] | None = None,
+    ) -> None:
+        """Takes any number of rows; may wait for room. `keys` is for topics without key fields.
+
+        `lifetime` is a ttl, or NEVER, for rows without their own lifetime. `lifetime_kinds` (numbers of
+        `sow.v1.LifetimeKind`) and `lifetime_micros` give rows their own. A lifetime starts when the row is applied.
+        Raises the error that ended staging.
+
+        Rule: K3.
+        """
+        for request in self._core.requests(payloads, keys, lifetime, lifetime_kinds, lifetime_micros):
+            with self._lock:
+                await self._changed.wait_for(lambda: self._core.room or self._failure is not None or self._closing)
+                self._check()
+                self._worker.start(self._run)
+                self._core.queue(request)
+                self._changed.notify_all()
+
+    async def flush(self) -> None:
+        """Returns once all rows so far are staged or refused. Raises the error that ended staging."""
+        with self._lock:
+            await self._changed.wait_for(lambda: not self._core.busy or self._failure is not None or self._closing)
+            self._check()
+
+    async def close(self) -> None:
+        """Flushes and ends the stream. It may be called again."""
+        try:
+            if not self._closing:
+                await self.flush()
+        finally:
+            await self.abort()
+
+    async def abort(self) -> None:
+        """Ends the stream at once. Staged rows stay with the load."""
+        with self._lock:
+            self._closing = True
+            self._changed.notify_all()
+        if not self._core.busy:
+            await self._worker.join(END_SECONDS)  # the requests have ended, the server ends the answers
+        self._worker.end()
+        await self._worker.join()
+
+    def _end(self) -> None:
+        with self._lock:
+            self._closing = True
+            call = self._call
+            self._changed.notify_all()
+        if call is not None:
+            call.cancel()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> Literal[False]:
+        if error is None:
+            await self.close()
+        else:
+            await self.abort()
+        return False
+
+    async def _requests(self, stream: int) -> AsyncIterator[load_pb2.StageLoadRequest]:
+        while True:
+            with self._lock:
+                while (request := self._core.next_request() if stream == self._stream else None) is None:
+                    if stream != self._stream or self._closing:
+                        return
+                    await self._changed.wait()
+            yield request
+
+    async def _run(self) -> None:
+        try:
+            while True:
+                with self._lock:
+                    await self._changed.wait_for(lambda: self._core.busy or self._closing)
+                    if self._closing:
+                        return
+                error = await self._stream_once()
+                with self._lock:
+                    self._core.rewind()
+                    if self._core.busy and not self._closing:
+                        delay = self._core.retry_delay(error, now=time.monotonic(), jitter=random.random())
+                        await self._changed.wait_for(lambda: self._closing, delay)
+        except BaseException as error:  # noqa: BLE001 - its user raises it
+            with self._lock:
+                if not self._closing:  # else `abort` has ended it
+                    self._failure = error
+                self._changed.notify_all()
+
+    async def _stream_once(self) -> SowError:
+        """Opens a stream and settles its answers until it ends. Returns why it ended."""
+        with self._lock:
+            self._stream += 1
+            requests = self._requests(self._stream)
+        call = None
+        try:
+            with _transport.unless_cut(_ANSWERS):
+                call = await self._open_stream(requests)
+                with self._lock:
+                    self._call = call
+                    closing = self._closing
+                if closing:
+                    call.cancel()
+                async for response in call:
+                    with self._lock:
+                        self._core.settle(response)
+                        self._changed.notify_all()
+            return _statuses.cut(_ANSWERS)
+        except SowError as error:
+            return error
+        except grpc.RpcError as error:
+            return _statuses.stream_error(error, _ANSWERS)
+        finally:
+            with self._lock:
+                self._stream += 1
+                self._call = None
+                self._changed.notify_all()
+            if call is not None:
+                call.cancel()

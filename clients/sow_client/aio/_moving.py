@@ -28,10 +28,11 @@ from sow_client._channel import Tls, aio_open_channel
 from sow_client._connection import CAUSE_SECONDS_MAX, HEALTH_CHECK, AioConnection
 from sow_client._contract import Needed, too_old
 from sow_client._failover import Instance, Search
+from sow_client._flags import AioFlag
 from sow_client._lines import ASKED, Cancellable, CurrentChannel, Home, Line, Lines, OnFailover, cancel, last_first
 from sow_client._statuses import closed, crowded, error_like, error_of_status, reason_of
 from sow_client._tokens import Token
-from sow_client._transport import AioClosing, AioTurn, AioWatch
+from sow_client._transport import AioTurn, AioWatch
 from sow_client.errors import DeadlineExceeded, SowError
 
 _Line: TypeAlias = Line[grpc.aio.Channel]
@@ -67,7 +68,7 @@ class AsyncTransport:
         self._connected = 0
         """The connection on which the server's contract was asked for, by its number."""
         self._searching = AioTurn()
-        self._closing = AioClosing()
+        self._closing = AioFlag()
         self._look_again = 0.0
         self._is_parents = False
         """This is a forked child, which has not begun anew ([7])."""
@@ -80,7 +81,7 @@ class AsyncTransport:
         _process.keep(self._connection)
         self.lines.forked()
         self._connection, self._connected, self._look_again = None, 0, 0.0
-        self._searching, self._closing, self._beginning = AioTurn(), AioClosing(), threading.Lock()
+        self._searching, self._closing, self._beginning = AioTurn(), AioFlag(), threading.Lock()
         if is_closed:
             self._closing.set()
         self._is_parents = True
@@ -336,7 +337,7 @@ class AsyncTransport:
             self._on_failover(*move)
 
 
-async def _keep_watch(line: _Line, watch: AioWatch, lines: Lines[grpc.aio.Channel], closing: AioClosing) -> None:
+async def _keep_watch(line: _Line, watch: AioWatch, lines: Lines[grpc.aio.Channel], closing: AioFlag) -> None:
     """Waits until the instance of a line no longer serves. It does not refer to the transport, so dropping the last
     reference to a client ends it."""
     while line.watch is watch and not closing.is_set():

@@ -6,22 +6,33 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Unpack
+from types import TracebackType
+from typing import Self, Unpack
 
 import grpc
 
 from sow.v1 import admin_pb2, sow_pb2
-from sow_client import _lines, _reads, _retention, _statuses
+from sow_client import _lines, _process, _reads, _retention, _statuses, _timeouts
 from sow_client._contract import needed
-from sow_client._durable import LEAVE_SECONDS_MAX, Acknowledgements, DurableCore, DurableSubscription
+from sow_client._durable import LEAVE_SECONDS_MAX, Acknowledgements, DurableCore
+from sow_client._flags import Flag
 from sow_client._lines import Home
-from sow_client._live_view import LiveCore, LiveView, loaded
+from sow_client._live_view import LiveCore, Readable, view_closed, view_entered, with_held
 from sow_client._parameters import Parameters
 from sow_client._records import Change, Start, Ttl
 from sow_client._reports import Browsed, Durable, Gap, Rewound
 from sow_client._setting_values import DurableSettingsArguments
-from sow_client._subscription import RETRY_SECONDS, SubscribeCall, Subscription, SubscriptionCore, opened
+from sow_client._subscription import (
+    RETRY_SECONDS,
+    OpenSubscription,
+    SubscribeCall,
+    Subscription,
+    SubscriptionCore,
+    opened,
+)
+from sow_client._workers import Fault, Worker
 from sow_client.blocking._calls import Calls
+from sow_client.blocking._consuming import DurableSubscription
 from sow_client.errors import SowError
 
 
@@ -183,7 +194,7 @@ class Following(Calls):
             on_interruption=on_interruption,
             tells=on_change is not None,
         )
-        return loaded(LiveView(core, partial(self._open_subscription, None), on_change))
+        return opened(LiveView(core, partial(self._open_subscription, None), on_change))
 
     def durable(
         self,
@@ -342,3 +353,79 @@ class Following(Calls):
     def _acknowledge(self, home: Home, request: sow_pb2.AcknowledgeRequest) -> sow_pb2.AcknowledgeResponse:
         at_most = LEAVE_SECONDS_MAX if request.detach else None
         return self._call(self._sow.Acknowledge, request, home=home, at_most=at_most)
+
+
+class LiveView(Readable):
+    """The records of a topic that match a filter, kept up to date in this process: a mapping from keys to records that
+    can only be read. Made by `Client.live_view`; any thread may read it.
+
+    A thread of its own keeps it up to date, through broken connections, restarts and lost data of the server. Reading
+    raises the error that ended the view, if one did. `close`, the end of a `with` block, or dropping the last
+    reference ends it; the records stay readable.
+
+    Rules: F4, F5.
+    """
+
+    # Its worker does not refer to it, so that dropping the last reference ends it.
+
+    def __init__(
+        self, core: LiveCore, open_call: OpenSubscription, on_change: Callable[[Change], object] | None
+    ) -> None:
+        self._core = core
+        self._on_change = on_change
+        self._settled = core.settled = Flag()
+        self._subscription = Subscription(core, with_held(core, open_call))
+        self._worker = Worker("sow-live-view")
+        _process.tell(self)
+
+    def _forked(self) -> None:
+        super()._forked()
+        _process.keep(self._worker)
+        self._worker = Worker("sow-live-view")
+
+    def open(self) -> None:
+        """Returns once the view is current for the first time; `live_view` has called it already."""
+        self._check_process()
+        try:
+            self._worker.start(_keep_current, self._subscription, self._core, self._on_change)
+            self.wait()
+        except BaseException:
+            self.close()
+            raise
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Waits until the view is current, for at most `seconds`; False if it is not by then."""
+        self._check_process()
+        self._settled.wait(_timeouts.perhaps(seconds, "seconds"))
+        self._check()
+        return self.current
+
+    def close(self) -> None:
+        """Ends the view. No change is told after it, except one that is being told in another thread."""
+        self._check_process()
+        self._subscription.close()
+        view_closed(self._worker)
+
+    def __enter__(self) -> Self:
+        view_entered(self.open)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if not self._is_parents and hasattr(self, "_worker"):  # else it was never made
+            self._worker.drop(self._subscription.close)
+
+
+def _keep_current(subscription: Subscription, core: LiveCore, on_change: Callable[[Change], object] | None) -> None:
+    try:
+        for change in subscription:
+            if on_change is not None:
+                on_change(change)
+        core.end()
+    except Fault as error:  # whoever reads the view gets it
+        subscription.close()
+        core.end(error)

@@ -12,9 +12,11 @@ from sow.v1 import sow_pb2
 from sow_client import _process, _reads, _statuses, _writes
 from sow_client._arguments import refused_by_name
 from sow_client._documents import Document
+from sow_client._flags import Flag
 from sow_client._keys import Key, optional_key
-from sow_client._lease_core import Joining, LeaseCore, Lock, Seen, Ticker, lease_now
+from sow_client._lease_core import Joining, LeaseCore, Seen, lease_now
 from sow_client._records import DurabilityName, Published, Ttl
+from sow_client._workers import Lock, Worker
 from sow_client.blocking._administration import Administration
 from sow_client.blocking._publishing import Publishing
 from sow_client.blocking._reading import Reading
@@ -304,3 +306,26 @@ class Lease(_process.Owned):
         held = self._core.held[topic]
         done = self._client.sow_delete(topic, keys=list(held), only_if_versions=[one.version for one in held.values()])
         return done.deleted
+
+
+class Ticker:
+    """Calls a function in a thread of its own, again and again, until it is stopped or the function returns None.
+    Otherwise it returns the seconds until the next call."""
+
+    def __init__(self, turn: Callable[[], float | None]) -> None:
+        self._turn = turn
+        self._stop = Flag()
+        self._worker = Worker("sow-lease")
+
+    def start(self, seconds: float) -> None:
+        """Begins, with the first call after so many seconds. Later calls do nothing."""
+        self._worker.start(self._run, seconds)
+
+    def stop(self) -> None:
+        """Returns once no call is under way and none will come."""
+        self._stop.set()
+        self._worker.join()
+
+    def _run(self, seconds: float | None) -> None:
+        while seconds is not None and not self._stop.wait(seconds):
+            seconds = self._turn()

@@ -6,6 +6,8 @@ from __future__ import annotations
 import time
 from collections.abc import Generator, Iterable
 from contextlib import closing
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
 
 import grpc
 
@@ -14,10 +16,13 @@ from sow_client import _lines, _reads, _statuses, _timeouts
 from sow_client._contract import needed
 from sow_client._keys import Key, key_text, key_texts
 from sow_client._parameters import Parameters
-from sow_client._queries import QUERY_ATTEMPTS_MAX, QUERY_RETRY_SECONDS, QueryResult
+from sow_client._queries import QUERY_ATTEMPTS_MAX, QUERY_RETRY_SECONDS, Answer
 from sow_client._records import OnAbsentFields, Page, QueryPlan, Record, RecordBatch, Ttl, invalid
 from sow_client.blocking._calls import Calls
 from sow_client.errors import SowError, Unavailable
+
+if TYPE_CHECKING:
+    from sow_client._frames import MetadataName
 
 
 class Reading(Calls):
@@ -272,3 +277,54 @@ class Reading(Calls):
                 time.sleep(QUERY_RETRY_SECONDS * attempt)
             finally:
                 call.cancel()
+
+
+class QueryResult(Answer):
+    """The answer to a query, read once: an iterator of records.
+
+    `header` is known from the first record on, `footer` after the last. Leaving the loop early, `close`, or the end of
+    a `with` block ends the call and the server's work for it. Raises Unavailable (STREAM_CUT or UNREACHABLE)
+    when the answer breaks off. It does not ask again by itself then: a second call would show another instant.
+
+    Rule: Q1.
+    """
+
+    def to_arrow(self, *, schema: object | None = None, metadata: Iterable[MetadataName] = ("key",)) -> Any:
+        """The records as a `pyarrow.Table`, made of columns without an object for each record. It reads the answer to
+        its end.
+
+        Each field of the JSON documents is a column: a text stays text, also where it looks like a time; numbers are
+        int64 where all are whole, else float64; objects are structs, arrays lists. A field of several types is text,
+        of each value its JSON. Payloads that are no JSON objects are one column, `payload`. `schema`, a
+        `pyarrow.Schema`, names the fields and their types instead. `metadata` become columns with "_" before their
+        names, such as "_key": any of key, version, publish_time, expire_time, origin, sequence. Needs `sow[arrow]`.
+        """
+        from sow_client import _frames  # lazily, as all of its users: few programs need it
+
+        batches = list(self.batches())
+        return _frames.to_arrow(batches, schema, metadata)
+
+    def to_pandas(self, *, schema: object | None = None, metadata: Iterable[MetadataName] = ("key",)) -> Any:
+        """The records as a `pandas.DataFrame`; the arguments are those of `to_arrow`. Whole numbers and bools of which
+        some are missing get the types Int64 and boolean, and are not rounded. Needs `sow[pandas]`."""
+        from sow_client import _frames
+
+        return _frames.to_pandas(self.to_arrow(schema=schema, metadata=metadata))
+
+    def to_polars(self, *, schema: object | None = None, metadata: Iterable[MetadataName] = ("key",)) -> Any:
+        """The records as a `polars.DataFrame`; the arguments are those of `to_arrow`. Needs `sow[polars]`."""
+        from sow_client import _frames
+
+        return _frames.to_polars(self.to_arrow(schema=schema, metadata=metadata))
+
+    def close(self) -> None:
+        """Ends the call."""
+        self._call.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,148 @@
+"""Threads and tasks: the parts in which they differ for classes of both clients.
+
+Each part is a pair with one interface. The classes are in `aio`, and the generator puts the other one of each pair.
+
+    [1]  A worker runs its function once, also if an interrupt has ended an earlier start.
+    [2]  Tasks take turns only where they wait, so state that is changed between two waits needs no lock. Threads need
+         one. The source of both clients takes it: for tasks it is a guard that does nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from contextlib import nullcontext, suppress
+from typing import TypeVarTuple
+
+from sow_client import _ends
+
+_Arguments = TypeVarTuple("_Arguments")
+
+Lock = threading.Lock
+AioLock = asyncio.Lock
+"""A lock that is held over waits."""
+
+Guard = threading.Lock
+AioGuard = nullcontext[None]
+"""A lock that is held between waits. `with` takes it and not its condition: where Ctrl-C comes in the method by which a
+condition takes its lock, nobody gives it back."""
+
+Condition = threading.Condition
+
+
+class AioCondition:
+    """`Condition` for tasks."""
+
+    def __init__(self, _guard: AioGuard) -> None:
+        self._notified = asyncio.Event()
+
+    async def wait(self, seconds: float | None = None) -> None:
+        """As a Condition's."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._notified.wait()
+
+    async def wait_for(self, predicate: Callable[[], bool], seconds: float | None = None) -> None:
+        """As a Condition's."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while not predicate():
+                    await self._notified.wait()
+
+    def notify_all(self) -> None:
+        """As a Condition's."""
+        self._notified.set()
+        self._notified = asyncio.Event()
+
+
+Fault = BaseException
+"""Ends no more than the function of a worker."""
+AioFault = Exception
+"""As `Fault`. What else there is ends tasks, or their loop."""
+
+
+class Worker:
+    """A thread that runs a function, from `start` on. A start that an interrupt has ended may be tried again ([1])."""
+
+    def __init__(self, name: str, end: Callable[[], object] | None = None) -> None:
+        """`end` ends the function soon, and returns at once. With it, the end of the process waits a little for the
+        thread (_ends [4])."""
+        self._name = name
+        self._end = end
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def start(self, run: Callable[[*_Arguments], None], *arguments: *_Arguments) -> None:
+        """Begins, once."""
+        if self._thread is None:
+            with self._lock:
+                if self._thread is None:
+                    if self._end is None:
+                        thread = threading.Thread(
+                            target=self._run, name=self._name, daemon=True, args=(run, *arguments)
+                        )
+                    else:
+                        thread = _ends.StreamThread(self._run, self._name, self._end, args=(run, *arguments))
+                    thread.start()
+                    self._thread = thread
+
+    def _run(self, run: Callable[[*_Arguments], None], *arguments: *_Arguments) -> None:
+        with self._lock:
+            if self._thread is not threading.current_thread():
+                return  # an interrupt has ended `start` before it was known
+        run(*arguments)
+
+    def pause(self) -> bool:
+        """The function has no work for now. True: it has to return, and `start` begins again."""
+        return False  # to wait costs less than to start a thread
+
+    def end(self) -> None:
+        """Ends the function soon."""
+        if self._end is not None:
+            self._end()
+
+    def join(self, seconds: float | None = None) -> None:
+        """Returns once the function has ended, or after `seconds`; at once in the thread itself."""
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(seconds)
+
+    def drop(self, end: Callable[[], object]) -> None:
+        """For finalizers: it takes no lock."""
+        _ends.hand_over(end)
+
+
+class AioWorker:
+    """`Worker` with a task."""
+
+    def __init__(self, name: str, _end: Callable[[], object] | None = None) -> None:
+        self._name = name
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self, run: Callable[[*_Arguments], Coroutine[None, None, None]], *arguments: *_Arguments) -> None:
+        """As `Worker.start`."""
+        if self._task is None:
+            self._task = asyncio.create_task(run(*arguments), name=self._name)
+
+    def pause(self) -> bool:
+        """As `Worker.pause`."""
+        self._task = None  # nobody ends a task that waits when its owner was dropped
+        return True
+
+    def end(self) -> None:
+        """As `Worker.end`."""
+        if self._task is not None:
+            self._task.cancel()
+
+    async def join(self, seconds: float | None = None) -> None:
+        """As `Worker.join`."""
+        if self._task is not None and self._task is not asyncio.current_task():
+            await asyncio.wait([self._task], timeout=seconds)
+
+    def drop(self, _end: Callable[[], object]) -> None:
+        """As `Worker.drop`."""
+        # The garbage collector may run in any thread, and after the end of the loop, which also ends the task.
+        if self._task is not None and not self._task.done():
+            with suppress(RuntimeError):
+                self._task.get_loop().call_soon_threadsafe(self._task.cancel)

@@ -1,0 +1,204 @@
+"""The parts of the client in which threads and tasks differ, and the classes of both clients that stand on them."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable
+from typing import Self
+
+import pytest
+
+from sow.v1 import load_pb2, sow_pb2
+from sow_client import Cancelled
+from sow_client._durable import Acknowledgements
+from sow_client._loads import StageCore
+from sow_client._workers import AioCondition, AioGuard, AioWorker, Worker
+from sow_client.aio._consuming import AioAcknowledger
+from sow_client.aio._loading import AioStageCall, AsyncLoadStager
+from sow_client.blocking._consuming import Acknowledger
+from sow_client.errors import Aborted
+
+SECONDS_MAX = 20.0  # before a hanging test fails; nothing takes as long
+
+
+def test_a_worker_whose_start_was_interrupted_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first thread runs already when the interrupt comes, and does nothing."""
+    ran: list[str] = []
+    worker = Worker("sow-test")
+    start = threading.Thread.start
+
+    def interrupted(thread: threading.Thread) -> None:
+        start(thread)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            worker.start(ran.append, "first")
+    worker.start(ran.append, "second")
+    worker.start(ran.append, "third")
+    worker.join(SECONDS_MAX)
+    for thread in threading.enumerate():
+        if thread.name == "sow-test":
+            thread.join(SECONDS_MAX)
+    assert ran == ["second"]
+
+
+def test_a_task_that_waits_is_woken_and_its_time_is_bounded() -> None:
+    async def use() -> None:
+        changed = AioCondition(AioGuard())
+        seen: list[int] = []
+        both = [asyncio.create_task(changed.wait_for(lambda: bool(seen))) for _ in range(2)]
+        await changed.wait(0.001)
+        changed.notify_all()
+        await changed.wait_for(lambda: bool(seen), 0.001)
+        assert not any(one.done() for one in both), "nothing was seen yet"
+        seen.append(1)
+        changed.notify_all()
+        async with asyncio.timeout(SECONDS_MAX):
+            await asyncio.gather(*both)
+
+    asyncio.run(use())
+
+
+def attached() -> Acknowledgements:
+    made = Acknowledgements("t", "d", retry_for=10.0)
+    made.attached(sow_pb2.DurableBegin(bookmark="e0.0", session="s1"), anew=True)
+    made.received("e0.9")
+    return made
+
+
+DETACHED = Aborted("detached", reason="DURABLE_DETACHED")
+
+
+def test_what_a_detached_consumer_has_acknowledged_is_sent_by_a_flush_once_it_is_attached_again() -> None:
+    """Story: in asyncio the task had ended with the attachment, and a flush waited for ever."""
+    acknowledgements = attached()
+    sent: list[str] = []
+    refused = threading.Event()
+
+    def call(request: sow_pb2.AcknowledgeRequest) -> None:
+        if request.session == "s1":
+            refused.set()
+            raise DETACHED
+        sent.append(request.bookmark)
+
+    acknowledger = Acknowledger(acknowledgements, call)
+    acknowledger.add("e0.3")
+    acknowledger.flush(SECONDS_MAX)
+    assert refused.is_set()
+    attach_again(acknowledgements)
+    acknowledger.flush(SECONDS_MAX)
+    assert sent == ["e0.3"]
+    assert acknowledger.stop()
+    assert not acknowledger.stop()
+
+
+def test_the_same_in_a_task_which_ends_when_there_is_nothing_to_send() -> None:
+    acknowledgements = attached()
+    sent: list[str] = []
+
+    async def call(request: sow_pb2.AcknowledgeRequest) -> None:
+        if request.session == "s1":
+            raise DETACHED
+        sent.append(request.bookmark)
+
+    async def use() -> None:
+        acknowledger = AioAcknowledger(acknowledgements, call)
+        acknowledger.add("e0.3")
+        await acknowledger.flush(SECONDS_MAX)
+        attach_again(acknowledgements)
+        async with asyncio.timeout(SECONDS_MAX):
+            await acknowledger.flush()
+        assert sent == ["e0.3"]
+        await ended("sow-acknowledge")
+        acknowledger.add("e0.5")
+        await acknowledger.flush(SECONDS_MAX)
+        assert sent == ["e0.3", "e0.5"]
+
+    asyncio.run(use())
+
+
+def attach_again(acknowledgements: Acknowledgements) -> None:
+    with acknowledgements.lock:
+        acknowledgements.attached(sow_pb2.DurableBegin(bookmark="e0.0", session="s2"), anew=False)
+        acknowledgements.received("e0.9")
+
+
+async def ended(name: str) -> None:
+    """Returns once no task of this name is left."""
+    async with asyncio.timeout(SECONDS_MAX):
+        left = [task for task in asyncio.all_tasks() if task.get_name() == name]
+        await asyncio.gather(*left, return_exceptions=True)
+
+
+class Silent:
+    """A stream of which gRPC ends each read with a CancelledError, as it does for a channel that was closed."""
+
+    def __init__(self, ends: bool) -> None:
+        self.over = asyncio.Event()
+        if ends:
+            self.over.set()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> load_pb2.StageLoadResponse:
+        await self.over.wait()
+        raise asyncio.CancelledError
+
+    def cancel(self) -> None:
+        self.over.set()
+
+
+def stager(opens: Callable[[], Silent]) -> AsyncLoadStager:
+    async def open_stream(_requests: AsyncIterator[load_pb2.StageLoadRequest]) -> AioStageCall:
+        return opens()
+
+    return AsyncLoadStager(StageCore("load", 0, 0, retry_for=30.0), open_stream)
+
+
+def test_a_stager_whose_call_was_cancelled_by_others_opens_the_next_one() -> None:
+    async def use() -> None:
+        opened: list[Silent] = []
+        second = asyncio.Event()
+
+        def opens() -> Silent:
+            opened.append(Silent(ends=not opened))
+            if len(opened) == 2:
+                second.set()
+            return opened[-1]
+
+        staging = stager(opens)
+        await staging.stage([b"{}"])
+        async with asyncio.timeout(SECONDS_MAX):
+            await second.wait()
+        await staging.abort()
+
+    asyncio.run(use())
+
+
+def test_a_stager_that_was_ended_in_the_middle_says_that_it_is_closed() -> None:
+    """Story: in asyncio its next use raised a CancelledError, in a task that nobody had cancelled."""
+
+    async def use() -> None:
+        staging = stager(lambda: Silent(ends=False))
+        await staging.stage([b"{}"])
+        await asyncio.sleep(0)  # its task begins
+        await staging.abort()
+        with pytest.raises(Cancelled, match="the stager is closed"):
+            await staging.stage([b"{}"])
+        await ended("sow-stager")
+
+    asyncio.run(use())
+
+
+def test_a_worker_of_tasks_is_not_waited_for_by_itself() -> None:
+    async def use() -> None:
+        worker = AioWorker("sow-test")
+        worker.start(worker.join)
+        async with asyncio.timeout(SECONDS_MAX):
+            await worker.join()
+
+    asyncio.run(use())
