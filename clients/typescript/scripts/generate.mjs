@@ -56,5 +56,8 @@ for (const { name, content } of response.file) {
     writeFileSync(path, content);
   }
 }
+if (process.argv.includes("--check") && differing) {
+  console.error("run `make proto`");
+}
 console.log(`${response.file.length} files, ${differing} ${process.argv.includes("--check") ? "differ" : "changed"}`);
 process.exitCode = process.argv.includes("--check") && differing ? 1 : 0;
