@@ -30,7 +30,8 @@ from sow_replication import ports
 from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.commit.commits import Commits
 from sow_server.engine.doors import Reads
-from sow_server.engine.replicas import ReplicaDone, Replicas, SelectRecords, comparing
+from sow_server.engine.pending import Pending
+from sow_server.engine.replicas import Replicas, SelectRecords, comparing
 from sow_server.engine.replicas.sharing import compiled, covering
 from sow_server.engine.values.database import RocksError
 from sow_server.engine.values.errors import StoreError
@@ -187,7 +188,7 @@ class PeerStore:
         if durables is None:
             done(MergeCounts())
         else:
-            _submitted(done, lambda heard: durables.take(name, marks, heard))
+            _submitted(done, lambda: durables.take(name, marks))
 
     def durables_left(self, name: str) -> None:
         """Nothing is known of the consumers at a source."""
@@ -209,19 +210,18 @@ class PeerStore:
         """Starts anew with a source."""
         _submitted(
             done,
-            lambda heard: self._replicas.sources.begin(
+            lambda: self._replicas.sources.begin(
                 identity,
                 topics=topics,
                 filter_text=filter_text,
                 cursor=cursor,
                 missing_is_deleted=missing_is_deleted,
-                done=heard,
             ),
         )
 
     def wait_for(self, name: str, sequence: int, done: ports.Done) -> None:
         """Stores that a source must first acknowledge a sequence of ours."""
-        _submitted(done, lambda heard: self._replicas.sources.wait_for(name, sequence, heard))
+        _submitted(done, lambda: self._replicas.sources.wait_for(name, sequence))
 
     def apply(
         self,
@@ -240,8 +240,8 @@ class PeerStore:
             done = _observed(done, self._traces.applying(name, upto, traces))
         _submitted(
             done,
-            lambda heard: self._replicas.changes.apply(
-                name, after=after, upto=upto, chunks=chunks, origins=origins, publishers=publishers, done=heard
+            lambda: self._replicas.changes.apply(
+                name, after=after, upto=upto, chunks=chunks, origins=origins, publishers=publishers
             ),
         )
 
@@ -251,18 +251,14 @@ class PeerStore:
         """Merges a part of a topic's seed."""
         _submitted(
             done,
-            lambda heard: self._replicas.changes.merge(
-                name, part, chunk=chunk, origins=origins, purged=purged, done=heard
-            ),
+            lambda: self._replicas.changes.merge(name, part, chunk=chunk, origins=origins, purged=purged),
         )
 
     def merge_rows(self, topic: str, chunk: bytes, origins: Sequence[str], done: ports.Done, *, peer: str) -> None:
         """Merges rows of a peer by version."""
         _submitted(
             done,
-            lambda heard: self._replicas.changes.merge_rows(
-                self._topics.find(topic), chunk, origins, heard, source=peer
-            ),
+            lambda: self._replicas.changes.merge_rows(self._topics.find(topic), chunk, origins, source=peer),
         )
 
     def purge(
@@ -271,8 +267,8 @@ class PeerStore:
         """Removes old tombstones."""
         _submitted(
             done,
-            lambda heard: self._replicas.tombstones.purge(
-                upto, held=held, made_before_micros=made_before_micros, unread=unread, done=heard
+            lambda: self._replicas.tombstones.purge(
+                upto, held=held, made_before_micros=made_before_micros, unread=unread
             ),
         )
 
@@ -310,13 +306,13 @@ def _observed(done: ports.Done, ended: Callable[[MergeCounts | None], None] | No
     return heard
 
 
-def _submitted(done: ports.Done, submit: Callable[[ReplicaDone], None]) -> None:
+def _submitted(done: ports.Done, submit: Callable[[], Pending[MergeCounts]]) -> None:
     """Submits a request to the store; `done` hears the outcome, also where the store refuses it at once."""
 
     def heard(result: MergeCounts | StoreError) -> None:
         done(refusal(result) if isinstance(result, StoreError) else result)
 
     try:
-        submit(heard)
+        submit().then(heard)
     except StoreError as error:
         heard(error)
