@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, TypeVar
 
+from sow_peering.answers import Unanswered
 from sow_server.engine.administration.administration import Administration
 from sow_server.engine.administration.creating import TopicCreation
 from sow_server.engine.administration.parts import Parts
@@ -40,7 +41,7 @@ from sow_server.engine.durables.commits import DurableCommits
 from sow_server.engine.following import Beats
 from sow_server.engine.loads import LoadOptions, Loads, removal_marks
 from sow_server.engine.opening import Accepted, Opened, closed_if_refused, open_database
-from sow_server.engine.pending import Pending, Unanswered
+from sow_server.engine.pending import Pending
 from sow_server.engine.reading import Cuts
 from sow_server.engine.replicas import ReplicaOptions, Replicas
 from sow_server.engine.upkeep import Upkeep
@@ -211,7 +212,7 @@ class Store:
     def finish(self, pending: Pending[T]) -> T:
         """Does now what was queued, and returns the answer of one of these changes. Raises StoreError."""
         self.writer.step()
-        answer = pending.answer
+        answer = pending.given
         if isinstance(answer, StoreError):
             raise answer
         assert not isinstance(answer, Unanswered), "the queue is empty"

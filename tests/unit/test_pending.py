@@ -1,4 +1,4 @@
-"""Answers of the writer, as those have them who asked (engine/pending)."""
+"""Answers that come later, and those of the writer (sow_peering/answers, engine/pending)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def put(key: str) -> Publish:
 
 
 def test_listeners_hear_the_answer_in_its_turn_and_in_their_order() -> None:
-    """pending [1]"""
+    """answers [1]"""
     pending: Pending[int] = Pending()
     heard: list[object] = []
     pending.then(lambda answer: heard.append(("first", answer)))
@@ -36,7 +36,7 @@ def test_listeners_hear_the_answer_in_its_turn_and_in_their_order() -> None:
 
 
 def test_who_listens_later_hears_it_at_once() -> None:
-    """pending [2]"""
+    """answers [2]"""
     heard: list[object] = []
     answered(7).then(heard.append)
     answered(REFUSED).then(heard.append)
@@ -54,7 +54,7 @@ def test_a_refusal_passes_a_change_of_the_answer_and_may_come_of_it() -> None:
 
 
 def test_a_listener_on_another_thread_is_called_once_whenever_the_answer_comes() -> None:
-    """pending [2]: jobs on threads queue steps, and the writer may be faster than they."""
+    """answers [2]: jobs on threads queue steps, and the writer may be faster than they."""
     for _ in range(500):
         pending: Pending[int] = Pending()
         heard: list[int | StoreError] = []
@@ -108,7 +108,7 @@ def test_an_awaiter_gets_the_answer_or_the_error(tmp_path: Path) -> None:
 
 
 def test_cancelling_an_awaiter_cancels_no_change_and_no_other_awaiter(tmp_path: Path) -> None:
-    """pending [3]"""
+    """answers [3]"""
 
     async def main(rig: Rig) -> None:
         with rig.store.commits.cut_lock:  # nothing is committed meanwhile
@@ -128,7 +128,7 @@ def test_cancelling_an_awaiter_cancels_no_change_and_no_other_awaiter(tmp_path: 
 
 
 def test_a_store_that_closes_answers_everything_and_nobody_has_to_hear(tmp_path: Path) -> None:
-    """pending [3]: neither an answer that nobody awaits nor a refusal whose awaiter has gone is a complaint."""
+    """answers [3]: neither an answer that nobody awaits nor a refusal whose awaiter has gone is a complaint."""
 
     async def main(rig: Rig) -> None:
         store = rig.store
