@@ -19,7 +19,7 @@ E = TypeVar("E", bound=Exception)
 
 
 class Unanswered(enum.Enum):
-    """What stands for an answer that has not come."""
+    """The value of an answer that has not come."""
 
     YET = "yet"
 

@@ -27,7 +27,7 @@ class _DurableChange(NamedTuple):
 
     run: Callable[[DurableEditor], object]
     pending: Pending[Any]
-    """Of the result."""
+    """The result of `run`."""
 
 
 class DurableChanges:

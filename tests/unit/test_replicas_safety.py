@@ -152,7 +152,7 @@ def test_an_acknowledgement_does_not_undo_the_mark_of_a_purge_meanwhile(pair: tu
 def test_a_merge_in_rounds_is_answered_when_the_store_ends_in_between(
     pair: tuple[Rig, Rig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """ports [2]: `done` is called once, whatever happens."""
+    """ports [2]: it is answered once, whatever happens."""
     a, b = pair
     for number in range(5):
         b.put("t", str(number))

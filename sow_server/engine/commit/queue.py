@@ -247,7 +247,7 @@ class QueuedStep:
     ) -> None:
         self.step = step
         self.pending: Final[Pending[Any]] = Pending()
-        """Of the answer of `step`."""
+        """The answer of `step`."""
         self.sweep_first = sweep_first
         self.size = size
         self.sync = sync
