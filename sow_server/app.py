@@ -20,7 +20,6 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import grpc
@@ -37,6 +36,7 @@ from sow_server.access_control import AccessControl, AccessControlError
 from sow_server.config import Config, ListenerConfig, MetricsConfig, clock_options, described, store_options
 from sow_server.engine.catalog.topics import Topic, Topics
 from sow_server.engine.commit.pace import CallsUnderWay
+from sow_server.engine.pending import Pending
 from sow_server.engine.store import Store
 from sow_server.engine.values import policies
 from sow_server.engine.values.clock import GuardedClock
@@ -495,22 +495,23 @@ def declare_topics(store: Store, declared: Mapping[str, Declared]) -> None:
     """Creates and alters topics as the configuration file declares them. A topic that left the file stays and belongs
     to the administrator (rule K1). Raises StartError."""
 
-    def finish(name: str, start: Callable[[Callable[[Topic | StoreError], None]], None]) -> None:
-        results: list[Topic | StoreError] = []
-        start(results.append)
-        store.writer.step()
-        if isinstance(results[0], StoreError):
-            raise StartError(f"[topics.{name}]: {results[0].message}")
+    administration = store.administration
+
+    def finish(name: str, change: Pending[Topic]) -> None:
+        try:
+            store.finish(change)
+        except StoreError as error:
+            raise StartError(f"[topics.{name}]: {error.message}") from error
 
     for name, settings in declared.items():
         found = store.topics.by_name.get(name)
         if found is None:
-            finish(name, partial(store.administration.create_topic, name, settings, in_config=True))
+            finish(name, administration.create_topic(name, settings, in_config=True))
         elif found.declared != settings or not found.in_config:
-            finish(name, partial(store.administration.alter_topic, name, _replaced_by(settings), in_config=True))
+            finish(name, administration.alter_topic(name, _replaced_by(settings), in_config=True))
     for name, topic in store.topics.by_name.items():
         if topic.in_config and name not in declared:
-            finish(name, partial(store.administration.release_topic, name))
+            finish(name, administration.release_topic(name))
 
 
 def _replaced_by(settings: Declared) -> Callable[[Declared], Declared]:

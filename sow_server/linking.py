@@ -11,7 +11,6 @@ import random
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Final, Protocol, TypeVar
 
@@ -155,13 +154,13 @@ class LinkingError(Exception):
 
 def _settle(store: Store, config: Config) -> None:
     """Peers that the configuration names are its own from now on (rule R14). Raises LinkingError."""
-    answers: list[list[str] | StoreError] = []
-    if store.replicas.commanded.settle(_configured(config), answers.append):
-        store.writer.step()
-        (answer,) = answers
-        if isinstance(answer, StoreError):
-            raise LinkingError(f"[[replication.peers]]: {answer.message}")
-        for name in answer:
+    settled = store.replicas.commanded.settle(_configured(config))
+    if settled is not None:
+        try:
+            names = store.finish(settled)
+        except StoreError as error:
+            raise LinkingError(f"[[replication.peers]]: {error.message}") from error
+        for name in names:
             log.info("peer_taken_over", peer=name)
 
 
@@ -303,7 +302,7 @@ class PeerCommands:
             except OSError as error:
                 raise _at_fault("token_file", f"cannot be read ({error.strerror or error})") from error
             added = _commanded(name, peer)
-            await _committed(partial(self._commanded.add, added))
+            await self._commanded.add(added)
             await self._link(added, token)
 
     async def _link(self, one: CommandedPeer, token: str) -> None:
@@ -387,7 +386,7 @@ class PeerCommands:
             # The links end first. So nothing of them is committed after the notes for the peer's return.
             await self._links.remove(name)
             try:
-                await _committed(partial(self._commanded.remove, name))
+                await self._commanded.remove(name)
             except StoreError:  # a stalled disk, say
                 await self._link(present[name], _stored_token(present[name]))
                 raise
@@ -406,7 +405,7 @@ class PeerCommands:
                     )
                 raise _no_peer(name, field="name")
             if (name in self._commanded.paused()) != paused:
-                await _committed(lambda done: self._commanded.pause(name, paused, done))
+                await self._commanded.pause(name, paused=paused)
             if paused:
                 node.pause(name)
             else:
@@ -424,27 +423,11 @@ def _commanded(name: str, peer: PeerConfig | None) -> CommandedPeer:
     return CommandedPeer(name, peer.address, peer.topics, peer.mode.value, peer.filter, **files)
 
 
-async def _committed(start: Callable[[Callable[[StoreError | None], None]], None]) -> None:
-    """Awaits a change of the store. Raises StoreError."""
-    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    def done(answer: StoreError | None) -> None:
-        if future.done():
-            return  # the caller has gone
-        if isinstance(answer, StoreError):
-            future.set_exception(answer)
-        else:
-            future.set_result(None)
-
-    start(done)
-    await future
-
-
 async def _state_removed(sources: Sources, name: str) -> bool:
     """Removes the state of a disabled source; False: there is none of this name. Raises StoreError."""
     if name not in sources.disabled:
         return False
-    await _committed(partial(sources.remove_disabled, name))
+    await sources.remove_disabled(name)
     log.warning("source_state_removed", peer=name)
     return True
 

@@ -26,11 +26,13 @@ from sow_peering import (
     SeedPart,
     SeedRange,
 )
+from sow_peering.answers import Answer
 from sow_replication import ports
 from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.commit.commits import Commits
 from sow_server.engine.doors import Reads
-from sow_server.engine.replicas import ReplicaDone, Replicas, SelectRecords, comparing
+from sow_server.engine.pending import Pending, answered
+from sow_server.engine.replicas import Replicas, SelectRecords, comparing
 from sow_server.engine.replicas.sharing import compiled, covering
 from sow_server.engine.values.database import RocksError
 from sow_server.engine.values.errors import StoreError
@@ -181,13 +183,10 @@ class PeerStore:
             return DurablesPart((), 0)
         return self._durables.told(peer, topics, after=after, also=also)
 
-    def take_durables(self, name: str, marks: Sequence[DurableMark], done: ports.Done) -> None:
+    def take_durables(self, name: str, marks: Sequence[DurableMark]) -> ports.Counted:
         """Takes over what a source tells of its durables."""
         durables = self._durables
-        if durables is None:
-            done(MergeCounts())
-        else:
-            _submitted(done, lambda heard: durables.take(name, marks, heard))
+        return _submitted(lambda: answered(MergeCounts()) if durables is None else durables.take(name, marks))
 
     def durables_left(self, name: str) -> None:
         """Nothing is known of the consumers at a source."""
@@ -204,24 +203,21 @@ class PeerStore:
         filter_text: str,
         cursor: int,
         missing_is_deleted: bool,
-        done: ports.Done,
-    ) -> None:
+    ) -> ports.Counted:
         """Starts anew with a source."""
-        _submitted(
-            done,
-            lambda heard: self._replicas.sources.begin(
+        return _submitted(
+            lambda: self._replicas.sources.begin(
                 identity,
                 topics=topics,
                 filter_text=filter_text,
                 cursor=cursor,
                 missing_is_deleted=missing_is_deleted,
-                done=heard,
-            ),
+            )
         )
 
-    def wait_for(self, name: str, sequence: int, done: ports.Done) -> None:
+    def wait_for(self, name: str, sequence: int) -> ports.Counted:
         """Stores that a source must first acknowledge a sequence of ours."""
-        _submitted(done, lambda heard: self._replicas.sources.wait_for(name, sequence, heard))
+        return _submitted(lambda: self._replicas.sources.wait_for(name, sequence))
 
     def apply(
         self,
@@ -233,47 +229,38 @@ class PeerStore:
         origins: Sequence[str],
         publishers: Sequence[PublisherMark] = (),
         traces: Sequence[str] = (),
-        done: ports.Done,
-    ) -> None:
+    ) -> ports.Counted:
         """Applies changes of a source."""
-        if self._traces is not None and traces:
-            done = _observed(done, self._traces.applying(name, upto, traces))
-        _submitted(
-            done,
-            lambda heard: self._replicas.changes.apply(
-                name, after=after, upto=upto, chunks=chunks, origins=origins, publishers=publishers, done=heard
-            ),
+        ended = self._traces.applying(name, upto, traces) if self._traces is not None and traces else None
+        counted = _submitted(
+            lambda: self._replicas.changes.apply(
+                name, after=after, upto=upto, chunks=chunks, origins=origins, publishers=publishers
+            )
         )
+        if ended is not None:
+            counted.then(lambda result: ended(None if isinstance(result, ports.Refused) else result))
+        return counted
 
     def merge(
-        self, name: str, part: SeedRange, *, chunk: bytes, origins: Sequence[str], purged: Purged, done: ports.Done
-    ) -> None:
+        self, name: str, part: SeedRange, *, chunk: bytes, origins: Sequence[str], purged: Purged
+    ) -> ports.Counted:
         """Merges a part of a topic's seed."""
-        _submitted(
-            done,
-            lambda heard: self._replicas.changes.merge(
-                name, part, chunk=chunk, origins=origins, purged=purged, done=heard
-            ),
-        )
+        return _submitted(lambda: self._replicas.changes.merge(name, part, chunk=chunk, origins=origins, purged=purged))
 
-    def merge_rows(self, topic: str, chunk: bytes, origins: Sequence[str], done: ports.Done, *, peer: str) -> None:
+    def merge_rows(self, topic: str, chunk: bytes, origins: Sequence[str], *, peer: str) -> ports.Counted:
         """Merges rows of a peer by version."""
-        _submitted(
-            done,
-            lambda heard: self._replicas.changes.merge_rows(
-                self._topics.find(topic), chunk, origins, heard, source=peer
-            ),
+        return _submitted(
+            lambda: self._replicas.changes.merge_rows(self._topics.find(topic), chunk, origins, source=peer)
         )
 
     def purge(
-        self, upto: int, *, held: Collection[str], made_before_micros: int, unread: Collection[str], done: ports.Done
-    ) -> None:
+        self, upto: int, *, held: Collection[str], made_before_micros: int, unread: Collection[str]
+    ) -> ports.Counted:
         """Removes old tombstones."""
-        _submitted(
-            done,
-            lambda heard: self._replicas.tombstones.purge(
-                upto, held=held, made_before_micros=made_before_micros, unread=unread, done=heard
-            ),
+        return _submitted(
+            lambda: self._replicas.tombstones.purge(
+                upto, held=held, made_before_micros=made_before_micros, unread=unread
+            )
         )
 
 
@@ -298,25 +285,15 @@ def _translated(call: Callable[[], T]) -> T:
         raise ports.Refused(types_pb2.ERROR_REASON_STORE_FAILED, f"reading failed: {error}") from error
 
 
-def _observed(done: ports.Done, ended: Callable[[MergeCounts | None], None] | None) -> ports.Done:
-    """Tells the trace of changes of their end, too."""
-    if ended is None:
-        return done
-
-    def heard(result: MergeCounts | ports.Refused) -> None:
-        ended(None if isinstance(result, ports.Refused) else result)
-        done(result)
-
-    return heard
-
-
-def _submitted(done: ports.Done, submit: Callable[[ReplicaDone], None]) -> None:
-    """Submits a request to the store; `done` hears the outcome, also where the store refuses it at once."""
+def _submitted(submit: Callable[[], Pending[MergeCounts]]) -> ports.Counted:
+    """Submits a request to the store; the answer of a request that the store refuses at once is that refusal."""
+    counted: ports.Counted = Answer()
 
     def heard(result: MergeCounts | StoreError) -> None:
-        done(refusal(result) if isinstance(result, StoreError) else result)
+        counted.settle(refusal(result) if isinstance(result, StoreError) else result)
 
     try:
-        submit(heard)
+        submit().then(heard)
     except StoreError as error:
         heard(error)
+    return counted

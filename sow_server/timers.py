@@ -22,7 +22,6 @@ import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from typing import Final, Protocol
 
 import structlog
@@ -193,16 +192,16 @@ class Timers:
         rare filter must not pin the journal (rule J2)."""
         await self._scan()
         while True:
-            pruned: asyncio.Future[bool | StoreError] = asyncio.get_running_loop().create_future()
             try:
-                self._upkeep.prune(partial(_answer, pruned))
+                pruned = self._upkeep.prune()
             except StoreError as error:
                 log.warning("prune_skipped", reason=error.reason.name)
                 return
-            more = await pruned
-            if isinstance(more, StoreError):
-                log.error("prune_failed", reason=more.reason.name, cause=more.message)
-            if more is not True:
+            try:
+                if not await pruned:
+                    return
+            except StoreError as error:
+                log.error("prune_failed", reason=error.reason.name, cause=error.message)
                 return
 
     async def _scan(self) -> None:
@@ -313,12 +312,6 @@ def _threaded(work: Callable[[], object]) -> Callable[[], Awaitable[None]]:
 def _is_fault(record: logging.LogRecord) -> bool:
     """False for a cancelled job: the scheduler cancels jobs when it stops, and logs that as a fault of the job."""
     return record.exc_info is None or not isinstance(record.exc_info[1], asyncio.CancelledError)
-
-
-def _answer(heard: asyncio.Future[bool | StoreError], more: bool | StoreError) -> None:
-    # A job that runs when the scheduler stops is cancelled, but its answer still comes.
-    if not heard.done():
-        heard.set_result(more)
 
 
 class ScrubPace:

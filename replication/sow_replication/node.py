@@ -41,6 +41,7 @@ from typing import Final
 
 from sow.v1 import replication_pb2, types_pb2
 from sow_peering import InstanceIdentity, MergeCounts
+from sow_peering.answers import Answer
 from sow_replication.backoff import OPERATORS, Backoff
 from sow_replication.greeting import Decision, Known, Wait, decide, not_itself
 from sow_replication.options import Mode, NodeOptions, PeerOptions
@@ -141,16 +142,6 @@ class Incoming:
         """Probes, each with the time up to which the source had acknowledged everything when the probe went out."""
 
 
-class Gate:
-    """A write that waits for REPLICATED."""
-
-    __slots__ = ("done", "sequence")
-
-    def __init__(self, sequence: int, done: Callable[[Refused | None], None]) -> None:
-        self.sequence = sequence
-        self.done = done
-
-
 class Node:
     """Replication of one instance, without I/O."""
 
@@ -171,7 +162,7 @@ class Node:
         self._purging = False
         self._purge_trouble: Final = Trouble()
         self._aged_at = 0
-        self._gates: dict[str, list[tuple[int, int, Gate]]] = {}
+        self._gates: dict[str, list[tuple[int, int, Answer[None, Refused]]]] = {}
         """The waiting writes of each topic, in a heap by sequence, because there may be very many."""
         self._gates_made = itertools.count()
         self._receivers: set[Receiver] = set()
@@ -522,7 +513,7 @@ class Node:
     def _call_purge(self, upto: int, held: frozenset[str], made_before: int, unread: list[str]) -> None:
         self._purging = True
 
-        def done(result: MergeCounts | Refused) -> None:
+        def purged(result: MergeCounts | Refused) -> None:
             self._purging = False
             if isinstance(result, Refused):
                 if not self._purge_trouble.is_like(result):
@@ -536,7 +527,7 @@ class Node:
                         out.sender.missed_more()
                 self._call_purge(upto, held, made_before, unread)
 
-        self.store.purge(upto, held=held, made_before_micros=made_before, unread=unread, done=done)
+        self.store.purge(upto, held=held, made_before_micros=made_before, unread=unread).then(purged)
 
     def _round(self, sources: list[Incoming], now: int) -> None:
         """Starts a new probe, and keeps the acknowledgements of before it."""
@@ -561,16 +552,12 @@ class Node:
 
     # -- REPLICATED -------------------------------------------------------------------------------------------------
 
-    def replicated(self, topic: str, sequence: int, done: Callable[[Refused | None], None]) -> Gate:
-        """Answers once the sync peers have the sequence ([5]): with None, or with the refusal."""
-        gate = Gate(sequence, done)
+    def replicated(self, topic: str, sequence: int) -> Answer[None, Refused]:
+        """Answered once the sync peers have the sequence ([5])."""
+        gate: Answer[None, Refused] = Answer()
         heapq.heappush(self._gates.setdefault(topic, []), (sequence, next(self._gates_made), gate))
         self._answer_gates_of(topic)
         return gate
-
-    def forget(self, gate: Gate) -> None:
-        """The caller has gone: the gate is answered without effect."""
-        gate.done = _nobody  # it leaves the heap when its turn comes
 
     def sync_peers(self, topic: str) -> int:
         """The number of sync peers that are configured for the topic."""
@@ -592,10 +579,10 @@ class Node:
         while gates and (len(counted) < wanted or gates[0][0] <= min(reached)):
             sequence, _, gate = heapq.heappop(gates)
             if len(counted) >= wanted:
-                gate.done(None)
+                gate.settle(None)
                 continue
             have = sum(sequence <= upto for upto in reached)
-            gate.done(
+            gate.settle(
                 Refused(
                     types_pb2.ERROR_REASON_REPLICATION_UNAVAILABLE,
                     f"the write is stored here; {have} of {wanted} required sync peers have it",
@@ -616,7 +603,3 @@ class Node:
         else:
             has_topic = out.lacking is not None and topic not in out.lacking
         return self.settled(out) if has_topic else 0
-
-
-def _nobody(why: Refused | None) -> None:
-    """Answers a gate whose caller has gone."""

@@ -4,8 +4,8 @@ Times are microseconds of the store's guarded clock. A chunk is opaque here: it 
 only stores read. Sequences are positions in one instance's journal and mean nothing in another's.
 
     [1]  The results of `read` and `seed` are durable: no power cut takes them back (rule S7).
-    [2]  `apply`, `merge` and `begin` are one commit each, which also stores the position (rule R6). `done` is called on
-         the thread that makes all calls, once the commit is durable, or with the reason why nothing was applied.
+    [2]  `apply`, `merge` and `begin` are one commit each, which also stores the position (rule R6). The answer comes on
+         the thread that makes all calls, once the commit is durable, or is the reason why nothing was applied.
     [3]  Cursors do not skip. An `apply` that begins after the cursor is refused, one that begins before it is harmless,
          and no `apply` moves the cursor back. So several may be under way: if one is refused, so are the later ones.
     [4]  While a source has to wait (`SourceState.wait_for`), `apply` and `merge` are refused with RESEED_PENDING.
@@ -38,6 +38,7 @@ from sow_peering import (
     TopicAnswer,
     TopicKind,
 )
+from sow_peering.answers import Answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +101,8 @@ class Refused(Exception):
         self.message = message
 
 
-Done: TypeAlias = Callable[[MergeCounts | Refused], None]
+Counted: TypeAlias = Answer[MergeCounts, Refused]
+"""The answer of a change."""
 
 
 class Clock(Protocol):
@@ -219,12 +221,11 @@ class Receiving(Protocol):
         filter_text: str,
         cursor: int,
         missing_is_deleted: bool,
-        done: Done,
-    ) -> None:
+    ) -> Counted:
         """Starts anew with a sender: its changes continue after `cursor`, and each of its topics has to be seeded.
         Clears `wait_for`."""
 
-    def wait_for(self, name: str, sequence: int, done: Done) -> None:
+    def wait_for(self, name: str, sequence: int) -> Counted:
         """From now on nothing of the sender is taken until it has acknowledged this sequence of ours."""
 
     def apply(
@@ -237,18 +238,15 @@ class Receiving(Protocol):
         origins: Sequence[str],
         publishers: Sequence[PublisherMark] = (),
         traces: Sequence[str] = (),
-        done: Done,
-    ) -> None:
+    ) -> Counted:
         """Applies changes by version, and moves the sender's cursor to `upto`. Topics that this instance refuses are
         skipped and have to be seeded later; then, or if a single change is refused, `publishers` count for nothing.
         `traces`: as in `JournalPart`; they are for observers, and have no effect on the changes.
-        `done` may get Refused, and then nothing was applied: CLOCK_SKEW,
+        The answer may be Refused, and then nothing was applied: CLOCK_SKEW,
         BATCH_DAMAGED (also when `after` lies beyond the cursor, [3]), RESEED_PENDING ([4]), or an error of the
         store."""
 
-    def merge(
-        self, name: str, part: SeedRange, *, chunk: bytes, origins: Sequence[str], purged: Purged, done: Done
-    ) -> None:
+    def merge(self, name: str, part: SeedRange, *, chunk: bytes, origins: Sequence[str], purged: Purged) -> Counted:
         """Merges rows of a seed by version, and stores its progress: with `first` from here on, else only when the part
         begins at or before the place that the seed has reached.
 
@@ -281,7 +279,7 @@ class SendingDurables(Protocol):
 class ReceivingDurables(Protocol):
     """Replicated durables for the receiver of a link."""
 
-    def take_durables(self, name: str, marks: Sequence[DurableMark], done: Done) -> None:
+    def take_durables(self, name: str, marks: Sequence[DurableMark]) -> Counted:
         """Takes over what a sender tells of its durables. A mark that cannot be taken is left out, and logged."""
 
     def durables_left(self, name: str) -> None:
@@ -291,12 +289,10 @@ class ReceivingDurables(Protocol):
 class Tombstones(Protocol):
     """The store for purging tombstones (rule R4)."""
 
-    def purge(
-        self, upto: int, *, held: Collection[str], made_before_micros: int, unread: Collection[str], done: Done
-    ) -> None:
+    def purge(self, upto: int, *, held: Collection[str], made_before_micros: int, unread: Collection[str]) -> Counted:
         """Removes tombstones: those with sequences up to `upto`, except of the topics `held`, and all that were made
         before `made_before_micros`. For the latter it stores that peers which have not acknowledged them have missed
-        them (all peers, for topics `held`), and that the sources `unread` have to wait. Bounded: `done` gets the number
+        them (all peers, for topics `held`), and that the sources `unread` have to wait. Bounded: answers the number
         of removed tombstones (`applied`), and the caller repeats the call until it is 0."""
 
 
@@ -316,7 +312,7 @@ class Comparing(Protocol):
     def check(self, topic: TopicKind) -> TopicAnswer:
         """The answer whether this instance can take a topic of another instance."""
 
-    def merge_rows(self, topic: str, chunk: bytes, origins: Sequence[str], done: Done, *, peer: str) -> None:
+    def merge_rows(self, topic: str, chunk: bytes, origins: Sequence[str], *, peer: str) -> Counted:
         """Merges rows of a peer by version. Like local changes, they are sent to every peer."""
 
 

@@ -216,13 +216,10 @@ class Receiver:
                 filter_text=hello.filter,
                 cursor=hello.head_sequence,
                 missing_is_deleted=decision.missing_is_deleted,
-                done=begun,
-            )
+            ).then(begun)
             return None
-        self._store.wait_for(
-            identity.name,
-            self._store.head(),
-            lambda result: self.fail(result if isinstance(result, Refused) else self._pending()),
+        self._store.wait_for(identity.name, self._store.head()).then(
+            lambda result: self.fail(result if isinstance(result, Refused) else self._pending())
         )
         return None
 
@@ -329,7 +326,7 @@ class Receiver:
         self._moved_at = self._store.now_micros()
         self._bytes += size
 
-        def done(result: MergeCounts | Refused) -> None:
+        def applied(result: MergeCounts | Refused) -> None:
             self._bytes -= size
             if isinstance(result, Refused):
                 self.fail(result)
@@ -345,8 +342,7 @@ class Receiver:
             origins=origins,
             publishers=marks,
             traces=traces,
-            done=done,
-        )
+        ).then(applied)
 
     def _seed(self, seed: replication_pb2.Seed, size: int) -> None:
         assert self.identity is not None, "the sender has said Hello"
@@ -361,7 +357,7 @@ class Receiver:
             self._told[name] = TopicAnswer(name, wanted=True)  # the sender seeds changes that its journal has lost
         self._bytes += size
 
-        def done(result: MergeCounts | Refused) -> None:
+        def merged(result: MergeCounts | Refused) -> None:
             self._bytes -= size
             if isinstance(result, Refused):
                 self.fail(result)
@@ -377,8 +373,7 @@ class Receiver:
             chunk=chunk,
             origins=list(seed.origins),
             purged=Purged(seed.purged_version, seed.purged_origin),
-            done=done,
-        )
+        ).then(merged)
         return None
 
     def _ended_seed(self, name: str) -> None:
@@ -420,13 +415,13 @@ class Receiver:
         size = message.size
         self._bytes += size
 
-        def done(result: MergeCounts | Refused) -> None:
+        def taken(result: MergeCounts | Refused) -> None:
             self._bytes -= size
             if isinstance(result, Refused):
                 self.fail(result)  # the next link tells of all of them
             self.wake()
 
-        self._store.take_durables(self.identity.name, marks, done)
+        self._store.take_durables(self.identity.name, marks).then(taken)
 
     def _tell_of(self, probe: int, head: int, now_micros: int) -> bool:
         """False: the probe was never sent, and the link has ended. Tombstones go by the probes that come back."""

@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Final
@@ -208,14 +207,4 @@ async def merge_rows(
 
 async def merged(store: ComparingStore, topic: str, chunk: bytes, origins: Sequence[str], peer: str) -> MergeCounts:
     """Merges rows; returns the counts once that is durable. Raises Refused."""
-    answered: asyncio.Future[MergeCounts | Refused] = asyncio.get_running_loop().create_future()
-
-    def done(answer: MergeCounts | Refused) -> None:
-        if not answered.done():  # the caller may have gone
-            answered.set_result(answer)
-
-    store.merge_rows(topic, chunk, tuple(origins), done, peer=peer)
-    answer = await answered
-    if isinstance(answer, Refused):
-        raise answer
-    return answer
+    return await store.merge_rows(topic, chunk, tuple(origins), peer=peer)

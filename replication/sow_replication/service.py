@@ -26,7 +26,7 @@ from sow_peering import TopicKind
 from sow_replication.calls import Calls
 from sow_replication.checks import check, check_texts, checked
 from sow_replication.greeting import not_accepted, of_other_cluster
-from sow_replication.node import Gate, Node, Outgoing
+from sow_replication.node import Node, Outgoing
 from sow_replication.options import SECOND, PeerOptions
 from sow_replication.ports import ANY_CALLER, LinkTexts, PeerCaller, Refused
 from sow_replication.reads import Fetched, Read
@@ -152,21 +152,7 @@ class Replication:
 
     async def replicated(self, topic: str, sequence: int) -> None:
         """Returns once the sync peers have the sequence. Raises Refused (REPLICATION_UNAVAILABLE)."""
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-        def done(why: Refused | None) -> None:
-            if future.done():
-                return
-            if why is None:
-                future.set_result(None)
-            else:
-                future.set_exception(why)
-
-        gate: Gate = self.node.replicated(topic, sequence, done)
-        try:
-            await future
-        finally:
-            self.node.forget(gate)
+        await self.node.replicated(topic, sequence)
 
     def status(self) -> admin_pb2.GetReplicationStatusResponse:
         """The current state of the links."""

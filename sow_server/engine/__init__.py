@@ -8,6 +8,7 @@ others (tests/unit/test_engine_door.py has them):
                     the vocabulary of the engine: pure, without state
     journal, durables, loads, replicas
                     the rows and answers of these features
+    pending         the answer of a change, which every change returns
 
 This file imports nothing, so that a module without state can be imported without the store.
 """

@@ -104,7 +104,7 @@ class Background:
 
         def chunk_done(more: bool | StoreError) -> None:
             if more is True or (isinstance(more, StoreError) and more.reason is Reason.WRITE_STALLED):
-                self._commits.run_quietly(work, chunk_done)
+                self._commits.run_quietly(work).then(chunk_done)
             elif isinstance(more, StoreError) and more.reason is not Reason.STOPPING:
                 # The next start resumes it.
                 log.warning("work_interrupted", topic=work.topic_name, row=work.row.hex(), reason=more.reason.name)
@@ -112,7 +112,7 @@ class Background:
             elif more is False:
                 then()
 
-        self._commits.run_quietly(work, chunk_done)
+        self._commits.run_quietly(work).then(chunk_done)
 
 
 class ChunkedWork(ABC):

@@ -18,10 +18,10 @@ from sow_server.engine.core import Core
 from sow_server.engine.disk.backups import DATABASE
 from sow_server.engine.disk.layout import Reached, decode_reached
 from sow_server.engine.disk.rocks import INDEXES, MARK_BYTES, MARK_KEY, META, RECORDS, Secondary
+from sow_server.engine.pending import Pending
 from sow_server.engine.reading import Cut, IndexCursor, Skipped
 from sow_server.engine.stored import StoredStatistics
 from sow_server.engine.values.database import Failed, RocksOptions
-from sow_server.engine.values.errors import StoreError
 from sow_server.engine.values.fields import Steps
 from sow_server.engine.values.model import TopicSettings
 from sow_server.engine.values.turns import SERVER
@@ -85,9 +85,9 @@ class Beats:
             self._rocks.marking = True
         self._rocks.flush()
 
-    def make(self, done: Callable[[Moment | StoreError], None]) -> None:
-        """Makes a moment with a commit of its own, which `done` hears as the answer. Raises StoreError."""
-        self._commits.run(_Beat(self._now), done, sync=False, caller=SERVER)  # one for all who wait
+    def make(self) -> Pending[Moment]:
+        """Makes a moment with a commit of its own. Raises StoreError."""
+        return self._commits.run(_Beat(self._now), sync=False, caller=SERVER)  # one for all who wait
 
     def _now(self) -> Moment:
         commits = self._commits

@@ -13,8 +13,9 @@ from __future__ import annotations
 import contextlib
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
+from sow_peering.answers import Unanswered
 from sow_server.engine.administration.administration import Administration
 from sow_server.engine.administration.creating import TopicCreation
 from sow_server.engine.administration.parts import Parts
@@ -40,6 +41,7 @@ from sow_server.engine.durables.commits import DurableCommits
 from sow_server.engine.following import Beats
 from sow_server.engine.loads import LoadOptions, Loads, removal_marks
 from sow_server.engine.opening import Accepted, Opened, closed_if_refused, open_database
+from sow_server.engine.pending import Pending
 from sow_server.engine.reading import Cuts
 from sow_server.engine.replicas import ReplicaOptions, Replicas
 from sow_server.engine.upkeep import Upkeep
@@ -48,6 +50,8 @@ from sow_server.engine.values.database import RocksError, RocksOptions
 from sow_server.engine.values.errors import OpenError, StoreError
 from sow_server.engine.values.model import MICROS, Outcome, Request
 from sow_server.engine.values.policies import NOTHING, Declared
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,11 +178,12 @@ class Store:
 
     def _resolve_settings(self, path: Path) -> None:
         """The server's defaults may differ from those of the last process. Raises OpenError."""
-        answers: list[bool | StoreError] = []
-        if self.administration.resolve_all(answers.append):
-            self.writer.step()
-            if isinstance(answers[0], StoreError):
-                raise OpenError(f"{path}: the settings of topics cannot be stored ({answers[0].message})")
+        resolved = self.administration.resolve_all()
+        if resolved is not None:
+            try:
+                self.finish(resolved)
+            except StoreError as error:
+                raise OpenError(f"{path}: the settings of topics cannot be stored ({error.message})") from error
 
     def start(self, deliver: Deliver) -> None:
         """Expires the records that fell due while the store was closed, as far as that is quick (rule L11), and starts
@@ -202,12 +207,16 @@ class Store:
 
     def run(self, request: Request) -> Outcome:
         """Does a change now. Raises StoreError."""
-        answers: list[Outcome | StoreError] = []
-        self.commits.submit(request, answers.append)
+        return self.finish(self.commits.submit(request))
+
+    def finish(self, pending: Pending[T]) -> T:
+        """Does now what was queued, and returns the answer of one of these changes. Raises StoreError."""
         self.writer.step()
-        if isinstance(answers[0], StoreError):
-            raise answers[0]
-        return answers[0]
+        answer = pending.given
+        if isinstance(answer, StoreError):
+            raise answer
+        assert not isinstance(answer, Unanswered), "the queue is empty"
+        return answer
 
     def sweep(self) -> int:
         """Expires due records. Returns the index entries visited."""

@@ -36,6 +36,7 @@ from sow_server.engine.durables import Durables, prune_topic
 from sow_server.engine.journal.reading import ChunkHeads
 from sow_server.engine.journal.retention import prune_commits
 from sow_server.engine.opening import Opened
+from sow_server.engine.pending import Pending
 from sow_server.engine.replicas.tombstones import MADE_END
 from sow_server.engine.stored import i64
 from sow_server.engine.values.database import Damaged, RocksError
@@ -93,10 +94,10 @@ class Upkeep:
 
     # -- steps ------------------------------------------------------------------------------------------------------
 
-    def prune(self, done: Callable[[bool | StoreError], None]) -> None:
+    def prune(self) -> Pending[bool]:
         """One bounded step of journal pruning; answers whether there may be more: when not, every topic has had its
         turn (rules J3, J11). A topic that cannot be pruned is logged, and the others are pruned."""
-        self._commits.run(self._pruning, done)
+        return self._commits.run(self._pruning)
 
     def forget_publishers(self) -> None:
         """Removes the rows of publishers that have been idle for `publisher_ttl` (rule P6), and rows of what was passed
@@ -117,7 +118,7 @@ class Upkeep:
             if isinstance(following, bytes):
                 self._forget_publishers(prefix, following)
 
-        self._commits.run_quietly(step, forgotten)
+        self._commits.run_quietly(step).then(forgotten)
 
     def mark_clock(self) -> None:
         """Persists the clock's high-water mark (rule L15)."""

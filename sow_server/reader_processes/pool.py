@@ -529,7 +529,7 @@ class ReaderProcesses:
             hand_over(b"" if isinstance(moment, StoreError) else encode_moment(moment))
 
         try:
-            self._beats.make(made)
+            self._beats.make().then(made)
         except StoreError as error:
             made(error)
 

@@ -141,7 +141,7 @@ class IdleTopics:
             self._left_over[topic.id] = topic
             return
 
-        def done(deleted: bool | StoreError) -> None:
+        def decided(deleted: bool | StoreError) -> None:
             self._asked.discard(topic.id)
             if deleted is True:
                 self.deleted_total[cause] += 1
@@ -153,10 +153,12 @@ class IdleTopics:
 
         self._asked.add(topic.id)
         try:
-            self._administration.delete_unused(topic, self._left if cause is Cause.LEFT else _unused, done)
+            deleting = self._administration.delete_unused(topic, self._left if cause is Cause.LEFT else _unused)
         except StoreError:  # the store is overloaded, stopping or has failed
             self._asked.discard(topic.id)
             self._refused(topic)
+        else:
+            deleting.then(decided)
 
     def _refused(self, topic: Topic) -> None:
         """Hears that the writer has not deleted a topic: it was used meanwhile, or something else keeps it."""

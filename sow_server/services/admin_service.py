@@ -20,7 +20,7 @@ from sow_server.engine.catalog.topics import Topic, check_name
 from sow_server.engine.commit.commits import Commits
 from sow_server.engine.commit.soundness import Fault, RowLimits, row_fault
 from sow_server.engine.doors import Reads
-from sow_server.engine.durables import ClearedBacklogs, Durable, DurableFigures, Durables
+from sow_server.engine.durables import Durable, DurableFigures, Durables
 from sow_server.engine.durables.commits import DurableCommits
 from sow_server.engine.stored import read_header
 from sow_server.engine.upkeep import Upkeep
@@ -37,7 +37,7 @@ from sow_server.services.inspection_service import InspectionService, Observed
 from sow_server.services.ownership import OwnedDurables
 from sow_server.services.replication import Links
 from sow_server.services.selection import checked, count_selected, selected
-from sow_server.services.submissions import Submissions, settle
+from sow_server.services.submissions import Submissions
 from sow_server.subscriptions.consumers import Consumers
 
 log = structlog.get_logger(__name__)
@@ -93,12 +93,6 @@ class AdminService(InspectionService):
         self._version = version
         self._ready_micros = clock.now_micros()
 
-    async def _await(self, start: Callable[[Callable[[T | StoreError], None]], None]) -> T:
-        """Starts a change of the store and awaits the result that its `done` gets."""
-        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        start(lambda outcome: settle(future, outcome))
-        return await future
-
     async def _read(self, read: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._readers, read)
 
@@ -107,7 +101,7 @@ class AdminService(InspectionService):
         call.creates("topics", request.name)
         declared = convert.settings(request.settings)
         self._check_dead_letter(call, request.name, declared)
-        created: Topic = await self._await(lambda done: self._administration.create_topic(request.name, declared, done))
+        created = await self._administration.create_topic(request.name, declared)
         log.info("topic_created", topic=created.name)
         return admin_pb2.CreateTopicResponse(
             topic=convert.topic(self._durable_commits, created), warnings=warnings(created.settings)
@@ -118,10 +112,8 @@ class AdminService(InspectionService):
         given = convert.settings(request.settings)
         self._check_dead_letter(call, request.name, given)
         paths = list(request.update_paths)
-        altered: Topic = await self._await(
-            lambda done: self._administration.alter_topic(
-                request.name, lambda before: convert.altered(before, given, paths), done
-            )
+        altered = await self._administration.alter_topic(
+            request.name, lambda before: convert.altered(before, given, paths)
         )
         log.info("topic_altered", topic=altered.name, settings=paths)
         return admin_pb2.AlterTopicResponse(
@@ -165,15 +157,13 @@ class AdminService(InspectionService):
 
     async def DeleteTopic(self, request: admin_pb2.DeleteTopicRequest, call: Call) -> admin_pb2.DeleteTopicResponse:
         call.topic(request.name, whole=True)
-        deleted: int = await self._await(
-            lambda done: self._administration.delete_topic(request.name, done, force=request.force)
-        )
+        deleted = await self._administration.delete_topic(request.name, force=request.force)
         log.info("topic_deleted", topic=request.name, records=deleted, forced=request.force)
         return admin_pb2.DeleteTopicResponse(deleted_records=deleted)
 
     async def SetPolicy(self, request: admin_pb2.SetPolicyRequest, call: Call) -> admin_pb2.SetPolicyResponse:
         given = convert.policy(request.policy)
-        policy: Policy = await self._await(lambda done: self._administration.set_policy(given, done))
+        policy = await self._administration.set_policy(given)
         log.info("policy_set", policy=policy.name, operator=policy.operator, pattern=policy.pattern)
         (message,) = await self._read(lambda: self._policies([policy]))
         return admin_pb2.SetPolicyResponse(policy=message, warnings=declared_warnings(policy))
@@ -192,9 +182,7 @@ class AdminService(InspectionService):
         return [convert.policy_message(policy, matches[policy.target, policy.origin]) for policy in policies]
 
     async def DeletePolicy(self, request: admin_pb2.DeletePolicyRequest, call: Call) -> admin_pb2.DeletePolicyResponse:
-        deleted: Policy = await self._await(
-            lambda done: self._administration.delete_policy(request.name, done, operator=request.operator)
-        )
+        deleted = await self._administration.delete_policy(request.name, operator=request.operator)
         log.info("policy_deleted", policy=deleted.name, operator=deleted.operator)
         return admin_pb2.DeletePolicyResponse()
 
@@ -317,9 +305,7 @@ class AdminService(InspectionService):
     ) -> admin_pb2.DeleteDurableResponse:
         topic = call.topic(request.topic).topic
         name = self._owned.name(call, request.topic, request.name)
-        deleted: Durable = await self._await(
-            lambda done: self._consumers.delete(topic, name, done, force=request.force)
-        )
+        deleted = await self._consumers.delete(topic, name, force=request.force)
         log.info("durable_deleted", topic=topic.name, durable=deleted.name)
         return admin_pb2.DeleteDurableResponse()
 
@@ -330,7 +316,7 @@ class AdminService(InspectionService):
         else:
             call.topic(request.topic, Action.TOPIC_ADMIN, whole=True)
             name = ""
-        cleared: ClearedBacklogs = await self._await(lambda done: self._consumers.clear(topic, name, done))
+        cleared = await self._consumers.clear(topic, name)
         log.info("backlog_cleared", topic=topic.name, durables=cleared.durables, entries=cleared.entries)
         told = restriction.rows is None  # before any filter, so they count records that the caller may not see
         return admin_pb2.ClearBacklogResponse(acknowledged_entries=cleared.entries if told else 0)

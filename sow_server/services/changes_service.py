@@ -14,7 +14,6 @@ from sow.v1 import snapshot_pb2
 from sow_server.access.caller import Call, Granted
 from sow_server.engine.commit.commits import Commits
 from sow_server.engine.doors import Reads
-from sow_server.engine.durables import Durable
 from sow_server.engine.formats.payloads import Projection
 from sow_server.engine.values.bookmarks import parse
 from sow_server.engine.values.keys import TOPIC_NAME, check_parts
@@ -24,7 +23,6 @@ from sow_server.query.filtering import RecordFilter, callers_filter
 from sow_server.services import convert, packing
 from sow_server.services.filter_values import filter_values
 from sow_server.services.ownership import OwnedDurables
-from sow_server.services.submissions import settle
 from sow_server.subscriptions.consumers import Consumers
 from sow_server.subscriptions.hub import Hub
 from sow_server.subscriptions.ranges import ChangeColumns, KeySet, KeyShare, RangeLimits, RangeReader, plan_range
@@ -153,9 +151,7 @@ class ChangesService:
     async def _on_disk(self, sequence: int) -> None:
         """Returns once everything up to a sequence is durable (rule S7). Raises StoreError."""
         if sequence > self._commits.synced_sequence:
-            passed: asyncio.Future[object] = asyncio.get_running_loop().create_future()
-            self._commits.barrier(lambda answer: settle(passed, answer))
-            await passed
+            await self._commits.barrier()
 
     # -- reading ----------------------------------------------------------------------------------------------------
 
@@ -242,17 +238,10 @@ class ChangesService:
         if len(request.reader) > READER_CHARACTERS_MAX or not request.reader.isprintable():
             raise convert.invalid("reader", f"is a text of up to {READER_CHARACTERS_MAX} printable characters")
         position = self._hub.position(request.bookmark)
-        pinned: asyncio.Future[tuple[Durable, bool]] = asyncio.get_running_loop().create_future()
         with self._owned.making(call, request.topic, request.name, "name") as name:
-            self._consumers.pin(
-                topic,
-                name,
-                position,
-                lambda result: settle(pinned, result),
-                idle_ttl_micros=idle_ttl,
-                reader=request.reader,
+            durable, created = await self._consumers.pin(
+                topic, name, position, idle_ttl_micros=idle_ttl, reader=request.reader
             )
-            durable, created = await pinned
         if created:
             log.info(
                 "journal_pinned",

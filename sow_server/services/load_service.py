@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator
 from concurrent.futures import Executor
 from typing import Final
 
@@ -18,7 +18,6 @@ from sow_server.engine.loads import (
     LEASE_MICROS_MAX,
     PARTS_MAX,
     Load,
-    LoadDone,
     LoadPart,
     LoadPhase,
     Loads,
@@ -29,7 +28,6 @@ from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.services import convert
 from sow_server.services.guard import readable
 from sow_server.services.loading import Loading
-from sow_server.services.submissions import settle
 from sow_server.services.writing import permit_load
 
 STREAM_REQUESTS_MAX: Final = 4
@@ -107,7 +105,7 @@ class LoadService:
             raise convert.invalid("lease_micros", f"{lease} is not 1 to {LEASE_MICROS_MAX}")
         permit_load(call, request.topic, dynamic=self._dynamic_topics)
         with call.making("loads", self._loads.registry.open_of(call.owner)):
-            load = await _heard(lambda done: self._loads.open(request.topic, lease, done, owner=call.owner))
+            load = await self._loads.open(request.topic, lease, owner=call.owner)
         return load_pb2.OpenLoadResponse(
             load_id=load.row.id, lease_micros=load.row.lease_micros, begin_version=load.row.begin_version
         )
@@ -192,7 +190,7 @@ class LoadService:
         while True:
             try:
                 async with self._staging:
-                    await _heard(lambda done: self._loads.staging.stage(piece, done))
+                    await self._loads.staging.stage(piece)
                 return
             except StoreError as error:
                 if error.reason is not Reason.OVERLOADED or loop.time() > give_up:
@@ -210,15 +208,9 @@ class LoadService:
             )
         self._owned(call, request.load_id)
         parts = [LoadPart(part.part, part.attempt, part.rows) for part in request.parts]
-
-        def committed(done: LoadDone) -> LoadDone:
-            def heard(result: Load | StoreError) -> None:
-                self._loading.wake()  # also if the caller has gone meanwhile
-                done(result)
-
-            return heard
-
-        load = await _heard(lambda done: self._loads.commit(request.load_id, parts, committed(done)))
+        committed = self._loads.commit(request.load_id, parts)
+        committed.then(lambda _: self._loading.wake())  # also if the caller has gone meanwhile
+        load = await committed
         while True:
             row = load.row
             if row.phase is LoadPhase.FAILED:
@@ -249,7 +241,7 @@ class LoadService:
     async def AbortLoad(self, request: load_pb2.AbortLoadRequest, call: Call) -> load_pb2.AbortLoadResponse:
         try:
             self._owned(call, request.load_id)
-            await _heard(lambda done: self._loads.abort(request.load_id, done))
+            await self._loads.abort(request.load_id)
         except StoreError as error:
             if error.reason is not Reason.LOAD_NOT_FOUND:
                 raise
@@ -272,16 +264,6 @@ def _looked_at(done: asyncio.Task[None]) -> None:
     not complain that nobody took the other one."""
     if not done.cancelled():
         done.exception()
-
-
-def _settling(future: asyncio.Future[Load]) -> LoadDone:
-    return lambda result: settle(future, result)
-
-
-async def _heard(start: Callable[[LoadDone], None]) -> Load:
-    future: asyncio.Future[Load] = asyncio.get_running_loop().create_future()
-    start(_settling(future))
-    return await future
 
 
 def _phase(phase: LoadPhase) -> load_pb2.LoadPhase.ValueType:

@@ -15,13 +15,12 @@ from typing import Final
 import structlog
 
 from sow_server.engine.commit.commits import Commits
-from sow_server.engine.loads import Load, LoadPhase, Loads, LoadWork
+from sow_server.engine.loads import Load, LoadPhase, Loads
 from sow_server.engine.values.clock import GuardedClock
 from sow_server.engine.values.database import RocksError
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import Publish
 from sow_server.services.admission import Admission
-from sow_server.services.submissions import settle
 
 log = structlog.get_logger(__name__)
 
@@ -112,7 +111,7 @@ class Loading:
                 topic = await self._admission.admit(request, None)  # deletes pass
             try:
                 async with self._one:
-                    await self._apply(chunk)
+                    await self._loads.applying.apply(chunk)
             finally:
                 if topic is not None:
                     self._admission.left(topic, request)
@@ -132,13 +131,6 @@ class Loading:
             await asyncio.sleep(loop.time() - started)
         return True
 
-    async def _apply(self, chunk: LoadWork) -> Load:
-        applied: asyncio.Future[Load] = asyncio.get_running_loop().create_future()
-        self._loads.applying.apply(chunk, lambda result: settle(applied, result))
-        return await applied
-
     async def _fail(self, load: Load, why: str) -> None:
-        failed: asyncio.Future[Load] = asyncio.get_running_loop().create_future()
         with contextlib.suppress(StoreError):
-            self._loads.fail(load, why, lambda result: settle(failed, result))
-            await failed
+            await self._loads.fail(load, why)

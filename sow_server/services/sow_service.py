@@ -20,13 +20,13 @@ from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.commit.commits import Commits
 from sow_server.engine.commit.requests import payload_key
 from sow_server.engine.doors import Reads
-from sow_server.engine.durables import Durable, RewindTo
+from sow_server.engine.durables import RewindTo
 from sow_server.engine.formats.payloads import Projection
-from sow_server.engine.values import lifetimes, model
+from sow_server.engine.values import lifetimes
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.keys import check_parts
 from sow_server.engine.values.lifetimes import LifetimeError
-from sow_server.engine.values.model import Delete, Durability, Lifetime, Outcome, PublishChannel
+from sow_server.engine.values.model import Delete, Durability, Lifetime, PublishChannel
 from sow_server.engine.values.policies import NOTHING
 from sow_server.filters.parameters import NO_VALUES, Values
 from sow_server.query.filtering import callers_filter, record_filter, rows_filter
@@ -41,7 +41,7 @@ from sow_server.services.ownership import OwnedDurables
 from sow_server.services.positions import Positions
 from sow_server.services.queries import Queries
 from sow_server.services.selection import BUSY_RECORDS, CHANGE_RECORDS, count, count_selected, selected
-from sow_server.services.submissions import Submissions, settle
+from sow_server.services.submissions import Submissions, Submitted
 from sow_server.services.writing import only_versions, permit_delete, permit_publish, permit_touch
 from sow_server.subscriptions.consumer import Attachment, Consumer
 from sow_server.subscriptions.consumers import Consumers
@@ -65,6 +65,11 @@ HISTORY_ENTRIES_MAX: Final = 10_000
 GET_KEYS_MAX: Final = 10_000
 RENEWED_KEYS_MAX: Final = 1000
 """Keys of a get that touches: as many records are changed in one commit (rule L20)."""
+
+
+def _close(attached: Consumer | StoreError) -> None:
+    if isinstance(attached, Consumer):
+        attached.close()
 
 
 def _check_lifetime(topic: Topic, lifetime: Lifetime, now_micros: int) -> None:
@@ -139,12 +144,12 @@ class SowService:
         self, requests: AsyncIterator[sow_pb2.PublishStreamRequest], call: Call
     ) -> AsyncGenerator[sow_pb2.PublishStreamResponse, None]:
         """Reads ahead of its answers by at most `STREAM_REQUESTS_MAX` requests."""
-        under_way: asyncio.Queue[asyncio.Future[Outcome] | None] = asyncio.Queue()
+        under_way: asyncio.Queue[Submitted | None] = asyncio.Queue()
         room = asyncio.Semaphore(STREAM_REQUESTS_MAX)
         reading = asyncio.create_task(self._read_stream(requests, under_way, room, call))
         try:
-            while (future := await under_way.get()) is not None:
-                outcome = await future
+            while (submitted := await under_way.get()) is not None:
+                outcome = await submitted
                 room.release()
                 if call.trace is not None:
                     call.trace.answered(outcome.last_sequence)
@@ -154,14 +159,14 @@ class SowService:
             reading.cancel()
             while not under_way.empty():
                 left = under_way.get_nowait()
-                if left is not None and not left.cancel() and not left.cancelled():
+                if isinstance(left, asyncio.Task) and not left.cancel() and not left.cancelled():
                     # Their answers can no longer be sent; the error before has been told.
                     left.exception()
 
     async def _read_stream(
         self,
         requests: AsyncIterator[sow_pb2.PublishStreamRequest],
-        under_way: asyncio.Queue[asyncio.Future[Outcome] | None],
+        under_way: asyncio.Queue[Submitted | None],
         room: asyncio.Semaphore,
         call: Call,
     ) -> None:
@@ -201,11 +206,7 @@ class SowService:
         call.creates("publishers", given)
         publisher_id = call.own_name(given)
         unit = convert.publisher_unit(request.unit, "unit")
-        future: asyncio.Future[model.OpenedPublisher] = asyncio.get_running_loop().create_future()
-        self._commits.open_publisher(
-            publisher_id, unit, lambda opened: settle(future, opened), token=int(secrets.token_hex(8), 16) >> 1 or 1
-        )
-        opened = await future
+        opened = await self._commits.open_publisher(publisher_id, unit, token=int(secrets.token_hex(8), 16) >> 1 or 1)
         return sow_pb2.OpenPublisherResponse(
             publisher_epoch=opened.epoch,
             unit_done=opened.unit_done,
@@ -323,19 +324,11 @@ class SowService:
 
     async def _attach_as(self, name: str, asked: Request, attachment: Attachment) -> Consumer:
         attachment = replace(attachment, name=name)
-        attached: asyncio.Future[Consumer] = asyncio.get_running_loop().create_future()
-
-        def done(result: Consumer | StoreError) -> None:
-            if attached.cancelled() and isinstance(result, Consumer):
-                result.close()  # the caller has gone meanwhile
-            settle(attached, result)
-
-        self._consumers.attach(asked, attachment, done)
+        attached = self._consumers.attach(asked, attachment)
         try:
             return await attached
         except asyncio.CancelledError:
-            if not attached.cancelled() and attached.exception() is None:
-                attached.result().close()  # it came in the same turn of the loop
+            attached.then(_close)  # the caller has gone
             raise
 
     async def BrowseDurable(
@@ -393,9 +386,7 @@ class SowService:
     async def _on_disk(self, sequence: int) -> None:
         """Returns once everything up to a sequence is durable (rule S7). Raises StoreError."""
         if sequence > self._commits.synced_sequence:
-            passed: asyncio.Future[object] = asyncio.get_running_loop().create_future()
-            self._commits.barrier(lambda answer: settle(passed, answer))
-            await passed
+            await self._commits.barrier()
 
     async def Acknowledge(self, request: sow_pb2.AcknowledgeRequest, call: Call) -> sow_pb2.AcknowledgeResponse:
         topic = call.topic(request.topic).topic
@@ -404,9 +395,7 @@ class SowService:
             durable = self._consumers.leave(topic, name, request.session)
             return sow_pb2.AcknowledgeResponse(bookmark=self._reading.instance.bookmark(durable.position))
         position = self._hub.position(request.bookmark)
-        acknowledged: asyncio.Future[Durable] = asyncio.get_running_loop().create_future()
-        self._consumers.acknowledge(topic, name, request.session, position, lambda result: settle(acknowledged, result))
-        durable = await acknowledged
+        durable = await self._consumers.acknowledge(topic, name, request.session, position)
         if request.detach:
             self._consumers.leave(topic, name, request.session)
         return sow_pb2.AcknowledgeResponse(bookmark=self._reading.instance.bookmark(durable.position))
@@ -423,10 +412,8 @@ class SowService:
                 to = RewindTo()
             case _:
                 raise convert.invalid("to", "one of earliest, bookmark or time_micros is needed")
-        rewound: asyncio.Future[tuple[Durable, int]] = asyncio.get_running_loop().create_future()
         name = self._owned.name(call, request.topic, request.durable)
-        self._consumers.rewind(topic, name, to, lambda result: settle(rewound, result), force=request.force)
-        durable, entries = await rewound
+        durable, entries = await self._consumers.rewind(topic, name, to, force=request.force)
         log.info("durable_rewound", topic=topic.name, durable=durable.name, position=durable.position)
         return sow_pb2.RewindResponse(
             bookmark=self._reading.instance.bookmark(durable.position),

@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from functools import partial
-from typing import Final, TypeVar
+from typing import Final, TypeAlias
 
 from sow_server.engine.catalog.topics import Topics
 from sow_server.engine.commit.commits import Commits
+from sow_server.engine.pending import Pending
 from sow_server.engine.values import model
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import Durability, Outcome
 from sow_server.services.admission import Admission
 from sow_server.services.replication import Links
 
-T = TypeVar("T")
+Submitted: TypeAlias = Pending[Outcome] | asyncio.Task[Outcome]
+"""The outcome of a change: a task where peers are awaited, which ends with its caller."""
 
 OVERLOAD_PATIENCE_SECONDS: Final = 30.0
 """How long a stream, of a publish or of a change by filter, waits for room in the write queue before it is refused."""
@@ -34,19 +36,19 @@ class Submissions:
         self._replicas = replicas
         self._admission = admission
 
-    async def admitted(self, request: model.Request, seconds: float | None) -> asyncio.Future[Outcome]:
+    async def admitted(self, request: model.Request, seconds: float | None) -> Submitted:
         """As `submit`, after waiting at most `seconds` for the topic's backlog quota (rule J9)."""
         if self._admission is None or not self._admission.limits(request):
             return self.submit(request)
         self.check(request.topic, request.durability)
         release = await self._admit(request, seconds)
         try:
-            return self._reaching(_released(self._queue(request), release), request)
+            return self._reaching(_released(self._commits.submit(request), release), request)
         except BaseException:
             release()
             raise
 
-    async def admitted_patiently(self, request: model.Request, seconds: float | None) -> asyncio.Future[Outcome]:
+    async def admitted_patiently(self, request: model.Request, seconds: float | None) -> Submitted:
         """As `submit_patiently`, after waiting for the quota."""
         self.check(request.topic, request.durability)
         release = await self._admit(request, seconds)
@@ -63,13 +65,13 @@ class Submissions:
             return _nothing
         return partial(admission.left, topic, request)
 
-    def submit(self, request: model.Request) -> asyncio.Future[Outcome]:
-        """Queues a change; the future gets its outcome. Raises StoreError if it cannot be queued, or cannot be as
+    def submit(self, request: model.Request) -> Submitted:
+        """Queues a change. Raises StoreError if it cannot be queued, or cannot be as
         durable as requested."""
         self.check(request.topic, request.durability)
-        return self._reaching(self._queue(request), request)
+        return self._reaching(self._commits.submit(request), request)
 
-    async def submit_patiently(self, request: model.Request) -> asyncio.Future[Outcome]:
+    async def submit_patiently(self, request: model.Request) -> Submitted:
         """As `submit`, after waiting for room in the write queue. Meanwhile a stream is not read, which slows the
         client down."""
         self.check(request.topic, request.durability)
@@ -109,13 +111,13 @@ class Submissions:
                 details=error.details,
             ) from error
 
-    def _reaching(self, outcome: asyncio.Future[Outcome], request: model.Request) -> asyncio.Future[Outcome]:
+    def _reaching(self, outcome: Pending[Outcome], request: model.Request) -> Submitted:
         if request.durability is not Durability.REPLICATED:
             return outcome
         return asyncio.get_running_loop().create_task(self._reached(outcome, request.topic))
 
-    async def _reached(self, future: asyncio.Future[Outcome], topic: str) -> Outcome:
-        outcome = await future
+    async def _reached(self, submitted: Pending[Outcome], topic: str) -> Outcome:
+        outcome = await submitted
         sequence = outcome.last_sequence
         if outcome.duplicates:
             # The sequences of an earlier attempt are not remembered, but they are at most the last one.
@@ -124,36 +126,21 @@ class Submissions:
         outcome.durability = Durability.REPLICATED
         return outcome
 
-    def _queue(self, request: model.Request) -> asyncio.Future[Outcome]:
-        future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-        self._commits.submit(request, lambda outcome: settle(future, outcome))
-        return future
-
-    async def _queue_patiently(self, request: model.Request) -> asyncio.Future[Outcome]:
+    async def _queue_patiently(self, request: model.Request) -> Pending[Outcome]:
         loop = asyncio.get_running_loop()
         give_up = loop.time() + OVERLOAD_PATIENCE_SECONDS
         while True:
             try:
-                return self._queue(request)
+                return self._commits.submit(request)
             except StoreError as error:
                 if error.reason is not Reason.OVERLOADED or loop.time() > give_up:
                     raise
                 await asyncio.sleep(0.005)
 
 
-def settle(future: asyncio.Future[T], outcome: T | StoreError) -> None:
-    """Gives a future its outcome, unless its call has gone."""
-    if future.done():
-        return
-    if isinstance(outcome, StoreError):
-        future.set_exception(outcome)
-    else:
-        future.set_result(outcome)
-
-
-def _released(outcome: asyncio.Future[Outcome], release: Callable[[], None]) -> asyncio.Future[Outcome]:
+def _released(outcome: Pending[Outcome], release: Callable[[], None]) -> Pending[Outcome]:
     if release is not _nothing:
-        outcome.add_done_callback(lambda _: release())
+        outcome.then(lambda _: release())
     return outcome
 
 

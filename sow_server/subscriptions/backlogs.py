@@ -173,7 +173,7 @@ class Backlogs:
 
     def _relieve(self, topic: Topic, chosen: Iterable[Durable]) -> None:
         names = frozenset([one.name for one in chosen])
-        self._changes.submit_quietly(_relieve(topic, names), partial(self._relieved, topic))
+        self._changes.submit_quietly(_relieve(topic, names)).then(partial(self._relieved, topic))
 
     def _relieved(self, topic: Topic, names: list[str] | StoreError) -> None:
         now = self._clock.now_micros()
@@ -209,7 +209,7 @@ class Backlogs:
         for topic, size in sizes.items():
             if size > bytes_max:
                 names = [one.name for one in self._durables.of(topic) if owner_of(one.name) == owner]
-                self._changes.submit_quietly(_bound(topic, names, bytes_max), partial(self._evicted, topic))
+                self._changes.submit_quietly(_bound(topic, names, bytes_max)).then(partial(self._evicted, topic))
 
     def _evicted(self, topic: Topic, names: list[str] | StoreError) -> None:
         now = self._clock.now_micros()

@@ -28,6 +28,7 @@ from sow_server.engine.durables import (
     delivered,
     not_found,
 )
+from sow_server.engine.pending import Pending
 from sow_server.engine.values.bookmarks import Position
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.policies import Declared
@@ -83,10 +84,8 @@ class ConsumerOwner(Protocol):
     def first_entries(self, request: Request, topic: Topic, durable: Durable) -> Callable[[], FirstEntries | None]:
         """Reads, on a reader thread, the first entries that have reached the delivery limit."""
 
-    def set_aside(
-        self, topic: Topic, name: str, before: int, entries: FirstEntries, done: Callable[[bool | StoreError], None]
-    ) -> None:
-        """Sets entries aside, if the durable is still at `before`. Raises StoreError."""
+    def set_aside(self, topic: Topic, name: str, before: int, entries: FirstEntries) -> Pending[bool]:
+        """Sets entries aside, if the durable is still at `before`; answers whether it was. Raises StoreError."""
 
 
 class EndedConsumer(NamedTuple):
@@ -285,7 +284,7 @@ class Consumer:
             return
         owner, topic, before = self._owner, self.topic, attached.durable.position
 
-        def done(result: bool | StoreError) -> None:
+        def set_aside(result: bool | StoreError) -> None:
             if self._is_closed:
                 return
             if isinstance(result, StoreError):
@@ -308,7 +307,7 @@ class Consumer:
             self._begin_with(attached, durable)
 
         try:
-            owner.set_aside(topic, self.name, before, first, done)
+            owner.set_aside(topic, self.name, before, first).then(set_aside)
         except StoreError as error:
             self.end(error)
 

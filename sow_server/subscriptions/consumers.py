@@ -35,6 +35,7 @@ from sow_server.engine.durables import (
 )
 from sow_server.engine.durables.commits import DurableCommits
 from sow_server.engine.durables.registry import Durables
+from sow_server.engine.pending import Pending
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import MICROS, NEVER, BacklogAction
 from sow_server.filters.parser import LENGTH_BYTES_MAX
@@ -111,12 +112,12 @@ class Consumers:
             for durable in [] if topic is None else durables.of(topic):
                 if durable.attached and topic is not None:
                     # Its consumer ended with the last process.
-                    self._changes.submit(_detach(topic, durable.name), _ignore)
+                    self._changes.submit(_detach(topic, durable.name))
 
     # -- attaching --------------------------------------------------------------------------------------------------
 
-    def attach(self, request: Request, attachment: Attachment, done: Callable[[Consumer | StoreError], None]) -> None:
-        """Attaches a consumer; `request` has passed `request.check`. Raises StoreError at once, or `done` hears it:
+    def attach(self, request: Request, attachment: Attachment) -> Pending[Consumer]:
+        """Attaches a consumer; `request` has passed `request.check`. Raises StoreError at once, or answers it:
         DURABLE_IN_USE, DURABLE_DIFFERS, NO_JOURNAL, …"""
         topic = self._topics.find(request.topic)
         view = request.view(topic)
@@ -166,27 +167,24 @@ class Consumers:
                 handed=0 if present is None else present.handed,
             )
 
-        def attached(result: AttachedDurable | StoreError) -> None:
-            if isinstance(result, StoreError):
-                self._drop(consumer, present)
-                done(result)
-                return
+        def begin(result: AttachedDurable) -> Consumer:
             try:
                 consumer.begin(result)
-            except StoreError as error:
+            except StoreError:
                 consumer.close()
-                done(error)
-                return
+                raise
             self._watch(topic)
             self._look_at(topic, result.durable)
             self.holders.changed()
-            done(consumer)
+            return consumer
 
         try:
-            self._changes.submit(attach, attached)
+            attached = self._changes.submit(attach)
         except StoreError:
             self._drop(consumer, None)
             raise
+        attached.then(lambda result: self._drop(consumer, present) if isinstance(result, StoreError) else None)
+        return attached.map(begin)
 
     def _drop(self, consumer: Consumer, present: Consumer | None) -> None:
         """Undoes a refused attachment. `present`: the consumer that it replaced, which the row still shows as
@@ -196,7 +194,7 @@ class Consumers:
             del self._consumers[key]
             self.holders.detach(key)
             if present is not None:
-                self._changes.submit_quietly(_detach(consumer.topic, consumer.name, present.handed), _ignore)
+                self._changes.submit_quietly(_detach(consumer.topic, consumer.name, present.handed))
         if self._sessions.get(key) is consumer:
             del self._sessions[key]
 
@@ -207,7 +205,7 @@ class Consumers:
         if self._consumers.get(key) is consumer:
             del self._consumers[key]
             self.holders.detach(key)
-            self._changes.submit_quietly(_detach(consumer.topic, consumer.name, consumer.handed), _ignore)
+            self._changes.submit_quietly(_detach(consumer.topic, consumer.name, consumer.handed))
 
     def _check_elsewhere(self, topic: Topic, name: str, *, force: bool) -> None:
         """Raises StoreError DURABLE_IN_USE if another instance has the consumer of a durable (rule F15)."""
@@ -230,10 +228,8 @@ class Consumers:
 
     # -- acknowledging ----------------------------------------------------------------------------------------------
 
-    def acknowledge(
-        self, topic: Topic, name: str, session: str, position: int, done: Callable[[Durable | StoreError], None]
-    ) -> None:
-        """Acknowledges everything up to `position`. Raises StoreError at once, or `done` hears it: DURABLE_NOT_FOUND,
+    def acknowledge(self, topic: Topic, name: str, session: str, position: int) -> Pending[Durable]:
+        """Acknowledges everything up to `position`. Raises StoreError at once, or answers it: DURABLE_NOT_FOUND,
         DURABLE_TAKEN_OVER, DURABLE_DETACHED, BOOKMARK_IN_FUTURE."""
         self._durables.find(topic, name)
         consumer = self._sessions.get((topic.id, name))
@@ -255,13 +251,15 @@ class Consumers:
         if position >= consumer.handed and not consumer.snapshot_pending:
             position = max(position, consumer.sent)  # [3]
 
-        def acknowledged(result: Durable | StoreError | None) -> None:
-            done(not_found(topic, name) if result is None else result)
+        def acknowledged(durable: Durable | None) -> Durable:
+            if durable is None:
+                raise not_found(topic, name)
+            return durable
 
         life = consumer.life
-        self._changes.submit(
-            lambda durables: durables.acknowledge(topic, name, position, told=told, life=life), acknowledged
-        )
+        return self._changes.submit(
+            lambda durables: durables.acknowledge(topic, name, position, told=told, life=life)
+        ).map(acknowledged)
 
     def leave(self, topic: Topic, name: str, session: str) -> Durable:
         """The consumer with this session leaves: its stream ends, and another one can attach now. If it has left
@@ -286,7 +284,7 @@ class Consumers:
         if consumer.handed <= durable.position < consumer.sent:
             topic, name, before, sent = consumer.topic, consumer.name, durable.position, consumer.sent
             life = durable.life if consumer.life is None else consumer.life
-            self._changes.submit_quietly(lambda durables: durables.follow(topic, name, before, sent, life), _ignore)
+            self._changes.submit_quietly(lambda durables: durables.follow(topic, name, before, sent, life))
 
     # -- browsing ---------------------------------------------------------------------------------------------------
 
@@ -322,28 +320,19 @@ class Consumers:
         reader thread."""
         return self.entries.first_entries(request, topic, durable)
 
-    def set_aside(
-        self, topic: Topic, name: str, before: int, entries: FirstEntries, done: Callable[[bool | StoreError], None]
-    ) -> None:
-        """Sets entries aside, if the durable is still at `before` (rule J15); `done` hears whether it was. Raises
+    def set_aside(self, topic: Topic, name: str, before: int, entries: FirstEntries) -> Pending[bool]:
+        """Sets entries aside, if the durable is still at `before` (rule J15); answers whether it was. Raises
         StoreError."""
         sequences, upto = entries
-        self._changes.submit(lambda durables: durables.set_aside(topic, name, before, sequences, upto), done)
+        return self._changes.submit(lambda durables: durables.set_aside(topic, name, before, sequences, upto))
 
     # -- pinning ----------------------------------------------------------------------------------------------------
 
     def pin(
-        self,
-        topic: Topic,
-        name: str,
-        position: int,
-        done: Callable[[tuple[Durable, bool] | StoreError], None],
-        *,
-        idle_ttl_micros: int,
-        reader: str = "",
-    ) -> None:
+        self, topic: Topic, name: str, position: int, *, idle_ttl_micros: int, reader: str = ""
+    ) -> Pending[tuple[Durable, bool]]:
         """Pins the entries after a position under a name: a durable without a filter and without a consumer,
-        acknowledged up to there. Creates it if needed. Raises StoreError at once, or `done` hears it: DURABLE_IN_USE,
+        acknowledged up to there. Creates it if needed. Raises StoreError at once, or answers it: DURABLE_IN_USE,
         DURABLE_DIFFERS, NO_JOURNAL, BOOKMARK_TOO_OLD, INVALID_ARGUMENT."""
         if (topic.id, name) in self._consumers:
             raise in_use(topic, name)
@@ -355,58 +344,48 @@ class Consumers:
                 raise topic_deleted(topic)
             return durables.pin(topic, name, position, declared, reader)
 
-        def pinned(result: tuple[Durable, bool] | StoreError) -> None:
-            if not isinstance(result, StoreError) and result[1]:
+        def pinned(result: tuple[Durable, bool]) -> tuple[Durable, bool]:
+            durable, created = result
+            if created:
                 self._watch(topic)
-                self._look_at(topic, result[0])
-            done(result)
+                self._look_at(topic, durable)
+            return result
 
-        self._changes.submit(pin, pinned)
+        return self._changes.submit(pin).map(pinned)
 
     # -- administering ----------------------------------------------------------------------------------------------
 
-    def rewind(
-        self,
-        topic: Topic,
-        name: str,
-        to: RewindTo,
-        done: Callable[[tuple[Durable, int] | StoreError], None],
-        *,
-        force: bool,
-    ) -> None:
-        """Moves a durable back (rule J6). Raises StoreError at once, or `done` hears it: DURABLE_NOT_FOUND,
+    def rewind(self, topic: Topic, name: str, to: RewindTo, *, force: bool) -> Pending[tuple[Durable, int]]:
+        """Moves a durable back (rule J6). Raises StoreError at once, or answers it: DURABLE_NOT_FOUND,
         DURABLE_IN_USE, BOOKMARK_TOO_OLD, INVALID_ARGUMENT."""
         self._durables.find(topic, name)
         self._free(topic, name, "rewound", force=force)
 
-        def rewound(result: tuple[Durable, int] | StoreError) -> None:
-            if not isinstance(result, StoreError):
-                self._look_at(topic, result[0])  # the entries ahead of it may be due already (rule J4)
-                self.holders.changed()
-            done(result)
+        def rewound(result: tuple[Durable, int]) -> tuple[Durable, int]:
+            self._look_at(topic, result[0])  # the entries ahead of it may be due already (rule J4)
+            self.holders.changed()
+            return result
 
-        self._changes.submit(lambda durables: durables.rewind(topic, name, to), rewound)
+        return self._changes.submit(lambda durables: durables.rewind(topic, name, to)).map(rewound)
 
-    def delete(self, topic: Topic, name: str, done: Callable[[Durable | StoreError], None], *, force: bool) -> None:
-        """Deletes a durable. Raises StoreError at once, or `done` hears it: DURABLE_NOT_FOUND, DURABLE_IN_USE."""
+    def delete(self, topic: Topic, name: str, *, force: bool) -> Pending[Durable]:
+        """Deletes a durable. Raises StoreError at once, or answers it: DURABLE_NOT_FOUND, DURABLE_IN_USE."""
         self._durables.find(topic, name)
         self._free(topic, name, "deleted", force=force)
 
-        def deleted(result: Durable | StoreError) -> None:
-            self.holders.changed()
-            done(result)
+        deleted = self._changes.submit(lambda durables: durables.remove(topic, name))
+        deleted.then(lambda _: self.holders.changed())
+        return deleted
 
-        self._changes.submit(lambda durables: durables.remove(topic, name), deleted)
-
-    def clear(self, topic: Topic, name: str, done: Callable[[ClearedBacklogs | StoreError], None]) -> None:
+    def clear(self, topic: Topic, name: str) -> Pending[ClearedBacklogs]:
         """Acknowledges everything; for all durables of the topic if `name` is empty (rule J13). Consumers are detached
-        and come back for the next entries. Raises StoreError at once, or `done` hears it: DURABLE_NOT_FOUND."""
+        and come back for the next entries. Raises StoreError at once, or answers it: DURABLE_NOT_FOUND."""
         if name:
             self._durables.find(topic, name)
         for topic_id, other in list(self._sessions):
             if topic_id == topic.id and name in ("", other):
                 self._free(topic, other, "cleared", force=True)
-        self._changes.submit(lambda durables: durables.clear(topic, name), done)
+        return self._changes.submit(lambda durables: durables.clear(topic, name))
 
     def _free(self, topic: Topic, name: str, what: str, *, force: bool) -> None:
         """Detaches the consumer, if there is one. Raises StoreError DURABLE_IN_USE."""
@@ -421,7 +400,7 @@ class Consumers:
             )
             self._consumers.pop(key)
             self.holders.detach(key)
-            self._changes.submit(_detach(topic, name, consumer.handed), _ignore)
+            self._changes.submit(_detach(topic, name, consumer.handed))
         self._sessions.pop(key, None)
 
     # -- replicated durables: as `ConsumersHere` --------------------------------------------------------------------
@@ -435,7 +414,7 @@ class Consumers:
         if consumer is not None:
             consumer.end(error)
             self.holders.detach(key)
-            self._changes.submit_quietly(_detach(topic, name, consumer.handed), _ignore)
+            self._changes.submit_quietly(_detach(topic, name, consumer.handed))
         if for_good:
             self._sessions.pop(key, None)
 
@@ -443,10 +422,8 @@ class Consumers:
         session, found = self._sessions.get((topic.id, name)), self._durables.get(topic.id, name)
         return session is not None and session.life is not None and (found is None or session.life != found.life)
 
-    def merge(
-        self, run: Callable[[DurableEditor], list[Merged]], done: Callable[[list[Merged] | StoreError], None]
-    ) -> None:
-        self._changes.submit(run, done)
+    def merge(self, run: Callable[[DurableEditor], list[Merged]]) -> Pending[list[Merged]]:
+        return self._changes.submit(run)
 
     def look_at(self, topic: Topic, name: str) -> None:
         found = self._durables.get(topic.id, name)
@@ -460,17 +437,14 @@ class Consumers:
             topic, found = self._topics.by_id.get(topic_id), self._durables.get(topic_id, name)
             if topic is None or found is None or self._durables.settings(topic, found).idle_ttl_micros is None:
                 continue
-            self._changes.submit_quietly(_use(topic, name), _ignore)
+            self._changes.submit_quietly(_use(topic, name))
 
     def _replicate(self, topic: Topic, durable: Durable) -> None:
         """Makes a durable known at the peers whose settings say so by now."""
         if durable.replicated or not self._durables.settings(topic, durable).replicated:
             return
-
-        def replicated(_: object) -> None:
-            self.holders.changed()
-
-        self._changes.submit_quietly(lambda durables: durables.replicate(topic, durable.name), replicated)
+        replicated = self._changes.submit_quietly(lambda durables: durables.replicate(topic, durable.name))
+        replicated.then(lambda _: self.holders.changed())
 
     # -- upkeep -----------------------------------------------------------------------------------------------------
 
@@ -498,7 +472,7 @@ class Consumers:
             if relieved is None:
                 del self._relieved[topic_id]
             elif exceeds(durables, relieved, now):
-                self._changes.submit_quietly(_relieve(relieved), partial(self._tell, relieved))
+                self._changes.submit_quietly(_relieve(relieved)).then(partial(self._tell, relieved))
         self.backlogs.look()
         while self._heap and self._heap[0][0] <= now:
             when, topic_id, name = heapq.heappop(self._heap)
@@ -572,15 +546,15 @@ class Consumers:
         try:
             if idle is not None and self.holders.elsewhere(key) is not None:
                 if durable.last_use_micros + idle // 2 <= now:
-                    self._changes.submit(_use(topic, durable.name), again)
+                    self._changes.submit(_use(topic, durable.name)).then(again)
                     return
             elif idle is not None and key not in self._consumers and durable.last_use_micros + idle <= now:
-                self._changes.submit(lambda durables: _remove_idle(durables, topic, durable.name, idle), again)
+                self._changes.submit(lambda durables: _remove_idle(durables, topic, durable.name, idle)).then(again)
                 return
             if ttl is not None:
                 oldest = self._durables.oldest(topic, durable.position)
                 if oldest is not None and oldest + ttl <= now:
-                    self._changes.submit(lambda durables: durables.expire_backlog(topic, durable.name), again)
+                    self._changes.submit(lambda durables: durables.expire_backlog(topic, durable.name)).then(again)
                     return
             self._look_at(topic, durable)
         except StoreError as error:
@@ -599,11 +573,11 @@ class Consumers:
             if durable.position < upto:
                 yield FloorScan(topic, durable, self.entries.scan(topic, durable, upto))
 
-    def scanned(self, scan: FloorScan, position: int, done: Callable[[object], None] = lambda _: None) -> None:
+    def scanned(self, scan: FloorScan, position: int) -> Pending[object]:
         """Moves the position of a scanned durable, if nobody has moved it since."""
         topic, durable = scan.topic, scan.durable
-        self._changes.submit_quietly(
-            lambda durables: durables.follow(topic, durable.name, durable.position, position, durable.life), done
+        return self._changes.submit_quietly(
+            lambda durables: durables.follow(topic, durable.name, durable.position, position, durable.life)
         )
 
 
@@ -647,10 +621,6 @@ def _remove_idle(durables: DurableEditor, topic: Topic, name: str, idle_ttl_micr
     if found is not None and not found.attached and found.last_use_micros + idle_ttl_micros <= durables.now:
         log.info("durable_idle", topic=topic.name, durable=name)
         durables.remove(topic, name, idle=True)
-
-
-def _ignore(_: object) -> None:
-    """Nobody waits for the result."""
 
 
 def _check_kept(text: str) -> None:

@@ -7,12 +7,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import structlog
 
 from sow_server.engine.durables import DurableEditor
 from sow_server.engine.durables.commits import DurableCommits
+from sow_server.engine.pending import Pending
 from sow_server.engine.values.errors import StoreError
 
 log = structlog.get_logger(__name__)
@@ -24,8 +26,8 @@ class _DurableChange(NamedTuple):
     """One change of durables that waits for the writer."""
 
     run: Callable[[DurableEditor], object]
-    done: Callable[[Any], None]
-    """Hears the result, or the StoreError."""
+    pending: Pending[Any]
+    """The result of `run`."""
 
 
 class DurableChanges:
@@ -36,22 +38,25 @@ class DurableChanges:
         self._waiting: list[_DurableChange] = []
         self._writing = False
 
-    def submit(self, run: Callable[[DurableEditor], T], done: Callable[[T | StoreError], None]) -> None:
+    def submit(self, run: Callable[[DurableEditor], T]) -> Pending[T]:
         """Queues a change. Raises StoreError when the writer takes no changes."""
-        self._waiting.append(_DurableChange(run, done))
+        pending: Pending[T] = Pending()
+        self._waiting.append(_DurableChange(run, pending))
         if not self._writing:
             try:
                 self._write()
             except StoreError:
                 del self._waiting[-1:]
                 raise
+        return pending
 
-    def submit_quietly(self, run: Callable[[DurableEditor], T], done: Callable[[T | StoreError], None]) -> None:
-        """As `submit`, but drops the change while the store is stopping, failed or overloaded."""
+    def submit_quietly(self, run: Callable[[DurableEditor], T]) -> Pending[T]:
+        """As `submit`, but drops the change, without an answer, while the store is stopping, failed or overloaded."""
         try:
-            self.submit(run, done)
+            return self.submit(run)
         except StoreError as error:
             log.debug("durable_change_skipped", reason=error.reason.name)
+            return Pending()
 
     def _write(self) -> None:
         """Sends the waiting changes as one batch [1]."""
@@ -66,7 +71,7 @@ class DurableChanges:
                     results.append(error)
             return results
 
-        self._durable_commits.change(change, lambda results: self._written(batch, results))
+        self._durable_commits.change(change).then(partial(self._written, batch))
         del self._waiting[: len(batch)]
         self._writing = True
 
@@ -78,10 +83,10 @@ class DurableChanges:
             except StoreError as error:
                 left, self._waiting = self._waiting, []
                 for one in left:
-                    one.done(error)
+                    one.pending.settle(error)
         answers = [results] * len(batch) if isinstance(results, StoreError) else results
         for one, answer in zip(batch, answers, strict=True):
             try:
-                one.done(answer)
+                one.pending.settle(answer)
             except Exception:
                 log.exception("answer_failed")  # the error of one caller; the others still get their answers

@@ -24,6 +24,7 @@ from sow_server.engine.doors import Reads
 from sow_server.engine.durables import Durable, DurableEditor, Merged, restarts_by
 from sow_server.engine.durables.model import rewinds_of
 from sow_server.engine.durables.registry import Durables
+from sow_server.engine.pending import Pending, answered
 from sow_server.engine.replicas.marks import SourceMarks
 from sow_server.engine.values.clock import boot_micros
 from sow_server.engine.values.errors import Reason, StoreError
@@ -33,7 +34,6 @@ from sow_server.subscriptions.holders import Holder, Holders
 
 log = structlog.get_logger(__name__)
 
-TakenDurables = Callable[[MergeCounts | StoreError], None]
 STAMP_AHEAD_MICROS: Final = 24 * 3600 * MICROS
 """How far the number of a stamp of a peer may be ahead of the clock: the longest `max_clock_skew`. The next stamp here
 is greater, so one from the end of time would leave none for this instance."""
@@ -57,9 +57,7 @@ class ConsumersHere(Protocol):
     def is_stale(self, topic: Topic, name: str) -> bool:
         """Whether the last consumer of a durable has attached to one in whose place another one is by now."""
 
-    def merge(
-        self, run: Callable[[DurableEditor], list[Merged]], done: Callable[[list[Merged] | StoreError], None]
-    ) -> None:
+    def merge(self, run: Callable[[DurableEditor], list[Merged]]) -> Pending[list[Merged]]:
         """Changes durables in one commit. Raises StoreError."""
 
     def look_at(self, topic: Topic, name: str) -> None:
@@ -166,8 +164,8 @@ class ReplicatedDurables:
 
     # -- taking over ------------------------------------------------------------------------------------------------
 
-    def take(self, peer: str, marks: Sequence[DurableMark], done: TakenDurables) -> None:
-        """Takes over what a peer tells. Raises StoreError, or `done` hears it."""
+    def take(self, peer: str, marks: Sequence[DurableMark]) -> Pending[MergeCounts]:
+        """Takes over what a peer tells. Raises StoreError."""
         taken: list[tuple[Topic, DurableMark, int | None]] = []
         swept: dict[int, int] = {}
         for mark in marks:
@@ -183,18 +181,12 @@ class ReplicatedDurables:
                 for topic, mark, position in taken
             ]
 
-        def merged(result: list[Merged] | StoreError) -> None:
-            if isinstance(result, StoreError):
-                done(result)
-                return
-            for (topic, mark, _), outcome in zip(taken, result, strict=True):
+        def merged(outcomes: list[Merged]) -> MergeCounts:
+            for (topic, mark, _), outcome in zip(taken, outcomes, strict=True):
                 self._tell_outcome(peer, topic, mark, outcome)
-            done(MergeCounts())
+            return MergeCounts()
 
-        if taken:
-            self._consumers.merge(merge, merged)
-        else:
-            done(MergeCounts())
+        return self._consumers.merge(merge).map(merged) if taken else answered(MergeCounts())
 
     def left(self, peer: str) -> None:
         """Nothing is known of the consumers at a peer."""

@@ -246,7 +246,7 @@ class Subscription:
             self._position = self._covered = position
             self._accepted = accepted
         elif barrier:
-            self._commits.barrier(self._passed)
+            self._commits.barrier().then(self._passed)
         else:
             self._open()
 

@@ -7,11 +7,13 @@ import itertools
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from sow_server.engine.disk.rocks import FAMILIES, META
 from sow_server.engine.durables import RewindTo
+from sow_server.engine.pending import Pending
 from sow_server.engine.store import Store
 from sow_server.engine.values.clock import GuardedClock
 from sow_server.engine.values.errors import Reason, StoreError
@@ -79,18 +81,17 @@ def delete_amid(rig: Rig, subscribers: Subscribers, order: Sequence[str]) -> int
     followers: list[Follower] = []
     store.durable_commits.change(
         lambda staged: staged.attach(topic, "d", filter_text="", start=None, declared=None, expected=False),
-        answers.append,
-    )
+    ).then(answers.append)
     rig.run(publish("t", ttl=TTL))
     rig.time.tick(TTL)  # all of it is overdue, and to be pruned
     steps: dict[str, Callable[[], object]] = {
-        "delete": lambda: store.administration.delete_topic("t", answers.append),
-        "prune": lambda: store.upkeep.prune(answers.append),
+        "delete": lambda: store.administration.delete_topic("t").then(answers.append),
+        "prune": lambda: store.upkeep.prune().then(answers.append),
         "sweep": store.writer.sweep_now,
-        "publish": lambda: store.commits.submit(publish("t", ttl=0, atomic=True, results=True), answers.append),
+        "publish": lambda: store.commits.submit(publish("t", ttl=0, atomic=True, results=True)).then(answers.append),
         "subscribe": lambda: subscribe(subscribers, followers),
-        "rewind": lambda: store.durable_commits.change(
-            lambda staged: staged.rewind(topic, "d", RewindTo()), answers.append
+        "rewind": lambda: store.durable_commits.change(lambda staged: staged.rewind(topic, "d", RewindTo())).then(
+            answers.append
         ),
     }
     for number, step in enumerate(order):
@@ -129,14 +130,14 @@ def test_by_threads(tmp_path: Path) -> None:
     unexpected: list[object] = []
     done = threading.Event()
     try:
-        wait(lambda heard: store.administration.create_topic("neighbour", declared_of(PLAIN), heard))
-        wait(lambda heard: store.administration.create_topic("dead", declared_of(PLAIN), heard))
+        wait(lambda: store.administration.create_topic("neighbour", declared_of(PLAIN)))
+        wait(lambda: store.administration.create_topic("dead", declared_of(PLAIN)))
         threads = [
             threading.Thread(target=run, args=(step, done, unexpected))
             for step in (
-                lambda: wait(lambda heard: store.commits.submit(publish("t", ttl=1), heard)),
-                lambda: wait(lambda heard: store.commits.submit(publish("t", ttl=0, atomic=True), heard)),
-                lambda: wait(lambda heard: store.commits.submit(publish("neighbour", ttl=60 * SECOND), heard)),
+                lambda: wait(lambda: store.commits.submit(publish("t", ttl=1))),
+                lambda: wait(lambda: store.commits.submit(publish("t", ttl=0, atomic=True))),
+                lambda: wait(lambda: store.commits.submit(publish("neighbour", ttl=60 * SECOND))),
                 lambda: wait(store.upkeep.prune),
                 lambda: read(store),
             )
@@ -144,11 +145,11 @@ def test_by_threads(tmp_path: Path) -> None:
         for thread in threads:
             thread.start()
         for _ in range(ROUNDS):
-            created = wait(lambda heard: store.administration.create_topic("t", declared_of(SETTINGS), heard))
+            created = wait(lambda: store.administration.create_topic("t", declared_of(SETTINGS)))
             assert not isinstance(created, StoreError), created
             for _ in range(3):
-                wait(lambda heard: store.commits.submit(publish("t", ttl=2000), heard))
-            deleted = wait(lambda heard: store.administration.delete_topic("t", heard))
+                wait(lambda: store.commits.submit(publish("t", ttl=2000)))
+            deleted = wait(lambda: store.administration.delete_topic("t"))
             assert isinstance(deleted, int), deleted
         done.set()
         for thread in threads:
@@ -168,7 +169,7 @@ def test_by_threads(tmp_path: Path) -> None:
         reopened.close()
 
 
-def wait(start: Callable[[Callable[[object], None]], object]) -> object:
+def wait(start: Callable[[], Pending[Any]]) -> object:
     """Starts something and waits for its answer, which may be a refusal."""
     heard, answers = threading.Event(), []
 
@@ -177,7 +178,7 @@ def wait(start: Callable[[Callable[[object], None]], object]) -> object:
         heard.set()
 
     try:
-        start(hear)
+        start().then(hear)
     except StoreError as error:
         return error
     assert heard.wait(30), "every request is answered"

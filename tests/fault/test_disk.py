@@ -155,7 +155,7 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A data directory with records in tables and in the log: 3,000 and 300, in commits of 50 and of one."""
     folder = tmp_path_factory.mktemp("filled") / "data"
     store = Store.open(folder, options=StoreOptions())
-    store.administration.create_topic("kept", {}, lambda _: None)
+    store.administration.create_topic("kept", {})
     store.writer.step()
 
     def publish(first: int, stop: int, step: int) -> None:

@@ -90,7 +90,7 @@ def busy(store: Store) -> bool:
 def killed(path: Path, keys: range) -> Path:
     """The files of a process that was killed a moment after its mark: records in tables and in several logs."""
     store = Store.open(path, options=options())
-    store.administration.create_topic("kept", {"expiration": Expiration.ENABLED, "index": ("/n",)}, lambda _: None)
+    store.administration.create_topic("kept", {"expiration": Expiration.ENABLED, "index": ("/n",)})
     store.writer.step()
     store._rocks.flush()
     write(store, keys)

@@ -11,6 +11,7 @@ from typing import Final
 import pytest
 
 from sow_server.engine.commit.commits import Commits
+from sow_server.engine.pending import Pending
 from tests.support.cluster import WAIT_SECONDS, Cluster
 from tests.support.power import Power
 from tests.support.server import until
@@ -26,12 +27,12 @@ BATCH: Final = 10
 
 def acknowledge_links_before_the_sync() -> None:
     """A mistake to plant: changes from a link are acknowledged once they are written."""
-    run: Callable[..., None] = Commits.run
+    run: Callable[..., Pending[object]] = Commits.run
 
-    def unsynced(self: Commits, *given: object, sync: bool = True, **more: object) -> None:
-        run(self, *given, sync=False, **more)
+    def unsynced(self: Commits, *given: object, sync: bool = True, **more: object) -> Pending[object]:
+        return run(self, *given, sync=False, **more)
 
-    Commits.run = unsynced  # type: ignore[method-assign]  # that is the mistake
+    Commits.run = unsynced  # type: ignore[method-assign,assignment]  # that is the mistake
 
 
 class Rounds:

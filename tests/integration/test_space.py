@@ -141,7 +141,7 @@ def test_a_compaction_goes_on_beside_publishing_sweeping_and_reading(tmp_path: P
     try:
         for name, settings in (("dead", DEAD), ("t", SETTINGS)):
             made = threading.Event()
-            store.administration.create_topic(name, declared_of(settings), lambda _, made=made: made.set())  # type: ignore[misc]  # bound now
+            store.administration.create_topic(name, declared_of(settings)).then(lambda _, made=made: made.set())  # type: ignore[misc]  # bound now
             assert made.wait(30)
         topic = store.topics.find("t")
         thread.start()
@@ -155,7 +155,7 @@ def test_a_compaction_goes_on_beside_publishing_sweeping_and_reading(tmp_path: P
                     answers.append(answer)
                     heard.set()
 
-                store.commits.submit(request, hear)
+                store.commits.submit(request).then(hear)
                 assert heard.wait(90)
                 assert isinstance(answers[0], Outcome), answers
                 written += answers[0].applied

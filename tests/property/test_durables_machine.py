@@ -293,7 +293,7 @@ class Lives(RuleBasedStateMachine):
 
         def move() -> tuple[int, int]:
             answers: list[tuple[Row, int] | StoreError] = []
-            self.subscribers.consumers.rewind(topic, name, to, answers.append, force=False)
+            self.subscribers.consumers.rewind(topic, name, to, force=False).then(answers.append)
             row, unacknowledged = self.subscribers.answer(answers)
             return row.position, unacknowledged
 
@@ -326,7 +326,7 @@ class Lives(RuleBasedStateMachine):
         name = data.draw(st.sampled_from(["", *sorted(self.durables)]))
         topic = self.rig.topic(TOPIC)
         answers: list[ClearedBacklogs | StoreError] = []
-        self.subscribers.consumers.clear(topic, name, answers.append)
+        self.subscribers.consumers.clear(topic, name).then(answers.append)
         cleared = self.subscribers.answer(answers)
         chosen = [durable for other, durable in self.durables.items() if name in ("", other)]
         assert cleared.entries == sum(len(self._entries(durable.position)) for durable in chosen)
@@ -343,7 +343,7 @@ class Lives(RuleBasedStateMachine):
         name = data.draw(st.sampled_from(sorted(self.durables)))
         topic = self.rig.topic(TOPIC)
         answers: list[Row | StoreError] = []
-        self.subscribers.consumers.delete(topic, name, answers.append, force=False)
+        self.subscribers.consumers.delete(topic, name, force=False).then(answers.append)
         assert self.subscribers.answer(answers).position == self.durables[name].position
         del self.durables[name]
         self.removed.add(name)

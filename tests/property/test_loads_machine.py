@@ -30,7 +30,6 @@ from sow_server.engine.disk.layout import mark_key
 from sow_server.engine.disk.rocks import STAGING
 from sow_server.engine.loads import (
     Load,
-    LoadDone,
     LoadOptions,
     LoadPart,
     LoadPhase,
@@ -39,6 +38,7 @@ from sow_server.engine.loads import (
     applying,
     staging,
 )
+from sow_server.engine.pending import Pending
 from sow_server.engine.store import StoreOptions
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import ABSENT, NEVER, Delete, Lifetime, LifetimeKind, Publish, Touch
@@ -130,10 +130,8 @@ class LoadsMachine(RuleBasedStateMachine):
     def real(self, load: Modelled) -> Load:
         return self.rig.store.loads.registry.find(load.id)
 
-    def heard(self, start: Callable[[LoadDone], None]) -> Load:
-        answers: list[Load | StoreError] = []
-        start(answers.append)
-        return self.rig.answer(answers)
+    def heard(self, started: Pending[Load]) -> Load:
+        return self.rig.store.finish(started)
 
     def staging(self) -> list[Modelled]:
         return [load for load in self.loads if load.expected is None]
@@ -200,7 +198,7 @@ class LoadsMachine(RuleBasedStateMachine):
     @rule()
     def open(self) -> None:
         def start() -> Load:
-            return self.heard(lambda done: self.rig.store.loads.open("t", LEASE, done))
+            return self.heard(self.rig.store.loads.open("t", LEASE))
 
         if len(self.loads) == 2 or self.committed():
             with pytest.raises(StoreError) as refused:
@@ -246,13 +244,13 @@ class LoadsMachine(RuleBasedStateMachine):
         made = load.attempts.setdefault(attempt, Attempt())
         if again and made.last is not None:
             for piece in self.pieces(load, attempt, *made.last):
-                self.heard(lambda done, piece=piece: self.rig.store.loads.staging.stage(piece, done))  # type: ignore[misc]  # a lambda's default
+                self.heard(self.rig.store.loads.staging.stage(piece))
         given = [(key, self.payload(), ttl) for key, ttl in rows]
         made.last = (made.handed + 1, given)
         for piece in self.pieces(load, attempt, *made.last)[:cut]:
-            self.heard(lambda done, piece=piece: self.rig.store.loads.staging.stage(piece, done))  # type: ignore[misc]  # as above
+            self.heard(self.rig.store.loads.staging.stage(piece))
         for piece in self.pieces(load, attempt, *made.last):
-            self.heard(lambda done, piece=piece: self.rig.store.loads.staging.stage(piece, done))  # type: ignore[misc]  # as above
+            self.heard(self.rig.store.loads.staging.stage(piece))
         made.handed += len(given)
         made.rows.update({key: (payload, ttl) for key, payload, ttl in given})
         load.lease_end = self.now + LEASE
@@ -270,12 +268,12 @@ class LoadsMachine(RuleBasedStateMachine):
         handed = load.attempts[0, 1].handed if (0, 1) in load.attempts else 0
         (piece,) = self.pieces(load, (0, 1), handed + 2, [("k0", b"x", None)])
         with pytest.raises(StoreError) as refused:
-            self.heard(lambda done: self.rig.store.loads.staging.stage(piece, done))
+            self.heard(self.rig.store.loads.staging.stage(piece))
         assert refused.value.reason is Reason.LOAD_INCOMPLETE
 
     def abort(self, data: st.DataObject) -> None:
         load = data.draw(st.sampled_from(self.staging()))
-        self.heard(lambda done: self.rig.store.loads.abort(load.id, done))
+        self.heard(self.rig.store.loads.abort(load.id))
         self.loads.remove(load)
 
     @precondition(lambda self: self.staging())
@@ -289,9 +287,9 @@ class LoadsMachine(RuleBasedStateMachine):
         if wrong and named:
             one_less = [named[0]._replace(rows=named[0].rows - 1), *named[1:]]
             with pytest.raises(StoreError) as refused:
-                self.heard(lambda done: self.rig.store.loads.commit(load.id, one_less, done))
+                self.heard(self.rig.store.loads.commit(load.id, one_less))
             assert refused.value.reason is Reason.LOAD_INCOMPLETE
-        self.heard(lambda done: self.rig.store.loads.commit(load.id, named, done))
+        self.heard(self.rig.store.loads.commit(load.id, named))
         load.parts = named
         load.expected = {}
         for part in sorted(parts):
@@ -300,12 +298,12 @@ class LoadsMachine(RuleBasedStateMachine):
         self.commit_again(load)
 
     def commit_again(self, load: Modelled) -> None:
-        assert self.heard(lambda done: self.rig.store.loads.commit(load.id, load.parts, done)) is self.real(load)
+        assert self.heard(self.rig.store.loads.commit(load.id, load.parts)) is self.real(load)
         with pytest.raises(StoreError) as refused:
-            self.heard(lambda done: self.rig.store.loads.commit(load.id, [*load.parts, LoadPart(9, 9, 0)], done))
+            self.heard(self.rig.store.loads.commit(load.id, [*load.parts, LoadPart(9, 9, 0)]))
         assert refused.value.reason is Reason.LOAD_COMMITTED
         with pytest.raises(StoreError) as refused:
-            self.heard(lambda done: self.rig.store.loads.abort(load.id, done))
+            self.heard(self.rig.store.loads.abort(load.id))
         assert refused.value.reason is Reason.LOAD_COMMITTED
 
     @precondition(lambda self: any(load.held is None for load in self.committed()))
@@ -332,12 +330,12 @@ class LoadsMachine(RuleBasedStateMachine):
         assert load.expected is not None
         real = self.real(load)
         if twice:  # the one that asked has not heard, and asks again
-            self.heard(lambda done: self.rig.store.loads.applying.apply(chunk, done))
+            self.heard(self.rig.store.loads.applying.apply(chunk))
             before = real.row
-            self.heard(lambda done: self.rig.store.loads.applying.apply(chunk, done))
+            self.heard(self.rig.store.loads.applying.apply(chunk))
             assert real.row == before
         else:
-            self.heard(lambda done: self.rig.store.loads.applying.apply(chunk, done))
+            self.heard(self.rig.store.loads.applying.apply(chunk))
         for key in [key.decode() for key in chunk.keys]:
             if chunk.phase is LoadPhase.APPLYING:
                 assert key not in load.applied | load.superseded

@@ -234,13 +234,13 @@ def lie(world: World, draw: random.Random, movers: list[Mover], sent: Sequence[s
 
     if LIAR.name not in replicas.sources.by_name:
         pattern = "|".join(sent)
-        replicas.sources.begin(LIAR, topics=pattern, filter_text="", cursor=0, missing_is_deleted=False, done=done)
+        replicas.sources.begin(LIAR, topics=pattern, filter_text="", cursor=0, missing_is_deleted=False).then(done)
         at.store.step()
     replicas.sources.answers(LIAR.name, replicas.shared.kinds(sent))
     if len(sent) > 1 and draw.random() < 0.3:
         # Once it has sent a topic whole, it may also pass on what it says that others have told.
         part = SeedRange(draw.choice(sent), True, True, b"", b"")
-        replicas.changes.merge(LIAR.name, part, chunk=b"", origins=[], purged=NOTHING_PURGED, done=done)
+        replicas.changes.merge(LIAR.name, part, chunk=b"", origins=[], purged=NOTHING_PURGED).then(done)
     lies = []
     for publisher_id, position in known:
         first = max(1, position.first_sequence + draw.randint(-5, 5))
@@ -257,7 +257,7 @@ def lie(world: World, draw: random.Random, movers: list[Mover], sent: Sequence[s
                 whole=draw.random() < 0.3,
             )
         )
-    replicas.changes.apply(LIAR.name, after=0, upto=0, chunks=[], origins=[], publishers=lies, done=done)
+    replicas.changes.apply(LIAR.name, after=0, upto=0, chunks=[], origins=[], publishers=lies).then(done)
     world.soon(at)
 
 

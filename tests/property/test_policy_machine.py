@@ -65,7 +65,7 @@ class PolicyMachine(RuleBasedStateMachine):
         self.declared: dict[str, Declared] = {}
         self.records: dict[str, dict[bytes, int]] = {}
         for name in NAMES:
-            self.rig.store.administration.create_topic(name, OWN, lambda _: None)
+            self.rig.store.administration.create_topic(name, OWN)
             self.rig.store.writer.step()
             self.declared[name], self.records[name] = dict(OWN), {}
 
@@ -94,7 +94,7 @@ class PolicyMachine(RuleBasedStateMachine):
     def set_policy(self, policy: Policy) -> None:
         acted = self._acted()
         answers: list[object] = []
-        self.rig.store.administration.set_policy(policy, answers.append)
+        self.rig.store.administration.set_policy(policy).then(answers.append)
         self.rig.store.writer.step()
         assert answers == [policy]
         self.policies[policy.operator, policy.name] = policy
@@ -105,7 +105,7 @@ class PolicyMachine(RuleBasedStateMachine):
         operator, name = key
         acted = self._acted()
         answers: list[Policy | StoreError] = []
-        self.rig.store.administration.delete_policy(name, answers.append, operator=operator)
+        self.rig.store.administration.delete_policy(name, operator=operator).then(answers.append)
         self.rig.store.writer.step()
         (answer,) = answers
         if isinstance(answer, StoreError):
@@ -119,7 +119,7 @@ class PolicyMachine(RuleBasedStateMachine):
         """All of it or nothing, whenever the process is killed: before it is begun, after its first commit, which is
         its only one unless an expiry index has to be completed first, and always before its effects."""
         acted = self._acted()
-        self.rig.store.administration.set_policy(policy, lambda _: None)
+        self.rig.store.administration.set_policy(policy)
         if begun:
             self.rig.turn()
         known = self.policies.get((policy.operator, policy.name)) == policy
@@ -133,7 +133,7 @@ class PolicyMachine(RuleBasedStateMachine):
     def alter_topic(self, name: str, declared: Declared) -> None:
         acted = self._acted()
         answers: list[object] = []
-        self.rig.store.administration.alter_topic(name, lambda _: {**OWN, **declared}, answers.append)
+        self.rig.store.administration.alter_topic(name, lambda _: {**OWN, **declared}).then(answers.append)
         self.rig.store.writer.step()
         assert not isinstance(answers[0], StoreError), answers
         self.declared[name] = tidy({**OWN, **declared})

@@ -16,7 +16,7 @@ from sow.v1 import types_pb2
 from sow_peering import InstanceIdentity, JournalPart, MergeCounts, Packed, PublisherMark
 from sow_replication.node import Node
 from sow_replication.options import NodeOptions, PeerOptions
-from sow_replication.ports import Done, Refused
+from sow_replication.ports import Counted, Refused
 from sow_replication.receiver import Receiver
 from tests.support.examples import examples
 from tests.support.replica_model import ModelStore
@@ -453,11 +453,11 @@ class CursorOutsideTheBatch(ModelStore):
         origins: Sequence[str],
         publishers: Sequence[PublisherMark] = (),
         traces: Sequence[str] = (),
-        done: Done,
-    ) -> None:
-        super().apply(name, after=after, upto=upto, chunks=chunks, origins=origins, done=done)
+    ) -> Counted:
+        counted = super().apply(name, after=after, upto=upto, chunks=chunks, origins=origins)
         for disk in (self.disk, self._synced):
             self._move(disk.sources[name], upto)
+        return counted
 
     def _skips(self, row: ModelSource, after: int) -> bool:
         return False
@@ -519,10 +519,11 @@ class ForgetsWhatItLost(ModelStore):
 class AcknowledgesBeforeTheSync(ModelStore):
     """A received change is acknowledged once it is written."""
 
-    def _submit_for(self, job: Callable[[], MergeCounts | Refused], done: Done) -> None:
+    def _submit_for(self, job: Callable[[], MergeCounts | Refused]) -> Counted:
         asked = self._sync_asked
-        super()._submit_for(job, done)
+        counted = super()._submit_for(job)
         self._sync_asked = asked
+        return counted
 
 
 class ShipsBeforeTheSync(ModelStore):

@@ -104,9 +104,9 @@ class Watched:
         }
         with working_for(ask.caller):
             if ask.kind == "step":
-                self.rig.store.commits.barrier(done)
+                self.rig.store.commits.barrier().then(done)
             else:
-                self.rig.store.commits.submit(requests[ask.kind](), done)
+                self.rig.store.commits.submit(requests[ask.kind]()).then(done)
 
 
 @settings(deadline=None)

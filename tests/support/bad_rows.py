@@ -61,8 +61,8 @@ def greet(rig: Rig) -> None:
     """The peer has said Hello; it has all the topics that the instance has."""
     if PEER.name not in rig.store.replicas.sources.by_name:
         answers: list[MergeCounts | StoreError] = []
-        rig.store.replicas.sources.begin(
-            PEER, topics=".*", filter_text="", cursor=0, missing_is_deleted=False, done=answers.append
+        rig.store.replicas.sources.begin(PEER, topics=".*", filter_text="", cursor=0, missing_is_deleted=False).then(
+            answers.append
         )
         rig.answer(answers)
     rig.store.replicas.sources.answers(PEER.name, rig.store.replicas.shared.matching(".*"))
@@ -79,8 +79,7 @@ def send(rig: Rig, topic: str, *rows: Bad, origins: Sequence[str] = (PEER.name,)
         upto=cursor + len(rows),
         chunks=[(topic, packed(rows))],
         origins=origins,
-        done=answers.append,
-    )
+    ).then(answers.append)
     return rig.answer(answers)
 
 
@@ -94,15 +93,16 @@ def seed(rig: Rig, topic: str, *rows: Bad) -> MergeCounts:
         chunk=packed(rows),
         origins=[PEER.name],
         purged=NOTHING_PURGED,
-        done=answers.append,
-    )
+    ).then(answers.append)
     return rig.answer(answers)
 
 
 def mend(rig: Rig, topic: str, *rows: Bad) -> MergeCounts:
     """The peer sends rows for a repair."""
     answers: list[MergeCounts | StoreError] = []
-    rig.store.replicas.changes.merge_rows(rig.topic(topic), packed(rows), [PEER.name], answers.append, source=PEER.name)
+    rig.store.replicas.changes.merge_rows(rig.topic(topic), packed(rows), [PEER.name], source=PEER.name).then(
+        answers.append
+    )
     return rig.answer(answers)
 
 

@@ -56,20 +56,20 @@ def rewind(
 ) -> tuple[Durable, int]:
     topic = subscribers.rig.topic("orders")
     answers: list[tuple[Durable, int] | StoreError] = []
-    subscribers.consumers.rewind(topic, name, to, answers.append, force=force)
+    subscribers.consumers.rewind(topic, name, to, force=force).then(answers.append)
     return subscribers.answer(answers)
 
 
 def delete(subscribers: Subscribers, name: str = "d", *, force: bool = False) -> None:
     answers: list[Durable | StoreError] = []
-    subscribers.consumers.delete(subscribers.rig.topic("orders"), name, answers.append, force=force)
+    subscribers.consumers.delete(subscribers.rig.topic("orders"), name, force=force).then(answers.append)
     assert subscribers.answer(answers).name == name
 
 
 def clear(subscribers: Subscribers, name: str = "d") -> int:
     topic = subscribers.rig.topic("orders")
     answers: list[ClearedBacklogs | StoreError] = []
-    subscribers.consumers.clear(topic, name, answers.append)
+    subscribers.consumers.clear(topic, name).then(answers.append)
     return subscribers.answer(answers).entries
 
 

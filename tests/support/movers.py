@@ -137,7 +137,7 @@ class Mover:
                 self.position = PublisherPosition(self.publisher_id, answer.epoch, 1, token=answer.token)
 
         token = self.draw.randint(1, 2**60)
-        store_of(connection.at)._rig.store.commits.open_publisher(self.publisher_id, 0, opened, token=token)
+        store_of(connection.at)._rig.store.commits.open_publisher(self.publisher_id, 0, token=token).then(opened)
         self.world.soon(connection.at)
 
     def _send(self, connection: _Connection, position: PublisherPosition) -> None:

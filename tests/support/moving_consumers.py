@@ -172,7 +172,7 @@ class MovingConsumer:
                 self.seen = set()
 
         topic = store._rig.store.topics.by_name[TOPIC]
-        store.consumers.rewind(topic, NAME, RewindTo(), done, force=True)
+        store.consumers.rewind(topic, NAME, RewindTo(), force=True).then(done)
         self.world.soon(at)
 
     def _attach(self, *, moves: bool) -> None:
@@ -203,7 +203,7 @@ class MovingConsumer:
             asked = request(
                 store._rig.store, topic=TOPIC, filter=kind.filter, oof=kind.oof, changes=kind.changes, start=EARLIEST
             )
-            store.consumers.attach(asked, attachment, done)
+            store.consumers.attach(asked, attachment).then(done)
             self.world.soon(at)
         except StoreError as error:
             self._asking = None
@@ -219,7 +219,7 @@ class MovingConsumer:
             self._unacknowledged = False
         topic = consumer.topic
         try:
-            store.consumers.acknowledge(topic, NAME, consumer.session, position, lambda result: None)
+            store.consumers.acknowledge(topic, NAME, consumer.session, position)
             self.world.soon(self.at)
         except StoreError as error:
             self.counts[error.reason.name] += 1

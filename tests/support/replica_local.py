@@ -1,7 +1,7 @@
 """The model of a store of dicts: its commits, its clock, and the changes and reads of its users.
 
 Simple and obviously right: a commit is a list of closures that run at once. A crash loses the closures that have not
-run; a power cut also loses the writes that were not synced. A commit of replication is synced before its `done`; local
+run; a power cut also loses the writes that were not synced. A commit of replication is synced before its answer; local
 changes are synced later, as BUFFERED publishes are.
 """
 
@@ -10,8 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from sow_peering import InstanceIdentity, MergeCounts, PeerState, TopicKind
-from sow_replication.ports import Done, Refused
+from sow_peering.answers import Answer
+from sow_replication.ports import Counted, Refused
 from tests.support.replica_rows import Backup, Disk, Entry, Kept, ModelTopic, Row, Written
+
+
+def given(result: MergeCounts | Refused) -> Counted:
+    """An answer that is there at once."""
+    counted: Counted = Answer()
+    counted.settle(result)
+    return counted
 
 
 class LocalStore:
@@ -86,12 +94,15 @@ class LocalStore:
         self._queue.append(job)
         self._sync_asked = self._sync_asked or sync
 
-    def _submit_for(self, job: Callable[[], MergeCounts | Refused], done: Done) -> None:
+    def _submit_for(self, job: Callable[[], MergeCounts | Refused]) -> Counted:
+        counted: Counted = Answer()
+
         def run() -> Callable[[], None]:
             result = job()
-            return lambda: done(result)
+            return lambda: counted.settle(result)
 
         self._submit(run, sync=True)
+        return counted
 
     def busy(self) -> bool:
         return bool(self._queue)

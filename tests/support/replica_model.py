@@ -23,8 +23,8 @@ from sow_peering import (
     TopicAnswer,
     TopicKind,
 )
-from sow_replication.ports import Done, Refused, SourceState
-from tests.support.replica_local import LocalStore
+from sow_replication.ports import Counted, Refused, SourceState
+from tests.support.replica_local import LocalStore, given
 from tests.support.replica_rows import SECOND, Entry, ModelSource, Row, Written, pack, unpack
 
 SKEW_MAX = 10 * SECOND
@@ -150,20 +150,19 @@ class ModelStore(LocalStore):
         filter_text: str,
         cursor: int,
         missing_is_deleted: bool,
-        done: Done,
-    ) -> None:
+    ) -> Counted:
         def job() -> MergeCounts:
             self.disk.sources[identity.name] = ModelSource(identity, cursor, topics, filter_text, missing_is_deleted)
             return MergeCounts()
 
-        self._submit_for(job, done)
+        return self._submit_for(job)
 
-    def wait_for(self, name: str, sequence: int, done: Done) -> None:
+    def wait_for(self, name: str, sequence: int) -> Counted:
         def job() -> MergeCounts:
             self.disk.sources[name].wait_for = sequence
             return MergeCounts()
 
-        self._submit_for(job, done)
+        return self._submit_for(job)
 
     def apply(
         self,
@@ -175,9 +174,8 @@ class ModelStore(LocalStore):
         origins: Sequence[str],
         publishers: Sequence[PublisherMark] = (),
         traces: Sequence[str] = (),
-        done: Done,
-    ) -> None:
-        self._submit_for(lambda: self._apply(name, after, upto, chunks, origins), done)
+    ) -> Counted:
+        return self._submit_for(lambda: self._apply(name, after, upto, chunks, origins))
 
     def _apply(
         self, name: str, after: int, upto: int, chunks: Sequence[Packed], origins: Sequence[str]
@@ -249,10 +247,8 @@ class ModelStore(LocalStore):
     def _stored(self, change: Row) -> Row:
         return change
 
-    def merge(
-        self, name: str, part: SeedRange, *, chunk: bytes, origins: Sequence[str], purged: Purged, done: Done
-    ) -> None:
-        self._submit_for(lambda: self._merge(name, part, chunk, origins, purged), done)
+    def merge(self, name: str, part: SeedRange, *, chunk: bytes, origins: Sequence[str], purged: Purged) -> Counted:
+        return self._submit_for(lambda: self._merge(name, part, chunk, origins, purged))
 
     def _merge(
         self, name: str, part: SeedRange, chunk: bytes, origins: Sequence[str], purged: Purged
@@ -286,10 +282,8 @@ class ModelStore(LocalStore):
 
     # -- tombstones -------------------------------------------------------------------------------------------------
 
-    def purge(
-        self, upto: int, *, held: Collection[str], made_before_micros: int, unread: Collection[str], done: Done
-    ) -> None:
-        self._submit_for(lambda: self._purge(upto, held, made_before_micros, unread), done)
+    def purge(self, upto: int, *, held: Collection[str], made_before_micros: int, unread: Collection[str]) -> Counted:
+        return self._submit_for(lambda: self._purge(upto, held, made_before_micros, unread))
 
     def _purge(self, upto: int, held: Collection[str], made_before_micros: int, unread: Collection[str]) -> MergeCounts:
         gone = 0
@@ -321,8 +315,8 @@ class ModelStore(LocalStore):
     ) -> DurablesPart:
         return DurablesPart((), 0)
 
-    def take_durables(self, name: str, marks: Sequence[DurableMark], done: Done) -> None:
-        done(MergeCounts())
+    def take_durables(self, name: str, marks: Sequence[DurableMark]) -> Counted:
+        return given(MergeCounts())
 
     def durables_left(self, name: str) -> None:
         """There are no consumers."""
@@ -358,5 +352,5 @@ class ModelStore(LocalStore):
     def rows(self, topic: str, keys: Sequence[bytes]) -> tuple[bytes, Sequence[str]]:
         raise NotImplementedError
 
-    def merge_rows(self, topic: str, chunk: bytes, origins: Sequence[str], done: Done, *, peer: str) -> None:
+    def merge_rows(self, topic: str, chunk: bytes, origins: Sequence[str], *, peer: str) -> Counted:
         raise NotImplementedError

@@ -111,21 +111,21 @@ class RocksStore(PeerStore):
         def heard(answer: Outcome | StoreError) -> None:
             """Refusals are none of the simulation's business: a topic may be missing."""
 
-        self._rig.store.commits.submit(request, heard)
+        self._rig.store.commits.submit(request).then(heard)
 
     def submit_heard(self, request: Publish | Touch | Delete, heard: Callable[[Outcome | StoreError], None]) -> None:
         """As a client that listens to the answer."""
-        self._rig.store.commits.submit(request, heard)
+        self._rig.store.commits.submit(request).then(heard)
 
     def create(self, topic: str, *, acts: bool = True, key: tuple[str, ...] = ()) -> None:
         settings = TopicSettings(key=key, expiration=Expiration.ENABLED if acts else Expiration.DISABLED)
         # `prune` says which entries are pruned.
         declared = {**declared_of(settings), "retain_time_micros": None, "retain_bytes": None}
         declared["expiration"] = settings.expiration
-        self._rig.store.administration.create_topic(topic, declared, lambda _: None)
+        self._rig.store.administration.create_topic(topic, declared)
 
     def drop_topic(self, topic: str) -> None:
-        self._rig.store.administration.delete_topic(topic, lambda _: None, force=True)
+        self._rig.store.administration.delete_topic(topic, force=True)
 
     def publish(self, topic: str, key: str, payload: str, ttl_micros: int | None = None) -> None:
         lifetime = Lifetime(LifetimeKind.NEVER) if ttl_micros is None else Lifetime(LifetimeKind.TTL, ttl_micros)
@@ -153,13 +153,13 @@ class RocksStore(PeerStore):
         def pruned(result: object) -> None:
             assert not isinstance(result, StoreError), result
 
-        self._rig.store.durable_commits.change(raise_floors, pruned)
+        self._rig.store.durable_commits.change(raise_floors).then(pruned)
 
     def add_peer(self, name: str) -> None:
-        self._rig.store.replicas.commanded.add(CommandedPeer(name, "somewhere:1"), lambda _: None)
+        self._rig.store.replicas.commanded.add(CommandedPeer(name, "somewhere:1"))
 
     def remove_peer(self, name: str) -> None:
-        self._rig.store.replicas.commanded.remove(name, lambda _: None)
+        self._rig.store.replicas.commanded.remove(name)
         options = self._rig.options  # also where it was a peer from the start on
         left = tuple(peer for peer in options.replicas.peers if peer.name != name)
         self._rig.options = replace(options, replicas=replace(options.replicas, peers=left))

@@ -123,7 +123,7 @@ class Operations(Protocol):
         """Forgets an instance that was added by command."""
 
     def step(self, *, sync: bool = True) -> bool:
-        """Commits the queue and calls each `done`. Returns whether there was anything. Not `sync`: local changes are
+        """Commits the queue and gives each answer. Returns whether there was anything. Not `sync`: local changes are
         committed, and not durable before the next sync."""
 
     def busy(self) -> bool: ...

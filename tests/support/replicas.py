@@ -75,8 +75,7 @@ def greet(sender: Rig, receiver: Rig, *, missing_is_deleted: bool = False, curso
         filter_text="",
         cursor=at,
         missing_is_deleted=missing_is_deleted,
-        done=answers.append,
-    )
+    ).then(answers.append)
     receiver.answer(answers)
 
 
@@ -94,8 +93,8 @@ def seed(
         part = SeedRange(topic, first, not rows.upto_key, after, rows.upto_key)
         answers: list[MergeCounts | StoreError] = []
         receiver.store.replicas.changes.merge(
-            name, part, chunk=rows.chunk, origins=sender.store.origins.names, purged=purged, done=answers.append
-        )
+            name, part, chunk=rows.chunk, origins=sender.store.origins.names, purged=purged
+        ).then(answers.append)
         counts.append(receiver.answer(answers))
         if part.last:
             return counts
@@ -138,8 +137,7 @@ def ship(
             chunks=piece.chunks,
             origins=sender.store.origins.names,
             publishers=piece.publishers,
-            done=answers.append,
-        )
+        ).then(answers.append)
         result: MergeCounts = receiver.answer(answers)
         total = [one + other for one, other in zip(total, result, strict=True)]
     sender.store.replicas.peers.acknowledged(
@@ -158,8 +156,8 @@ def tell_publishers(sender: Rig, receiver: Rig) -> None:
     assert part.upto <= cursor, "ship the changes first"
     answers: list[MergeCounts | StoreError] = []
     receiver.store.replicas.changes.apply(
-        name, after=cursor, upto=cursor, chunks=[], origins=[], publishers=part.marks, done=answers.append
-    )
+        name, after=cursor, upto=cursor, chunks=[], origins=[], publishers=part.marks
+    ).then(answers.append)
     receiver.answer(answers)
 
 
@@ -170,8 +168,8 @@ def purge(
     gone = 0
     while True:
         answers: list[MergeCounts | StoreError] = []
-        rig.store.replicas.tombstones.purge(
-            upto, held=held, made_before_micros=made_before, unread=unread, done=answers.append
+        rig.store.replicas.tombstones.purge(upto, held=held, made_before_micros=made_before, unread=unread).then(
+            answers.append
         )
         applied = rig.answer(answers).applied
         if not applied:

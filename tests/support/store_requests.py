@@ -207,7 +207,7 @@ class StoreRequests(StoreChecks):
         known = self.model.publishers.get(publisher)
         unit = 0 if unit_step is None else max(0, (known.unit if known else 0) + unit_step)
         answers: list[OpenedPublisher | StoreError] = []
-        self.rig.store.commits.open_publisher(publisher, unit, answers.append)
+        self.rig.store.commits.open_publisher(publisher, unit).then(answers.append)
         self.rig.store.writer.step()
         assert [answer[:3] for answer in answers if isinstance(answer, OpenedPublisher)] == [
             self.model.open_publisher(publisher, unit)

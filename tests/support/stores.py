@@ -235,7 +235,7 @@ class Rig:
 
         for index, request in enumerate(requests):
             try:
-                self.store.commits.submit(request, hear(index))
+                self.store.commits.submit(request).then(hear(index))
             except StoreError as error:
                 answers[index] = error
         self.store.writer.step()
@@ -294,7 +294,7 @@ class Rig:
         declared = {**declared_of(settings), **changes, **more}
         if not in_config:
             declared.setdefault("expiration", settings.expiration)
-        self.store.administration.create_topic(name, declared, answers.append, in_config=in_config)
+        self.store.administration.create_topic(name, declared, in_config=in_config).then(answers.append)
         return self.answer(answers)
 
     def alter_topic(
@@ -314,18 +314,20 @@ class Rig:
         in_config: bool = False,
     ) -> None:
         """Queues a change of settings; nothing happens before the writer's next turn."""
-        self.store.administration.alter_topic(name, lambda declared: {**declared, **changes}, done, in_config=in_config)
+        self.store.administration.alter_topic(name, lambda declared: {**declared, **changes}, in_config=in_config).then(
+            done
+        )
 
     def delete_topic(self, name: str) -> int:
         """Deletes a topic. Raises StoreError."""
         answers: list[int | StoreError] = []
-        self.store.administration.delete_topic(name, answers.append)
+        self.store.administration.delete_topic(name).then(answers.append)
         return self.answer(answers)
 
     def release_topic(self, name: str) -> Topic:
         """Takes a topic out of the configuration. Raises StoreError."""
         answers: list[Topic | StoreError] = []
-        self.store.administration.release_topic(name, answers.append)
+        self.store.administration.release_topic(name).then(answers.append)
         return self.answer(answers)
 
     def set_policy(
@@ -342,20 +344,20 @@ class Rig:
         """Sets a policy for topics. Raises StoreError."""
         answers: list[Policy | StoreError] = []
         self.store.administration.set_policy(
-            Policy(name, pattern, {**sets, **more}, priority=priority, operator=operator), answers.append
-        )
+            Policy(name, pattern, {**sets, **more}, priority=priority, operator=operator)
+        ).then(answers.append)
         self.answer(answers)
 
     def delete_policy(self, name: str, *, operator: bool = False) -> None:
         """Deletes a policy. Raises StoreError."""
         answers: list[Policy | StoreError] = []
-        self.store.administration.delete_policy(name, answers.append, operator=operator)
+        self.store.administration.delete_policy(name, operator=operator).then(answers.append)
         self.answer(answers)
 
     def prune_step(self) -> bool:
         """One step of pruning; whether there may be more."""
         answers: list[bool | StoreError] = []
-        self.store.upkeep.prune(answers.append)
+        self.store.upkeep.prune().then(answers.append)
         return self.answer(answers)
 
     def prune(self) -> None:

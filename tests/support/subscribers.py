@@ -264,7 +264,7 @@ class Subscribers:
         )
         answers: list[Consumer | StoreError] = []
         attachment = Attachment(name, force=force, expected=expected, declared=declared)
-        self.consumers.attach(asked, attachment, answers.append)
+        self.consumers.attach(asked, attachment).then(answers.append)
         self.settle()
         (answer,) = answers
         if isinstance(answer, StoreError):
@@ -437,8 +437,8 @@ class DurableFollower(Follower):
             position = self.bookmark
         assert position is not None, "it has got something"
         consumer, answers = self.consumer, list[Durable | StoreError]()
-        self._subscribers.consumers.acknowledge(
-            consumer.topic, consumer.name, consumer.session, position, answers.append
+        self._subscribers.consumers.acknowledge(consumer.topic, consumer.name, consumer.session, position).then(
+            answers.append
         )
         return self._subscribers.answer(answers)
 

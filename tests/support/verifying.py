@@ -17,9 +17,11 @@ import pytest
 
 from sow.v1 import admin_pb2, replication_pb2, types_pb2
 from sow_peering import Checksums, InstanceIdentity, MergeCounts, RecordVersion, TopicAnswer, TopicKind
-from sow_replication.ports import Done, Refused
+from sow_peering.answers import Answer
+from sow_replication.ports import Counted, Refused
 from sow_replication.repair import fetch_rows, merge_rows, repair
 from sow_replication.verify import Means, checksum, list_versions, verify
+from tests.support.replica_local import given
 from tests.support.stores import START
 
 NEVER = 2**63 - 1
@@ -103,10 +105,9 @@ class FakeStore:
         found = [(key.decode(), self.rows_of[topic][key]) for key in keys if key in self.rows_of[topic]]
         return (json.dumps(found).encode(), sorted({row.origin for _, row in found})) if found else (b"", ())
 
-    def merge_rows(self, topic: str, chunk: bytes, origins: Sequence[str], done: Done, *, peer: str) -> None:
+    def merge_rows(self, topic: str, chunk: bytes, origins: Sequence[str], *, peer: str) -> Counted:
         if self.refuses is not None:
-            done(self.refuses)
-            return
+            return given(self.refuses)
         rows = [(key.encode(), Row(*fields)) for key, fields in json.loads(chunk)]
         assert sorted({row.origin for _, row in rows}) == sorted(origins)
         applied = 0
@@ -117,7 +118,9 @@ class FakeStore:
                 applied += 1
         self.merges.append(len(rows))
         # Durable a little later, as in reality: a caller has to wait for it.
-        asyncio.get_running_loop().call_soon(done, MergeCounts(applied, len(rows) - applied))
+        counted: Counted = Answer()
+        asyncio.get_running_loop().call_soon(counted.settle, MergeCounts(applied, len(rows) - applied))
+        return counted
 
 
 async def run(work: Callable[[], T]) -> T:

@@ -87,7 +87,7 @@ def test_moving_goes_on_after_an_interruption(rig: Rig, monkeypatch: pytest.Monk
         rig.put("lost", str(number), b"{}", ttl=0)
         rig.put("lost2", str(number), b"{}", ttl=0)
     answers: list[object] = []
-    rig.store.administration.create_topic("later", declared_of(JSON), answers.append)
+    rig.store.administration.create_topic("later", declared_of(JSON)).then(answers.append)
     rig.turn()
     rig.turn()
     assert len(rig.live("later")) == 3
@@ -119,12 +119,12 @@ def test_a_copy_that_has_waited_does_not_replace_a_newer_record(rig: Rig, monkey
         rig.put("lost", key, b'{"n":1}', ttl=0)
     rig.time.tick(1)
     answers: list[object] = []
-    rig.store.administration.create_topic("later", declared_of(JSON), answers.append)
+    rig.store.administration.create_topic("later", declared_of(JSON)).then(answers.append)
     rig.turn()
     rig.turn()  # it has moved "a"
     assert list(rig.live("later")) == [b"a"]
-    rig.store.commits.submit(
-        Publish("lost", [b'{"n":2}'], ["b"], lifetime=Lifetime(LifetimeKind.TTL, 0)), answers.append
+    rig.store.commits.submit(Publish("lost", [b'{"n":2}'], ["b"], lifetime=Lifetime(LifetimeKind.TTL, 0))).then(
+        answers.append
     )
     rig.store.writer.step()
     assert not rig.live(UNDELIVERED)

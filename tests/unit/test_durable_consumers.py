@@ -154,13 +154,13 @@ def test_of_a_consumer_that_has_gone_only_what_it_may_acknowledge_stays(rig: Rig
     gc.collect()
     assert gone() is None
     answers: list[Durable | StoreError] = []
-    subscribers.consumers.acknowledge(rig.topic("orders"), "d", session, 1, answers.append)
+    subscribers.consumers.acknowledge(rig.topic("orders"), "d", session, 1).then(answers.append)
     assert subscribers.answer(answers).position == 1
-    subscribers.consumers.acknowledge(rig.topic("orders"), "d", session, 2, answers.append)
+    subscribers.consumers.acknowledge(rig.topic("orders"), "d", session, 2).then(answers.append)
     subscribers.settle()
     assert durable(rig).position == 2
     with pytest.raises(StoreError) as error:
-        subscribers.consumers.acknowledge(rig.topic("orders"), "d", session, 3, answers.append)
+        subscribers.consumers.acknowledge(rig.topic("orders"), "d", session, 3).then(answers.append)
     assert error.value.reason is Reason.BOOKMARK_IN_FUTURE
 
 
@@ -342,12 +342,12 @@ def test_a_consumer_that_returns_while_its_durable_is_deleted_begins_at_its_requ
     subscribers.attach("orders", "d").close()
     subscribers.settle()
     answers: list[Durable | StoreError] = []
-    subscribers.consumers.delete(rig.topic("orders"), "d", answers.append, force=False)
+    subscribers.consumers.delete(rig.topic("orders"), "d", force=False).then(answers.append)
     follower = subscribers.attach("orders", "d", start=EARLIEST)
     assert (follower.begun.reset, follower.got()) == (True, [1, 2])
     follower.close()
     subscribers.settle()
-    subscribers.consumers.delete(rig.topic("orders"), "d", answers.append, force=False)
+    subscribers.consumers.delete(rig.topic("orders"), "d", force=False).then(answers.append)
     with pytest.raises(StoreError) as error:
         subscribers.attach("orders", "d", start=at(9, rig))
     assert refused(error) is Reason.BOOKMARK_IN_FUTURE
@@ -412,9 +412,9 @@ def test_a_topic_is_deleted_while_its_durable_is_rewound_and_it_is_pruned(rig: R
     deleted: list[int | StoreError] = []
     rewound: list[tuple[Durable, int] | StoreError] = []
     pruned: list[bool | StoreError] = []
-    rig.store.administration.delete_topic("orders", deleted.append)
-    subscribers.consumers.rewind(topic, "d", TO_EARLIEST, rewound.append, force=True)
-    rig.store.upkeep.prune(pruned.append)
+    rig.store.administration.delete_topic("orders").then(deleted.append)
+    subscribers.consumers.rewind(topic, "d", TO_EARLIEST, force=True).then(rewound.append)
+    rig.store.upkeep.prune().then(pruned.append)
     subscribers.settle()
     follower.pump()
     assert (deleted, pruned) == ([3], [False])
@@ -445,7 +445,7 @@ def test_acknowledgements_share_commits(rig: Rig, subscribers: Subscribers) -> N
     rig.store._rocks.write = counted  # type: ignore[method-assign]  # to see how many there are
     for follower in followers:
         consumer = follower.consumer
-        subscribers.consumers.acknowledge(consumer.topic, consumer.name, consumer.session, 1, answers.append)
+        subscribers.consumers.acknowledge(consumer.topic, consumer.name, consumer.session, 1).then(answers.append)
     subscribers.settle()
     assert len(answers) == 5
     assert len(written) == 2, "the first, and all that came meanwhile"

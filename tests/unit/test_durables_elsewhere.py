@@ -72,7 +72,7 @@ class Linked:
         text = str(options.pop("filter", ""))
         asked = request(store._rig.store, topic="T", filter=text, oof=oof, start=start)
         declared = {"replicated": True}
-        store.consumers.attach(asked, Attachment("d", declared=declared, **options), answers.append)  # type: ignore[arg-type]  # the tests name fields
+        store.consumers.attach(asked, Attachment("d", declared=declared, **options)).then(answers.append)  # type: ignore[arg-type]  # the tests name fields
         self.world.soon(self[name])
         self.run(0.1)
         (answer,) = answers
@@ -89,7 +89,7 @@ class Linked:
         """Moves the durable back, at an instance."""
         store, answers = consumed(self[name]), list[object]()
         topic = store._rig.store.topics.by_name["T"]
-        store.consumers.rewind(topic, "d", RewindTo(position=position), answers.append, force=True)
+        store.consumers.rewind(topic, "d", RewindTo(position=position), force=True).then(answers.append)
         self.world.soon(self[name])
         self.run(0.1)
         assert not isinstance(answers[0], StoreError)
@@ -132,7 +132,7 @@ class Following:
         self.pump()
         consumer, store = self.consumer, consumed(self.linked[self.name])
         upto = consumer.sent if position is None else position
-        store.consumers.acknowledge(consumer.topic, "d", consumer.session, upto, lambda result: None)
+        store.consumers.acknowledge(consumer.topic, "d", consumer.session, upto)
         self.linked.world.soon(self.linked[self.name])
         self.linked.run(0.1)
 
@@ -270,8 +270,8 @@ def test_a_rewind_counts_at_all_instances(pair: Linked) -> None:
     b, answers = consumed(pair["b"]), list[object]()
     topic = b._rig.store.topics.by_name["T"]
     with pytest.raises(StoreError, match="has a consumer at a"):
-        b.consumers.rewind(topic, "d", RewindTo(), answers.append, force=False)
-    b.consumers.rewind(topic, "d", RewindTo(), answers.append, force=True)
+        b.consumers.rewind(topic, "d", RewindTo(), force=False).then(answers.append)
+    b.consumers.rewind(topic, "d", RewindTo(), force=True).then(answers.append)
     pair.world.soon(pair["b"])
     pair.run(1)
     assert not isinstance(answers[0], StoreError)
@@ -314,7 +314,7 @@ def test_a_deletion_counts_at_all_instances(pair: Linked) -> None:
     consumer = pair.attach("a", start=EARLIEST)
     pair.run(1)
     b, answers = consumed(pair["b"]), list[object]()
-    b.consumers.delete(b._rig.store.topics.by_name["T"], "d", answers.append, force=True)
+    b.consumers.delete(b._rig.store.topics.by_name["T"], "d", force=True).then(answers.append)
     pair.world.soon(pair["b"])
     pair.run(2)
     consumer.pump()
@@ -341,7 +341,7 @@ def test_a_durable_that_nobody_could_have_made_is_left_out_and_the_others_are_ta
 ) -> None:
     b, answers = consumed(pair["b"]), list[object]()
     good = DurableMark("T", "good", born=Stamp(1, "x"))
-    b.replicated.take("a", [mark, good], answers.append)
+    b.replicated.take("a", [mark, good]).then(answers.append)
     pair.world.soon(pair["b"])
     pair.run(0.1)
     assert not isinstance(answers[0], StoreError)
@@ -353,7 +353,7 @@ def test_a_deletion_that_would_outlive_all_times_is_left_out(pair: Linked) -> No
     """F16: a durable of this name that was made again was born at 2**63, which no message has room for: the link ended,
     again and again."""
     b, answers = consumed(pair["b"]), list[object]()
-    b.replicated.take("a", [DurableMark("T", "d", buried=Stamp(2**63 - 1, "x"), removed=True)], answers.append)
+    b.replicated.take("a", [DurableMark("T", "d", buried=Stamp(2**63 - 1, "x"), removed=True)]).then(answers.append)
     pair.world.soon(pair["b"])
     pair.attach("b")
     pair.run(3)
@@ -508,9 +508,9 @@ def test_a_consumer_that_attaches_while_another_durable_takes_the_place_of_its_o
     pair.put("b", "1", "2")
     b, attached, taken = consumed(pair["b"]), list[Consumer | StoreError](), list[object]()
     asked = request(b._rig.store, topic="T", start=FROM_NOW)
-    b.consumers.attach(asked, Attachment("d", declared={"replicated": True}), attached.append)
+    b.consumers.attach(asked, Attachment("d", declared={"replicated": True})).then(attached.append)
     mark = DurableMark("T", "d", declared={"replicated": True}, born=Stamp(1, "x"))
-    b.replicated.take("a", [mark], taken.append)
+    b.replicated.take("a", [mark]).then(taken.append)
     pair.world.soon(pair["b"])
     pair.run(0.1)
     (consumer,) = attached
@@ -534,12 +534,14 @@ def test_an_acknowledgement_that_waits_while_another_durable_takes_the_place_cou
     def acknowledge(consumer: Consumer | StoreError) -> None:
         assert isinstance(consumer, Consumer)
         assert taken == [], "it is being committed"
-        b.consumers.acknowledge(consumer.topic, "d", consumer.session, consumer.sent, answers.append)
+        b.consumers.acknowledge(consumer.topic, "d", consumer.session, consumer.sent).then(answers.append)
         attached.append(consumer)
 
     asked = request(b._rig.store, topic="T", start=FROM_NOW)
-    b.consumers.attach(asked, Attachment("d", declared={"replicated": True}), acknowledge)
-    b.replicated.take("a", [DurableMark("T", "d", declared={"replicated": True}, born=Stamp(1, "x"))], taken.append)
+    b.consumers.attach(asked, Attachment("d", declared={"replicated": True})).then(acknowledge)
+    b.replicated.take("a", [DurableMark("T", "d", declared={"replicated": True}, born=Stamp(1, "x"))]).then(
+        taken.append
+    )
     pair.world.soon(pair["b"])
     pair.run(0.5)
     (answer,) = answers
@@ -553,9 +555,7 @@ def test_an_acknowledgement_that_waits_while_another_durable_takes_the_place_cou
 
 def replicate_durables(store: ConsumedStore) -> None:
     """Makes the durables of the topic replicated, also those that exist: their change waits for its commit."""
-    store._rig.store.administration.alter_topic(
-        "T", lambda declared: {**declared, "replicate_durables": True}, lambda _: None
-    )
+    store._rig.store.administration.alter_topic("T", lambda declared: {**declared, "replicate_durables": True})
     store.step()
     store.consumers.upkeep()
 
@@ -564,13 +564,13 @@ def test_a_consumer_of_a_durable_that_becomes_replicated_while_another_takes_its
     """F14: it had attached to one that was not replicated yet, so nobody noticed that another one took the place."""
     pair.put("b", "1", "2")
     b, attached, taken = consumed(pair["b"]), list[Consumer | StoreError](), list[object]()
-    b.consumers.attach(request(b._rig.store, topic="T", start=FROM_NOW), Attachment("d"), attached.append)
+    b.consumers.attach(request(b._rig.store, topic="T", start=FROM_NOW), Attachment("d")).then(attached.append)
     b.step()
     (consumer,) = attached
     assert isinstance(consumer, Consumer)
     replicate_durables(b)
     mark = DurableMark("T", "d", born=Stamp(1, "x"))
-    b.replicated.take("a", [mark], taken.append)
+    b.replicated.take("a", [mark]).then(taken.append)
     pair.world.soon(pair["b"])
     pair.run(0.5)
     following = Following(pair, "b", consumer)
@@ -584,14 +584,14 @@ def test_a_consumer_goes_on_when_its_durable_becomes_replicated(pair: Linked) ->
     """F14: also what it acknowledges at that moment counts."""
     pair.put("b", "1", "2")
     b, attached, answers = consumed(pair["b"]), list[Consumer | StoreError](), list[object]()
-    b.consumers.attach(request(b._rig.store, topic="T", start=EARLIEST), Attachment("d"), attached.append)
+    b.consumers.attach(request(b._rig.store, topic="T", start=EARLIEST), Attachment("d")).then(attached.append)
     b.step()
     (consumer,) = attached
     assert isinstance(consumer, Consumer)
     following = Following(pair, "b", consumer)
     assert following.pump() == ["1", "2"]
     replicate_durables(b)
-    b.consumers.acknowledge(consumer.topic, "d", consumer.session, consumer.sent, answers.append)
+    b.consumers.acknowledge(consumer.topic, "d", consumer.session, consumer.sent).then(answers.append)
     pair.world.soon(pair["b"])
     pair.run(3)
     assert not isinstance(answers[0], StoreError)

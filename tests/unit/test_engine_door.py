@@ -37,6 +37,7 @@ OFFERED: Final[Mapping[str, tuple[str, ...]]] = {
     "doors": ("Reads",),
     "durables.commits": ("DurableCommits",),
     "following": ("Beats", "Follower", "Moment", "TopicImage"),
+    "pending": ("Pending", "answered"),
     "reading": ("Counts", "Cut", "CutSource", "Cuts", "ManyCut"),
     "store": ("Store", "StoreOptions"),
     "upkeep": ("Upkeep",),

@@ -94,7 +94,7 @@ def test_publishers_have_their_turn_while_much_is_swept_before_a_change_of_setti
     answered: list[str] = []
     rig.submit_alter("orders", lambda _: answered.append("altered"), {"expiration": Expiration.DISABLED})
     for name in ("first", "second"):
-        rig.store.commits.submit(Publish("orders", [b"x"], [name]), lambda _, name=name: answered.append(name))  # type: ignore[misc]  # a lambda's default argument
+        rig.store.commits.submit(Publish("orders", [b"x"], [name])).then(lambda _, name=name: answered.append(name))  # type: ignore[misc]  # a lambda's default argument
     rig.turn()
     assert (answered, len(rig.stored("orders"))) == ([], 25)
     rig.store.writer.step()
@@ -199,7 +199,7 @@ def test_a_refresh_that_is_queued_with_its_sweep_is_not_lost(rig: Rig) -> None:
     rig.time.tick(SECOND - 1)
     answers: list[object] = []
     fresh = Publish("orders", [b"2"], ["a"], lifetime=Lifetime(LifetimeKind.TTL, MINUTE))
-    rig.store.commits.submit(fresh, answers.append)
+    rig.store.commits.submit(fresh).then(answers.append)
     # A control with a sweep first is how a sweep comes as close to a publish as it can.
     rig.submit_alter("orders", answers.append, {"max_ttl_micros": DAY})
     rig.time.tick(0)
@@ -415,7 +415,7 @@ def test_a_store_that_is_started_takes_rearming_up(rig: Rig, monkeypatch: pytest
     topic = rig.topic("orders")
     for _ in range(10):
         done = threading.Event()
-        rig.store.commits.submit(Publish("orders", [b"x"], ["other"]), lambda _, done=done: done.set())  # type: ignore[misc]  # a lambda's default argument
+        rig.store.commits.submit(Publish("orders", [b"x"], ["other"])).then(lambda _, done=done: done.set())  # type: ignore[misc]  # a lambda's default argument
         assert done.wait(10)
     assert not rig.rows(META, REARM_KEY, REARM_KEY + b"\xff")
     assert len([entry for entry in rig.entries() if entry[1].startswith(topic.prefix)]) == 10
@@ -520,7 +520,7 @@ def test_a_topic_deleted_while_it_is_rearmed_leaves_nothing_behind(rig: Rig, mon
     monkeypatch.setattr(background, "REARM_CHUNK", 3)
     disabled_with_stamps(rig, 10)
     rig.submit_alter("orders", lambda _: None, {"expiration": Expiration.ENABLED})
-    rig.store.administration.delete_topic("orders", lambda _: None)
+    rig.store.administration.delete_topic("orders")
     rig.store.writer.step()
     assert not rig.rows(META, REARM_KEY, REARM_KEY + b"\xff")
     assert rig.entries() == []
@@ -537,7 +537,7 @@ def test_records_refreshed_while_their_topic_is_rearmed_keep_an_entry(
     answers: list[object] = []
     for key in ("0", "9"):
         refresh = Publish("orders", [b"2"], [key], lifetime=Lifetime(LifetimeKind.TTL, 2 * MINUTE))
-        rig.store.commits.submit(refresh, answers.append)
+        rig.store.commits.submit(refresh).then(answers.append)
     rig.store.writer.step()
     assert {key[4:] for _, key in rig.entries()} == {str(number).encode() for number in range(10)}
     rig.time.tick(2 * MINUTE)

@@ -228,7 +228,7 @@ class Following:
 
     def moment(self) -> Moment:
         answers: list[Moment | StoreError] = []
-        self.rig.store.beats.make(answers.append)
+        self.rig.store.beats.make().then(answers.append)
         return self.rig.answer(answers)
 
     def cuts(self) -> FollowedCuts:

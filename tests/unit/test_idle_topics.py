@@ -151,7 +151,7 @@ def test_content_that_comes_before_the_writers_turn_saves_a_topic(keeper: Keeper
     # In the writer's queue the publish comes after, so it is brought before by hand.
     writer = keeper.rig.store.writer
     writer.queue.take(0)
-    keeper.rig.store.commits.submit(Publish("full", [b"{}"], ["k"]), lambda _: None)
+    keeper.rig.store.commits.submit(Publish("full", [b"{}"], ["k"]))
     writer.queue.take(0)
     writer.queue._turns._waiting[SERVER].rotate(1)
     writer.step()
@@ -280,8 +280,8 @@ def test_a_topic_of_the_same_name_is_another_topic(keeper: Keeper) -> None:
     keeper.idle.tick()  # asked for, and before it the topic is deleted and made again
     writer = keeper.rig.store.writer
     writer.queue.take(0)
-    keeper.rig.store.administration.delete_topic("t", lambda _: None)
-    keeper.rig.store.administration.create_topic("t", declared_of(JSON), lambda _: None)
+    keeper.rig.store.administration.delete_topic("t")
+    keeper.rig.store.administration.create_topic("t", declared_of(JSON))
     writer.queue.take(0)
     writer.queue._turns._waiting[SERVER].rotate(2)
     writer.step()
@@ -295,7 +295,7 @@ def test_the_subscribers_of_a_deleted_topic_get_an_error_and_its_name_is_free(ke
     subscribers = Subscribers(keeper.rig)
     keeper.rig.time.tick(TTL)
     answers: list[bool | StoreError] = []
-    keeper.rig.store.administration.delete_unused(keeper.rig.topic("t"), lambda topic, now: True, answers.append)
+    keeper.rig.store.administration.delete_unused(keeper.rig.topic("t"), lambda topic, now: True).then(answers.append)
     follower = subscribers.subscribe("t", settled=False)
     subscribers.settle()
     follower.pump()

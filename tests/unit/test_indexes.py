@@ -415,9 +415,9 @@ def test_changes_during_a_build_are_in_the_index(rig: Rig, small_chunks: None) -
     rig.turn()
     for number in range(12):
         if number % 3 == 0:
-            rig.store.commits.submit(Publish("orders", [b'{"id":%d,"symbol":"new"}' % number]), lambda _: None)
+            rig.store.commits.submit(Publish("orders", [b'{"id":%d,"symbol":"new"}' % number]))
         if number % 4 == 1:
-            rig.store.commits.submit(Delete("orders", [str(number)]), lambda _: None)
+            rig.store.commits.submit(Delete("orders", [str(number)]))
     check_indexes(rig.store)
     rig.store.writer.step()
     check_indexes(rig.store)
@@ -553,7 +553,7 @@ def test_a_topic_is_deleted_with_its_indexes(rig: Rig, small_chunks: None) -> No
 
 def test_a_build_ends_in_the_commit_that_deletes_its_topic(rig: Rig, small_chunks: None) -> None:
     start_build(rig)
-    rig.store.administration.delete_topic("orders", lambda _: None)
+    rig.store.administration.delete_topic("orders")
     rig.turn()
     rig.turn()
     assert rig.rows(META, INDEX_KEY, INDEX_KEY + b"\xff") == []
@@ -564,8 +564,8 @@ def test_a_topic_that_is_deleted_and_made_anew_while_an_index_is_built_is_anothe
     rig: Rig, small_chunks: None
 ) -> None:
     start_build(rig)
-    rig.store.administration.delete_topic("orders", lambda _: None)
-    rig.store.administration.create_topic("orders", declared_of(ORDERS), lambda _: None)
+    rig.store.administration.delete_topic("orders")
+    rig.store.administration.create_topic("orders", declared_of(ORDERS))
     rig.store.writer.step()
     check_indexes(rig.store)
 

@@ -20,8 +20,8 @@ from sow_replication.options import PeerOptions
 from sow_replication.ports import Refused
 from sow_replication.service import Replication
 from sow_server.config import Config, PeerConfig
+from sow_server.engine.pending import Pending, answered
 from sow_server.engine.replicas import CommandedPeer, CommandedPeers
-from sow_server.engine.replicas.commanded import Done
 from sow_server.engine.replicas.sources import Sources
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.linking import Dialling, Linked, PeerCommands, log_event, peer_options, store_error
@@ -209,12 +209,12 @@ class NotedPeers(CommandedPeers):
     def paused(self) -> set[str]:
         return {self.name_paused}
 
-    def add(self, settings: CommandedPeer, done: Done) -> None:
+    def add(self, settings: CommandedPeer) -> Pending[None]:
         self.committing()
-        done(self.refusal)
+        return answered(self.refusal)
 
-    def remove(self, name: str, done: Done) -> None:
-        done(self.refusal)
+    def remove(self, name: str) -> Pending[None]:
+        return answered(self.refusal)
 
 
 def commands(links: NotedLinks, peers: NotedPeers) -> PeerCommands:

@@ -13,6 +13,7 @@ from sow.v1 import load_pb2
 from sow_server.engine.commit.draft import Draft
 from sow_server.engine.commit.requests import RequestLimits
 from sow_server.engine.loads import LoadPhase
+from sow_server.engine.pending import Pending, answered
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.services import load_service
 from sow_server.services.admission import Admission
@@ -113,8 +114,8 @@ def test_a_load_that_could_not_even_be_failed_is_taken_up_again(rig: Rig, monkey
         load = await served.open()
         with monkeypatch.context() as patched:
 
-            def refused(step: object, done: Callable[[object], None], **_: object) -> None:
-                done(refusals.pop(0))
+            def refused(step: object, **_: object) -> Pending[object]:
+                return answered(refusals.pop(0))
 
             stream = served.service.CommitLoad(
                 load_pb2.CommitLoadRequest(load_id=load), call_of(served.rig.store, "CommitLoad")

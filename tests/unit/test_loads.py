@@ -11,8 +11,9 @@ from sow_server.engine.commit.draft import Draft
 from sow_server.engine.commit.requests import RequestLimits
 from sow_server.engine.commit.steps import Nothing
 from sow_server.engine.disk.rocks import STAGING
-from sow_server.engine.loads import Load, LoadDone, LoadOptions, LoadPart, LoadPhase, applying, staging
+from sow_server.engine.loads import Load, LoadOptions, LoadPart, LoadPhase, applying, staging
 from sow_server.engine.loads.loads import KEPT_MICROS
+from sow_server.engine.pending import Pending
 from sow_server.engine.store import StoreOptions
 from sow_server.engine.stored import PUT
 from sow_server.engine.values.database import DiskFull
@@ -37,15 +38,13 @@ KEYED = TopicSettings(key=("/id",), expiration=Expiration.ENABLED)
 class Loaded(Rig):
     """A rig that loads."""
 
-    def heard(self, start: Callable[[LoadDone], None]) -> Load:
+    def heard(self, started: Pending[Load]) -> Load:
         """Completes the started work. Raises StoreError."""
-        answers: list[Load | StoreError] = []
-        start(answers.append)
-        return self.answer(answers)
+        return self.store.finish(started)
 
     def open_load(self, topic: str = "t", lease: int = MINUTE) -> str:
         """Opens a load."""
-        return self.heard(lambda done: self.store.loads.open(topic, lease, done)).row.id
+        return self.heard(self.store.loads.open(topic, lease)).row.id
 
     def stage(
         self,
@@ -65,19 +64,19 @@ class Loaded(Rig):
         pieces = self.store.loads.staging.prepare(load, part, attempt, first, request, limits, stager=stager)
         for piece in pieces:
             answers: list[Load | StoreError] = []
-            self.store.loads.staging.stage(piece, answers.append)
+            self.store.loads.staging.stage(piece).then(answers.append)
             self.answer(answers)
         return [refusal for piece in pieces for refusal in piece.refusals]
 
     def commit(self, load: str, *parts: tuple[int, int, int]) -> Load:
         """Commits parts: (part, attempt, rows)."""
         named = [LoadPart(*part) for part in parts]
-        return self.heard(lambda done: self.store.loads.commit(load, named, done))
+        return self.heard(self.store.loads.commit(load, named))
 
     def step_load(self, load: str) -> Load:
         """Applies one chunk. Raises StoreError."""
         chunk = self.store.loads.applying.read(self.store.loads.registry.find(load))
-        return self.heard(lambda done: self.store.loads.applying.apply(chunk, done))
+        return self.heard(self.store.loads.applying.apply(chunk))
 
     def finish(self, load: str) -> Load:
         """Applies all of it."""
@@ -162,11 +161,11 @@ def test_a_change_between_reading_and_applying_wins(rig: Loaded) -> None:
     rig.commit(load, (0, 1, 2))
     rows = rig.store.loads.applying.read(rig.store.loads.registry.find(load))
     rig.put("t", "b", b"theirs")
-    rig.heard(lambda done: rig.store.loads.applying.apply(rows, done))
+    rig.heard(rig.store.loads.applying.apply(rows))
     others = rig.store.loads.applying.read(rig.store.loads.registry.find(load))
     assert others.keys == [b"z"]
     rig.put("t", "z", b"theirs")
-    rig.heard(lambda done: rig.store.loads.applying.apply(others, done))
+    rig.heard(rig.store.loads.applying.apply(others))
     assert rig.payloads() == {"a": b"new", "b": b"theirs", "z": b"theirs"}
 
 
@@ -281,11 +280,11 @@ def test_a_load_whose_lease_is_renewed_at_its_end_does_not_end(rig: Loaded) -> N
 def test_an_aborted_load_is_removed_and_a_committed_one_is_not_aborted(rig: Loaded) -> None:
     load, other = rig.open_load(), rig.open_load()
     rig.stage(load, [("a", b"new")])
-    rig.heard(lambda done: rig.store.loads.abort(load, done))
+    rig.heard(rig.store.loads.abort(load))
     assert rig.rows(STAGING) == []
-    assert reason(lambda: rig.heard(lambda done: rig.store.loads.abort(load, done))) is Reason.LOAD_NOT_FOUND
+    assert reason(lambda: rig.heard(rig.store.loads.abort(load))) is Reason.LOAD_NOT_FOUND
     rig.commit(other)
-    assert reason(lambda: rig.heard(lambda done: rig.store.loads.abort(other, done))) is Reason.LOAD_COMMITTED
+    assert reason(lambda: rig.heard(rig.store.loads.abort(other))) is Reason.LOAD_COMMITTED
     assert reason(lambda: rig.stage(other, [("a", b"late")])) is Reason.LOAD_COMMITTED
 
 
@@ -340,7 +339,7 @@ def test_the_loads_of_a_deleted_topic_fail(rig: Loaded) -> None:
     rig.create_topic("t", BINARY)
     assert reason(lambda: rig.commit(staging, (0, 1, 1))) is Reason.LOAD_FAILED
     assert reason(lambda: rig.commit(committed, (0, 1, 1))) is Reason.LOAD_FAILED
-    rig.heard(lambda done: rig.store.loads.applying.apply(chunk, done))  # it had been read before
+    rig.heard(rig.store.loads.applying.apply(chunk))  # it had been read before
     assert rig.payloads() == {}
     assert rig.rows(STAGING) == []
     assert "deleted" in rig.store.loads.registry.find(staging).row.failure
@@ -367,7 +366,7 @@ def test_a_row_that_is_refused_when_it_is_applied_ends_the_load(rig: Loaded) -> 
         rig.step_load(load)
     assert refused.value.reason is Reason.LOAD_FAILED
     found = rig.store.loads.registry.find(load)
-    rig.heard(lambda done: rig.store.loads.fail(found, refused.value.message, done))
+    rig.heard(rig.store.loads.fail(found, refused.value.message))
     assert found.row.phase is LoadPhase.FAILED
     assert "LIFETIME_REJECTED" in found.row.failure
     assert rig.payloads() == {"old": b"x"}
@@ -379,11 +378,11 @@ def test_a_topic_with_an_open_load_is_in_use(rig: Loaded) -> None:
     load = rig.open_load()
     topic = rig.topic("t")
     answers: list[bool | StoreError] = []
-    rig.store.administration.delete_unused(topic, lambda *_: True, answers.append)
+    rig.store.administration.delete_unused(topic, lambda *_: True).then(answers.append)
     assert rig.answer(answers) is False
-    rig.heard(lambda done: rig.store.loads.abort(load, done))
+    rig.heard(rig.store.loads.abort(load))
     answers.clear()
-    rig.store.administration.delete_unused(topic, lambda *_: True, answers.append)
+    rig.store.administration.delete_unused(topic, lambda *_: True).then(answers.append)
     assert rig.answer(answers) is True
 
 
@@ -457,7 +456,7 @@ def test_a_change_that_comes_late_from_another_instance_wins_whatever_its_versio
             )
             draft.bury(topic, b"c", topic.prefix + b"c", version=version, origin=0)
 
-    rig.store.commits.run(Merge(), lambda _: None)
+    rig.store.commits.run(Merge())
     rig.store.writer.step()
     rig.stage(load, [("a", b"new"), ("b", b"new"), ("c", b"new")])
     rig.commit(load, (0, 1, 3))
@@ -480,7 +479,7 @@ def test_the_disk_space_of_staged_rows_is_given_back(rig: Loaded, monkeypatch: p
     rig.stage(load, [(str(number), b"x") for number in range(10)])
     rig.stage(other, [("a", b"x")])
     assert rig.store.upkeep.reclaim(5, lambda: True) == 0
-    rig.heard(lambda done: rig.store.loads.abort(load, done))
+    rig.heard(rig.store.loads.abort(load))
     assert rig.store.upkeep.reclaim(5, lambda: True) == 1
     assert compacted == [(STAGING, (1).to_bytes(4, "big"), (2).to_bytes(4, "big"))]
     assert rig.store.upkeep.reclaim(5, lambda: True) == 0
@@ -539,7 +538,7 @@ def test_attempts_that_do_not_count_are_passed_over_in_bounded_steps(
     steps = 0
     while rig.store.loads.registry.find(load).row.phase is LoadPhase.APPLYING:
         chunk = rig.store.loads.applying.read(rig.store.loads.registry.find(load))
-        rig.heard(lambda done, chunk=chunk: rig.store.loads.applying.apply(chunk, done))  # type: ignore[misc]  # a lambda's default argument
+        rig.heard(rig.store.loads.applying.apply(chunk))
         steps += 1
     assert 6 < steps < 25
     assert rig.finish(load).row.figures == (3, 3, 0, 0, 0)
@@ -577,7 +576,7 @@ def test_loads_stage_no_more_together_than_is_allowed(tmp_path: Path) -> None:
     rig.stage(second, [("a", bytes(50))])
     assert reason(lambda: rig.stage(second, [("b", bytes(100))], first=2)) is Reason.REQUEST_TOO_LARGE
     rig.stage(second, [("a", bytes(50))])  # again: nothing new
-    rig.heard(lambda done: rig.store.loads.abort(first, done))
+    rig.heard(rig.store.loads.abort(first))
     rig.stage(second, [("b", bytes(100))], first=2)
     rig.close()
 

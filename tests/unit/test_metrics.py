@@ -82,7 +82,7 @@ class Watched:
 
     def create(self, name: str, settings: TopicSettings = EXPIRING) -> None:
         declared = {"expiration": settings.expiration, **declared_of(settings)}
-        self.store.administration.create_topic(name, declared, lambda _: None)
+        self.store.administration.create_topic(name, declared)
         self.store.writer.step()
 
     def put(self, topic: str, keys: list[str], *, ttl_micros: int | None = None) -> None:
@@ -177,7 +177,7 @@ def test_commits_are_counted_with_their_records(watched: Watched) -> None:
 
 def test_requests_waiting_for_the_writer_are_shown(watched: Watched) -> None:
     watched.create("a")
-    watched.store.commits.submit(Publish("a", [b"12345", b"67"], keys=["1", "2"]), lambda _: None)
+    watched.store.commits.submit(Publish("a", [b"12345", b"67"], keys=["1", "2"]))
     assert watched.value("sow_write_queue_requests") == 1
     assert watched.value("sow_write_queue_bytes") == 7
     watched.store.writer.step()
@@ -361,7 +361,6 @@ def attach_durable(watched: Watched) -> None:
         lambda staged: staged.attach(
             watched.store.topics.find("a"), "d", filter_text="", start=None, declared=None, expected=False
         ),
-        lambda _: None,
     )
     watched.store.writer.step()
 
@@ -369,9 +368,7 @@ def attach_durable(watched: Watched) -> None:
 def pin(watched: Watched, name: str, at: int) -> None:
     """A pin of the topic `a`, made or renewed."""
     topic, declared = watched.store.topics.find("a"), {"idle_ttl_micros": 3_600 * SECOND}
-    watched.store.durable_commits.change(
-        lambda staged: staged.pin(topic, name, at, declared, "a query"), lambda _: None
-    )
+    watched.store.durable_commits.change(lambda staged: staged.pin(topic, name, at, declared, "a query"))
     watched.store.writer.step()
 
 

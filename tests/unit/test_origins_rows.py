@@ -67,7 +67,7 @@ def test_a_topic_has_expiration_on_and_no_default_unless_the_configuration_has_i
     rig = Rig(tmp_path, options=StoreOptions(dynamic_topics=True))
     rig.put("made", "stays", b"{}")
     rig.put("made", "goes", b"{}", ttl=SECOND)
-    rig.store.administration.create_topic("asked", {}, lambda _: None)
+    rig.store.administration.create_topic("asked", {})
     rig.store.writer.step()
     rig.put("asked", "stays", b"{}")
     rig.put("asked", "goes", b"{}", ttl=SECOND)
@@ -158,7 +158,7 @@ def test_retention_is_set_on_a_durable_or_on_a_template_and_refused_where_it_can
     rig.create_topic("t", JSON, retain_time_micros=MINUTE)
     rig.create_topic("bare", JSON, journal=False)
     template = Policy("keep", "t/kept.*", {"retain_time_micros": HOUR}, target=PolicyTarget.DURABLES)
-    rig.store.administration.set_policy(template, lambda _: None)
+    rig.store.administration.set_policy(template)
     rig.store.writer.step()
     subscribers = Subscribers(rig)
     own: Declared = {"retain_time_micros": 2 * HOUR, "retain_bytes": None}
@@ -180,8 +180,8 @@ def test_retention_is_set_on_a_durable_or_on_a_template_and_refused_where_it_can
     assert error.value.reason is Reason.NO_JOURNAL
     answers: list[object] = []
     rig.store.administration.set_policy(
-        Policy("op", "t/.*", {"retain_time_micros": HOUR}, target=PolicyTarget.DURABLES, operator=True), answers.append
-    )
+        Policy("op", "t/.*", {"retain_time_micros": HOUR}, target=PolicyTarget.DURABLES, operator=True)
+    ).then(answers.append)
     rig.store.writer.step()
     assert isinstance(answers[0], StoreError)
     assert answers[0].reason is Reason.INVALID_ARGUMENT
@@ -417,7 +417,7 @@ def test_a_record_keeps_its_lifetime_however_often_it_is_handed_over(rig: Rig) -
         if how == "rewind":
             follower.acknowledge()
             answers: list[object] = []
-            subscribers.consumers.rewind(rig.topic("t"), "d", RewindTo(), answers.append, force=True)
+            subscribers.consumers.rewind(rig.topic("t"), "d", RewindTo(), force=True).then(answers.append)
             subscribers.settle()
         follower = subscribers.attach("t", "d", force=True, oof=True)
         found += [row.expire_time for row in follower.changes()]

@@ -62,7 +62,7 @@ def outcome(result: Outcome) -> tuple[int, int, list[Reason]]:
 
 def opened(rig: Rig, token: int) -> OpenedPublisher:
     answers: list[OpenedPublisher | StoreError] = []
-    rig.store.commits.open_publisher("p", 0, answers.append, token=token)
+    rig.store.commits.open_publisher("p", 0, token=token).then(answers.append)
     rig.store.writer.step()
     (answer,) = answers
     assert isinstance(answer, OpenedPublisher)
@@ -598,8 +598,8 @@ def test_marks_that_say_too_much_or_nothing_do_not_count(pair: tuple[Rig, Rig], 
     for mark, known in ((sound._replace(**wrong), 0), (sound, 5)):
         answers: list[MergeCounts | StoreError] = []
         b.store.replicas.changes.apply(
-            "a", after=source.cursor, upto=source.cursor, chunks=[], origins=[], publishers=[mark], done=answers.append
-        )
+            "a", after=source.cursor, upto=source.cursor, chunks=[], origins=[], publishers=[mark]
+        ).then(answers.append)
         b.answer(answers)
         assert b.store.cuts.publisher_position("p")[1] == known
 

@@ -51,13 +51,13 @@ def lie_to(rig: Rig, marks: list[PublisherMark]) -> None:
     replicas = rig.store.replicas
     answers: list[MergeCounts | StoreError] = []
     if LIAR.name not in replicas.sources.by_name:
-        replicas.sources.begin(
-            LIAR, topics="t|l.*", filter_text="", cursor=0, missing_is_deleted=False, done=answers.append
+        replicas.sources.begin(LIAR, topics="t|l.*", filter_text="", cursor=0, missing_is_deleted=False).then(
+            answers.append
         )
         rig.answer(answers)
         answers.clear()
     replicas.sources.answers(LIAR.name, replicas.shared.kinds(SENT))
-    replicas.changes.apply(LIAR.name, after=0, upto=0, chunks=[], origins=[], publishers=marks, done=answers.append)
+    replicas.changes.apply(LIAR.name, after=0, upto=0, chunks=[], origins=[], publishers=marks).then(answers.append)
     rig.answer(answers)
 
 
@@ -136,8 +136,8 @@ def tell_all(sender: Rig, receiver: Rig, marks: list[PublisherMark]) -> None:
     receiver.store.replicas.sources.answers(name, sender.store.replicas.shared.matching(".*"))
     answers: list[MergeCounts | StoreError] = []
     receiver.store.replicas.changes.apply(
-        name, after=cursor, upto=cursor, chunks=[], origins=[], publishers=marks, done=answers.append
-    )
+        name, after=cursor, upto=cursor, chunks=[], origins=[], publishers=marks
+    ).then(answers.append)
     receiver.answer(answers)
 
 

@@ -54,14 +54,14 @@ CALLS: Final[dict[str, int]] = {
     "engine: delete": 177,
     "engine: delete a batch": 2_204,
     "engine: expire a batch": 137,
-    "server: publish": 270,
-    "server: publish a batch by a stream": 311,
-    "server: get": 91,
-    "server: get a hundred": 785,
-    "server: query a record": 1_616,
-    "server: query a batch": 407,
-    "server: subscribe with a snapshot": 3_234,
-    "server: delete": 268,
+    "server: publish": 264,
+    "server: publish a batch by a stream": 303,
+    "server: get": 89,
+    "server: get a hundred": 783,
+    "server: query a record": 1_596,
+    "server: query a batch": 393,
+    "server: subscribe with a snapshot": 3_102,
+    "server: delete": 262,
 }
 """By operation."""
 

@@ -439,7 +439,7 @@ def test_a_range_that_is_lost_while_it_is_read_is_refused(rig: Rig, how: str) ->
 def pin(subscribers: Subscribers, position: int, name: str = "query", *, idle_ttl: int = HOUR) -> tuple[Durable, bool]:
     answers: list[tuple[Durable, bool] | StoreError] = []
     topic = subscribers.rig.topic("orders")
-    subscribers.consumers.pin(topic, name, position, answers.append, idle_ttl_micros=idle_ttl)
+    subscribers.consumers.pin(topic, name, position, idle_ttl_micros=idle_ttl).then(answers.append)
     return subscribers.answer(answers)
 
 

@@ -76,7 +76,7 @@ class Server:
         """Answers a request for a moment."""
         await self.hear(Kind.BEAT)
         moments: list[Moment | StoreError] = []
-        self.rig.store.beats.make(moments.append)
+        self.rig.store.beats.make().then(moments.append)
         self.say(Kind.MOMENT, 0, encode_moment(self.rig.answer(moments)))
 
     async def answer(self, run: int) -> list[str]:
@@ -168,7 +168,7 @@ def test_a_run_that_is_given_up_later_closes_its_cut(server: Server, at: str) ->
         if at == "opening":
             server.say(Kind.CLOSE, 1)
         moments: list[Moment | StoreError] = []
-        server.rig.store.beats.make(moments.append)
+        server.rig.store.beats.make().then(moments.append)
         server.say(Kind.MOMENT, 0, encode_moment(server.rig.answer(moments)))
         if at != "opening":
             await server.hear(Kind.OPENED)

@@ -264,7 +264,7 @@ def test_the_timer_waits_until_nothing_waits_for_the_writer(rig: Rig, asked: lis
     answers: list[Outcome | StoreError] = []
     with ThreadPoolExecutor(1) as readers:
         reclaim = timers(rig, readers)._reclaim
-        rig.store.commits.submit(Publish("t", [b"{}"], keys=["k"]), answers.append)
+        rig.store.commits.submit(Publish("t", [b"{}"], keys=["k"])).then(answers.append)
         asyncio.run(reclaim())
         assert asked == []
         rig.store.writer.step()

@@ -22,13 +22,13 @@ PEER = CommandedPeer("b", "b:1", mode="sync", ca="/ca", token_file="/token")
 
 def add(rig: Rig, peer: CommandedPeer = PEER) -> None:
     answers: list[StoreError | None] = []
-    rig.store.replicas.commanded.add(peer, answers.append)
+    rig.store.replicas.commanded.add(peer).then(answers.append)
     rig.answer(answers)
 
 
 def remove(rig: Rig, name: str = "b") -> None:
     answers: list[StoreError | None] = []
-    rig.store.replicas.commanded.remove(name, answers.append)
+    rig.store.replicas.commanded.remove(name).then(answers.append)
     rig.answer(answers)
 
 
@@ -62,7 +62,7 @@ def test_added_peers_and_pauses_are_there_after_a_crash(tmp_path: Path) -> None:
     add(a, CommandedPeer("source"))
     for name in ("b", "file"):
         answers: list[StoreError | None] = []
-        a.store.replicas.commanded.pause(name, True, answers.append)
+        a.store.replicas.commanded.pause(name, paused=True).then(answers.append)
         a.answer(answers)
     a.crash()
     commanded = a.store.replicas.commanded
@@ -80,24 +80,20 @@ def test_the_configuration_takes_over_what_it_names_and_keeps_pauses(tmp_path: P
     a = instance(tmp_path, "a")
     add(a)
     answers: list[StoreError | None] = []
-    a.store.replicas.commanded.pause("b", True, answers.append)
+    a.store.replicas.commanded.pause("b", paused=True).then(answers.append)
     a.answer(answers)
-    settled: list[list[str] | StoreError] = []
-    assert a.store.replicas.commanded.settle({"b"}, settled.append)
-    assert a.answer(settled) == ["b"]
+    assert settled(a, "b") == ["b"]
     assert a.store.replicas.commanded.added() == []
     assert a.store.replicas.commanded.paused() == {"b"}
-    assert not a.store.replicas.commanded.settle({"b"}, settled.append)
-    left: list[list[str] | StoreError] = []
-    assert a.store.replicas.commanded.settle((), left.append)  # it has left the file
-    assert a.answer(left) == []
+    assert a.store.replicas.commanded.settle({"b"}) is None
+    assert settled(a) == []  # it has left the file
     assert a.store.replicas.commanded.paused() == set()
 
 
 def settled(rig: Rig, *configured: str) -> list[str]:
-    answers: list[list[str] | StoreError] = []
-    assert rig.store.replicas.commanded.settle(configured, answers.append)
-    return rig.answer(answers)
+    taken = rig.store.replicas.commanded.settle(configured)
+    assert taken is not None
+    return rig.store.finish(taken)
 
 
 @pytest.mark.parametrize(("in_file", "sent"), [("peer", ["b"]), ("accept", [])])
@@ -160,7 +156,7 @@ def test_a_paused_sync_peer_counts_as_downgraded_at_once_and_again_when_it_has_c
     sender, receiver = pair.connect()
     answers: list[Refused | None] = []
     pair.publish(1)
-    pair.sending.replicated("T", pair.a.head(), answers.append)
+    pair.sending.replicated("T", pair.a.head()).then(answers.append)
     assert answers == []
     pair.sending.pause("b")
     assert [answer is not None for answer in answers] == [True]
@@ -180,7 +176,7 @@ def test_a_removed_peer_is_waited_for_no_longer_and_its_links_end() -> None:
     sender, receiver = pair.connect()
     answers: list[Refused | None] = []
     pair.publish(1)
-    pair.sending.replicated("T", pair.a.head(), answers.append)
+    pair.sending.replicated("T", pair.a.head()).then(answers.append)
     pair.sending.remove("b")
     assert [answer is not None for answer in answers] == [True]
     assert sender.failure is not None

@@ -53,9 +53,7 @@ def test_a_delete_after_the_loss_wins_over_earlier_writes(pair: tuple[Rig, Rig],
     a.put("t", "1", b"before")
     ship(a, b)
     a = wiped(a, tmp_path)
-    a.store.replicas.sources.begin(
-        identity(b), topics=".*", filter_text="", cursor=0, missing_is_deleted=False, done=lambda _: None
-    )
+    a.store.replicas.sources.begin(identity(b), topics=".*", filter_text="", cursor=0, missing_is_deleted=False)
     a.store.writer.step()
     a.put("t", "1", b"after")
     a.delete("t", "1")

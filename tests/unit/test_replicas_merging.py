@@ -190,8 +190,8 @@ def test_no_change_is_applied_twice_and_a_cursor_never_skips(pair: tuple[Rig, Ri
     def apply(after: int, upto: int) -> MergeCounts:
         answers: list[MergeCounts | StoreError] = []
         b.store.replicas.changes.apply(
-            "a", after=after, upto=upto, chunks=piece.chunks, origins=a.store.origins.names, done=answers.append
-        )
+            "a", after=after, upto=upto, chunks=piece.chunks, origins=a.store.origins.names
+        ).then(answers.append)
         return b.answer(answers)
 
     with pytest.raises(StoreError) as refused:
@@ -263,8 +263,8 @@ def test_a_touch_of_a_value_that_never_came_is_a_put(pair: tuple[Rig, Rig]) -> N
     answers: list[MergeCounts | StoreError] = []
     cursor = b.store.replicas.sources.by_name["a"].cursor
     b.store.replicas.changes.apply(
-        "a", after=cursor, upto=entries.upto, chunks=[touch], origins=a.store.origins.names, done=answers.append
-    )
+        "a", after=cursor, upto=entries.upto, chunks=[touch], origins=a.store.origins.names
+    ).then(answers.append)
     assert b.answer(answers) == MergeCounts(applied=1)
     assert b.kinds("j")[-1] == ("put", "1")
     assert live(b, "j") == live(a, "j")
@@ -308,13 +308,13 @@ def test_a_damaged_batch_is_refused(pair: tuple[Rig, Rig]) -> None:
     for bad in (b"", chunk[:-1], chunk + b"x", b"\x09" + chunk[1:], chunk[: len(chunk) // 2]):
         with pytest.raises(StoreError) as refused:
             b.store.replicas.changes.apply(
-                "a", after=cursor, upto=piece.upto, chunks=[(topic, bad)], origins=a.store.origins.names, done=print
-            )
+                "a", after=cursor, upto=piece.upto, chunks=[(topic, bad)], origins=a.store.origins.names
+            ).then(print)
         assert refused.value.reason is Reason.BATCH_DAMAGED
     origins: list[str] = []
     answers: list[MergeCounts | StoreError] = []
-    b.store.replicas.changes.apply(
-        "a", after=cursor, upto=piece.upto, chunks=piece.chunks, origins=origins, done=answers.append
+    b.store.replicas.changes.apply("a", after=cursor, upto=piece.upto, chunks=piece.chunks, origins=origins).then(
+        answers.append
     )
     with pytest.raises(StoreError, match="origin without a name"):
         b.answer(answers)
@@ -335,8 +335,8 @@ def test_a_filter_withdraws_records_that_have_ceased_to_match(pair: tuple[Rig, R
     piece = a.store.replicas.reader.read(identity(b), cursor, topics=["t"], select=select, bytes_max=2**20)  # type: ignore[arg-type]  # a matcher
     answers: list[MergeCounts | StoreError] = []
     b.store.replicas.changes.apply(
-        "a", after=cursor, upto=piece.upto, chunks=piece.chunks, origins=a.store.origins.names, done=answers.append
-    )
+        "a", after=cursor, upto=piece.upto, chunks=piece.chunks, origins=a.store.origins.names
+    ).then(answers.append)
     assert b.answer(answers) == MergeCounts(applied=3)
     assert set(live(b)) == {"1"}
 
@@ -360,8 +360,7 @@ def test_a_buried_delete_reaches_no_subscriber(pair: tuple[Rig, Rig]) -> None:
         upto=source.cursor + 2,
         chunks=[chunk],
         origins=a.store.origins.names,
-        done=answers.append,
-    )
+    ).then(answers.append)
     assert b.answer(answers) == MergeCounts(applied=1)
     ((_, value),) = journal_rows(b.store, b.topic("t"))
     changes = decode_changes(1, value)

@@ -23,6 +23,7 @@ from sow_server.engine.commit.options import WriterOptions
 from sow_server.engine.disk.layout import INSTANCE_KEY, MADE_ORDER, STATISTICS_KEY, peer_key, source_key
 from sow_server.engine.disk.mark import load, save
 from sow_server.engine.disk.rocks import META, RECORDS, TOMBSTONES, Batch
+from sow_server.engine.pending import Pending
 from sow_server.engine.replicas import receiving, serving, sharing, sources
 from sow_server.engine.replicas.tombstones import MADE_END
 from sow_server.engine.stored import Changes, Column, decode_changes, encode_changes, unpack_i64
@@ -151,7 +152,7 @@ def test_an_acknowledgement_does_not_undo_the_mark_of_a_purge_meanwhile(pair: tu
 def test_a_merge_in_rounds_is_answered_when_the_store_ends_in_between(
     pair: tuple[Rig, Rig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """ports [2]: `done` is called once, whatever happens."""
+    """ports [2]: it is answered once, whatever happens."""
     a, b = pair
     for number in range(5):
         b.put("t", str(number))
@@ -161,11 +162,11 @@ def test_a_merge_in_rounds_is_answered_when_the_store_ends_in_between(
     queue = b.store.commits.run
     queued: list[object] = []
 
-    def run(*args: Any, sync: bool = True, caller: str = "") -> None:
+    def run(*args: Any, **options: Any) -> Pending[Any]:
         if queued:
             raise StoreError(Reason.STOPPING, "the server is stopping")
         queued.append(args)
-        queue(*args, sync=sync, caller=caller)
+        return queue(*args, **options)
 
     monkeypatch.setattr(b.store.commits, "run", run)
     answers: list[MergeCounts | StoreError] = []
@@ -175,8 +176,7 @@ def test_a_merge_in_rounds_is_answered_when_the_store_ends_in_between(
         chunk=b"",
         origins=a.store.origins.names,
         purged=purged,
-        done=answers.append,
-    )
+    ).then(answers.append)
     b.store.writer.step()
     (answer,) = answers
     assert isinstance(answer, StoreError)
@@ -232,7 +232,7 @@ def test_a_repair_deletes_nothing_where_it_came_from(pair: tuple[Rig, Rig]) -> N
     purge(b, upto=b.store.writer.last_sequence)
     answers: list[MergeCounts | StoreError] = []
     chunk = a.store.replicas.reader.rows(a.topic("t"), [b"old"])
-    b.store.replicas.changes.merge_rows(b.topic("t"), chunk, a.store.origins.names, answers.append, source="a")
+    b.store.replicas.changes.merge_rows(b.topic("t"), chunk, a.store.origins.names, source="a").then(answers.append)
     assert b.answer(answers) == MergeCounts(dropped=1)
     assert (live(b), tombstones(b)) == ({}, {})
     ship(b, a)
@@ -296,8 +296,7 @@ def test_a_chunk_without_changes_is_no_fault(pair: tuple[Rig, Rig]) -> None:
         upto=piece.upto,
         chunks=[("t", encode_changes(none))],
         origins=a.store.origins.names,
-        done=answers.append,
-    )
+    ).then(answers.append)
     assert b.answer(answers) == MergeCounts()
 
 
@@ -310,7 +309,7 @@ def test_sources_and_origins_beyond_the_room_of_the_journal_are_refused(
     monkeypatch.setattr(origins, "ORIGINS_MAX", origins.OWN_MAX + 2)
     answers: list[MergeCounts | StoreError] = []
     part = SeedRange("t", True, True, b"", b"")
-    b.store.replicas.changes.merge("a", part, chunk=b"", origins=["c"], purged=Purged(), done=answers.append)
+    b.store.replicas.changes.merge("a", part, chunk=b"", origins=["c"], purged=Purged()).then(answers.append)
     with pytest.raises(StoreError, match="origins"):
         b.answer(answers)
     monkeypatch.undo()
@@ -377,7 +376,7 @@ def test_one_source_cannot_take_the_numbers_that_all_share(
 
     def bring(*names: str) -> None:
         answers: list[MergeCounts | StoreError] = []
-        b.store.replicas.changes.merge("a", part, chunk=b"", origins=names, purged=Purged(), done=answers.append)
+        b.store.replicas.changes.merge("a", part, chunk=b"", origins=names, purged=Purged()).then(answers.append)
         b.answer(answers)
 
     bring("c1", "c2", "c3", "c4")
@@ -536,8 +535,8 @@ def test_after_a_loss_tombstones_are_counted_anew(pair: tuple[Rig, Rig]) -> None
     tell(a, b)
     answers: list[MergeCounts | StoreError] = []
     b.store.replicas.changes.apply(
-        "a", after=0, upto=piece.upto, chunks=piece.chunks, origins=a.store.origins.names, done=answers.append
-    )
+        "a", after=0, upto=piece.upto, chunks=piece.chunks, origins=a.store.origins.names
+    ).then(answers.append)
     assert b.answer(answers).superseded == 1
     assert live(b).keys() == {"2"}
 
@@ -619,6 +618,6 @@ def test_a_pattern_is_quick_by_its_size_in_re2_or_as_a_list(pattern: str, quick:
 def begin(receiver: Rig, sender: InstanceIdentity, pattern: str) -> None:
     answers: list[MergeCounts | StoreError] = []
     receiver.store.replicas.sources.begin(
-        sender, topics=pattern, filter_text="", cursor=0, missing_is_deleted=False, done=answers.append
-    )
+        sender, topics=pattern, filter_text="", cursor=0, missing_is_deleted=False
+    ).then(answers.append)
     receiver.answer(answers)

@@ -68,8 +68,7 @@ def test_an_interrupted_seed_goes_on_where_it_was(pair: tuple[Rig, Rig]) -> None
         chunk=rows.chunk,
         origins=a.store.origins.names,
         purged=Purged(),
-        done=answers.append,
-    )
+    ).then(answers.append)
     b.answer(answers)
     b.crash()
     (answer,) = b.store.replicas.sources.answers("a", a.store.replicas.shared.matching("t"))
@@ -127,8 +126,7 @@ def parts_under_way(a: Rig, b: Rig) -> list[MergeCounts | StoreError]:
             chunk=rows.chunk,
             origins=a.store.origins.names,
             purged=Purged(),
-            done=answers.append,
-        )
+        ).then(answers.append)
         after = rows.upto_key
     return answers
 
@@ -138,7 +136,7 @@ def test_a_seed_has_buffered_writes_synced_rather_than_wait_for_that(pair: tuple
     itself."""
     a, _ = pair
     writer = a.store.writer
-    a.store.commits.submit(Publish("t", [b"x"], ["1"], durability=Durability.BUFFERED), lambda _: None)
+    a.store.commits.submit(Publish("t", [b"x"], ["1"], durability=Durability.BUFFERED))
     writer.step()
     assert writer.synced_sequence < writer.last_sequence
     a.store.start(lambda answers: answers())

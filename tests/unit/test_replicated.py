@@ -114,6 +114,7 @@ def test_an_answer_waits_for_the_peers_and_says_so(rig: Rig) -> None:
         waiting = changes.submit(publish("a", "b"))
         plain = await outcome(changes, publish("c", durability=Durability.FSYNC))
         assert plain.durability is Durability.FSYNC  # nobody else waits with it
+        assert isinstance(waiting, asyncio.Task)
         assert not waiting.done()
         replicas.acked = plain.last_sequence
         replicas.moved.set()

@@ -25,7 +25,7 @@ LATE = Stamp(2**62, "other")
 def merge(rig: Rig, mark: DurableMark, position: int | None = None) -> Merged:
     answers: list[Merged | StoreError] = []
     topic = rig.topic("orders")
-    rig.store.durable_commits.change(lambda durables: durables.merge(topic, mark, position), answers.append)
+    rig.store.durable_commits.change(lambda durables: durables.merge(topic, mark, position)).then(answers.append)
     rig.store.writer.step()
     (answer,) = answers
     assert isinstance(answer, Merged), answer

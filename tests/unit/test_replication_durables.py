@@ -15,8 +15,9 @@ from sow_replication.durable_marks import DURABLES_MAX, QUIET_MICROS, DurableTel
 from sow_replication.messages import PROTOCOL, durable_message, durable_of
 from sow_replication.node import Node
 from sow_replication.options import SECOND, NodeOptions
-from sow_replication.ports import Done, PeerCaller, Refused
+from sow_replication.ports import Counted, PeerCaller, Refused
 from sow_replication.receiver import Receiver
+from tests.support.replica_local import given
 from tests.support.replica_model import ModelStore
 
 PEER = InstanceIdentity("b", "id", "epoch")
@@ -183,9 +184,9 @@ class Taking(ModelStore):
         self.heard: list[str] = []
         self.refusal: Refused | None = None
 
-    def take_durables(self, name: str, marks: Sequence[DurableMark], done: Done) -> None:
+    def take_durables(self, name: str, marks: Sequence[DurableMark]) -> Counted:
         self.heard += [f"{name} tells of {mark.topic}" for mark in marks]
-        done(self.refusal or MergeCounts())
+        return given(self.refusal or MergeCounts())
 
     def durables_left(self, name: str) -> None:
         self.heard.append(f"{name} left")

@@ -11,9 +11,10 @@ from sow.v1 import replication_pb2, types_pb2
 from sow_peering import PublisherPart, TopicAnswer, TopicKind
 from sow_replication.node import Node
 from sow_replication.options import SECOND, Mode, NodeOptions, PeerOptions
-from sow_replication.ports import Done, Refused
+from sow_replication.ports import Counted, Refused
 from sow_replication.receiver import Receiver
 from sow_replication.sender import Sender
+from tests.support.replica_local import given
 from tests.support.replica_model import ModelStore
 
 
@@ -199,7 +200,7 @@ def test_replicated_waits_for_the_sync_peer_and_is_refused_once_it_was_away_for_
     sender, receiver = pair.connect()
     pair.publish(1)
     answers: list[Refused | None] = []
-    pair.sending.replicated("T", 1, answers.append)
+    pair.sending.replicated("T", 1).then(answers.append)
     assert answers == []
     pair.exchange(sender, receiver)
     assert answers == [None]
@@ -207,7 +208,7 @@ def test_replicated_waits_for_the_sync_peer_and_is_refused_once_it_was_away_for_
     sender.fail(Refused(types_pb2.ERROR_REASON_UNSPECIFIED, "gone"))
     pair.sending.closed(sender)
     pair.publish(1)
-    pair.sending.replicated("T", 2, answers.append)
+    pair.sending.replicated("T", 2).then(answers.append)
     pair.now += 5 * SECOND - 1
     pair.sending.tick()
     assert answers == [None]
@@ -218,7 +219,7 @@ def test_replicated_waits_for_the_sync_peer_and_is_refused_once_it_was_away_for_
     assert is_downgraded(pair)
     pair.connect()
     assert not is_downgraded(pair)
-    pair.sending.replicated("T", 2, answers.append)
+    pair.sending.replicated("T", 2).then(answers.append)
     assert answers[2] is None
 
 
@@ -229,7 +230,7 @@ def test_replicated_does_not_count_a_peer_that_refuses_the_topic() -> None:
     pair.connect()
     answers: list[Refused | None] = []
     pair.publish(1)
-    pair.sending.replicated("T", 1, answers.append)
+    pair.sending.replicated("T", 1).then(answers.append)
     assert isinstance(answers[0], Refused)
 
 
@@ -320,7 +321,7 @@ def test_a_topic_that_is_deleted_while_it_is_seeded_is_seeded_when_it_comes_back
 
 def answers_of(pair: Pair, sequence: int, topic: str = "T") -> list[Refused | None]:
     answers: list[Refused | None] = []
-    pair.sending.replicated(topic, sequence, answers.append)
+    pair.sending.replicated(topic, sequence).then(answers.append)
     return answers
 
 
@@ -503,9 +504,8 @@ def test_an_acknowledgement_costs_only_the_waiting_writes_that_it_answers(
     sender, receiver = pair.connect()
     answers: list[Refused | None] = []
     for sequence in range(1, 1001):
-        pair.sending.replicated("T", sequence, answers.append)
-    forgotten = pair.sending.replicated("T", 2, lambda why: pytest.fail("nobody waits for this one"))
-    pair.sending.forget(forgotten)
+        pair.sending.replicated("T", sequence).then(answers.append)
+    pair.sending.replicated("T", 2)  # the caller of this one has gone
     looks: list[str] = []
     shares = pair.a.shares
 
@@ -544,8 +544,8 @@ def test_a_purge_that_fails_each_time_is_logged_once() -> None:
     told: list[str] = []
     pair.sending.observe = lambda event, fields: told.append(event)
 
-    def refuses(*_: object, done: Done, **__: object) -> None:
-        done(Refused(types_pb2.ERROR_REASON_STORE_FAILED, "the disk"))
+    def refuses(*_: object, **__: object) -> Counted:
+        return given(Refused(types_pb2.ERROR_REASON_STORE_FAILED, "the disk"))
 
     pair.a.purge = refuses  # type: ignore[method-assign]  # the store has failed
     for _ in range(100):

@@ -9,7 +9,7 @@ from sow.v1 import types_pb2
 from sow_peering import Packed, PublisherMark
 from sow_replication.node import Node
 from sow_replication.options import NodeOptions, PeerOptions
-from sow_replication.ports import Done
+from sow_replication.ports import Counted
 from sow_replication.status import status
 from tests.support.replica_model import ModelStore
 from tests.support.replica_rows import SECOND, Backup, Disk, Make
@@ -316,10 +316,9 @@ class Counting(ModelStore):
         origins: Sequence[str],
         publishers: Sequence[PublisherMark] = (),
         traces: Sequence[str] = (),
-        done: Done,
-    ) -> None:
+    ) -> Counted:
         self.applied += 1
-        super().apply(name, after=after, upto=upto, chunks=chunks, origins=origins, done=done)
+        return super().apply(name, after=after, upto=upto, chunks=chunks, origins=origins)
 
 
 def test_an_idle_link_commits_nothing() -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, cast
 
 from sow_server.engine.commit.commits import Commits
+from sow_server.engine.pending import Pending
 from sow_server.engine.replicas.receiving import SharedSyncs
 from sow_server.engine.values.errors import Reason, StoreError
 
@@ -14,14 +14,15 @@ class Barriers:
     """The commits, as far as a sync needs them. The test lets each barrier pass."""
 
     def __init__(self) -> None:
-        self.waiting: list[Callable[[object], None]] = []
+        self.waiting: list[Pending[object]] = []
 
-    def barrier(self, done: Callable[[object], None]) -> None:
-        self.waiting.append(done)
+    def barrier(self) -> Pending[object]:
+        self.waiting.append(Pending())
+        return self.waiting[-1]
 
     def passes(self, result: object = None) -> None:
         """The oldest barrier passes."""
-        self.waiting.pop(0)(result)
+        self.waiting.pop(0).settle(result)
 
 
 def syncs() -> tuple[Barriers, SharedSyncs]:
@@ -33,9 +34,9 @@ def test_those_who_come_while_a_sync_is_awaited_share_the_next_one() -> None:
     barriers, shared = syncs()
     first: list[StoreError | None] = []
     later: list[StoreError | None] = []
-    shared.await_sync(first.append)
-    shared.await_sync(later.append)
-    shared.await_sync(later.append)
+    shared.next().then(first.append)
+    shared.next().then(later.append)
+    shared.next().then(later.append)
     assert len(barriers.waiting) == 1
     barriers.passes()
     assert (first, later) == ([None], [])
@@ -52,11 +53,11 @@ def test_a_fault_of_one_keeps_no_other_from_its_answer() -> None:
     def faulty(error: StoreError | None) -> None:
         raise RuntimeError("a fault")
 
-    shared.await_sync(told.append)
-    shared.await_sync(faulty)
-    shared.await_sync(told.append)
+    shared.next().then(told.append)
+    shared.next().then(faulty)
+    shared.next().then(told.append)
     barriers.passes()
-    shared.await_sync(told.append)
+    shared.next().then(told.append)
     failure = StoreError(Reason.STORE_FAILED, "no")
     barriers.passes(failure)
     assert told == [None, failure]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from sow.v1 import snapshot_pb2
+from sow_server.engine.pending import Pending
 from sow_server.engine.values.model import Durability, Publish
 from sow_server.query.exports import Exports
 from sow_server.services.exporting import ServedExport
@@ -35,7 +36,7 @@ def test_an_export_is_answered_only_once_its_cut_is_on_disk(
 ) -> None:
     """Else a crash could take back records, and changes followed from its bookmark would be those of another time."""
     publish = Publish("t", [b"1"], keys=["1"], durability=Durability.BUFFERED)
-    rig.store.commits.submit(publish, lambda _: None)
+    rig.store.commits.submit(publish)
     rig.turn()
     writer = rig.store.writer
     assert writer.synced_sequence < writer.last_sequence
@@ -44,9 +45,9 @@ def test_an_export_is_answered_only_once_its_cut_is_on_disk(
         waiting = asyncio.Event()
         barrier = rig.store.commits.barrier
 
-        def noted(done: Callable[[object], None]) -> None:
-            barrier(done)
+        def noted() -> Pending[None]:
             waiting.set()
+            return barrier()
 
         monkeypatch.setattr(rig.store.commits, "barrier", noted)
         with ThreadPoolExecutor(1) as readers:

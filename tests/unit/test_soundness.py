@@ -208,7 +208,7 @@ def set_aside(rig: Rig, topic: str, durable: str) -> None:
         return durables.set_aside(found, durable, attached.durable.position, [sequence], sequence)
 
     answers: list[bool | StoreError] = []
-    rig.store.durable_commits.change(change, answers.append)
+    rig.store.durable_commits.change(change).then(answers.append)
     assert rig.answer(answers)
 
 

@@ -46,7 +46,7 @@ def test_policies_survive_a_restart(rig: Rig, restart: str) -> None:
     rig.set_policy("p", "ord.*", priority=3, retain_bytes=None, max_entries=7)
     rig.set_policy("p", "ord.*", operator=True, max_entries=5)
     durables = Policy("d", "orders/.*", {"retain_time_micros": None}, target=PolicyTarget.DURABLES)
-    rig.store.administration.set_policy(durables, lambda _: None)
+    rig.store.administration.set_policy(durables)
     rig.store.writer.step()
     before = list(rig.store.administration.policies)
     assert len(before) == 3
@@ -69,9 +69,7 @@ def test_a_policy_is_in_force_at_once_and_gone_when_it_is_deleted(rig: Rig) -> N
     assert rig.store.administration.policy_matches()[PolicyTarget.TOPICS, "policy p"] == 2
     rig.alter_topic("orders", retain_bytes=1)
     assert rig.topic("orders").settings.retain_bytes == 1
-    rig.store.administration.alter_topic(
-        "orders", lambda declared: {"expiration": declared["expiration"]}, lambda _: None
-    )
+    rig.store.administration.alter_topic("orders", lambda declared: {"expiration": declared["expiration"]})
     rig.store.writer.step()
     assert rig.topic("orders").settings.retain_bytes == 5, "declared no more, so the policy's again"
     rig.delete_policy("p")
@@ -120,10 +118,10 @@ def test_a_policy_that_disables_while_the_expiry_index_is_being_filled_hides_not
     for number in range(9):
         rig.put("orders", f"{number}", ttl=SECOND)
     rig.time.tick(SECOND)
-    rig.store.administration.set_policy(Policy("p", ".*", ENABLED), lambda _: None)
+    rig.store.administration.set_policy(Policy("p", ".*", ENABLED))
     rig.turn()  # enabled, and the filling has not begun
     answers: list[Policy | StoreError] = []
-    rig.store.administration.delete_policy("p", answers.append, operator=False)
+    rig.store.administration.delete_policy("p", operator=False).then(answers.append)
     rig.answer(answers)
     assert rig.stored("orders") == {}
     assert not rig.topic("orders").acts
@@ -139,11 +137,11 @@ def test_many_topics_that_are_disabled_while_they_are_re_armed_share_no_huge_com
         for key in range(3):
             rig.put(f"t{number}", f"{key}", ttl=SECOND)
     rig.time.tick(SECOND)
-    rig.store.administration.set_policy(Policy("p", ".*", ENABLED), lambda _: None)
+    rig.store.administration.set_policy(Policy("p", ".*", ENABLED))
     rig.turn()  # enabled, and nothing is re-armed
     faulty = FaultyRocks(rig)
     answers: list[Policy | StoreError] = []
-    rig.store.administration.delete_policy("p", answers.append, operator=False)
+    rig.store.administration.delete_policy("p", operator=False).then(answers.append)
     rig.answer(answers)
     assert [rig.stored(f"t{number}") for number in range(5)] == [{}] * 5
     assert max(len(batch.puts[EXPIRY]) for batch in faulty.attempts) == 6
@@ -196,7 +194,7 @@ def test_a_policy_and_its_effects_are_written_atomically(tmp_path: Path, written
     if not written:
         faulty.writes = [Stalled("as asked for")] * 1000
     answers: list[Policy | StoreError] = []
-    rig.store.administration.set_policy(Policy("p", "t[0-3]", {"max_entries": 3, **ENABLED}), answers.append)
+    rig.store.administration.set_policy(Policy("p", "t[0-3]", {"max_entries": 3, **ENABLED})).then(answers.append)
     rig.turn()
     rig.crash()
     found = [rig.topic(f"t{number}").settings.max_entries for number in range(5)]

@@ -220,7 +220,7 @@ def test_a_request_that_is_split_over_commits_is_remembered_whole(tmp_path: Path
     rig.create_topic("orders")
     request = batch(1, "a", "b", "c", "d", "e")
     answers: list[object] = []
-    rig.store.commits.submit(request, answers.append)
+    rig.store.commits.submit(request).then(answers.append)
     rig.turn()
     rig.crash()
     assert answers == []
@@ -390,7 +390,7 @@ def test_a_lifetime_that_is_refused_is_a_kept_outcome_too(rig: Rig) -> None:
 
 def opened(rig: Rig, unit: int = 0, name: str = "p") -> OpenedPublisher:
     answers: list[OpenedPublisher | StoreError] = []
-    rig.store.commits.open_publisher(name, unit, answers.append)
+    rig.store.commits.open_publisher(name, unit).then(answers.append)
     rig.store.writer.step()
     (answer,) = answers
     assert isinstance(answer, OpenedPublisher)
@@ -412,7 +412,7 @@ def test_every_new_epoch_is_different_and_fences_the_earlier_ones(rig: Rig) -> N
     """P6: also of two who begin one at the same time, and after a crash."""
     answers: list[OpenedPublisher | StoreError] = []
     for _ in range(2):
-        rig.store.commits.open_publisher("p", 0, answers.append)
+        rig.store.commits.open_publisher("p", 0).then(answers.append)
     rig.store.writer.step()
     assert answers == [OpenedPublisher(1), OpenedPublisher(2)]
     rig.crash()
@@ -505,7 +505,7 @@ def test_a_last_request_over_several_commits_finishes_its_unit_in_the_last_of_th
     rig.create_topic("orders")
     last = part(1, "a", "b", "c", "d", "e", done=True)
     answers: list[object] = []
-    rig.store.commits.submit(last, answers.append)
+    rig.store.commits.submit(last).then(answers.append)
     rig.turn()
     rig.crash()
     assert answers == []

@@ -219,7 +219,7 @@ def test_the_records_of_a_get_are_renewed_in_one_commit(tmp_path: Path) -> None:
         Touch("sessions", keys, IN_A_MINUTE, below_micros=MINUTE),
         Publish("sessions", [b"y"], ["other"]),
     ):
-        rig.store.commits.submit(request, answers.append)
+        rig.store.commits.submit(request).then(answers.append)
     while len(answers) < 3:
         rig.turn()
         rig.time.tick(1)

@@ -171,7 +171,7 @@ def test_only_a_source_that_sends_the_topic_whole_is_told(pair: tuple[Rig, Rig])
     assert not whole(a, b)
     answers: list[MergeCounts | StoreError] = []
     part = SeedRange("t", True, False, b"", b"0")
-    b.store.replicas.changes.merge("a", part, chunk=b"", origins=["a"], purged=NOTHING_PURGED, done=answers.append)
+    b.store.replicas.changes.merge("a", part, chunk=b"", origins=["a"], purged=NOTHING_PURGED).then(answers.append)
     b.answer(answers)
     assert not whole(a, b)
     seed(a, b, "t")

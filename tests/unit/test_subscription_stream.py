@@ -53,7 +53,7 @@ class Running:
     async def put(self, key: str) -> None:
         loop = asyncio.get_running_loop()
         done = loop.create_future()
-        self.store.commits.submit(Publish("orders", [b"{}"], [key]), done.set_result)
+        self.store.commits.submit(Publish("orders", [b"{}"], [key])).then(done.set_result)
         await done
 
 

@@ -17,6 +17,7 @@ from structlog.testing import capture_logs
 
 from sow_server import malloc
 from sow_server import timers as timers_module
+from sow_server.engine.pending import Pending
 from sow_server.engine.values.model import NEVER, Expiration, TopicSettings
 from sow_server.engine.values.policies import Policy, PolicyTarget
 from sow_server.metrics import Metrics
@@ -141,7 +142,7 @@ def durable_idle(rig: Rig, subscribers: Subscribers) -> Callable[[], bool]:
 
 def durable_idle_by_policy(rig: Rig, subscribers: Subscribers) -> Callable[[], bool]:
     policy = Policy("short", "t/d", {"idle_ttl_micros": SECOND // 50}, target=PolicyTarget.DURABLES)
-    rig.store.administration.set_policy(policy, lambda _: None)
+    rig.store.administration.set_policy(policy)
     return lambda: not rig.store.durables.count(rig.topic("t"))
 
 
@@ -213,8 +214,13 @@ def test_a_job_that_is_still_running_is_no_warning_but_is_seen_when_it_does_not_
 ) -> None:
     """Story: with a small `prune_interval` the scheduler warned "maximum number of running instances reached"."""
     monkeypatch.setattr(timers_module, "LONG_SECONDS", 0.02)
-    begun: list[Callable[[bool], None]] = []
-    monkeypatch.setattr(rig.store.upkeep, "prune", begun.append)  # and never answers, until it is told to
+    begun: list[Pending[bool]] = []
+
+    def prune_begins() -> Pending[bool]:
+        begun.append(Pending())
+        return begun[-1]
+
+    monkeypatch.setattr(rig.store.upkeep, "prune", prune_begins)  # and never answers, until it is told to
 
     async def run(readers: ThreadPoolExecutor) -> None:
         jobs = timers(rig, readers, prune_interval_micros=2_000)
@@ -228,7 +234,7 @@ def test_a_job_that_is_still_running_is_no_warning_but_is_seen_when_it_does_not_
         assert shown is not None
         assert shown >= 0.05
         assert all(job.running_seconds < 30 for job in jobs.jobs)
-        begun[0](False)
+        begun[0].settle(False)
         await eventually(lambda: len(begun) > 1)
         jobs.stop()
 

@@ -53,7 +53,7 @@ def test_requests_that_are_queued_together_share_a_commit_and_its_sync(rig: Rig)
     synced: list[int] = []
     rocks.on_sync = lambda: synced.append(len(answers))
     for key in "abc":
-        rig.store.commits.submit(put(key), answers.append)
+        rig.store.commits.submit(put(key)).then(answers.append)
     rig.store.writer.step()
     assert len(answers) == 3
     assert len(rocks.attempts) == 1
@@ -376,7 +376,7 @@ def test_an_exception_in_a_control_fails_the_control_only(rig: Rig) -> None:
         raise ZeroDivisionError
 
     answers: list[object] = []
-    rig.store.administration.alter_topic("orders", explode, answers.append)  # type: ignore[arg-type]  # never returns
+    rig.store.administration.alter_topic("orders", explode).then(answers.append)  # type: ignore[arg-type]  # never returns
     rig.store.writer.step()
     (answer,) = answers
     assert isinstance(answer, StoreError)
@@ -406,11 +406,11 @@ def test_an_exception_while_committing_fails_the_store_and_answers_everybody(
         answers.append(answer)
         done.set()
 
-    rig.store.commits.submit(put("a"), hear)
+    rig.store.commits.submit(put("a")).then(hear)
     assert done.wait(10), "the request was never answered"
     assert [reason(answer) for answer in answers] == [Reason.STORE_FAILED]
     with pytest.raises(StoreError):
-        rig.store.commits.submit(put("b"), answers.append)
+        rig.store.commits.submit(put("b")).then(answers.append)
 
 
 def test_an_exception_of_the_thread_itself_fails_the_store_and_answers_queued_requests(
@@ -427,7 +427,7 @@ def test_an_exception_of_the_thread_itself_fails_the_store_and_answers_queued_re
     rig.time.tick(SECOND)
     done = threading.Event()
     with contextlib.suppress(StoreError):  # it may have failed already
-        rig.store.commits.submit(put("b"), lambda _: done.set())
+        rig.store.commits.submit(put("b")).then(lambda _: done.set())
         assert done.wait(10)
     thread = rig.store.writer._thread
     assert thread is not None
@@ -444,8 +444,8 @@ def test_a_callback_that_raises_does_not_prevent_other_answers(rig: Rig) -> None
         raise ZeroDivisionError
 
     answers: list[object] = []
-    rig.store.commits.submit(put("a"), explode)
-    rig.store.commits.submit(put("b"), answers.append)
+    rig.store.commits.submit(put("a")).then(explode)
+    rig.store.commits.submit(put("b")).then(answers.append)
     rig.store.writer.step()
     assert len(answers) == 1
 
@@ -476,11 +476,11 @@ def test_stopping_finishes_queued_requests_and_refuses_new_ones(rig: Rig) -> Non
     """Accepted requests are committed, synced and answered."""
     answers: list[Outcome | StoreError] = []
     for key in "abc":
-        rig.store.commits.submit(put(key, durability=Durability.BUFFERED), answers.append)
+        rig.store.commits.submit(put(key, durability=Durability.BUFFERED)).then(answers.append)
     rig.store.writer.stop()
     assert [reason(answer) for answer in answers] == [None] * 3
     with pytest.raises(StoreError) as caught:
-        rig.store.commits.submit(put("d"), answers.append)
+        rig.store.commits.submit(put("d")).then(answers.append)
     assert caught.value.reason is Reason.STOPPING
     rig.reopen()
     assert rig.count("orders") == 3
@@ -500,12 +500,12 @@ def test_a_running_writer_sweeps_by_itself_and_stops_in_order(rig: Rig) -> None:
 
     for number in range(requests):
         ttl = Lifetime(LifetimeKind.TTL, SECOND)
-        rig.store.commits.submit(Publish("orders", [b"x"], [str(number)], lifetime=ttl), count_down)
+        rig.store.commits.submit(Publish("orders", [b"x"], [str(number)], lifetime=ttl)).then(count_down)
     assert done.wait(10)
     rig.time.tick(SECOND)
     swept = threading.Event()
     for _ in range(100):
-        rig.store.commits.submit(put("wake"), lambda _: swept.set())
+        rig.store.commits.submit(put("wake")).then(lambda _: swept.set())
         if not rig.store.cuts.counts()[rig.topic("orders").id].overdue:
             break
         rig.time.tick(1000)  # it breathes between commits

@@ -54,7 +54,7 @@ class Callers:
     def asks(self, caller: str, *requests: Request) -> None:
         with working_for(caller):
             for request in requests:
-                self.rig.store.commits.submit(request, self.answers.setdefault(caller, []).append)
+                self.rig.store.commits.submit(request).then(self.answers.setdefault(caller, []).append)
 
     def commits_until(self, caller: str, answers: int = 1) -> int:
         """The writer's turns until a caller has so many answers."""
@@ -142,12 +142,12 @@ def test_steps_of_a_caller_take_turns_too(callers: Callers) -> None:
     done: list[object] = []
     with working_for("heavy"):
         for _ in range(50):
-            callers.rig.store.commits.barrier(done.append)
+            callers.rig.store.commits.barrier().then(done.append)
     callers.asks("light", put("a"))
     assert callers.commits_until("light") <= 2
     assert len(done) <= 1
     with working_for("other"):
-        callers.rig.store.commits.barrier(lambda _: callers.asks("light", put("b")))
+        callers.rig.store.commits.barrier().then(lambda _: callers.asks("light", put("b")))
     assert callers.commits_until("light", 2) <= 6, "the step of the third has its turn as well"
 
 
@@ -263,18 +263,18 @@ def test_a_request_that_is_refused_when_it_is_staged_costs_the_others_no_commit(
 def test_what_the_server_does_for_several_is_nobodys_turn(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """queue [3]: changes of durables keep one order, whoever asks for them; a change in rounds stays its caller's."""
     queued: list[str] = []
-    submit = rig.store.writer.submit
+    submit = rig.store.writer.queue.submit
 
     def noted(item: Job | QueuedStep) -> None:
         queued.append(item.caller)
         submit(item)
 
-    monkeypatch.setattr(rig.store.writer, "submit", noted)
+    monkeypatch.setattr(rig.store.commits, "_submit", noted)
     with working_for("someone"):
-        rig.store.durable_commits.change(lambda durables: None, lambda _: None)
-        rig.store.beats.make(lambda _: None)
-        rig.store.commits.barrier(lambda _: None)
-        rig.store.administration.alter_topic("orders", lambda declared: declared, lambda _: None)
+        rig.store.durable_commits.change(lambda durables: None)
+        rig.store.beats.make()
+        rig.store.commits.barrier()
+        rig.store.administration.alter_topic("orders", lambda declared: declared)
     rig.store.writer.step()
     assert queued == [SERVER, SERVER, "someone", "someone"]
 
@@ -288,8 +288,8 @@ def test_the_rest_of_a_request_is_refused_once_its_topic_is_gone(callers: Caller
     rig.turn()
     done: list[object] = []
     with working_for("b"):
-        rig.store.administration.delete_topic("orders", done.append, force=True)
-        rig.store.administration.create_topic("orders", declared_of(rig.topic("orders").settings), done.append)
+        rig.store.administration.delete_topic("orders", force=True).then(done.append)
+        rig.store.administration.create_topic("orders", declared_of(rig.topic("orders").settings)).then(done.append)
     rig.store.writer.step()
     (answer,) = callers.answers["a"]
     assert isinstance(answer, StoreError)
@@ -307,7 +307,7 @@ def test_a_request_whose_topic_goes_while_it_waits_creates_it_in_a_turn_of_its_o
     callers.asks("a", put(*many(8)))
     done: list[object] = []
     with working_for("b"):
-        rig.store.administration.delete_topic("gone", done.append, force=True)
+        rig.store.administration.delete_topic("gone", force=True).then(done.append)
     callers.asks("c", put(*many(7)))
     callers.asks("d", Publish("gone", [b"{}"] * 3, many(3)))
     callers.commits_until("c")
@@ -329,7 +329,9 @@ def test_the_rest_of_a_request_has_the_keys_of_the_settings_that_are_in_force(ca
     callers.commits_until("b")
     done: list[object] = []
     with working_for("c"):
-        rig.store.administration.alter_topic("quotes", lambda declared: {**declared, "key": ("/other",)}, done.append)
+        rig.store.administration.alter_topic("quotes", lambda declared: {**declared, "key": ("/other",)}).then(
+            done.append
+        )
     rig.store.writer.step()
     assert not any(isinstance(answer, StoreError) for answer in done)
     (answer,) = callers.answers["a"]

@@ -14,6 +14,7 @@ from sow_server.engine.commit.draft import Draft
 from sow_server.engine.core import Core
 from sow_server.engine.disk.layout import NEXT_TOPIC_KEY, STATISTICS_KEY, TOPIC_KEY
 from sow_server.engine.disk.rocks import META
+from sow_server.engine.pending import Pending
 from sow_server.engine.stored import StoredStatistics, encode_statistics, u32, unpack_u32
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import OnMissing, TopicSettings
@@ -34,16 +35,14 @@ class TopicCreation:
         self.covers = covers
         self._commits = core.commits
 
-    def create(
-        self, name: str, declared: Declared, done: Callable[[Topic | StoreError], None], *, in_config: bool
-    ) -> None:
+    def create(self, name: str, declared: Declared, *, in_config: bool) -> Pending[Topic]:
         """Creates a topic that declares these settings. TOPIC_NAME_INVALID, TOPIC_EXISTS, INVALID_ARGUMENT."""
         # The file says itself which of its topics expire, so that it means the same with every release.
-        self._commits.run(CreateTopic(self, name, declared, in_config=in_config, expiring=not in_config), done)
+        return self._commits.run(CreateTopic(self, name, declared, in_config=in_config, expiring=not in_config))
 
-    def create_dynamic(self, name: str, done: Callable[[Topic | StoreError], None]) -> None:
+    def create_dynamic(self, name: str) -> Pending[Topic]:
         """Creates a topic as the first publish to it does. TOPIC_NAME_INVALID, TOPIC_EXISTS."""
-        self._commits.run(self.dynamic_step(name), done)
+        return self._commits.run(self.dynamic_step(name))
 
     def dynamic_step(self, name: str) -> CreateTopic:
         """The step by which the first publish to a topic creates it."""

@@ -1,14 +1,11 @@
 """The way of every change into the writer: requests, steps, steps in rounds, and the committed state.
 
-[1]  `done` is called exactly once for everything that was queued: with the answer, or with the StoreError that
-     refused it. A change that cannot be queued raises StoreError at once, and its `done` is not called.
-[2]  `done` runs on the thread that owns the answers (`Writer.start`), or, without the writer's thread, in the one
-     that drives the writer.
+[1]  Everything that was queued is answered exactly once: with the answer, or with the StoreError that refused it. A
+     change that cannot be queued raises StoreError at once.
 """
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections.abc import Callable, Collection, Mapping
 from typing import TypeVar
@@ -22,6 +19,7 @@ from sow_server.engine.commit.queue import QueuedStep
 from sow_server.engine.commit.requests import Job
 from sow_server.engine.commit.steps import Nothing, Round, Staged, Step, StepInRounds
 from sow_server.engine.commit.writer import Writer
+from sow_server.engine.pending import Pending
 from sow_server.engine.values.errors import StoreError
 from sow_server.engine.values.model import OpenedPublisher, Outcome, Request
 from sow_server.engine.values.turns import CALLER, SERVER
@@ -34,68 +32,76 @@ class Commits:
 
     def __init__(self, writer: Writer, topics: Topics) -> None:
         self._writer = writer
+        self._submit = writer.queue.submit
         self._topics = topics
 
     # -- queueing ---------------------------------------------------------------------------------------------------
 
-    def submit(self, request: Request, done: Callable[[Outcome | StoreError], None]) -> None:
-        """Queues a request; `done` hears its outcome once it is as durable as asked. Raises StoreError."""
-        self._writer.submit(Job(request, done))
+    def submit(self, request: Request) -> Pending[Outcome]:
+        """Queues a request; the answer comes once it is as durable as asked. Raises StoreError."""
+        job = Job(request)
+        self._submit(job)
+        return job.pending
 
     def run(
         self,
         step: Step[T],
-        done: Callable[[T | StoreError], None],
         *,
         sweep_first: bool = False,
         size: int = 0,
         sync: bool = True,
         caller: str | None = None,
-    ) -> None:
-        """Queues a step; `done` hears its answer once it is on disk. Raises StoreError. `caller`: as `QueuedStep`.
+    ) -> Pending[T]:
+        """Queues a step; its answer comes once it is on disk. Raises StoreError. `caller`: as `QueuedStep`.
 
         `sweep_first`: overdue records are expired before, in separate commits. A step with a `size` counts for the
         bounds of the queue like a publish of so many bytes. Without `sync` it is as durable as a BUFFERED publish.
         """
+        queued = QueuedStep(step, sweep_first=sweep_first, size=size, sync=sync, caller=caller)
+        self._submit(queued)
+        return queued.pending
 
-        def answered(result: object) -> None:
-            done(result)  # type: ignore[arg-type]  # the answer of `step`, or a StoreError
+    def run_quietly(self, step: Step[T]) -> Pending[T]:
+        """As `run`, for background work: if the step cannot be queued, nothing happens, and no answer comes. The next
+        tick of a timer, or the next start, resumes the work."""
+        try:
+            return self.run(step, caller=SERVER)
+        except StoreError:
+            return Pending()
 
-        self._writer.submit(QueuedStep(step, answered, sweep_first=sweep_first, size=size, sync=sync, caller=caller))
-
-    def run_quietly(self, step: Step[T], done: Callable[[T | StoreError], None] = lambda _: None) -> None:
-        """As `run`, for background work: if the step cannot be queued, nothing happens. The next tick of a timer, or
-        the next start, resumes the work."""
-        with contextlib.suppress(StoreError):
-            self.run(step, done, caller=SERVER)
-
-    def run_in_rounds(self, step: StepInRounds[T], done: Callable[[T | StoreError], None]) -> None:
-        """Queues a step that may need commits before its own. Before each round overdue records are expired. Other
-        items get their turn between the rounds. Raises StoreError when the first round cannot be queued."""
-        one_round, caller = Round(step), CALLER.get()  # an answer is no longer in the caller's task
+    def run_in_rounds(
+        self, step: StepInRounds[T], *, sweep_first: bool = True, sync: bool = True, caller: str | None = None
+    ) -> Pending[T]:
+        """Queues a step that may need commits before its own. Other items get their turn between the rounds. Raises
+        StoreError when the first round cannot be queued. The rest: as `run`, for each round."""
+        one_round = Round(step)
+        whole: Pending[T] = Pending()
+        for_whom = CALLER.get() if caller is None else caller  # an answer is no longer in the caller's task
 
         def round_done(result: T | Staged | StoreError) -> None:
             if not isinstance(result, Staged):
-                done(result)
+                whole.settle(result)
                 return
             try:
-                self.run(one_round, round_done, sweep_first=True, caller=caller)
+                run_round()
             except StoreError as error:
-                done(error)
+                whole.settle(error)
 
-        self.run(one_round, round_done, sweep_first=True, caller=caller)
+        def run_round() -> None:
+            self.run(one_round, sweep_first=sweep_first, sync=sync, caller=for_whom).then(round_done)
 
-    def barrier(self, done: Callable[[object], None]) -> None:
-        """`done` hears (perhaps a StoreError) once every commit whose staging had begun before is durable. Requests
-        that are staged later heed the followers that a topic has now. Raises StoreError."""
-        self.run(Nothing(), done)
+        run_round()
+        return whole
 
-    def open_publisher(
-        self, publisher_id: str, unit: int, done: Callable[[OpenedPublisher | StoreError], None], *, token: int = 0
-    ) -> None:
-        """Begins the next epoch of a publisher, unless `unit` (0: none) is finished; `done` hears of it once it is on
-        disk (rule P6). `token`: a random number that tells this epoch from an equal one of another instance."""
-        self.run(OpenPublisher(self._writer.publishers, publisher_id, unit, token), done)
+    def barrier(self) -> Pending[None]:
+        """Answered once every commit whose staging had begun before is durable. Requests that are staged later heed the
+        followers that a topic has now. Raises StoreError."""
+        return self.run(Nothing())
+
+    def open_publisher(self, publisher_id: str, unit: int, *, token: int = 0) -> Pending[OpenedPublisher]:
+        """Begins the next epoch of a publisher, unless `unit` (0: none) is finished (rule P6). `token`: a random number
+        that tells this epoch from an equal one of another instance."""
+        return self.run(OpenPublisher(self._writer.publishers, publisher_id, unit, token))
 
     @property
     def calls(self) -> CallsUnderWay:

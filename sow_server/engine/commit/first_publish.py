@@ -52,7 +52,7 @@ def refused(
     draft = new_draft()
     step.stage(draft)
     topic = step.topic
-    trial = Job(job.request, job.done)
+    trial = Job(job.request)
     try:
         prepare(trial, topic, options.limits)
     except StoreError as error:

@@ -15,12 +15,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from queue import Empty, SimpleQueue
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from sow_server.engine.commit.requests import Job
 from sow_server.engine.commit.steps import Step
+from sow_server.engine.pending import Pending
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import MICROS, NEVER
 from sow_server.engine.values.turns import CALLER, SERVER, Turns
@@ -226,19 +227,18 @@ class WriteQueue:
 
 
 class QueuedStep:
-    """A step in the queue: staged on a separate draft, committed and synced before `done` is called.
+    """A step in the queue: staged on a separate draft, committed and synced before it is answered.
 
     `sweep_first`: overdue records are expired before, in separate commits, between which other items get their turn. A
     step with a `size` counts for the bounds of the queue like a publish of so many bytes. Without `sync` it is as
     durable as a BUFFERED publish. `caller`: for whom it is done; None: for the caller of the present task.
     """
 
-    __slots__ = ("begun_micros", "caller", "done", "size", "step", "sweep_first", "sync")
+    __slots__ = ("begun_micros", "caller", "pending", "size", "step", "sweep_first", "sync")
 
     def __init__(
         self,
         step: Step[object],
-        done: Callable[[object], None],
         *,
         sweep_first: bool = False,
         size: int = 0,
@@ -246,7 +246,8 @@ class QueuedStep:
         caller: str | None = None,
     ) -> None:
         self.step = step
-        self.done = done
+        self.pending: Final[Pending[Any]] = Pending()
+        """The answer of `step`."""
         self.sweep_first = sweep_first
         self.size = size
         self.sync = sync

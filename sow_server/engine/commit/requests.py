@@ -6,7 +6,7 @@ A `Job` is a request in the writer's hands, perhaps over several commits. Each c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -17,6 +17,7 @@ from sow_server.engine.formats.deltas import LEVELS_MAX
 from sow_server.engine.formats.paths import PathTree, path_tree
 from sow_server.engine.formats.payloads import BadRecord, KeyColumn
 from sow_server.engine.formats.topic_formats import check_flat
+from sow_server.engine.pending import Pending
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.keys import parse_path, path_text
 from sow_server.engine.values.model import (
@@ -51,7 +52,6 @@ class RequestLimits:
 
 
 Result = Applied | Refusal
-Done = Callable[[Outcome | StoreError], None]
 
 
 @dataclass(slots=True, eq=False)
@@ -110,11 +110,11 @@ class Job:
         "answered",
         "caller",
         "delta",
-        "done",
         "entries",
         "keys",
         "looked_up",
         "outcome",
+        "pending",
         "position",
         "record_micros",
         "request",
@@ -125,9 +125,9 @@ class Job:
         "whole",
     )
 
-    def __init__(self, request: Request, done: Done) -> None:
+    def __init__(self, request: Request) -> None:
         self.request = request
-        self.done = done
+        self.pending: Final[Pending[Outcome]] = Pending()
         self.caller: Final = CALLER.get()
         self.topic: Topic | None = None
         self.settings: TopicSettings | None = None

@@ -14,6 +14,7 @@
 
 from __future__ import annotations
 
+import operator
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -103,7 +104,7 @@ class Writer:
         self.sweep: Final = Sweep(rocks, topics)
         self.heads: Final = heads
         self.publishers: Final = PublisherCache(lambda name: rocks.get(META, publisher_key(name)), PassedOnRows(rocks))
-        self._deliver: Deliver = lambda answers: answers()
+        self._deliver: Deliver = operator.call
         self.queue: Final = WriteQueue(
             requests_max=options.queue_requests_max, bytes_max=options.queue_bytes_max, shared=options.queue_shared
         )
@@ -128,11 +129,6 @@ class Writer:
         """Removals that are not yet compacted; under the cut lock."""
 
     # -- the callers' side ------------------------------------------------------------------------------------------
-
-    def submit(self, item: Job | QueuedStep) -> None:
-        """Queues an item; its `done` is called once, on the deliverer's thread. From any thread. Raises StoreError as
-        `WriteQueue.submit`."""
-        self.queue.submit(item)
 
     @property
     def last_sequence(self) -> int:
@@ -448,7 +444,7 @@ class Writer:
         micros = (time.perf_counter() - begun) * MICROS
         self.queue.charge(queued.caller, max(1.0, micros / self._options.commit_work_micros))
         self.queue.settle(queued)
-        self._answers.append(lambda: queued.done(result))
+        self._answers.append(partial(queued.pending.settle, result))
 
     def _swept_for(self, queued: QueuedStep) -> bool:
         """Sweeps overdue records before a step; False: there are too many for one turn (rule L14). Records that fall
@@ -671,7 +667,7 @@ class Writer:
             else:
                 self.queue.remove(item)
                 self.queue.settle(item)
-                self._answers.append(partial(item.done, error))
+                self._answers.append(partial(item.pending.settle, error))
 
     def _answer(self, job: Job, answer: Outcome | StoreError) -> None:
         request = job.request
@@ -680,7 +676,7 @@ class Writer:
             request.channel.broken = True
         job.answered = True
         self.queue.settle(job)
-        self._answers.append(lambda: job.done(answer))
+        self._answers.append(partial(job.pending.settle, answer))
 
     def _flush_answers(self) -> bool:
         """One wake-up per turn, not per answer: waking the loop is most of the cost of a small write. False: there are

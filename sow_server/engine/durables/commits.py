@@ -12,7 +12,7 @@ from sow_server.engine.durables.editor import DurableEditor
 from sow_server.engine.durables.model import Durable, DurableFigures
 from sow_server.engine.durables.registry import Durables
 from sow_server.engine.journal.reading import ChunkHeads
-from sow_server.engine.values.errors import StoreError
+from sow_server.engine.pending import Pending
 from sow_server.engine.values.model import TopicStatistics
 from sow_server.engine.values.turns import SERVER
 
@@ -29,11 +29,11 @@ class DurableCommits:
         self._topics = core.topics
         self._durables = durables
 
-    def change(self, change: Callable[[DurableEditor], T], done: Callable[[T | StoreError], None]) -> None:
-        """Changes durables in one commit; `done` hears the result of `change`, or the StoreError that it raised. Raises
+    def change(self, change: Callable[[DurableEditor], T]) -> Pending[T]:
+        """Changes durables in one commit; answers the result of `change`, or the StoreError that it raised. Raises
         StoreError at once when nothing can be queued."""
         # In the order in which they are asked for, whoever asks: a detachment comes before the next attachment.
-        self._commits.run(ChangeDurables(self._durables, self._topics, change), done, caller=SERVER)
+        return self._commits.run(ChangeDurables(self._durables, self._topics, change), caller=SERVER)
 
     def forget_removed(self) -> None:
         """Forgets the names of durables that were removed long ago."""

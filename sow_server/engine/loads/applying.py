@@ -25,9 +25,10 @@ from sow_server.engine.disk.layout import (
     staged_range,
 )
 from sow_server.engine.disk.rocks import RECORDS, STAGING
-from sow_server.engine.loads.model import Load, LoadDone, LoadPhase, LoadRow, load_failed
+from sow_server.engine.loads.model import Load, LoadPhase, LoadRow, load_failed
 from sow_server.engine.loads.registry import LoadRegistry
 from sow_server.engine.loads.removal_marks import AppliedLoad
+from sow_server.engine.pending import Pending
 from sow_server.engine.stored import EXPIRE_TIME, HEADER, RECORD_KEY, read_header, sequences, u32
 from sow_server.engine.values.model import Delete, Lifetime, LifetimeKind, Publish
 
@@ -138,10 +139,10 @@ class LoadApplying:
             cursor.close()
         return LoadWork(load, row.phase, row.position, start, chosen)
 
-    def apply(self, work: LoadWork, done: LoadDone) -> None:
+    def apply(self, work: LoadWork) -> Pending[Load]:
         """Does work in one commit, together with the load's new position. Raises StoreError at once where the step
-        cannot be queued; `done` hears LOAD_FAILED where a row is refused."""
-        self.commits.run(ApplyWork(self, work), done)
+        cannot be queued; the answer is LOAD_FAILED where a row is refused."""
+        return self.commits.run(ApplyWork(self, work))
 
 
 def _work(load: Load, row: LoadRow, following: bytes | None, found: dict[bytes, bytes], repeated: int) -> LoadWork:
@@ -268,7 +269,7 @@ class ApplyWork:
 
 def _job(request: Publish | Delete, topic: Topic, keys: list[bytes]) -> Job:
     """A request whose keys are known."""
-    job = Job(request, lambda _: None)
+    job = Job(request)
     job.topic = topic
     job.keys = [*keys]
     job.store_keys = [topic.prefix + key for key in keys]

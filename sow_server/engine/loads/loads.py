@@ -18,7 +18,6 @@ from sow_server.engine.loads.applying import LoadApplying
 from sow_server.engine.loads.model import (
     PARTS_MAX,
     Load,
-    LoadDone,
     LoadFigures,
     LoadOptions,
     LoadPart,
@@ -28,6 +27,7 @@ from sow_server.engine.loads.model import (
 )
 from sow_server.engine.loads.registry import LoadRegistry
 from sow_server.engine.loads.staging import LoadStaging
+from sow_server.engine.pending import Pending
 from sow_server.engine.stored import u32
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import MICROS
@@ -38,7 +38,7 @@ KEPT_MICROS: Final = 86_400 * MICROS
 """How long a load that has ended is remembered, for clients that ask again."""
 KEPT_MAX: Final = 1000
 
-CreateTopic = Callable[[str, Callable[[Topic | StoreError], None]], None]
+CreateTopic = Callable[[str], Pending[Topic]]
 
 
 class Loads:
@@ -56,37 +56,38 @@ class Loads:
         self.staging: Final = LoadStaging(core, self.registry, options)
         self.applying: Final = LoadApplying(core, self.registry)
 
-    def open(self, topic_name: str, lease_micros: int, done: LoadDone, *, owner: str = "") -> None:
+    def open(self, topic_name: str, lease_micros: int, *, owner: str = "") -> Pending[Load]:
         """Opens a load of a topic, which is created where a publish would create it. TOPIC_NOT_FOUND, OVERLOADED."""
         step = OpenLoad(self._core, self.registry, self._options, topic_name, lease_micros, owner)
+        if topic_name in self._topics.by_name or self._create_topic is None:
+            return self._commits.run(step)
+        opened: Pending[Load] = Pending()
 
         def created(result: Topic | StoreError) -> None:
             if isinstance(result, StoreError) and result.reason is not Reason.TOPIC_EXISTS:
-                done(result)
+                opened.settle(result)
                 return
             try:
-                self._commits.run(step, done)
+                self._commits.run(step).then(opened.settle)
             except StoreError as error:
-                done(error)
+                opened.settle(error)
 
-        if topic_name not in self._topics.by_name and self._create_topic is not None:
-            self._create_topic(topic_name, created)
-        else:
-            self._commits.run(step, done)
+        self._create_topic(topic_name).then(created)
+        return opened
 
-    def commit(self, load_id: str, parts: Sequence[LoadPart], done: LoadDone) -> None:
+    def commit(self, load_id: str, parts: Sequence[LoadPart]) -> Pending[Load]:
         """Commits a load; with the same parts again it answers the load as it is. LOAD_NOT_FOUND, LOAD_INCOMPLETE,
         LOAD_FAILED; LOAD_COMMITTED where other parts were committed."""
         _check_parts(parts)
-        self._commits.run(CommitLoad(self.registry, load_id, parts), done)
+        return self._commits.run(CommitLoad(self.registry, load_id, parts))
 
-    def abort(self, load_id: str, done: LoadDone) -> None:
+    def abort(self, load_id: str) -> Pending[Load]:
         """Drops a load and its staged rows. LOAD_NOT_FOUND, also where it was dropped before; LOAD_COMMITTED."""
-        self._commits.run(AbortLoad(self.registry, load_id), done)
+        return self._commits.run(AbortLoad(self.registry, load_id))
 
-    def fail(self, load: Load, why: str, done: LoadDone) -> None:
+    def fail(self, load: Load, why: str) -> Pending[Load]:
         """Ends a committed load that cannot go on: the rest of its work stays undone."""
-        self._commits.run(FailLoad(self.registry, load, why), done)
+        return self._commits.run(FailLoad(self.registry, load, why))
 
     def upkeep(self) -> None:
         """Aborts loads whose lease has ended, and forgets those that ended long ago. Called every second or so."""
@@ -108,7 +109,7 @@ class Loads:
 
         if not load.ending:
             load.ending = True
-            self._commits.run_quietly(step, done)
+            self._commits.run_quietly(step).then(done)
 
 
 class OpenLoad:

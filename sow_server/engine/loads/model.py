@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import enum
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -149,9 +148,6 @@ class Load:
         """Its figures so far; before the commit all attempts count."""
         row = self.row
         return row.figures._replace(staged=self.staged_rows) if row.phase is LoadPhase.STAGING else row.figures
-
-
-LoadDone = Callable[[Load | StoreError], None]
 
 
 def load_not_found(load_id: str) -> StoreError:

@@ -14,8 +14,9 @@ from sow_server.engine.core import Core
 from sow_server.engine.disk.layout import AttemptCounts, attempt_key, encode_attempt, staged_keys, staged_value
 from sow_server.engine.disk.rocks import STAGING
 from sow_server.engine.formats.payloads import BadRecord
-from sow_server.engine.loads.model import PARTS_MAX, Load, LoadDone, LoadOptions, load_failed
+from sow_server.engine.loads.model import PARTS_MAX, Load, LoadOptions, load_failed
 from sow_server.engine.loads.registry import LoadRegistry
+from sow_server.engine.pending import Pending
 from sow_server.engine.values import lifetimes
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.lifetimes import LifetimeError
@@ -79,7 +80,7 @@ class LoadStaging:
         topic = self._topics.by_id.get(load.row.topic_id)
         if topic is None:
             raise load_failed(load, "its topic was deleted")
-        job = Job(request, lambda _: None)
+        job = Job(request)
         prepare(job, topic, limits)
         now = self._clock.now_micros()
         common, bad_common = request.lifetime, _lifetime_fault(topic, request.lifetime, now)
@@ -121,11 +122,11 @@ class LoadStaging:
             )
         return prepared
 
-    def stage(self, rows: RowsToStage, done: LoadDone) -> None:
+    def stage(self, rows: RowsToStage) -> Pending[Load]:
         """Stages rows, as durable as a BUFFERED publish; their `positions` count as staged then. LOAD_NOT_FOUND,
         LOAD_COMMITTED, LOAD_FAILED, REQUEST_TOO_LARGE; LOAD_INCOMPLETE where rows before them are missing. Raises
         StoreError at once where the step cannot be queued."""
-        self._commits.run(StageRows(self._registry, self._options, rows), done, size=rows.size, sync=False)
+        return self._commits.run(StageRows(self._registry, self._options, rows), size=rows.size, sync=False)
 
     def _check_disk(self) -> None:
         """Raises StoreError DISK_FULL while there is still room: a full disk would end all writing (rule X3)."""

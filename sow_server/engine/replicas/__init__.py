@@ -29,14 +29,13 @@ An instance that this one sends to is a *peer*; one that it receives from is a *
 from __future__ import annotations
 
 from sow_server.engine.replicas.commanded import CommandedPeer, CommandedPeers
-from sow_server.engine.replicas.model import PeerSettings, ReplicaDone, ReplicaOptions, SelectRecords, Source
+from sow_server.engine.replicas.model import PeerSettings, ReplicaOptions, SelectRecords, Source
 from sow_server.engine.replicas.replicas import Replicas
 
 __all__ = [
     "CommandedPeer",
     "CommandedPeers",
     "PeerSettings",
-    "ReplicaDone",
     "ReplicaOptions",
     "Replicas",
     "SelectRecords",

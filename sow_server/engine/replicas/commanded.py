@@ -15,14 +15,15 @@ One row in `meta` for each name, JSON:
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection
-from typing import Final, NamedTuple, TypeAlias
+from collections.abc import Collection
+from typing import Final, NamedTuple
 
 from sow_peering import PeerState
 from sow_server.engine.commit.draft import Draft
 from sow_server.engine.core import Core
 from sow_server.engine.disk.layout import LINK_KEY, link_key, peer_key
 from sow_server.engine.disk.rocks import META
+from sow_server.engine.pending import Pending
 from sow_server.engine.replicas.model import encode_peer
 from sow_server.engine.replicas.peers import Peers
 from sow_server.engine.replicas.sharing import SharedTopics
@@ -52,9 +53,6 @@ class _Row(NamedTuple):
     settings: CommandedPeer | None = None
     """None: the peer is in the configuration."""
     paused: bool = False
-
-
-Done: TypeAlias = Callable[[StoreError | None], None]
 
 
 class CommandedPeers:
@@ -87,29 +85,27 @@ class CommandedPeers:
         """The peers that nothing is sent to at present, also those of the configuration."""
         return {name for name, row in self.rows.items() if row.paused}
 
-    def add(self, settings: CommandedPeer, done: Done) -> None:
+    def add(self, settings: CommandedPeer) -> Pending[None]:
         """Adds a peer, or a source, or replaces its settings."""
         before = self.rows.get(settings.name, _Row())
-        self._commits.run(_Put(self, settings.name, before._replace(settings=settings)), done)
+        return self._commits.run(_Put(self, settings.name, before._replace(settings=settings)))
 
-    def pause(self, name: str, paused: bool, done: Done) -> None:
+    def pause(self, name: str, *, paused: bool) -> Pending[None]:
         """Stores whether sending to a peer is paused."""
         before = self.rows.get(name, _Row())
-        self._commits.run(_Put(self, name, before._replace(paused=paused)), done)
+        return self._commits.run(_Put(self, name, before._replace(paused=paused)))
 
-    def remove(self, name: str, done: Done) -> None:
+    def remove(self, name: str) -> Pending[None]:
         """Removes a peer or source that was added by command ([2])."""
-        self._commits.run(_Remove(self, name), done)
+        return self._commits.run(_Remove(self, name))
 
-    def settle(self, configured: Collection[str], done: Callable[[list[str] | StoreError], None]) -> bool:
-        """To be called at the start, with the names in the configuration: they win ([3]). `done` gets the names that
-        had been added by command before. Returns whether there is anything to do; without it `done` is not called."""
+    def settle(self, configured: Collection[str]) -> Pending[list[str]] | None:
+        """To be called at the start, with the names in the configuration: they win ([3]). Answers the names that had
+        been added by command before. None: there is nothing to do."""
         names = [
             name for name, row in self.rows.items() if (name in configured) == (row.settings is not None)
         ]  # in the configuration now, or a pause of a peer that has left it
-        if names:
-            self._commits.run(_Settle(self, names, configured), done)
-        return bool(names)
+        return self._commits.run(_Settle(self, names, configured)) if names else None
 
     def stage(self, draft: Draft, name: str, row: _Row) -> None:
         """Puts a row; one that says nothing goes."""

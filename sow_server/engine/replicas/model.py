@@ -24,10 +24,9 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from sow_peering import InstanceIdentity, MergeCounts, PeerState
+from sow_peering import InstanceIdentity, PeerState
 from sow_peering.bounds import FILTER_BYTES_MAX, NUMBER_MAX, PATTERN_BYTES_MAX, identity_fault, number_fault
 from sow_server.engine.catalog.topics import Topic
-from sow_server.engine.values.errors import StoreError
 from sow_server.engine.values.model import MICROS, RecordMatcher
 
 
@@ -82,7 +81,6 @@ def encode_complete(*, lacking: bool) -> bytes:
     return bytes((SeedState.COMPLETE, 1) if lacking else (SeedState.COMPLETE,))
 
 
-ReplicaDone = Callable[[MergeCounts | StoreError], None]
 SelectRecords = Callable[[Topic], RecordMatcher | None]
 """The filter of a link on a topic; None: the peer gets all records."""
 

@@ -128,7 +128,7 @@ class Peers:
                 self._unsaved |= names
 
         try:
-            self._commits.run(SavePeers(self, names), saved)
+            self._commits.run(SavePeers(self, names)).then(saved)
         except StoreError as error:  # the store is stopping, or has failed
             saved(error)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -14,14 +14,15 @@ from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.commit.commits import Commits
 from sow_server.engine.commit.draft import Draft
 from sow_server.engine.commit.soundness import Fault, RowLimits, bad_names, faults
-from sow_server.engine.commit.steps import Round, Staged
+from sow_server.engine.commit.steps import Staged
 from sow_server.engine.commit.told import OUTCOMES_KEPT, UNKNOWN_TOPIC, PassedOn, Told
 from sow_server.engine.core import Core
 from sow_server.engine.disk.layout import SEED_STATE, SEED_UPTO, seed_key
 from sow_server.engine.disk.rocks import META, RECORDS
+from sow_server.engine.pending import Pending
 from sow_server.engine.replicas.dropped import DroppedFiles
 from sow_server.engine.replicas.merging import Dead, Merge, Tally, decoded, earlier_numbers
-from sow_server.engine.replicas.model import ReplicaDone, ReplicaOptions, SeedState, Source
+from sow_server.engine.replicas.model import ReplicaOptions, SeedState, Source
 from sow_server.engine.replicas.sources import Sources, caller_of
 from sow_server.engine.replicas.tombstones import Tombstones
 from sow_server.engine.stored import HEADER, PAYLOAD, RECORD_KEY, Changes, PublisherNote, read_header
@@ -67,52 +68,40 @@ class PeerChanges:
         chunks: Sequence[tuple[str, bytes]],
         origins: Sequence[str],
         publishers: Sequence[PublisherMark] = (),
-        done: ReplicaDone,
-    ) -> None:
+    ) -> Pending[MergeCounts]:
         """Applies changes of a source, moves its cursor, and remembers their publishers. Raises StoreError
-        BATCH_DAMAGED at once. `done` gets CLOCK_SKEW and every other refusal; then nothing is applied."""
+        BATCH_DAMAGED at once. The answer is CLOCK_SKEW, or another refusal, where nothing is applied."""
         changes_of = [(topic, decoded(topic, chunk)) for topic, chunk in chunks]
         step = ApplyChanges(self, name, after, upto, changes_of, origins, publishers)
-        self._commits.run(step, done, caller=caller_of(name))
+        return self._commits.run(step, caller=caller_of(name))
 
     def merge(
-        self,
-        name: str,
-        part: SeedRange,
-        *,
-        chunk: bytes,
-        origins: Sequence[str],
-        purged: Purged,
-        done: ReplicaDone,
-    ) -> None:
+        self, name: str, part: SeedRange, *, chunk: bytes, origins: Sequence[str], purged: Purged
+    ) -> Pending[MergeCounts]:
         """Merges a part of a topic's snapshot, and remembers how far it is. Records in that range that only this
         instance has are dropped if they are at or below the purge mark `purged` of the source (rule R4). Refused as
         `apply`."""
         changes = decoded(part.topic, chunk) if chunk else None
-        one_round = Round(MergeSeed(self, name, part, changes, origins, purged))
+        step = MergeSeed(self, name, part, changes, origins, purged)  # each round drops some of the records
+        durable: Pending[MergeCounts] = Pending()
 
-        def merged(result: MergeCounts | Staged | StoreError) -> None:
+        def merged(result: MergeCounts | StoreError) -> None:
             if isinstance(result, StoreError):
-                done(result)
-                return
-            if not isinstance(result, Staged):
-                self._syncs.await_sync(lambda error: done(error or result))
-                return
-            try:
-                self._commits.run(one_round, merged, sync=False, caller=caller_of(name))  # another round of dropping
-            except StoreError as error:  # the store is stopping, or has failed
-                done(error)
+                durable.settle(result)
+            else:
+                self._syncs.next().then(lambda synced: durable.settle(synced or result))
 
-        self._commits.run(one_round, merged, sync=False, caller=caller_of(name))
+        self._commits.run_in_rounds(step, sweep_first=False, sync=False, caller=caller_of(name)).then(merged)
+        return durable
 
-    def merge_rows(self, topic: Topic, chunk: bytes, origins: Sequence[str], done: ReplicaDone, *, source: str) -> None:
+    def merge_rows(self, topic: Topic, chunk: bytes, origins: Sequence[str], *, source: str) -> Pending[MergeCounts]:
         """Merges rows by version, for a repair with a peer; they go on to every peer.
 
         A row that is missing here, and not above the purge mark, is left out: it may have been deleted (rule R4). If
         this instance has lost it instead, the row stays alive at the peer. Raises StoreError BATCH_DAMAGED at once.
         """
         step = MergeRows(self, topic, decoded(topic.name, chunk), origins, source)
-        self._commits.run(step, done, caller=caller_of(source))
+        return self._commits.run(step, caller=caller_of(source))
 
     # -- for the steps: the writer's thread -------------------------------------------------------------------------
 
@@ -195,28 +184,30 @@ class PeerChanges:
 
 
 class SharedSyncs:
-    """Tells of the durability of commits that were not synced. One sync covers all commits before it, so the parts of a
-    seed that come while a sync is awaited share the next one. Used by the thread of the writer's answers."""
+    """The durability of commits that were not synced. One sync covers all commits before it, so the parts of a seed
+    that come while a sync is awaited share the next one. Used by the thread of the writer's answers."""
 
     def __init__(self, commits: Commits) -> None:
         self._commits = commits
-        self._waiting: list[Callable[[StoreError | None], None]] = []
+        self._waiting: list[Pending[None]] = []
         self._asked = False
 
-    def await_sync(self, synced: Callable[[StoreError | None], None]) -> None:
-        """`synced` hears once all commits so far are durable, or why they are not."""
+    def next(self) -> Pending[None]:
+        """Answered once all commits so far are durable."""
+        synced: Pending[None] = Pending()
         self._waiting.append(synced)
         if not self._asked:
             self._ask()
+        return synced
 
     def _ask(self) -> None:
         covered, self._waiting = self._waiting, []
 
-        def answered(result: object) -> None:
+        def answered(result: StoreError | None) -> None:
             self._asked = False
             for synced in covered:
                 try:
-                    synced(result if isinstance(result, StoreError) else None)
+                    synced.settle(result)
                 except Exception:
                     log.exception("answer_failed")  # a fault of this callback; the others still have to be called
             if self._waiting and not self._asked:
@@ -224,7 +215,7 @@ class SharedSyncs:
 
         self._asked = True
         try:
-            self._commits.barrier(answered)
+            self._commits.barrier().then(answered)
         except StoreError as error:  # the store is stopping, or has failed
             answered(error)
 

@@ -217,7 +217,7 @@ class PeerReader:
                 # BUFFERED publishes are synced now and then: a peer would be seeded by one part each time. A step is
                 # synced at once, together with everything written before.
                 asked = True
-                self._commits.run(Nothing(), lambda _: None)
+                self._commits.run(Nothing())
 
     def rows(self, topic: Topic, record_keys: Sequence[bytes]) -> bytes:
         """Records and tombstones of some keys, packed as in a seed, all of them durable. Not from the event loop."""

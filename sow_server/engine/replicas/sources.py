@@ -34,9 +34,9 @@ from sow_server.engine.disk.layout import (
     taken_key,
 )
 from sow_server.engine.disk.rocks import META
+from sow_server.engine.pending import Pending
 from sow_server.engine.replicas.model import (
     SOURCES_MAX,
-    ReplicaDone,
     SeedState,
     Source,
     decode_source,
@@ -228,8 +228,7 @@ class Sources:
         filter_text: str,
         cursor: int,
         missing_is_deleted: bool,
-        done: ReplicaDone,
-    ) -> None:
+    ) -> Pending[MergeCounts]:
         """Starts anew with a source: its changes continue after `cursor`, and its topics have to be seeded. Raises
         StoreError INVALID_ARGUMENT ([1])."""
         try:
@@ -240,15 +239,15 @@ class Sources:
             raise StoreError(Reason.INVALID_ARGUMENT, f"topics_pattern: is not an RE2 expression ({cause})") from None
         # The number is given when the step is staged.
         source = Source(identity, 0, topics, filter_text, cursor, missing_is_deleted=missing_is_deleted)
-        self._commits.run(BeginSource(self, source), done, caller=caller_of(identity.name))
+        return self._commits.run(BeginSource(self, source), caller=caller_of(identity.name))
 
-    def wait_for(self, name: str, sequence: int, done: ReplicaDone) -> None:
+    def wait_for(self, name: str, sequence: int) -> Pending[MergeCounts]:
         """Refuses the changes of a source until it has acknowledged a sequence of ours (replicas [4])."""
-        self._commits.run(WaitForSource(self, name, sequence), done, caller=caller_of(name))
+        return self._commits.run(WaitForSource(self, name, sequence), caller=caller_of(name))
 
-    def remove_disabled(self, name: str, done: Callable[[StoreError | None], None]) -> None:
+    def remove_disabled(self, name: str) -> Pending[None]:
         """Removes the state of a source that is disabled ([2])."""
-        self._commits.run(_RemoveDisabled(self, name), done)
+        return self._commits.run(_RemoveDisabled(self, name))
 
     def stage_enabled(self, draft: Draft, name: str) -> None:
         """A disabled source counts as removed. Under a name that no instance can have, its row just goes."""

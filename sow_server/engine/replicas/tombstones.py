@@ -11,7 +11,7 @@ from sow_server.engine.commit.draft import Draft
 from sow_server.engine.core import Core
 from sow_server.engine.disk.layout import MADE_ORDER, MADE_SEQUENCE, MADE_STORE_KEY, Tombstone, decode_tombstone
 from sow_server.engine.disk.rocks import TOMBSTONES
-from sow_server.engine.replicas.model import ReplicaDone
+from sow_server.engine.pending import Pending
 from sow_server.engine.replicas.peers import Peers
 from sow_server.engine.replicas.sources import Sources
 from sow_server.engine.stored import TOPIC, unpack_i64, unpack_u32
@@ -44,13 +44,13 @@ class Tombstones:
         return Purged(figures.purged_version, self.origins.names[figures.purged_origin])
 
     def purge(
-        self, upto: int, *, held: Collection[str], made_before_micros: int, unread: Collection[str], done: ReplicaDone
-    ) -> None:
+        self, upto: int, *, held: Collection[str], made_before_micros: int, unread: Collection[str]
+    ) -> Pending[MergeCounts]:
         """Removes a bounded number of the oldest tombstones. A tombstone is purged if its sequence is at or below
         `upto` and its topic is not `held`, or if it was made before a time, whatever peers have. In the latter case
-        changes of the sources `unread` are refused until they have acknowledged this commit (replicas [4]). `done` gets
+        changes of the sources `unread` are refused until they have acknowledged this commit (replicas [4]). Answers
         the number removed."""
-        self._commits.run(PurgeTombstones(self, upto, held, made_before_micros, unread), done)
+        return self._commits.run(PurgeTombstones(self, upto, held, made_before_micros, unread))
 
     def stage_refound(self, draft: Draft, topic: Topic) -> None:
         """A topic accepts records of another kind from this commit on. Its tombstones, including those of this commit,
