@@ -20,6 +20,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from xdist.scheduler.loadfile import LoadFileScheduling
 
+from tests.support.cpu import CpuTimes
 from tests.support.examples import NIGHTLY
 
 # No deadline: a shared machine stalls a single example at will. A failure prints the blob that reproduces it.
@@ -35,7 +36,8 @@ MEMORY_BYTES: Final = 8 * 2**30
 _SEED_VARIABLE = "SOW_TEST_SEED"
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(CpuTimes(config))
     if "TMPDIR" not in os.environ and MEMORY.is_dir() and shutil.disk_usage(MEMORY).free >= MEMORY_BYTES:
         # Thousands of tests open a store of their own. A sync in memory costs nothing, and no test relies on one of a
         # disk: those that cut the power count the synced bytes themselves. The servers under test inherit this.
