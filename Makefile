@@ -21,9 +21,6 @@ step = @printf '%s … ' "$(1)"; began=$$(date +%s); $(2) || exit 1; echo "$$(($
 PYTEST_WORKERS ?= 3
 PYTEST = .venv/bin/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile
 
-# Tests start hundreds of servers and commands; where a container asks for no bytecode, each of them would compile us anew.
-unexport PYTHONDONTWRITEBYTECODE
-
 .PHONY: demo demo-cluster test test-long test-fast test-versions test-spark-versions test-lives \
 	test-robustness test-ts test-console console-pictures mutants coverage check bench serve console docs dist requirements \
 	proto client clean
