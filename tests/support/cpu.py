@@ -4,7 +4,7 @@ While a file is under test, it is charged with the time of the test process and 
 commands, JVMs. A busy machine changes seconds of CPU little, and seconds of a clock much. A run beyond the budget does
 not fail: the report shows by how much, and which files take most.
 
-    [1]  Each second of a process counts once, for one file or for `REST`.
+    [1]  A second of a process counts at most once, for one file or for `REST`.
 """
 
 from __future__ import annotations
@@ -65,7 +65,8 @@ class CpuTimes:
 
     def _turn_to(self, file: str) -> None:
         now = time.process_time() if self._controls else used_seconds()
-        self._seconds[self._file] += now - self._counted
+        # Fewer than before where a process ended that nobody waited for: its seconds are lost, and no file's.
+        self._seconds[self._file] += max(0.0, now - self._counted)
         self._file, self._counted = file, now
 
 
