@@ -34,9 +34,9 @@ demo-cluster: .venv/.server .venv/.flights
 test: .venv/.installed .venv/.flights
 	$(PYTEST) -m "not long" $(PYTEST_OPTIONS)
 
-# No server processes, no Spark: the tests of single modules and the random programs.
+# No server processes, no Spark, no simulation of several instances: the tests of single modules and random programs.
 test-fast: .venv/.installed
-	$(PYTEST) -m "not long" tests/unit tests/property
+	$(PYTEST) -m "not long and not simulation" tests/unit tests/property
 
 test-long: .venv/.installed .venv/.flights
 	SOW_HYPOTHESIS_PROFILE=nightly $(PYTEST)

@@ -26,6 +26,8 @@ from tests.support.replica_rows import SECOND, Make
 from tests.support.replica_world import World
 from tests.support.resumers import store_of
 
+pytestmark = pytest.mark.simulation
+
 SEEDS = 96
 SECONDS: Final = 15
 

@@ -10,6 +10,8 @@ import pytest
 from tests import lives
 from tests.lives import KINDS, Life, live
 
+pytestmark = pytest.mark.simulation
+
 SHORT = ("leases", "publishers")
 """The default tests live these kinds, which take least."""
 

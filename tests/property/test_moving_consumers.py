@@ -10,6 +10,8 @@ import random
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 from sow_replication.options import NodeOptions, PeerOptions
 from tests.property.test_replication_simulation import edges, write
 from tests.support.examples import lives
@@ -18,6 +20,8 @@ from tests.support.replica_rocks import RocksStore
 from tests.support.replica_rows import SECOND
 from tests.support.replica_world import World
 from tests.support.resumers import KINDS, Kind
+
+pytestmark = pytest.mark.simulation
 
 SEEDS = 48
 KEYS = [f"k{number}" for number in range(8)]

@@ -28,6 +28,8 @@ from tests.support.replica_rows import SECOND, Backup, Make
 from tests.support.replica_world import Instance, World
 from tests.support.resumers import store_of
 
+pytestmark = pytest.mark.simulation
+
 SEEDS = 96
 SECONDS: Final = 10
 TOPICS: Final = ("T", "U")

@@ -23,6 +23,8 @@ from tests.support.replica_model import ModelStore
 from tests.support.replica_rows import SECOND, Backup, Disk, Make, ModelSource, Row
 from tests.support.replica_world import Broken, Instance, Storm, World
 
+pytestmark = pytest.mark.simulation
+
 LATE = True
 SEEDS = 200
 TOPICS = ("T", "U")

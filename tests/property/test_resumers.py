@@ -11,6 +11,8 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
+
 from sow_replication.options import NodeOptions, PeerOptions
 from tests.property.test_replication_simulation import edges, fault, write
 from tests.support.examples import lives
@@ -18,6 +20,8 @@ from tests.support.replica_rocks import stores_in
 from tests.support.replica_rows import SECOND, Make
 from tests.support.replica_world import World
 from tests.support.resumers import KINDS, Kind, Resumer
+
+pytestmark = pytest.mark.simulation
 
 SEEDS = 96
 KEYS = [f"k{number}" for number in range(16)]
