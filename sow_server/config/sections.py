@@ -537,7 +537,7 @@ def knobs() -> Iterator[Knob]:
 
 
 _knobs_of: Final[dict[tuple[str, type], tuple[Knob, ...]]] = {}
-"""What `knobs_of` has made: a start asks for the same tables again and again."""
+"""The results of `knobs_of`: a start asks for the same tables again and again."""
 
 
 def knobs_of(table: str, section: type) -> tuple[Knob, ...]:

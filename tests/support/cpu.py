@@ -20,7 +20,7 @@ from typing import Final
 import pytest
 
 BUDGET_SECONDS: Final = 600
-"""For all default tests: five minutes on two cores that nobody else uses."""
+"""The budget of all default tests: five minutes on two cores that nobody else uses."""
 FILES_SHOWN: Final = 15
 REST: Final = "(start, imports, collection, end)"
 _OUTPUT: Final = "cpu_seconds"

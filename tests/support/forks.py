@@ -28,7 +28,7 @@ from typing import Final, NoReturn
 MESSAGE_BYTES_MAX: Final = 1 << 20
 WAIT_SECONDS: Final = 60.0
 IMPORTED: Final = ("sow_server.app", "sow_server.__main__", "sow_server.logs", "apscheduler.executors.asyncio")
-"""What every server would import."""
+"""Every server would import these."""
 
 
 class Fork:
