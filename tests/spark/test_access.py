@@ -123,7 +123,6 @@ def test_a_job_without_access_says_what_to_mend(spark: SparkSession, guarded: Gu
     assert "over TLS only" in failure(spark, plain)
 
 
-@pytest.mark.long
 def test_a_client_certificate_is_an_identity(spark: SparkSession, tmp_path: Path) -> None:
     """given a server that asks for certificates / when a job shows one / then it reads by the grants of that identity,
     and a job without one does not connect"""
