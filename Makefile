@@ -21,9 +21,6 @@ step = @printf '%s … ' "$(1)"; began=$$(date +%s); $(2) || exit 1; echo "$$(($
 PYTEST_WORKERS ?= 3
 PYTEST = .venv/bin/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile
 
-# Tests start hundreds of servers and commands; where a container asks for no bytecode, each of them would compile us anew.
-unexport PYTHONDONTWRITEBYTECODE
-
 .PHONY: demo demo-cluster test test-long test-fast test-versions test-spark-versions test-lives \
 	test-robustness test-ts test-console console-pictures mutants coverage check bench serve console docs dist requirements \
 	proto client clean
@@ -37,9 +34,9 @@ demo-cluster: .venv/.server .venv/.flights
 test: .venv/.installed .venv/.flights
 	$(PYTEST) -m "not long" $(PYTEST_OPTIONS)
 
-# No server processes, no Spark: the tests of single modules and the random programs.
+# No server processes, no Spark, no simulation of several instances: the tests of single modules and random programs.
 test-fast: .venv/.installed
-	$(PYTEST) -m "not long" tests/unit tests/property
+	$(PYTEST) -m "not long and not simulation" tests/unit tests/property
 
 test-long: .venv/.installed .venv/.flights
 	SOW_HYPOTHESIS_PROFILE=nightly $(PYTEST)

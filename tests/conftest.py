@@ -7,11 +7,15 @@ import os
 import random
 import shutil
 import signal
+import sys
 import tempfile
 from collections.abc import Generator
 from pathlib import Path
 from typing import Final
 
+# Tests start hundreds of servers and commands. Where a container asks for no bytecode, each of them would compile our
+# modules anew, and each run would rewrite all assertions.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # Before anything imports grpc: Spark's tests start Java by a fork, which the handlers of an open connection do not let
 # live ("Java gateway process exited").
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
@@ -20,6 +24,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from xdist.scheduler.loadfile import LoadFileScheduling
 
+from tests.support.cpu import CpuTimes
 from tests.support.examples import NIGHTLY
 
 # No deadline: a shared machine stalls a single example at will. A failure prints the blob that reproduces it.
@@ -35,7 +40,9 @@ MEMORY_BYTES: Final = 8 * 2**30
 _SEED_VARIABLE = "SOW_TEST_SEED"
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(CpuTimes(config))
+    sys.dont_write_bytecode = False
     if "TMPDIR" not in os.environ and MEMORY.is_dir() and shutil.disk_usage(MEMORY).free >= MEMORY_BYTES:
         # Thousands of tests open a store of their own. A sync in memory costs nothing, and no test relies on one of a
         # disk: those that cut the power count the synced bytes themselves. The servers under test inherit this.

@@ -536,7 +536,18 @@ def knobs() -> Iterator[Knob]:
         yield from knobs_of(table, section)
 
 
-def knobs_of(table: str, section: type) -> Iterator[Knob]:
+_knobs_of: Final[dict[tuple[str, type], tuple[Knob, ...]]] = {}
+"""The results of `knobs_of`: a start asks for the same tables again and again."""
+
+
+def knobs_of(table: str, section: type) -> tuple[Knob, ...]:
+    """The keys of one table."""
+    if (table, section) not in _knobs_of:
+        _knobs_of[table, section] = tuple(_described(table, section))
+    return _knobs_of[table, section]
+
+
+def _described(table: str, section: type) -> Iterator[Knob]:
     for entry in dataclasses.fields(section):
         kind: ValueKind[object] = entry.metadata["kind"]
         key: str = entry.metadata.get("key") or re.sub("_(micros|bytes)$", "", entry.name)

@@ -87,7 +87,7 @@ class CutOff:
 
 def test_clients_go_on_when_the_instance_that_they_use_is_killed(tmp_path: Path, seed: int) -> None:
     with cluster_of_three(tmp_path) as cluster:
-        go_on(cluster, Killed(cluster), seed, rounds=3)
+        go_on(cluster, Killed(cluster), seed, rounds=2)
 
 
 @pytest.mark.long

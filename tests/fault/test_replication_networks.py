@@ -41,6 +41,7 @@ def cut_again_and_again(cluster: Cluster, seed: int, rounds: int) -> None:
     settled(cluster, running)
 
 
+@pytest.mark.long
 def test_a_slow_network_delays_and_nothing_else(tmp_path: Path, seed: int) -> None:
     with Cluster(tmp_path, "a", "b", topics=TOPICS, mode="sync") as cluster:
         for proxy in cluster.proxies.values():
@@ -56,6 +57,7 @@ def test_a_slow_network_delays_and_nothing_else(tmp_path: Path, seed: int) -> No
         settled(cluster, running)
 
 
+@pytest.mark.long
 def test_a_link_that_passes_nothing_is_given_up_and_comes_back(pair: Cluster, seed: int) -> None:
     """No end hears of it that the connection is dead: the silence tells them."""
     proxy = pair.proxies["a", "b"]

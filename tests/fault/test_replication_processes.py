@@ -47,6 +47,7 @@ def kill_again_and_again(cluster: Cluster, seed: int, victim: str, rounds: int) 
     settled(cluster, running)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("victim", ONE_OF_TWO)
 def test_an_instance_that_is_stopped_under_load_catches_up_when_it_goes_on(
     pair: Cluster, seed: int, victim: str

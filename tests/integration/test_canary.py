@@ -183,7 +183,7 @@ def world_of(server: ServerProcess, caller: Caller) -> Any:
     )
 
 
-@pytest.mark.parametrize("name", ["rows", "both", "nobody"])
+@pytest.mark.parametrize("name", [pytest.param("rows", marks=pytest.mark.long), "both", "nobody"])
 def test_no_answer_has_a_hidden_value(server: ServerProcess, name: str) -> None:
     with grpc.insecure_channel(server.address) as channel:
         caller = Caller(server, name, channel)

@@ -74,6 +74,7 @@ def test_every_claim_of_the_cluster_holds(tmp_path: Path) -> None:
     assert listening(tmp_path) == []
 
 
+@pytest.mark.long
 @pytest.mark.smoke
 def test_all_servers_end_with_an_interrupted_demo(tmp_path: Path) -> None:
     with demo(tmp_path) as process:

@@ -73,6 +73,7 @@ def test_a_live_view_equals_a_query_whatever_dies(server: ServerProcess, load: L
         until(lambda: state(told.records) == state(view), SECONDS_MAX, "all changes to be told")
 
 
+@pytest.mark.long
 def test_the_asynchronous_live_view_equals_a_query_too(server: ServerProcess, load: Load) -> None:
     async def run(client: Client, asynchronous: AsyncClient) -> None:
         told = Told()

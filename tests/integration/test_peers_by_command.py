@@ -60,6 +60,7 @@ def streaming(*instances: Instance) -> bool:
     return all(set(one.links().values()) == {"streaming"} and one.lag() == 0 for one in instances)
 
 
+@pytest.mark.long
 def test_a_third_instance_joins_and_leaves_while_publishes_run(tmp_path: Path, stack: ExitStack) -> None:
     """R14."""
     a, b = Instance(tmp_path, "a", stack), Instance(tmp_path, "b", stack)

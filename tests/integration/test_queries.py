@@ -234,6 +234,7 @@ def test_a_query_that_is_left_while_it_finds_nothing_stops(
     assert spent < 10 * one, f"the whole of 40 queries would take {40 * one:.1f} s"
 
 
+@pytest.mark.long
 def test_a_sort_that_is_left_stops(server: ServerProcess, stub: sow_pb2_grpc.SowServiceStub) -> None:
     before = processor_seconds(server)
     assert len(ask(stub, "large", order_by="/n DESC", keys_only=True).keys) == LARGE

@@ -54,7 +54,7 @@ def keys(changes: list[Change]) -> list[str]:
     return [change.key for change in changes]
 
 
-@pytest.mark.parametrize("kills", [4, pytest.param(50, marks=pytest.mark.long)])
+@pytest.mark.parametrize("kills", [2, pytest.param(50, marks=pytest.mark.long)])
 def test_no_entry_is_skipped_however_often_the_instance_in_use_is_killed(
     connect: Connect, three: Cluster, kills: int
 ) -> None:

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from pathlib import Path
 
+import pytest
+
 from sow_client import Client, Record, SowError
 from tests.support.server import ServerProcess, free_port, until
 
@@ -80,6 +82,7 @@ class Follower:
             self.failure = error
 
 
+@pytest.mark.long
 def test_instances_are_upgraded_one_after_the_other_and_nothing_is_lost_or_missed(tmp_path: Path) -> None:
     """P5, R14, F1."""
     rolled(tmp_path)

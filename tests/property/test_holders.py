@@ -18,13 +18,15 @@ from sow_replication.options import NodeOptions, PeerOptions
 from sow_server.engine.values.model import Durability, Lifetime, LifetimeKind, Touch, TouchOnly
 from sow_server.services import convert
 from tests.property.test_replication_simulation import differing, edges, fault
-from tests.support.examples import examples
+from tests.support.examples import lives
 from tests.support.holders import CLOCK_RATE, KEYS, TOPICS, Holder, SameVersion, Wrong, check_ended, simulated_leases
 from tests.support.movers import set_apart
 from tests.support.replica_rocks import stores_in
 from tests.support.replica_rows import SECOND, Make
 from tests.support.replica_world import World
 from tests.support.resumers import store_of
+
+pytestmark = pytest.mark.simulation
 
 SEEDS = 96
 SECONDS: Final = 15
@@ -157,12 +159,11 @@ def settle(world: World, holders: list[Holder]) -> None:
         raise Wrong(found)
 
 
-@pytest.mark.parametrize("part", range(2))
-def test_leases_end_with_their_holders_and_not_before(tmp_path: Path, seed: int, part: int) -> None:
+def test_leases_end_with_their_holders_and_not_before(tmp_path: Path, seed: int) -> None:
     """L21."""
     total: Counter[str] = Counter()
-    for number in range(examples(SEEDS // 2)):
-        total += live((seed + 970_000 + part * 1000 + number) % 2**32, tmp_path / str(number))
+    for number in range(lives(SEEDS)):
+        total += live((seed + 970_000 + number) % 2**32, tmp_path / str(number))
     print(total)
     assert all(
         total[what] for what in ("renewed", "renewed during a publish", "stopped", "left", "lost", "CONDITION_FAILED")

@@ -10,8 +10,15 @@ import pytest
 from tests import lives
 from tests.lives import KINDS, Life, live
 
+pytestmark = pytest.mark.simulation
 
-@pytest.mark.parametrize("kind", KINDS)
+SHORT = ("leases", "publishers")
+"""The default tests live these kinds, which take least."""
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=() if kind in SHORT else pytest.mark.long) for kind in KINDS]
+)
 def test_a_life_is_the_same_alone_and_behind_another(kind: str) -> None:
     alone, behind, both = live([Life(kind, 1)]), live([Life(kind, 2)]), live([Life(kind, 1), Life(kind, 2)])
     assert not both.failures

@@ -14,12 +14,14 @@ import pytest
 
 from sow_replication.options import NodeOptions, PeerOptions
 from tests.property.test_replication_simulation import edges, write
-from tests.support.examples import examples
+from tests.support.examples import lives
 from tests.support.moving_consumers import ConsumedStore, MovingConsumer, make_store
 from tests.support.replica_rocks import RocksStore
 from tests.support.replica_rows import SECOND
 from tests.support.replica_world import World
 from tests.support.resumers import KINDS, Kind
+
+pytestmark = pytest.mark.simulation
 
 SEEDS = 48
 KEYS = [f"k{number}" for number in range(8)]
@@ -138,11 +140,10 @@ def settle(world: World, consumer: MovingConsumer) -> None:
     consumer.pump(moves=False)
 
 
-@pytest.mark.parametrize("part", range(4))
-def test_consumers_are_handed_everything(tmp_path: Path, seed: int, part: int) -> None:
+def test_consumers_are_handed_everything(tmp_path: Path, seed: int) -> None:
     total: Counter[str] = Counter()
-    for number in range(examples(SEEDS // 4)):
-        own = (seed + 500_000 + part * 1000 + number) % 2**32
+    for number in range(lives(SEEDS)):
+        own = (seed + 500_000 + number) % 2**32
         try:
             total += live(own, tmp_path / str(number))
         except AssertionError as error:

@@ -21,12 +21,14 @@ from sow_server.engine.commit.publishers import Publisher
 from sow_server.engine.commit.told import TOLD_OF_PEER_MAX, Told
 from tests.property.test_replication_commands import change, link
 from tests.property.test_replication_simulation import edges
-from tests.support.examples import examples
+from tests.support.examples import lives
 from tests.support.movers import Lost, Mover, divide, set_apart
 from tests.support.replica_rocks import stores_in
 from tests.support.replica_rows import SECOND, Backup, Make
 from tests.support.replica_world import Instance, World
 from tests.support.resumers import store_of
+
+pytestmark = pytest.mark.simulation
 
 SEEDS = 96
 SECONDS: Final = 10
@@ -207,7 +209,7 @@ def settle(world: World, movers: list[Mover], fault: Fault, *, drops: bool) -> N
 def test_a_record_that_counts_as_applied_is_there(tmp_path: Path, seed: int, fault: Fault) -> None:
     """F11, F12."""
     total: Counter[str] = Counter()
-    for number in (*FINDS.get(fault, ()), *range(seed, seed + examples(SEEDS // 4))):
+    for number in (*FINDS.get(fault, ()), *range(seed, seed + lives(SEEDS // 4))):
         total += live(number % 2**32, tmp_path / str(number), fault)
     print(total)
     assert total["known"] > 0
@@ -272,7 +274,7 @@ def test_a_peer_that_lies_about_one_topic_loses_and_fences_nothing_of_another(
 ) -> None:
     """F11, F12, along lines and in meshes."""
     total: Counter[str] = Counter()
-    for number in {*LIVES_WITH_LIES[sent], *range(seed, seed + examples(8))}:
+    for number in {*LIVES_WITH_LIES[sent], *range(seed, seed + lives(16))}:
         draw = random.Random(number)
         with stores_in(tmp_path / str(number)) as make:
             world, movers = build(number % 2**32, make)

@@ -20,6 +20,8 @@ from tests.support.replicas import instance, ship
 from tests.support.stores import SECOND, FakeTime, Rig
 from tests.support.subscribers import JSON, DurableFollower, Follower, Subscribers, ttl
 
+pytestmark = pytest.mark.simulation
+
 KEYS = ("a", "b", "c")
 FILTER = "/n > 1"
 

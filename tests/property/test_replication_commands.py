@@ -23,6 +23,8 @@ from tests.support.replica_model import ModelStore
 from tests.support.replica_rows import SECOND, Make
 from tests.support.replica_world import Broken, Instance, World
 
+pytestmark = pytest.mark.simulation
+
 
 def run_changing_seed(seed: int, make: Make = ModelStore) -> None:
     """One random life of instances whose links are removed, added, paused and resumed. In the end all are linked again.

@@ -15,6 +15,8 @@ from tests.support.replica_rocks import RocksStore
 from tests.support.replica_rows import Make, Written
 from tests.support.replica_world import Broken, Storm
 
+pytestmark = pytest.mark.simulation
+
 
 @pytest.mark.parametrize("part", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_lives_on_the_real_store_end_equal_and_with_the_greatest_that_was_written(

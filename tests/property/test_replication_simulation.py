@@ -18,10 +18,12 @@ from sow_replication.node import Node
 from sow_replication.options import NodeOptions, PeerOptions
 from sow_replication.ports import Counted, Refused
 from sow_replication.receiver import Receiver
-from tests.support.examples import examples
+from tests.support.examples import lives
 from tests.support.replica_model import ModelStore
 from tests.support.replica_rows import SECOND, Backup, Disk, Make, ModelSource, Row
 from tests.support.replica_world import Broken, Instance, Storm, World
+
+pytestmark = pytest.mark.simulation
 
 LATE = True
 SEEDS = 200
@@ -234,7 +236,7 @@ def run_seed(seed: int, make: Make = ModelStore) -> None:
 
 @pytest.mark.parametrize("part", range(10))
 def test_all_instances_end_with_the_greatest_written_versions(seed: int, part: int) -> None:
-    for number in range(examples(SEEDS // 10)):
+    for number in range(lives(SEEDS // 10)):
         run_seed((seed + part * 1000 + number) % 2**32)
 
 
@@ -373,7 +375,7 @@ def test_an_instance_that_lost_its_data_keeps_earlier_rows_elsewhere_and_writes_
 ) -> None:
     """K7, R3, R4: an instance that was wiped wrote with a clock that was behind, and the earlier write under its name,
     which came back from a peer with a greater version, replaced the newer one everywhere."""
-    for number in range(examples(8)):
+    for number in range(lives(8)):
         run_losing_seed((seed + 900_000 + part * 1000 + number) % 2**32)
 
 
@@ -433,7 +435,7 @@ def run_ring_seed(seed: int) -> None:
 
 def test_no_instance_of_a_ring_shows_an_older_version_than_before(seed: int) -> None:
     """R4. The story is at `test_a_tombstone_stays_while_a_sender_has_not_come_since_the_data_were_lost`."""
-    for number in range(examples(10)):
+    for number in range(lives(10)):
         run_ring_seed((seed + 920_000 + number) % 2**32)
 
 

@@ -15,11 +15,13 @@ import pytest
 
 from sow_replication.options import NodeOptions, PeerOptions
 from tests.property.test_replication_simulation import edges, fault, write
-from tests.support.examples import examples
+from tests.support.examples import lives
 from tests.support.replica_rocks import stores_in
 from tests.support.replica_rows import SECOND, Make
 from tests.support.replica_world import World
 from tests.support.resumers import KINDS, Kind, Resumer
+
+pytestmark = pytest.mark.simulation
 
 SEEDS = 96
 KEYS = [f"k{number}" for number in range(16)]
@@ -118,7 +120,6 @@ def connect(resumers: Sequence[Resumer]) -> None:
             resumer.pump()
 
 
-@pytest.mark.parametrize("part", range(4))
-def test_resumers_miss_nothing(tmp_path: Path, seed: int, part: int) -> None:
-    for number in range(examples(SEEDS // 4)):
-        print(live((seed + 300_000 + part * 1000 + number) % 2**32, tmp_path / str(number)))
+def test_resumers_miss_nothing(tmp_path: Path, seed: int) -> None:
+    for number in range(lives(SEEDS)):
+        print(live((seed + 300_000 + number) % 2**32, tmp_path / str(number)))

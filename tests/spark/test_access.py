@@ -71,6 +71,7 @@ def test_a_snapshot_needs_read_and_has_what_the_grant_has(spark: SparkSession, g
     assert "secret" not in rows[0].asDict()
 
 
+@pytest.mark.long
 def test_a_stream_of_changes_needs_read_and_consume(
     spark: SparkSession, guarded: Guarded, root: Client, tmp_path: Path
 ) -> None:
@@ -87,6 +88,7 @@ def test_a_stream_of_changes_needs_read_and_consume(
     assert found >= set(range(5))
 
 
+@pytest.mark.long
 def test_an_append_needs_publish_and_an_overwrite_load(spark: SparkSession, guarded: Guarded, root: Client) -> None:
     rows = spark.range(100, 110).selectExpr("id", "0.5 AS price")
     rows.write.format("sow").options(**guarded.options("writer")).mode("append").save("orders")

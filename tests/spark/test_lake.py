@@ -143,6 +143,7 @@ def test_of_two_drivers_one_commits(tmp_path: Path) -> None:
     assert rows_of(tmp_path, "_key", "_sequence") == [{"_key": "a", "_sequence": 7}]
 
 
+@pytest.mark.long
 def test_of_two_drivers_that_begin_a_table_one_makes_its_rows(
     spark: SparkSession, server: ServerProcess, client: Client, tmp_path: Path
 ) -> None:
@@ -161,6 +162,7 @@ def test_of_two_drivers_that_begin_a_table_one_makes_its_rows(
     assert captured(Path(folder)) == served(client)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(
     not hasattr(DataSourceStreamReader, "getDefaultReadLimit"), reason="with PySpark 4.1 a run takes one micro-batch"
 )
@@ -300,6 +302,7 @@ def test_the_enriched_table_has_the_plane_of_each_flight(
     assert makers() == expected | {flown.key: "TOYS"}
 
 
+@pytest.mark.long
 def test_the_dimension_has_every_version_and_its_validity(
     spark: SparkSession, server: ServerProcess, client: Client, tmp_path: Path
 ) -> None:

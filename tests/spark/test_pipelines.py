@@ -110,6 +110,7 @@ def test_snapshot_and_changes_are_the_table_at_any_later_bookmark(
         assert table(at) == served
 
 
+@pytest.mark.long
 def test_the_enrichment_sends_each_change_on_once(
     spark: SparkSession, server: ServerProcess, client: Client, loaded: dict[str, dict[str, str]], tmp_path: Path
 ) -> None:

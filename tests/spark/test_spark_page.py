@@ -180,6 +180,7 @@ def test_links_to_itself_and_to_files_lead_somewhere() -> None:
         assert (ROOT / "docs" / link).exists(), link
 
 
+@pytest.mark.long
 def test_the_programs_of_the_page_run(spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """given a server with the page's topics / when its programs run / then the topics hold the records that it shows"""
     with ServerProcess(tmp_path / "server", CONFIG) as server:

@@ -94,6 +94,7 @@ def test_a_query_goes_on_where_it_stopped(
     assert [row[:3] for row in seen[2:]] == [(1, "k1", "delete"), (5, "k2", "put")]
 
 
+@pytest.mark.long
 def test_a_query_lives_through_a_restart_of_the_server(spark: SparkSession, tmp_path: Path) -> None:
     numbers: list[int] = []
     with ServerProcess(tmp_path / "server") as own:
@@ -130,6 +131,7 @@ def test_a_query_with_a_wrong_filter_does_not_start(
     assert client.durables("q3") == []
 
 
+@pytest.mark.long
 def test_a_stream_tells_an_inferred_schema_from_a_given_one(
     spark: SparkSession, server: ServerProcess, client: Client, tmp_path: Path
 ) -> None:
@@ -153,6 +155,7 @@ def test_a_stream_tells_an_inferred_schema_from_a_given_one(
         run(shaped.schema("n LONG").load(), "given")
 
 
+@pytest.mark.long
 def test_a_query_shows_one_readable_line_when_changes_are_lost(
     spark: SparkSession, server: ServerProcess, client: Client, tmp_path: Path
 ) -> None:

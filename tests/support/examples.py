@@ -1,4 +1,4 @@
-"""How many random examples a test tries: a quarter by default, all of them in the nightly profile."""
+"""How many random examples a test tries: a part of them by default, all in the nightly profile."""
 
 from __future__ import annotations
 
@@ -12,3 +12,9 @@ NIGHTLY: Final = "nightly"
 def examples(nightly: int) -> int:
     """The number for this run, for a property with a number of its own."""
     return nightly if settings.get_current_profile_name() == NIGHTLY else max(1, nightly // 4)
+
+
+def lives(nightly: int) -> int:
+    """The number of random lives of several instances in this run: an eighth by default. A life takes a quarter of a
+    second of CPU, and `make test-lives` lives thousands of them."""
+    return nightly if settings.get_current_profile_name() == NIGHTLY else max(1, nightly // 8)

@@ -11,6 +11,7 @@ The process that forks has one thread and has opened nothing of gRPC or RocksDB,
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
@@ -90,6 +91,8 @@ def main() -> None:
     del sys.path[0]  # this folder, whose modules nobody imports by their bare names
     for name in IMPORTED:
         importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # what is here already is not visited, nor its pages copied, by a collection in a command
     ended, wake = socket.socketpair()
     wake.setblocking(False)
     signal.set_wakeup_fd(wake.fileno())

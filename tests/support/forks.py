@@ -8,6 +8,7 @@ The process that forks has one thread and has opened nothing of gRPC or RocksDB,
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
@@ -26,6 +27,8 @@ from typing import Final, NoReturn
 
 MESSAGE_BYTES_MAX: Final = 1 << 20
 WAIT_SECONDS: Final = 60.0
+IMPORTED: Final = ("sow_server.app", "sow_server.__main__", "sow_server.logs", "apscheduler.executors.asyncio")
+"""Every server would import these."""
 
 
 class Fork:
@@ -118,7 +121,12 @@ def forks(paths: tuple[str, ...]) -> Forks:
 def main() -> None:
     requests = socket.socket(fileno=int(sys.argv[1]))
     del sys.path[0]  # this folder, whose modules nobody imports by their bare names
-    importlib.import_module("sow_server.app")
+    for name in IMPORTED:
+        importlib.import_module(name)
+    list(importlib.import_module("sow_server.config").knobs())  # as each of them would, to read its configuration
+    # A server collects garbage once at its start. It need not visit, nor copy, the pages of what is here already.
+    gc.collect()
+    gc.freeze()
     ended, wake = socket.socketpair()
     wake.setblocking(False)
     ended.setblocking(False)
