@@ -27,8 +27,9 @@ SECONDS = 20.0
 class Long:
     """A reader process that takes queries, or none; and how much was held when it was asked."""
 
-    def __init__(self, queries: int) -> None:
+    def __init__(self, queries: int, readers: Executor) -> None:
         self.left = queries
+        self.readers = readers
         self.running = 1
         self.sorts = SortMemory()
         self.asked_at: list[int] = []
@@ -36,6 +37,7 @@ class Long:
         self.sequence, self.now_micros = 7, 1
 
     async def ask(self, granted: Granted, request: sow_pb2.QueryRequest) -> Long | None:
+        await asyncio.get_running_loop().run_in_executor(self.readers, int)  # in the middle of a piece it differs
         self.asked_at.append(held_bytes())
         async with asyncio.timeout(SECONDS):  # a piece that is under way ends first
             while self.sorts.held_bytes:  # noqa: ASYNC110  # a thread gives it back
@@ -84,7 +86,7 @@ def test_a_query_that_nobody_reads_holds_a_few_pieces(
     tmp_path: Path, readers: Executor, size: int, processes: int
 ) -> None:
     """Story: a query kept 3,000 records before it sent the first: three such queries took a gigabyte."""
-    rig, long = filled(tmp_path, size), Long(processes)
+    rig, long = filled(tmp_path, size), Long(processes, readers)
 
     async def scenario() -> None:
         queries = Queries(reading_of(rig.store), readers, SortMemory(), long)
@@ -109,7 +111,7 @@ def test_a_query_that_nobody_reads_holds_a_few_pieces(
 
 
 def test_a_query_of_few_bytes_and_records_asks_no_reader_process(tmp_path: Path, readers: Executor) -> None:
-    rig, long = filled(tmp_path, SHORT_BYTES // 10, 5), Long(1)
+    rig, long = filled(tmp_path, SHORT_BYTES // 10, 5), Long(1, readers)
     assert SHORT_RECORDS > 5
 
     async def scenario() -> None:
@@ -130,7 +132,7 @@ def test_a_sort_gives_its_memory_back_before_a_reader_process_sorts(
 ) -> None:
     """Story: it kept the memory, and the turn, while its query waited for memory in the reader process; all others
     waited for it. Where no reader process takes the query after all, it begins anew here."""
-    rig, long, records = filled(tmp_path, 10, 0), Long(processes), SHORT_RECORDS + 1_500
+    rig, long, records = filled(tmp_path, 10, 0), Long(processes, readers), SHORT_RECORDS + 1_500
     rig.run(Publish("t", [b"y"] * records, keys=[f"{number:04}" for number in range(records)]))
 
     async def scenario() -> None:
