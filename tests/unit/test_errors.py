@@ -16,7 +16,7 @@ from sow.v1 import admin_pb2, types_pb2
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.services import convert
 from sow_server.services.errors import CODES, DOMAIN, MESSAGE_BYTES_MAX, abort, status
-from sow_server.services.guard import Context
+from sow_server.services.received import Context
 
 ROOT = Path(__file__).parents[2]
 
