@@ -25,28 +25,24 @@ import click
 import msgspec
 from click.core import ParameterSource
 
-from sow_cli import arguments, display
+from sow_cli import arguments, display, tables
 from sow_cli.columns import Columns
 from sow_cli.rows import (
     Batch,
     BatchColumns,
     CsvRows,
     RecordForm,
-    TableLayout,
     TableRows,
     harmless_text,
     quoted_cell,
     quoted_safely,
     record_lines,
-    terminal_width,
 )
-from sow_cli.widths import GAP, column_widths
+from sow_cli.tables import TableLayout, styled, terminal_width
 from sow_client import Record
 
 if TYPE_CHECKING:  # a command that writes no table starts without rich
     from rich.progress import Progress
-    from rich.table import Table
-    from rich.text import Text
 
 Scalar: TypeAlias = str | int | float | bool | None
 Nested: TypeAlias = Mapping[str, Scalar] | Sequence[Mapping[str, Scalar]]
@@ -153,7 +149,7 @@ class Output:
         self._refuse_for_results()
         if self.format is Format.TABLE:
             if not results:
-                self._print(_text(nothing, style="dim"))
+                self._print(styled(nothing, dim=True) + "\n")
                 return
             table, hidden = _horizontal(results, terminal_width())
             self._print(table)
@@ -288,7 +284,6 @@ class Output:
         return written
 
     def _record_table(self, batches: Iterable[Batch], form: RecordForm, now_micros: Callable[[], int]) -> int:
-        """A layout of our own: a rich table needs every row before it shows the first, and 0.3 ms per row."""
         written = 0
         rows: TableRows | None = None
         layout: TableLayout | None = None
@@ -299,14 +294,14 @@ class Output:
                 rows = TableRows(form, batch)
             texts = [rows.cells(record, now_micros()) for record in batch]
             if layout is None:
-                layout = TableLayout.measured(
+                layout = TableLayout.of_lines(
                     rows.headings, texts[:_ROWS_MEASURED], terminal_width(), last_grows=rows.columns is None
                 )
-                self._print(_text(layout.line(rows.headings), style="bold"))
+                self._print(styled(layout.line(rows.headings), bold=True) + "\n")
             self.write(("\n".join([layout.line(row) for row in texts]) + "\n").encode())
             written += len(batch)
         if layout is None or rows is None:
-            self._print(_text("no records", style="dim"))
+            self._print(styled("no records", dim=True) + "\n")
             return written
         if hidden := rows.headings[len(layout.widths) :]:
             more = display.counted(len(hidden), "more column")
@@ -314,13 +309,8 @@ class Output:
         _tell_left_out(rows.columns)
         return written
 
-    def _print(self, content: Table | Text) -> None:
-        from rich.console import Console
-
-        console = Console(
-            file=sys.stdout, highlight=False, markup=False, emoji=False, width=terminal_width(), soft_wrap=False
-        )
-        console.print(content)
+    def _print(self, text: str) -> None:
+        sys.stdout.write(text)
         sys.stdout.flush()
 
     def csv_rows(self, rows: Iterable[Sequence[Scalar]]) -> None:
@@ -532,39 +522,15 @@ def _full_payload(payload: bytes, form: RecordForm) -> str:
     return "\n".join(display.safe(line) for line in text.split("\n"))
 
 
-def _text(text: str, *, style: str = "") -> Text:
-    from rich.text import Text
-
-    return Text(text, style=style)
+def _vertical(facts: Facts, width: int) -> str:
+    return tables.facts_table([(fact.heading, fact.shown) for fact in facts if fact.shown], width)
 
 
-def _vertical(facts: Facts, width: int) -> Table:
-    from rich.table import Table
-
-    rows = [(fact.heading, fact.shown) for fact in facts if fact.shown]
-    table = Table.grid(padding=(0, GAP, 0, 0))
-    widths = column_widths(("", ""), rows, width, word_width_max=24, may_hide=False)
-    table.add_column(style="bold", overflow="fold", width=widths[0])
-    table.add_column(overflow="fold", width=widths[1])
-    for heading, shown in rows:
-        table.add_row(_text(heading), _text(shown))
-    return table
-
-
-def _horizontal(results: Sequence[Facts], width: int) -> tuple[Table, list[str]]:
+def _horizontal(results: Sequence[Facts], width: int) -> tuple[str, list[str]]:
     """The table, and the headings of the columns that it has no room for."""
-    from rich import box
-    from rich.table import Table
-
     listed = [[fact for fact in facts if fact.in_lists] for facts in results]
     columns = max(listed, key=len)  # the last facts of a result may be unknown
     headings = [fact.column or fact.heading for fact in columns]
     rows = [[fact.shown for fact in facts] + [""] * (len(columns) - len(facts)) for facts in listed]
-    widths = column_widths(headings, rows, width)
-    # One column of the gap is the box's own.
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, GAP - 1, 0, 0), pad_edge=False, header_style="bold", show_edge=False)
-    for fact, heading, wide in zip(columns, headings, widths, strict=False):
-        table.add_column(heading, justify="right" if fact.right else "left", overflow="fold", width=wide)
-    for row in rows:
-        table.add_row(*map(_text, row[: len(widths)]))
-    return table, headings[len(widths) :]
+    table, shown = tables.list_table(headings, rows, width, right=[fact.right for fact in columns])
+    return table, headings[shown:]
