@@ -6,7 +6,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from sow_server.engine.commit.reclaim import RECLAIM_RECORDS
-from sow_server.query.exports import Export, Exports
+from sow_server.query.export_parts import Export
+from sow_server.query.exports import Exports
 from sow_server.query.sort_memory import SortMemory
 from sow_server.retention.idle import IdleTopics
 from sow_server.subscriptions.consumers import Consumers

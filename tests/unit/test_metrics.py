@@ -25,7 +25,8 @@ from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import Expiration, Lifetime, LifetimeKind, MessageType, Publish, TopicSettings
 from sow_server.engine.values.policies import declared_of
 from sow_server.metrics import OTHER_TOPICS, Metrics
-from sow_server.query.exports import Export, Exports
+from sow_server.query.export_parts import Export
+from sow_server.query.exports import Exports
 from sow_server.query.sort_memory import SortMemory
 from sow_server.retention.idle import IdleTopics
 from sow_server.services.admission import Admission
