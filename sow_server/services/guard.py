@@ -35,7 +35,6 @@ from sow_server.engine.values.database import Damaged, RocksError
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.turns import CALLER
 from sow_server.services.capacity import Arrivals, InFlight, Places
-from sow_server.services.errors import CODES, abort
 from sow_server.services.received import (
     UNREADABLE,
     Context,
@@ -47,6 +46,7 @@ from sow_server.services.received import (
     standard_reader,
     unreadable,
 )
+from sow_server.services.statuses import CODES, abort
 
 log = structlog.get_logger(__name__)
 

@@ -27,7 +27,7 @@ from sow_server.engine.loads import (
 )
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.services import convert
-from sow_server.services.loading import Loading
+from sow_server.services.load_jobs import Loading
 from sow_server.services.received import readable
 from sow_server.services.submissions import settle
 from sow_server.services.writing import permit_load

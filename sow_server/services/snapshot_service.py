@@ -33,7 +33,7 @@ from sow_server.services.convert import invalid
 from sow_server.services.exporting import LongExports, OwnExport, PartReading, ReadPart, ServedExport, export_of
 from sow_server.services.filter_values import filter_values, values_read
 from sow_server.services.ownership import OwnedDurables
-from sow_server.subscriptions.consumers import Consumers
+from sow_server.subscriptions.consumer_registry import Consumers
 from sow_server.subscriptions.hub import Hub
 
 log = structlog.get_logger(__name__)

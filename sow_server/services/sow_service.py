@@ -44,7 +44,7 @@ from sow_server.services.selection import BUSY_RECORDS, CHANGE_RECORDS, count, c
 from sow_server.services.submissions import Submissions, settle
 from sow_server.services.writing import only_versions, permit_delete, permit_publish, permit_touch
 from sow_server.subscriptions.consumer import Attachment, Consumer
-from sow_server.subscriptions.consumers import Consumers
+from sow_server.subscriptions.consumer_registry import Consumers
 from sow_server.subscriptions.frames import ChangeFrame, Frame
 from sow_server.subscriptions.history import History
 from sow_server.subscriptions.hub import Hub

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 from sow_peering import NOTHING_PURGED, MergeCounts, Purged
 from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.commit.draft import Draft, Puts
-from sow_server.engine.commit.letters import Letters
+from sow_server.engine.commit.letter_posting import Letters
 from sow_server.engine.commit.soundness import KEY_FAULTS, NO_FAULTS, Fault
 from sow_server.engine.commit.tombstones import may_have_tombstones, tombstone, with_tombstone
 from sow_server.engine.stored import (
