@@ -25,7 +25,7 @@ import click
 import msgspec
 from click.core import ParameterSource
 
-from sow_cli import arguments, display, tables
+from sow_cli import arguments, display
 from sow_cli.columns import Columns
 from sow_cli.rows import (
     Batch,
@@ -38,11 +38,12 @@ from sow_cli.rows import (
     quoted_safely,
     record_lines,
 )
-from sow_cli.tables import TableLayout, styled, terminal_width
 from sow_client import Record
 
-if TYPE_CHECKING:  # a command that writes no table starts without rich
+if TYPE_CHECKING:  # a command that writes no table starts without these
     from rich.progress import Progress
+
+    from sow_cli.tables import TableLayout
 
 Scalar: TypeAlias = str | int | float | bool | None
 Nested: TypeAlias = Mapping[str, Scalar] | Sequence[Mapping[str, Scalar]]
@@ -136,7 +137,7 @@ class Output:
         """Writes one result; as a table, one fact per line."""
         self._refuse_for_results()
         if self.format is Format.TABLE:
-            self._print(_vertical(facts, terminal_width()))
+            self._print(_vertical(facts))
         elif self.format is Format.CSV:
             self.csv_rows([[fact.name for fact in facts], [_csv_value(fact.value) for fact in facts]])
         elif self.format is Format.JSON:
@@ -149,9 +150,9 @@ class Output:
         self._refuse_for_results()
         if self.format is Format.TABLE:
             if not results:
-                self._print(styled(nothing, dim=True) + "\n")
+                self._print(_dim(nothing))
                 return
-            table, hidden = _horizontal(results, terminal_width())
+            table, hidden = _horizontal(results)
             self._print(table)
             if hidden:
                 note(f"{display.counted(len(hidden), 'more column')}: {', '.join(hidden)}; see --format ndjson")
@@ -182,7 +183,7 @@ class Output:
             self.records([[record]], form, now_micros=lambda: now_micros, as_list=False)
             return
         facts = _record_facts(record, self.raw(record.payload), form, now_micros)
-        self._print(_vertical(facts, terminal_width()))
+        self._print(_vertical(facts))
 
     def records(
         self,
@@ -284,6 +285,8 @@ class Output:
         return written
 
     def _record_table(self, batches: Iterable[Batch], form: RecordForm, now_micros: Callable[[], int]) -> int:
+        from sow_cli import tables
+
         written = 0
         rows: TableRows | None = None
         layout: TableLayout | None = None
@@ -294,14 +297,14 @@ class Output:
                 rows = TableRows(form, batch)
             texts = [rows.cells(record, now_micros()) for record in batch]
             if layout is None:
-                layout = TableLayout.of_lines(
-                    rows.headings, texts[:_ROWS_MEASURED], terminal_width(), last_grows=rows.columns is None
+                layout = tables.TableLayout.of_lines(
+                    rows.headings, texts[:_ROWS_MEASURED], tables.terminal_width(), last_grows=rows.columns is None
                 )
-                self._print(styled(layout.line(rows.headings), bold=True) + "\n")
+                self._print(tables.styled(layout.line(rows.headings), bold=True) + "\n")
             self.write(("\n".join([layout.line(row) for row in texts]) + "\n").encode())
             written += len(batch)
         if layout is None or rows is None:
-            self._print(styled("no records", dim=True) + "\n")
+            self._print(_dim("no records"))
             return written
         if hidden := rows.headings[len(layout.widths) :]:
             more = display.counted(len(hidden), "more column")
@@ -522,15 +525,25 @@ def _full_payload(payload: bytes, form: RecordForm) -> str:
     return "\n".join(display.safe(line) for line in text.split("\n"))
 
 
-def _vertical(facts: Facts, width: int) -> str:
-    return tables.facts_table([(fact.heading, fact.shown) for fact in facts if fact.shown], width)
+def _dim(text: str) -> str:
+    from sow_cli import tables
+
+    return tables.styled(text, dim=True) + "\n"
 
 
-def _horizontal(results: Sequence[Facts], width: int) -> tuple[str, list[str]]:
+def _vertical(facts: Facts) -> str:
+    from sow_cli import tables
+
+    return tables.facts_table([(fact.heading, fact.shown) for fact in facts if fact.shown], tables.terminal_width())
+
+
+def _horizontal(results: Sequence[Facts]) -> tuple[str, list[str]]:
     """The table, and the headings of the columns that it has no room for."""
+    from sow_cli import tables
+
     listed = [[fact for fact in facts if fact.in_lists] for facts in results]
     columns = max(listed, key=len)  # the last facts of a result may be unknown
     headings = [fact.column or fact.heading for fact in columns]
     rows = [[fact.shown for fact in facts] + [""] * (len(columns) - len(facts)) for facts in listed]
-    table, shown = tables.list_table(headings, rows, width, right=[fact.right for fact in columns])
+    table, shown = tables.list_table(headings, rows, tables.terminal_width(), right=[fact.right for fact in columns])
     return table, headings[shown:]
