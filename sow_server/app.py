@@ -62,8 +62,8 @@ from sow_server.services.followers import Followers
 from sow_server.services.guard import CallAdmission, handlers, standard_handlers
 from sow_server.services.health_service import HealthService
 from sow_server.services.inspection_service import Observed
+from sow_server.services.load_jobs import Loading
 from sow_server.services.load_service import LoadService
-from sow_server.services.loading import Loading
 from sow_server.services.log_tail import LogTail
 from sow_server.services.ownership import DurableOwners, OwnedDurables
 from sow_server.services.positions import Positions
@@ -72,7 +72,7 @@ from sow_server.services.snapshot_service import SnapshotService
 from sow_server.services.sow_service import SowService
 from sow_server.services.submissions import Submissions
 from sow_server.services.topic_filters import TopicFilters
-from sow_server.subscriptions.consumers import Consumers
+from sow_server.subscriptions.consumer_registry import Consumers
 from sow_server.subscriptions.hub import Hub, HubOptions
 from sow_server.subscriptions.replicated import ReplicatedDurables
 from sow_server.timers import ScrubPace, Timers

@@ -43,7 +43,8 @@ from sow_server.engine.store import Store
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import MICROS
 from sow_server.peers import LinkTraces, PeerStore
-from sow_server.services.guard import CallAdmission, Context, link_handlers
+from sow_server.services.guard import CallAdmission, link_handlers
+from sow_server.services.received import Context
 from sow_server.services.replication import Links
 from sow_server.subscriptions.replicated import ReplicatedDurables
 

@@ -23,7 +23,6 @@ from functools import total_ordering
 from heapq import nsmallest
 from typing import Final, NamedTuple, TypeAlias
 
-from rich.cells import cell_len
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
@@ -31,7 +30,8 @@ from rich.text import Text
 from sow_cli import display
 from sow_cli.columns import Columns, GrowingColumns, below, is_number, steps, text
 from sow_cli.messages import MARKS, TopicForms, tell_left_out
-from sow_cli.rows import KEY_WIDTH_MAX, fit, number_columns, shown_payload, shown_text
+from sow_cli.rows import shown_payload, shown_text
+from sow_cli.tables import KEY_WIDTH_MAX, fit, number_columns, text_width
 from sow_client import Change, Record, SowError, View
 
 REFRESHES_PER_SECOND: Final = 4
@@ -288,7 +288,7 @@ class LiveTable:
         if width != self._laid_out_for:
             self._widths, self._laid_out_for = [], width
         columns = zip(headings, *rows, strict=True)
-        needed = [min(max(cell_len(cell) for cell in column), KEY_WIDTH_MAX) for column in columns]
+        needed = [min(max(text_width(cell) for cell in column), KEY_WIDTH_MAX) for column in columns]
         before = [*self._widths, *([0] * (len(needed) - len(self._widths)))]
         self._widths = [max(pair) for pair in zip(needed, before, strict=False)]
         return self._widths

@@ -118,13 +118,7 @@ def load(
             refusals.sum_up()
             _check(refusals.total, sum(part.rows for part in parts), skip_bad=skip_bad, allow_empty=allow_empty)
             figures = _commit(client, load_id, parts)
-    micros = round((time.monotonic() - started) * 1e6)
-    facts = [Fact("topic", topic, topic), Fact("staged", figures.staged, display.records(figures.staged), label="read")]
-    for name in ("applied", "superseded", "repeated", "deleted"):
-        value: int = getattr(figures, name)
-        facts.append(Fact(name, value, display.count(value)))
-    facts += [*refusals.facts(), Fact("elapsed_micros", micros, display.duration(micros), label="time")]
-    output.one(facts)
+    output.one([*_facts(topic, figures), *refusals.facts(), _elapsed(started)])
     if not is_told:
         remark_at_once(described, is_given=own)
     if refusals.total:
@@ -134,6 +128,19 @@ def load(
                 f"once they are mended: {session.command} publish {mended}; another load would remove all other records"
             )
         click.get_current_context().exit(SERVER_SAID_NO)
+
+
+def _facts(topic: str, figures: LoadFigures) -> list[Fact]:
+    facts = [Fact("topic", topic, topic), Fact("staged", figures.staged, display.records(figures.staged), label="read")]
+    for name in ("applied", "superseded", "repeated", "deleted"):
+        value: int = getattr(figures, name)
+        facts.append(Fact(name, value, display.count(value)))
+    return facts
+
+
+def _elapsed(started: float) -> Fact:
+    micros = round((time.monotonic() - started) * 1e6)
+    return Fact("elapsed_micros", micros, display.duration(micros), label="time")
 
 
 @contextmanager

@@ -19,22 +19,12 @@ from typing import Final, Protocol
 
 import click
 import msgspec
-from rich.cells import cell_len
 
 from sow_cli import display
 from sow_cli.columns import Columns, GrowingColumns, is_number
 from sow_cli.output import Format, Output, note
-from sow_cli.rows import (
-    FIELD_WIDTH_MAX,
-    KEY_WIDTH_MAX,
-    RecordForm,
-    RecordLine,
-    fit,
-    json_payload,
-    shown_payload,
-    shown_text,
-    terminal_width,
-)
+from sow_cli.rows import RecordForm, RecordLine, json_payload, shown_payload, shown_text
+from sow_cli.tables import FIELD_WIDTH_MAX, KEY_WIDTH_MAX, fit, terminal_width, text_width
 from sow_client import Change, Client, Gap, NotFound, Record, TopicSettings
 
 MARKS: Final = frozenset({"snapshot_end", "resync"})
@@ -265,12 +255,12 @@ class _Lines:
             cells.append(f"{change.delivery_count}x")
         if self._several_topics:
             topic = display.safe(change.topic)
-            self._topic_width = max(self._topic_width, min(cell_len(topic), KEY_WIDTH_MAX))
+            self._topic_width = max(self._topic_width, min(text_width(topic), KEY_WIDTH_MAX))
             cells.append(fit(topic, self._topic_width))
         key, width = display.safe(change.key), terminal_width()
-        left = width - sum(cell_len(cell) + 2 for cell in cells)
+        left = width - sum(text_width(cell) + 2 for cell in cells)
         key_width_max = min(KEY_WIDTH_MAX, max(_KEY_WIDTH_MIN, left - 2 - _PAYLOAD_WIDTH_MIN))
-        self._key_width = min(key_width_max, max(self._key_width, cell_len(key)))
+        self._key_width = min(key_width_max, max(self._key_width, text_width(key)))
         cells.append(fit(key, self._key_width))
         left -= self._key_width + 2
         columns = self._columns(change)
@@ -300,7 +290,8 @@ class _Lines:
         before = [*self._field_widths, *([0] * (len(texts) - len(self._field_widths)))]
         cells = zip(headings, texts, before, strict=True)
         self._field_widths = [
-            max(width, min(max(cell_len(heading), cell_len(text)), FIELD_WIDTH_MAX)) for heading, text, width in cells
+            max(width, min(max(text_width(heading), text_width(text)), FIELD_WIDTH_MAX))
+            for heading, text, width in cells
         ]
 
     def _aligned(self, texts: Sequence[str]) -> str:
@@ -317,7 +308,7 @@ class _Lines:
         """A line of headings: at the begin, and where a field comes for which there was no column."""
         names = ["time", "op", "reason", *([""] if len(cells) > 4 + self._several_topics else [])]
         names += ["topic", "key"] if self._several_topics else ["key"]
-        front = [fit(name, max(len(name), cell_len(cell))) for name, cell in zip(names, cells, strict=True)]
+        front = [fit(name, max(len(name), text_width(cell))) for name, cell in zip(names, cells, strict=True)]
         fields = [fit(name, width) for name, width in zip(headings, self._field_widths, strict=True)]
         self._print(fit("  ".join([*front, *fields]).rstrip(), terminal_width()).rstrip(), dim=True)
 

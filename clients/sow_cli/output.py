@@ -32,21 +32,18 @@ from sow_cli.rows import (
     BatchColumns,
     CsvRows,
     RecordForm,
-    TableLayout,
     TableRows,
     harmless_text,
     quoted_cell,
     quoted_safely,
     record_lines,
-    terminal_width,
 )
-from sow_cli.widths import GAP, column_widths
 from sow_client import Record
 
-if TYPE_CHECKING:  # a command that writes no table starts without rich
+if TYPE_CHECKING:  # a command that writes no table starts without these
     from rich.progress import Progress
-    from rich.table import Table
-    from rich.text import Text
+
+    from sow_cli.tables import TableLayout
 
 Scalar: TypeAlias = str | int | float | bool | None
 Nested: TypeAlias = Mapping[str, Scalar] | Sequence[Mapping[str, Scalar]]
@@ -140,7 +137,7 @@ class Output:
         """Writes one result; as a table, one fact per line."""
         self._refuse_for_results()
         if self.format is Format.TABLE:
-            self._print(_vertical(facts, terminal_width()))
+            self._print(_vertical(facts))
         elif self.format is Format.CSV:
             self.csv_rows([[fact.name for fact in facts], [_csv_value(fact.value) for fact in facts]])
         elif self.format is Format.JSON:
@@ -153,9 +150,9 @@ class Output:
         self._refuse_for_results()
         if self.format is Format.TABLE:
             if not results:
-                self._print(_text(nothing, style="dim"))
+                self._print(_dim(nothing))
                 return
-            table, hidden = _horizontal(results, terminal_width())
+            table, hidden = _horizontal(results)
             self._print(table)
             if hidden:
                 note(f"{display.counted(len(hidden), 'more column')}: {', '.join(hidden)}; see --format ndjson")
@@ -186,7 +183,7 @@ class Output:
             self.records([[record]], form, now_micros=lambda: now_micros, as_list=False)
             return
         facts = _record_facts(record, self.raw(record.payload), form, now_micros)
-        self._print(_vertical(facts, terminal_width()))
+        self._print(_vertical(facts))
 
     def records(
         self,
@@ -288,7 +285,8 @@ class Output:
         return written
 
     def _record_table(self, batches: Iterable[Batch], form: RecordForm, now_micros: Callable[[], int]) -> int:
-        """A layout of our own: a rich table needs every row before it shows the first, and 0.3 ms per row."""
+        from sow_cli import tables
+
         written = 0
         rows: TableRows | None = None
         layout: TableLayout | None = None
@@ -299,14 +297,14 @@ class Output:
                 rows = TableRows(form, batch)
             texts = [rows.cells(record, now_micros()) for record in batch]
             if layout is None:
-                layout = TableLayout.measured(
-                    rows.headings, texts[:_ROWS_MEASURED], terminal_width(), last_grows=rows.columns is None
+                layout = tables.TableLayout.of_lines(
+                    rows.headings, texts[:_ROWS_MEASURED], tables.terminal_width(), last_grows=rows.columns is None
                 )
-                self._print(_text(layout.line(rows.headings), style="bold"))
+                self._print(tables.styled(layout.line(rows.headings), bold=True) + "\n")
             self.write(("\n".join([layout.line(row) for row in texts]) + "\n").encode())
             written += len(batch)
         if layout is None or rows is None:
-            self._print(_text("no records", style="dim"))
+            self._print(_dim("no records"))
             return written
         if hidden := rows.headings[len(layout.widths) :]:
             more = display.counted(len(hidden), "more column")
@@ -314,13 +312,8 @@ class Output:
         _tell_left_out(rows.columns)
         return written
 
-    def _print(self, content: Table | Text) -> None:
-        from rich.console import Console
-
-        console = Console(
-            file=sys.stdout, highlight=False, markup=False, emoji=False, width=terminal_width(), soft_wrap=False
-        )
-        console.print(content)
+    def _print(self, text: str) -> None:
+        sys.stdout.write(text)
         sys.stdout.flush()
 
     def csv_rows(self, rows: Iterable[Sequence[Scalar]]) -> None:
@@ -532,39 +525,25 @@ def _full_payload(payload: bytes, form: RecordForm) -> str:
     return "\n".join(display.safe(line) for line in text.split("\n"))
 
 
-def _text(text: str, *, style: str = "") -> Text:
-    from rich.text import Text
+def _dim(text: str) -> str:
+    from sow_cli import tables
 
-    return Text(text, style=style)
-
-
-def _vertical(facts: Facts, width: int) -> Table:
-    from rich.table import Table
-
-    rows = [(fact.heading, fact.shown) for fact in facts if fact.shown]
-    table = Table.grid(padding=(0, GAP, 0, 0))
-    widths = column_widths(("", ""), rows, width, word_width_max=24, may_hide=False)
-    table.add_column(style="bold", overflow="fold", width=widths[0])
-    table.add_column(overflow="fold", width=widths[1])
-    for heading, shown in rows:
-        table.add_row(_text(heading), _text(shown))
-    return table
+    return tables.styled(text, dim=True) + "\n"
 
 
-def _horizontal(results: Sequence[Facts], width: int) -> tuple[Table, list[str]]:
+def _vertical(facts: Facts) -> str:
+    from sow_cli import tables
+
+    return tables.facts_table([(fact.heading, fact.shown) for fact in facts if fact.shown], tables.terminal_width())
+
+
+def _horizontal(results: Sequence[Facts]) -> tuple[str, list[str]]:
     """The table, and the headings of the columns that it has no room for."""
-    from rich import box
-    from rich.table import Table
+    from sow_cli import tables
 
     listed = [[fact for fact in facts if fact.in_lists] for facts in results]
     columns = max(listed, key=len)  # the last facts of a result may be unknown
     headings = [fact.column or fact.heading for fact in columns]
     rows = [[fact.shown for fact in facts] + [""] * (len(columns) - len(facts)) for facts in listed]
-    widths = column_widths(headings, rows, width)
-    # One column of the gap is the box's own.
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, GAP - 1, 0, 0), pad_edge=False, header_style="bold", show_edge=False)
-    for fact, heading, wide in zip(columns, headings, widths, strict=False):
-        table.add_column(heading, justify="right" if fact.right else "left", overflow="fold", width=wide)
-    for row in rows:
-        table.add_row(*map(_text, row[: len(widths)]))
-    return table, headings[len(widths) :]
+    table, shown = tables.list_table(headings, rows, tables.terminal_width(), right=[fact.right for fact in columns])
+    return table, headings[shown:]

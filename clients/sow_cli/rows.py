@@ -3,13 +3,11 @@
 [1]  Lines of JSON hold a payload as it was published, without decoding it. In CSV and tables its fields are columns
      (columns [1]); a payload without fields is one column, `payload`.
 [2]  The fields of the first batch are the columns, unless the user named them.
-[3]  The rows of a table are of one width each; columns that have no room are left out.
 """
 
 from __future__ import annotations
 
 import re
-import shutil
 import sys
 from array import array
 from binascii import b2a_base64
@@ -22,15 +20,10 @@ import msgspec
 
 from sow_cli import display
 from sow_cli.cells import InQuotes
-from sow_cli.columns import METADATA, Columns, is_number, metadata_heading, one_line
+from sow_cli.columns import METADATA, Columns, metadata_heading, one_line
 from sow_client import MessageTypeName, PackedRecords, PayloadForm, Record, RecordBatch, SowError, TopicSettings
 
 Batch: TypeAlias = RecordBatch | Sequence[Record]
-_NOT_A_TERMINAL_WIDTH: Final = 140
-KEY_WIDTH_MAX: Final = 48
-FIELD_WIDTH_MAX: Final = 40
-_CUT_WIDTH_MIN: Final = 12
-"""A column that has less room than it needs is shown only if it has this much."""
 _SHOWN_MAX: Final = 400
 """Characters of a value in a table."""
 NEVER_MICROS: Final = 2**63 - 1  # in a column of expire times
@@ -299,61 +292,6 @@ def payload_text(payload: bytes, form: RecordForm) -> str:
     return b2a_base64(payload, newline=False).decode()
 
 
-@dataclass(frozen=True, slots=True)
-class TableLayout:
-    """Column widths of a table that is written while it is read."""
-
-    widths: tuple[int, ...]
-    """The widths of the first columns: the others have no room."""
-    right: frozenset[int]
-    """The columns of numbers."""
-
-    @classmethod
-    def measured(
-        cls, headings: Sequence[str], rows: Sequence[Sequence[str]], width: int, *, last_grows: bool
-    ) -> TableLayout:
-        """A layout for these rows and similar ones. `last_grows`: the last column takes all the room that is left."""
-        from rich.cells import cell_len  # a command that writes no table starts without rich
-
-        needed = [max(cell_len(cell) for cell in column) for column in zip(headings, *rows, strict=True)]
-        numbers = number_columns(rows)
-        key_most = min(KEY_WIDTH_MAX, max(_CUT_WIDTH_MIN, width * 3 // 5))  # other columns get some room, too
-        widths: list[int] = []
-        left = width
-        for number, need in enumerate(needed):
-            most = key_most if number == 0 else width if number == len(needed) - 1 else FIELD_WIDTH_MAX
-            room = left - 2 * bool(number)
-            given = min(need, most)
-            if given > room:
-                if number and room < (need if number in numbers else _CUT_WIDTH_MIN):
-                    break  # a number that is cut is another one
-                given = room
-            widths.append(given)
-            left = room - given
-        if last_grows and len(widths) == len(needed) and len(needed) - 1 not in numbers:
-            widths[-1] += left
-        return cls(tuple(widths), numbers)
-
-    def line(self, cells: Sequence[str]) -> str:
-        """A line of the table."""
-        parts = [fit(cell, width) for cell, width in zip(cells, self.widths, strict=False)]
-        for number in self.right:
-            if number < len(parts):
-                parts[number] = parts[number].rstrip().rjust(self.widths[number])
-        return "  ".join(parts).rstrip()
-
-
-def number_columns(rows: Sequence[Sequence[str]]) -> frozenset[int]:
-    """The columns that have nothing but numbers."""
-    return frozenset(
-        [
-            number
-            for number, column in enumerate(zip(*rows, strict=True))
-            if any(column) and all(not cell or is_number(cell) for cell in column)
-        ]
-    )
-
-
 class TableRows:
     """Records as rows for people: the key, the time left and the fields; or the key and the columns that the user
     named."""
@@ -409,21 +347,6 @@ def shown_text(text: str) -> str:
     return display.safe(text) if len(text) <= _SHOWN_MAX else display.safe(text[:_SHOWN_MAX]) + "…"
 
 
-def fit(text: str, width: int) -> str:
-    """`text` in exactly `width` columns of a terminal."""
-    if text.isascii():
-        return text.ljust(width) if len(text) <= width else text[: width - 1] + "…"
-    from rich.cells import cell_len, set_cell_size
-
-    length = cell_len(text)
-    return text + " " * (width - length) if length <= width else set_cell_size(text, width - 1) + "…"
-
-
 def shown_payload(payload: bytes, form: RecordForm) -> str:
     """The beginning of a payload, for one line of a table."""
     return display.safe_bytes(one_line(payload) if form.payload_is_json else payload, _SHOWN_MAX)
-
-
-def terminal_width() -> int:
-    """The terminal's columns; a large number without a terminal, as nothing wraps there."""
-    return shutil.get_terminal_size((_NOT_A_TERMINAL_WIDTH, 40)).columns

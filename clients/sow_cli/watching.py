@@ -16,7 +16,8 @@ from rich.text import Text
 
 from sow_cli import display
 from sow_cli.live import SURROUNDINGS, silent_keys
-from sow_cli.rows import RecordForm, TableLayout, TableRows
+from sow_cli.rows import RecordForm, TableRows
+from sow_cli.tables import TableLayout
 from sow_client import QueryResult, Record, SowError, Unavailable
 
 
@@ -52,7 +53,7 @@ class WatchedTable:
         if shown:
             rows = TableRows(self._form, shown)
             texts = [rows.cells(record, self._as_of) for record in shown]
-            layout = TableLayout.measured(rows.headings, texts, width, last_grows=rows.columns is None)
+            layout = TableLayout.of_lines(rows.headings, texts, width, last_grows=rows.columns is None)
             lines.append(Text(layout.line(rows.headings), style="bold underline"))
             lines += [Text(layout.line(row)) for row in texts]
         hidden = len(self._records) - len(shown)

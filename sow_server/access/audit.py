@@ -164,7 +164,11 @@ def _cut(value: Value) -> Value:
 
 
 class _Lines:
-    """Owns the file of one part, and keeps older files beside it as NAME.1, NAME.2 …"""
+    """Owns the file of one part, and keeps older files beside it as NAME.1, NAME.2 …
+
+    No handler of `logging` is under it: its stream keeps what it could not write, and writes it later, although [2] its
+    caller was refused (decision 62).
+    """
 
     def __init__(self, path: Path, bytes_max: int, files: int, write: Callable[[int, bytes], int]) -> None:
         """Raises OSError."""

@@ -16,7 +16,7 @@ from sow.durations import DurationError, format_micros, parse_micros
 from sow.sizes import format_bytes, parse_bytes
 from sow_server.engine.values.keys import INSTANCE_NAME
 from sow_server.engine.values.patterns import PatternError, matcher
-from sow_server.filters.errors import FilterError
+from sow_server.filters.filter_errors import FilterError
 from sow_server.filters.parser import parse as parse_filter
 
 T = TypeVar("T")

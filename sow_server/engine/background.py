@@ -18,7 +18,7 @@ import structlog
 
 from sow_server.engine.catalog.indexes import Index, entry_keys
 from sow_server.engine.catalog.topics import UNDELIVERED_ID, Topic
-from sow_server.engine.commit import dead_letters, letters
+from sow_server.engine.commit import letter_copies, letter_posting
 from sow_server.engine.commit.draft import Draft
 from sow_server.engine.core import Core
 from sow_server.engine.disk.layout import DELIVER_KEY, INDEX_KEY, REARM_KEY
@@ -85,10 +85,10 @@ class Background:
     def stage_delivery(self, draft: Draft, topic: Topic) -> bool:
         """For a topic that is new, or accepts other payloads now. True if dead letters may have waited for it, so that
         `deliver` has to be called after the commit."""
-        box = letters.existing_undelivered(draft)
+        box = letter_posting.existing_undelivered(draft)
         if box is None or not draft.statistics.get(box.id, box.statistics).records:
             return False
-        draft.batch.puts[META][DELIVER_KEY + topic.prefix] = box.prefix + dead_letters.undelivered_prefix(topic.name)
+        draft.batch.puts[META][DELIVER_KEY + topic.prefix] = box.prefix + letter_copies.undelivered_prefix(topic.name)
         return True
 
     def deliver(self, topic: Topic) -> None:
@@ -210,7 +210,7 @@ class LetterDelivery(ChunkedWork):
     """Moves the dead letters that have waited for a topic out of `_undelivered`."""
 
     def __init__(self, rocks: Rocks, box: Topic, target: Topic) -> None:
-        stop = box.prefix + dead_letters.undelivered_stop(target.name)
+        stop = box.prefix + letter_copies.undelivered_stop(target.name)
         super().__init__(rocks, box, DELIVER_KEY + target.prefix, records_max=LETTERS_CHUNK, stop=stop)
         self._target = target
 
@@ -221,4 +221,4 @@ class LetterDelivery(ChunkedWork):
 
     def stage_records(self, draft: Draft, keys: list[bytes], values: list[bytes]) -> None:
         """Moves the letters that the target can take."""
-        letters.deliver_waiting(draft, self._topic, self._target, keys, values)
+        letter_posting.deliver_waiting(draft, self._topic, self._target, keys, values)

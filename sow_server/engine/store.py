@@ -23,7 +23,7 @@ from sow_server.engine.background import Background
 from sow_server.engine.catalog.policies import PoliciesInForce
 from sow_server.engine.catalog.rows import load_policies, load_topics
 from sow_server.engine.catalog.topics import Topics
-from sow_server.engine.commit import letters, tombstones
+from sow_server.engine.commit import letter_posting, tombstones
 from sow_server.engine.commit.commits import Commits
 from sow_server.engine.commit.observers import NoObserver, Observer
 from sow_server.engine.commit.options import WriterOptions
@@ -251,7 +251,7 @@ def _make_writer(
         options=options.writer,
         origin=opened.origin,
         reserved=decode_bounds(rocks.get(META, BOUNDS_KEY)),
-        removal_hooks=(removal_marks.on_removed, tombstones.on_removed, letters.on_removed),
+        removal_hooks=(removal_marks.on_removed, tombstones.on_removed, letter_posting.on_removed),
         observer=observer,
         heads=HeadCache(options.head_cache_records),
     )

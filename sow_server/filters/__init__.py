@@ -11,7 +11,7 @@ Pure: no clock, no store. Times come in with `Meta`, and payloads are decoded by
 from __future__ import annotations
 
 from sow_server.filters.compiler import compile_filter
-from sow_server.filters.errors import FilterError
+from sow_server.filters.filter_errors import FilterError
 from sow_server.filters.parser import parse
 from sow_server.filters.predicate import Matcher, Meta, Predicate
 from sow_server.filters.printer import print_filter, print_path

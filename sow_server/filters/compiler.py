@@ -24,7 +24,7 @@ from sow_server.engine.values.keys import EXACT_MAX
 from sow_server.engine.values.patterns import PatternError, replacer, searcher
 from sow_server.filters import pycode as py
 from sow_server.filters import values
-from sow_server.filters.errors import FilterError
+from sow_server.filters.filter_errors import FilterError
 from sow_server.filters.placement import Placement
 from sow_server.filters.predicate import Matcher, Predicate
 from sow_server.filters.tree import (

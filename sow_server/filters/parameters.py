@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 from sow_server.engine.values.fields import Scalar
-from sow_server.filters.errors import FilterError
+from sow_server.filters.filter_errors import FilterError
 from sow_server.filters.printer import print_filter
 from sow_server.filters.tree import Boolean, Literal, Null, Number, literal
 

@@ -19,7 +19,7 @@ from lark.exceptions import UnexpectedInput, UnexpectedToken
 
 from sow_server.engine.values.fields import INTEGER_DIGITS_MAX
 from sow_server.engine.values.patterns import PatternError, searcher
-from sow_server.filters.errors import FilterError
+from sow_server.filters.filter_errors import FilterError
 from sow_server.filters.parameters import Parameter, Parameters
 from sow_server.filters.printer import print_filter
 from sow_server.filters.tree import (

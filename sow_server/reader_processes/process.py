@@ -32,8 +32,8 @@ from sow_server.engine.reading import Cut
 from sow_server.engine.stored import StoredStatistics
 from sow_server.engine.values.database import Failed, RocksError, RocksOptions, Stale
 from sow_server.engine.values.turns import SERVER
+from sow_server.query.export_parts import Export, not_found
 from sow_server.query.export_splits import SplitCache
-from sow_server.query.exports import Export, not_found
 from sow_server.query.scan import Scan
 from sow_server.query.sort_memory import SortMemory
 from sow_server.reader_processes.messages import (

@@ -38,7 +38,7 @@ from sow_server.services.ownership import OwnedDurables
 from sow_server.services.replication import Links
 from sow_server.services.selection import checked, count_selected, selected
 from sow_server.services.submissions import Submissions
-from sow_server.subscriptions.consumers import Consumers
+from sow_server.subscriptions.consumer_registry import Consumers
 
 log = structlog.get_logger(__name__)
 T = TypeVar("T")

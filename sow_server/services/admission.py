@@ -19,7 +19,7 @@ from sow_server.engine.values.clock import GuardedClock
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import MICROS, BacklogAction, Publish, Touch
 from sow_server.engine.values.policies import public_name, show
-from sow_server.subscriptions.consumers import exceeds
+from sow_server.subscriptions.consumer_registry import exceeds
 
 POLL_SECONDS: Final = 0.02
 """How often waiting publishes check for room. One of them checks for all that wait for the same topic."""

@@ -23,7 +23,7 @@ from sow_server.query.filtering import RecordFilter, callers_filter
 from sow_server.services import convert, packing
 from sow_server.services.filter_values import filter_values
 from sow_server.services.ownership import OwnedDurables
-from sow_server.subscriptions.consumers import Consumers
+from sow_server.subscriptions.consumer_registry import Consumers
 from sow_server.subscriptions.hub import Hub
 from sow_server.subscriptions.ranges import ChangeColumns, KeySet, KeyShare, RangeLimits, RangeReader, plan_range
 from sow_server.subscriptions.request import Start, StartKind

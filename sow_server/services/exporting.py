@@ -16,9 +16,10 @@ from sow_server.engine.reading import CutSource
 from sow_server.engine.values.model import MessageType
 from sow_server.filters.parameters import NO_VALUES, Values
 from sow_server.filters.restriction import Restriction
+from sow_server.query.export_parts import Export
 from sow_server.query.export_splits import SplitCache
 from sow_server.query.export_tokens import write_token
-from sow_server.query.exports import Export, LeasedExport
+from sow_server.query.exports import LeasedExport
 from sow_server.query.filtering import callers_filter
 from sow_server.services import packing
 from sow_server.services.narrowing import narrower

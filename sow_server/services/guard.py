@@ -16,6 +16,7 @@ import inspect
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack, aclosing
+from types import TracebackType
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 import grpc
@@ -33,12 +34,22 @@ from sow_server.engine.commit.pace import CallsUnderWay
 from sow_server.engine.values.database import Damaged, RocksError
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.turns import CALLER
-from sow_server.services.capacity import Arrivals, InFlight, Places, no_room, unread
-from sow_server.services.errors import CODES, abort
+from sow_server.services.capacity import Arrivals, InFlight, Places
+from sow_server.services.received import (
+    UNREADABLE,
+    Context,
+    Held,
+    Reader,
+    Received,
+    link_reader,
+    reader,
+    standard_reader,
+    unreadable,
+)
+from sow_server.services.statuses import CODES, abort
 
 log = structlog.get_logger(__name__)
 
-Context = grpc.aio.ServicerContext[Any, Any]
 Handler: TypeAlias = Callable[[Any, Any], Any]
 """A handler of a service: `handler(request, call)`. `request` is an iterator where the client streams."""
 
@@ -48,10 +59,6 @@ OPEN_REQUEST_SECONDS: Final = 5.0
 """The same for calls without a credential."""
 OPEN_REQUESTS_MAX: Final = 50
 """Calls without a credential whose request has not come."""
-STANDARD_BYTES_MAX: Final = 4096
-"""Bytes of a request of health and reflection."""
-LARGE_BYTES: Final = 64 * 2**10
-"""Bytes of a message from which on it counts for its connection."""
 
 
 class RpcObserver(Protocol):
@@ -68,26 +75,10 @@ class CallTraces(Protocol):
         """The trace of a call that was admitted; None: it has none."""
 
 
-class Unreadable:
-    """Stands for a request whose bytes are no message of its method."""
-
-
-Reader: TypeAlias = "Callable[[bytes], Received]"
-_UNREADABLE: Final = Unreadable()
-_NO_ROOM: Final = Unreadable()
-"""Stands for a request that was not parsed, because there is no room for its bytes."""
-_TOO_LARGE: Final = Unreadable()
 _SINGLE_PUBLISHES: Final = frozenset({"/sow.v1.SowService/Publish", "/sow.v1.SowService/Touch"})
 """Methods whose callers wait for a commit of their own. The requests of a stream are queued before they are awaited."""
 _KINDS: Final = {False: grpc.stream_unary_rpc_method_handler, True: grpc.stream_stream_rpc_method_handler}
 """By whether the server answers with a stream."""
-
-
-class Received(NamedTuple):
-    """A request as it arrived: parsed, and its size on the wire. It is counted until `Held.release`."""
-
-    request: object
-    size: int
 
 
 class CallAdmission:
@@ -122,49 +113,12 @@ class CallAdmission:
         self._open_arrivals = Arrivals(OPEN_REQUEST_SECONDS, OPEN_REQUESTS_MAX)
 
     def reader(self, kind: type[Message]) -> Reader:
-        """Parses requests, if there is room for them: their bytes are counted before."""
-        parse, requests, bytes_max = kind.FromString, self._in_flight.requests, self._message_bytes_max
-
-        def read(data: bytes) -> Received:
-            size = len(data)
-            if size > bytes_max:
-                return Received(_TOO_LARGE, 0)
-            if not requests.take(CALLER.get(), size):
-                return Received(_NO_ROOM, 0)
-            try:
-                return Received(parse(data), size)
-            except DecodeError:
-                return Received(_UNREADABLE, size)
-
-        return read
+        """Parses requests, if there is room for them."""
+        return reader(kind, self._in_flight.requests, self._message_bytes_max)
 
     def link_reader(self, kind: type[Message]) -> Reader:
-        """Parses requests of peers. They are counted, and there is always room: a peer has its own bounds, and would
-        come again."""
-        parse, requests = kind.FromString, self._in_flight.requests
-
-        def read(data: bytes) -> Received:
-            requests.add(CALLER.get(), len(data))
-            try:
-                return Received(parse(data), len(data))
-            except DecodeError:
-                return Received(_UNREADABLE, len(data))
-
-        return read
-
-    def standard_reader(self, kind: type[Message]) -> Reader:
-        """Parses requests that have nothing but a name. Callers without a credential send them, too."""
-        parse = kind.FromString
-
-        def read(data: bytes) -> Received:
-            if len(data) > STANDARD_BYTES_MAX:
-                return Received(_TOO_LARGE, 0)
-            try:
-                return Received(parse(data), 0)
-            except DecodeError:
-                return Received(_UNREADABLE, 0)
-
-        return read
+        """Parses requests of peers."""
+        return link_reader(kind, self._in_flight.requests)
 
     async def admit(self, method: str, need: Need, context: Context) -> tuple[Call, Session | None]:
         """Admits a call, whose request is not read yet. Of many failed attempts of one address, some wait before they
@@ -207,76 +161,146 @@ class CallAdmission:
         assert isinstance(received, Received), "a reader made it"
         return received
 
-    def traces(self, path: str, call: Call, context: Context) -> None:
-        """Begins the trace of an admitted call, if it has one."""
-        if self._traces is not None:
-            call.trace = self._traces.began(path, call.need, context.invocation_metadata() or ())
+    def trace(self, path: str, call: Call, context: Context) -> CallTrace | None:
+        """The trace of an admitted call, which begins; None: it has none."""
+        return (
+            None if self._traces is None else self._traces.began(path, call.need, context.invocation_metadata() or ())
+        )
 
     def held(self, call: Call) -> Held:
         """The memory of an admitted call."""
         return Held(self._in_flight, call.address, CALLER.get())
 
-    def finished(self, method: str, admitted: tuple[Call, Session | None] | None, code: str, seconds: float) -> None:
-        """A call has ended."""
+    def counted(self, method: str, code: str, seconds: float) -> None:
+        """A call has ended, whether it was admitted or not."""
         self._rpcs.rpc_finished(method, code, seconds)
-        self.left(admitted, code)
 
-    def left(self, admitted: tuple[Call, Session | None] | None, code: str = "") -> None:
-        """A call that is not counted has ended."""
-        if admitted is not None:
-            call, session = admitted
-            if call.method in _SINGLE_PUBLISHES:
-                self._publishes.end()
-            if call.trace is not None:
-                call.trace.ended(code, call.notes)
-            if call.place is not None:
-                call.place.leave()
-            self._authorizer.finished(call, session, code)
+    def left(self, call: Call, session: Session | None, code: str) -> None:
+        """An admitted call has ended."""
+        if call.method in _SINGLE_PUBLISHES:
+            self._publishes.end()
+        if call.trace is not None:
+            call.trace.ended(code, call.notes)
+        if call.place is not None:
+            call.place.leave()
+        self._authorizer.finished(call, session, code)
 
 
-class Held:
-    """The memory that one call holds. Small messages are not worth counting for each connection."""
+class _Method(NamedTuple):
+    """A method as the guard sees it."""
 
-    __slots__ = ("_arrived", "_caller", "_connection", "_in_flight", "_kept")
+    path: str
+    name: str
+    need: Need
+    own: bool
+    """One of ours, whose calls are counted and traced. The others take gRPC's context: links, health, reflection."""
+    lasts: bool
+    """It answers with a stream, which the server may end."""
 
-    def __init__(self, in_flight: InFlight, connection: str, caller: str) -> None:
-        self._in_flight = in_flight
-        self._connection = connection
-        self._caller = caller
-        self._arrived = self._kept = 0
+    @classmethod
+    def of(cls, method: MethodDescriptor, *, own: bool, lasts: bool) -> _Method:
+        """Raises MissingNeed [1]."""
+        path = f"/{method.containing_service.full_name}/{method.name}"
+        return cls(path, method.name, need_of(path), own, lasts)
 
-    def take(self, received: Received) -> object:
-        """A request that a reader has counted. Raises StoreError if it is `Unreadable`, or if there is no room."""
-        size = self._arrived = received.size
-        if size > LARGE_BYTES:
-            if not self._in_flight.kept.take(self._connection, self._caller, size):
-                raise no_room()
-            self._kept = size
-        readable(received.request)
-        return received.request
 
-    def answered(self) -> None:
-        """The call has an answer. Its request counts for its connection alone, if it is large: it may be kept."""
-        if self._arrived:
-            arrived, self._arrived = self._arrived, 0
-            self._in_flight.requests.free(self._caller, arrived)
+class _GuardedCall:
+    """One call, as the context of a block: admitted at its begin and finished at its end. An error ends the call with
+    its status. Within the block, `call` has the caller's rights, and `held` the memory of the call.
 
-    def release(self) -> None:
-        """The request is no longer held."""
-        self.answered()
-        if self._kept:
-            kept, self._kept = self._kept, 0
-            self._in_flight.kept.free(self._connection, self._caller, kept)
+    The frame of the block lives on until the caller has taken the status, which may be late. So no variable of it
+    holds a request then; the frames that it has called are gone (`_forget_frames`).
+    """
 
-    def sending(self, answer: bytes, context: Context) -> None:
-        """Holds the only answer of a call until the client has taken it. Raises StoreError."""
-        size = len(answer)
-        if size <= LARGE_BYTES:
+    __slots__ = ("_admission", "_admitted", "_code", "_context", "_method", "_session", "_started", "call", "held")
+
+    call: Call
+    held: Held
+    _session: Session | None
+
+    def __init__(self, admission: CallAdmission, method: _Method, context: Context) -> None:
+        self._admission = admission
+        self._method = method
+        self._context = context
+        self._started = time.perf_counter()
+        self._admitted = False
+        self._code = grpc.StatusCode.OK
+
+    async def __aenter__(self) -> _GuardedCall:
+        admission, method, context = self._admission, self._method, self._context
+        try:
+            self.call, self._session = await admission.admit(method.path, method.need, context)
+            self.held = admission.held(self.call)
+            self._admitted = True
+            if method.own:
+                self.call.trace = admission.trace(method.path, self.call, context)
+            if method.lasts:
+                self.call.runs(_this_task())
+        except BaseException as error:
+            await self._fail(error)
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, frames: TracebackType | None
+    ) -> None:
+        del frames  # they hold the request
+        if error is None:
+            self._finish()
+        else:
+            await self._fail(error)
+
+    async def _fail(self, error: BaseException) -> None:
+        """Raises the error of gRPC that ends the call, if a status does."""
+        try:
+            await self._end_with_status(error)
+        finally:
+            self._finish()
+
+    def _finish(self) -> None:
+        admission, method, code = self._admission, self._method, self._code.name
+        if self._admitted:
+            self.held.release()
+        if method.own:
+            admission.counted(method.name, code, time.perf_counter() - self._started)
+        if self._admitted:
+            admission.left(self.call, self._session, code if method.own else "")
+
+    async def _end_with_status(self, error: BaseException) -> None:
+        """Returns if there is nobody to tell a status, or gRPC knows it."""
+        method = self._method
+        if isinstance(error, asyncio.CancelledError):
+            known = self.call.ended if self._admitted and method.lasts else None
+            if known is None:
+                self._code = grpc.StatusCode.CANCELLED
+                return
+            _this_task().uncancel()  # the authorizer has cancelled this task, to end the call with a status
+        elif isinstance(error, grpc.aio.BaseError) and (method.lasts or not method.own):
+            self._code = grpc.StatusCode.CANCELLED  # the caller has gone, or the server stops
             return
-        kept, connection, caller = self._in_flight.kept, self._connection, self._caller
-        if not kept.take(connection, caller, size):
-            raise unread()
-        context.add_done_callback(lambda _: kept.free(connection, caller, size))  # type: ignore[arg-type]  # a protocol in the stubs that no function fits
+        elif isinstance(error, Exception):  # the last line of defence: logged, and answered as INTERNAL
+            known = self._known(error)
+            _forget_frames(error)
+        else:
+            return
+        self._code = CODES[known.reason]
+        await abort(self._context, known)
+
+    def _known(self, error: Exception) -> StoreError:
+        method = self._method
+        match error:
+            case StoreError():
+                return self.call.explained(error) if method.own and self._admitted else error
+            case DecodeError() if not method.own:
+                return unreadable()
+            case Damaged():
+                log.error("read_failed", method=method.name, reason=Reason.DATA_DAMAGED.name, cause=str(error))
+                return StoreError(Reason.DATA_DAMAGED, f"stored data is damaged: {error}")
+            case RocksError():
+                log.error("read_failed", method=method.name, reason=Reason.STORE_FAILED.name, cause=str(error))
+                return StoreError(Reason.STORE_FAILED, f"reading failed: {error}")
+        log.error("rpc_failed", method=method.name, exc_info=error)
+        return StoreError(Reason.INTERNAL, "an unexpected fault; the server's log has the details")
 
 
 _NOTHING_SHOWN: Final = Shown()
@@ -339,7 +363,7 @@ def standard_handlers(service: ServiceDescriptor, servicer: object, admission: C
     return _generic(
         service,
         servicer,
-        admission.standard_reader,
+        standard_reader,
         lambda method, handler: _foreign(method, handler, admission, lambda context, call: context),
     )
 
@@ -365,111 +389,54 @@ def _generic(
     )
 
 
-def _path(method: MethodDescriptor) -> str:
-    return f"/{method.containing_service.full_name}/{method.name}"
-
-
 def _own(method: MethodDescriptor, handler: Handler, admission: CallAdmission) -> Handler:
-    path = _path(method)
-    need = need_of(path)
-    if method.server_streaming:
-        return _streaming(path, need, handler, admission, many=method.client_streaming)
-    return _unary(path, need, handler, admission)
+    guarded = _Method.of(method, own=True, lasts=method.server_streaming)
+    if guarded.lasts:
+        return _streaming(guarded, handler, admission, many=method.client_streaming)
+    return _unary(guarded, handler, admission)
 
 
-def _unary(path: str, need: Need, handler: Handler, admission: CallAdmission) -> Handler:
-    name = path.rpartition("/")[2]
-
-    async def wrapped(requests: AsyncIterator[Received], context: Context) -> object:
-        started = time.perf_counter()
-        code = grpc.StatusCode.OK
-        admitted: tuple[Call, Session | None] | None = None
-        held: Held | None = None
-        request: object = None
-        answer = b""
-        try:
-            admitted = await admission.admit(path, need, context)
-            call = admitted[0]
-            admission.traces(path, call, context)
-            held = admission.held(call)
-            received = await admission.request(need, context)
-            request, size = held.take(received), received.size
-            del received
-            if call.counts_bytes:
-                with call.holding_bytes(size):
-                    answer = _written(await handler(request, call))
-            else:
+def _unary(method: _Method, handler: Handler, admission: CallAdmission) -> Handler:
+    async def answered(guarded: _GuardedCall, context: Context) -> bytes:
+        call = guarded.call
+        received = await admission.request(method.need, context)
+        request, size = guarded.held.take(received), received.size
+        del received
+        if call.counts_bytes:
+            with call.holding_bytes(size):
                 answer = _written(await handler(request, call))
-            held.sending(answer, context)
-            return answer
-        except asyncio.CancelledError:
-            code = grpc.StatusCode.CANCELLED
-            raise
-        except Exception as error:  # noqa: BLE001  # the last line of defence: logged, and answered as INTERNAL
-            known = _known(error, name, admitted)
-            code = CODES[known.reason]
-            _forget_frames(error)
-            request, answer = None, b""
-            await abort(context, known)
-        finally:
-            if held is not None:
-                held.release()
-            admission.finished(name, admitted, code.name, time.perf_counter() - started)
+        else:
+            answer = _written(await handler(request, call))
+        guarded.held.sending(answer, context)
+        return answer
+
+    async def wrapped(requests: AsyncIterator[Received], context: Context) -> bytes:
+        async with _GuardedCall(admission, method, context) as guarded:
+            return await answered(guarded, context)
 
     return wrapped
 
 
-def _streaming(path: str, need: Need, handler: Handler, admission: CallAdmission, *, many: bool) -> Handler:
-    name = path.rpartition("/")[2]
-
+def _streaming(method: _Method, handler: Handler, admission: CallAdmission, *, many: bool) -> Handler:
     # It writes its answers itself. If gRPC took them from a generator, a cancellation during a write would reach gRPC
     # alone, which drops the generator and sends no status.
     async def wrapped(requests: AsyncIterator[Received], context: Context) -> None:
-        started = time.perf_counter()
-        code = grpc.StatusCode.OK
-        admitted: tuple[Call, Session | None] | None = None
-        held: Held | None = None
-        try:
-            admitted = await admission.admit(path, need, context)
-            call = admitted[0]
-            admission.traces(path, call, context)
-            call.runs(_this_task())
-            held = admission.held(call)
-            async with AsyncExitStack() as holding:
-                if many:
-                    request: object = _requests(requests, held, call)
-                else:
-                    received = await admission.request(need, context)
-                    request = held.take(received)
-                    holding.enter_context(call.holding_bytes(received.size))
-                    del received
-                responses = await holding.enter_async_context(aclosing(handler(request, call)))
-                del request
-                answers = _Answers(context, call)
-                async for response in responses:
-                    if not many:
-                        held.answered()
-                    await answers.write(response)
-        except asyncio.CancelledError:
-            ended = None if admitted is None else admitted[0].ended
-            if ended is None:
-                code = grpc.StatusCode.CANCELLED
-                raise
-            _this_task().uncancel()  # the authorizer has cancelled this task, to end the call with a status
-            code = CODES[ended.reason]
-            await abort(context, ended)
-        except grpc.aio.BaseError:  # the caller has gone, or the server stops
-            code = grpc.StatusCode.CANCELLED
-            raise
-        except Exception as error:  # noqa: BLE001  # the last line of defence: logged, and answered as INTERNAL
-            known = _known(error, name, admitted)
-            code = CODES[known.reason]
-            _forget_frames(error)
-            await abort(context, known)
-        finally:
-            if held is not None:
-                held.release()
-            admission.finished(name, admitted, code.name, time.perf_counter() - started)
+        async with _GuardedCall(admission, method, context) as guarded, AsyncExitStack() as holding:
+            call, held = guarded.call, guarded.held
+            if many:
+                request: object = _requests(requests, held, call)
+            else:
+                received = await admission.request(method.need, context)
+                request = held.take(received)
+                holding.enter_context(call.holding_bytes(received.size))
+                del received
+            responses = await holding.enter_async_context(aclosing(handler(request, call)))
+            del request
+            answers = _Answers(context, call)
+            async for response in responses:
+                if not many:
+                    held.answered()
+                await answers.write(response)
 
     return wrapped
 
@@ -514,7 +481,7 @@ async def _requests(
     StoreError; without a `call`, for services that do not know of it, DecodeError."""
     async for received in requests:
         try:
-            if call is None and received.request is _UNREADABLE:
+            if call is None and received.request is UNREADABLE:
                 raise DecodeError
             request = held.take(received)
             if call is None:
@@ -537,88 +504,34 @@ def _foreign(
 ) -> Handler:
     """Wraps a handler of gRPC: a coroutine that answers once, or writes its answers to the context; or an async
     generator."""
-    path, name = _path(method), method.name
-    need = need_of(path)
-
-    async def end(error: Exception, context: Context) -> None:
-        if isinstance(error, grpc.aio.BaseError):
-            raise error  # the call has ended already: with its own status, or because the caller has gone
-        known = _unreadable() if isinstance(error, DecodeError) else _known(error, name)
-        _forget_frames(error)
-        await abort(context, known)
+    lasts = method.server_streaming and inspect.isasyncgenfunction(handler)
+    described = _Method.of(method, own=False, lasts=lasts)
 
     async def arrived(requests: AsyncIterator[Received], context: Context, held: Held) -> object:
         if method.client_streaming:
             return _requests(requests, held)
-        return held.take(await admission.request(need, context))
+        return held.take(await admission.request(described.need, context))
 
     async def once(requests: AsyncIterator[Received], context: Context) -> object:
-        admitted: tuple[Call, Session | None] | None = None
-        held: Held | None = None
-        try:
-            admitted = await admission.admit(path, need, context)
-            held = admission.held(admitted[0])
-            return await handler(await arrived(requests, context, held), context_of(context, admitted[0]))
-        except Exception as error:  # the last line of defence: logged, and answered as INTERNAL
-            await end(error, context)
-            raise
-        finally:
-            if held is not None:
-                held.release()
-            admission.left(admitted)
+        async with _GuardedCall(admission, described, context) as guarded:
+            return await handler(await arrived(requests, context, guarded.held), context_of(context, guarded.call))
 
     async def many(requests: AsyncIterator[Received], context: Context) -> None:
-        admitted: tuple[Call, Session | None] | None = None
-        held: Held | None = None
-        try:
-            admitted = await admission.admit(path, need, context)
-            call = admitted[0]
-            call.runs(_this_task())
-            held = admission.held(call)
-            request = await arrived(requests, context, held)
-            async with aclosing(handler(request, context_of(context, call))) as responses:
-                answers = _Answers(context, call)
+        async with _GuardedCall(admission, described, context) as guarded:
+            request = await arrived(requests, context, guarded.held)
+            responses = handler(request, context_of(context, guarded.call))
+            del request
+            async with aclosing(responses):
+                answers = _Answers(context, guarded.call)
                 async for response in responses:
                     await answers.write(response)
-        except asyncio.CancelledError:
-            ended = None if admitted is None else admitted[0].ended
-            if ended is None:
-                raise
-            _this_task().uncancel()
-            await abort(context, ended)
-        except Exception as error:  # noqa: BLE001  # as above
-            await end(error, context)
-        finally:
-            if held is not None:
-                held.release()
-            admission.left(admitted)
 
-    return many if method.server_streaming and inspect.isasyncgenfunction(handler) else once
+    return many if lasts else once
 
 
 def _written(response: Message | bytes) -> bytes:
     """The bytes of a response; a response for many callers comes as bytes already."""
     return response if isinstance(response, bytes) else response.SerializeToString()
-
-
-def _unreadable() -> StoreError:
-    return StoreError(
-        Reason.INVALID_ARGUMENT,
-        "request: these bytes are no request of this method, or a text among them is not UTF-8",
-        field="request",
-    )
-
-
-def readable(request: object) -> None:
-    """Raises StoreError if a request is `Unreadable`."""
-    if request is _UNREADABLE:
-        raise _unreadable()
-    if request is _NO_ROOM:
-        raise no_room()
-    if request is _TOO_LARGE:
-        raise StoreError(
-            Reason.REQUEST_TOO_LARGE, "request: it is larger than requests of this method may be", field="request"
-        )
 
 
 def _forget_frames(error: BaseException | None) -> None:
@@ -628,17 +541,3 @@ def _forget_frames(error: BaseException | None) -> None:
     while error is not None:
         error.__traceback__ = None
         error = error.__cause__ or error.__context__
-
-
-def _known(error: Exception, method: str, admitted: tuple[Call, Session | None] | None = None) -> StoreError:
-    match error:
-        case StoreError():
-            return error if admitted is None else admitted[0].explained(error)
-        case Damaged():
-            log.error("read_failed", method=method, reason=Reason.DATA_DAMAGED.name, cause=str(error))
-            return StoreError(Reason.DATA_DAMAGED, f"stored data is damaged: {error}")
-        case RocksError():
-            log.error("read_failed", method=method, reason=Reason.STORE_FAILED.name, cause=str(error))
-            return StoreError(Reason.STORE_FAILED, f"reading failed: {error}")
-    log.error("rpc_failed", method=method, exc_info=error)
-    return StoreError(Reason.INTERNAL, "an unexpected fault; the server's log has the details")

@@ -26,8 +26,8 @@ from sow_server.engine.loads import (
 )
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.services import convert
-from sow_server.services.guard import readable
-from sow_server.services.loading import Loading
+from sow_server.services.load_jobs import Loading
+from sow_server.services.received import readable
 from sow_server.services.writing import permit_load
 
 STREAM_REQUESTS_MAX: Final = 4

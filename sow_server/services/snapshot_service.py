@@ -16,6 +16,7 @@ from sow_server.engine.commit.commits import Commits
 from sow_server.engine.doors import Reads
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.filters.restriction import UNRESTRICTED, Restriction
+from sow_server.query.export_parts import PARTS_MAX, Export, not_found
 from sow_server.query.export_tokens import read_token
 from sow_server.query.exports import (
     LEASE_MICROS,
@@ -23,10 +24,7 @@ from sow_server.query.exports import (
     LEASE_MICROS_MIN,
     NEVER_OPENED,
     NOT_PERMITTED,
-    PARTS_MAX,
-    Export,
     Exports,
-    not_found,
 )
 from sow_server.services import narrowing, packing
 from sow_server.services.answering import opened
@@ -35,7 +33,7 @@ from sow_server.services.convert import invalid
 from sow_server.services.exporting import LongExports, OwnExport, PartReading, ReadPart, ServedExport, export_of
 from sow_server.services.filter_values import filter_values, values_read
 from sow_server.services.ownership import OwnedDurables
-from sow_server.subscriptions.consumers import Consumers
+from sow_server.subscriptions.consumer_registry import Consumers
 from sow_server.subscriptions.hub import Hub
 
 log = structlog.get_logger(__name__)

@@ -36,15 +36,15 @@ from sow_server.services.answering import close_after
 from sow_server.services.filter_values import values_read
 from sow_server.services.followers import Followers
 from sow_server.services.getting import Getting, LongGets
-from sow_server.services.guard import readable
 from sow_server.services.ownership import OwnedDurables
 from sow_server.services.positions import Positions
 from sow_server.services.queries import Queries
+from sow_server.services.received import readable
 from sow_server.services.selection import BUSY_RECORDS, CHANGE_RECORDS, count, count_selected, selected
 from sow_server.services.submissions import Submissions, Submitted
 from sow_server.services.writing import only_versions, permit_delete, permit_publish, permit_touch
 from sow_server.subscriptions.consumer import Attachment, Consumer
-from sow_server.subscriptions.consumers import Consumers
+from sow_server.subscriptions.consumer_registry import Consumers
 from sow_server.subscriptions.frames import ChangeFrame, Frame
 from sow_server.subscriptions.history import History
 from sow_server.subscriptions.hub import Hub

@@ -7,5 +7,5 @@
 The way of a commit: `dispatch` takes it once it is durable. `changes` decodes each change only as far as needed.
 `matching` finds the filters that a change may concern, and `focus` tells which message each subscriber gets. `frames`
 holds the messages, and an `outbox` keeps them until they are sent. A subscriber that cannot keep up is served by
-`replay` from the journal. `consumers` adds durable subscriptions on top.
+`replay` from the journal. `consumer_registry` adds durable subscriptions on top.
 """

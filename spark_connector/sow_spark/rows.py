@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import compress, groupby
 from typing import Final, Literal, TypeAlias
 
 import pyarrow as pa
@@ -58,6 +58,8 @@ _NEVER = types_pb2.LIFETIME_KIND_NEVER
 _ABSENT = types_pb2.LIFETIME_KIND_UNSPECIFIED
 
 LifetimeForm: TypeAlias = Literal["seconds", "interval", "text", "expire_time"]
+_Faults: TypeAlias = dict[int, tuple[str, str]]
+"""Reason and message of the rows of a batch that cannot be records, counted from 0 in the batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +102,56 @@ class Removals:
 
 
 @dataclass(frozen=True, slots=True)
+class _Columns:
+    """The rows of a batch without their payloads, in columns of equal length. A column without a value is None."""
+
+    rows: Sequence[int]
+    keys: list[str] | None
+    kinds: list[int] | None
+    micros: list[int] | None
+    removals: list[bool] | None
+
+    def removes_by_key(self, index: int) -> bool:
+        """A row removes the record of its key, so its payload is not sent."""
+        return self.keys is not None and self.removals is not None and self.removals[index]
+
+    def picked(self, indices: Sequence[int]) -> _Columns:
+        """Some of them."""
+        return _Columns(
+            [self.rows[index] for index in indices],
+            self.keys and [self.keys[index] for index in indices],
+            self.kinds and [self.kinds[index] for index in indices],
+            self.micros and [self.micros[index] for index in indices],
+            self.removals and [self.removals[index] for index in indices],
+        )
+
+    def runs(self) -> Iterator[tuple[bool, slice]]:
+        """Neighbours that are all published, or all removed."""
+        if not self.removals:
+            if self.rows:
+                yield False, slice(0, len(self.rows))
+            return
+        stop = 0
+        for removed, run in groupby(self.removals):
+            start, stop = stop, stop + sum(1 for _ in run)
+            yield removed, slice(start, stop)
+
+    def puts(self, part: slice, payloads: list[bytes]) -> Puts:
+        """Rows to publish."""
+        return Puts(
+            self.rows[part],
+            payloads,
+            self.keys and self.keys[part],
+            self.kinds and self.kinds[part],
+            self.micros and self.micros[part],
+        )
+
+    def removals_of(self, part: slice, payloads: list[bytes]) -> Removals:
+        """Rows whose records are deleted."""
+        return Removals(self.rows[part], self.keys and self.keys[part], payloads)
+
+
+@dataclass(frozen=True, slots=True)
 class RowPlan:
     """The role of each column."""
 
@@ -116,58 +168,52 @@ class RowPlan:
 
     def steps(self, batch: pa.RecordBatch, first_row: int, bad: list[BadRow]) -> Iterator[Puts | Removals]:
         """The actions for a batch, in its order. `first_row` is the number of its first row. Bad rows go to `bad`."""
-        rows: Sequence[int] = range(first_row, first_row + batch.num_rows)
-        faults: dict[int, tuple[str, str]] = {}
+        faults: _Faults = {}
         removals = self._removals(batch, faults)
         kinds, micros = self._lifetimes(batch, faults)
-        keys = self._keys(batch, faults)
-        if self.whole:
-            for index in _indices(batch.column(self.payload[0]).is_null()):
-                faults.setdefault(
-                    index, ("PAYLOAD_MALFORMED", f"column {self.payload[0]} is null: there is no payload")
-                )
-        else:
-            self._refuse_not_finite(batch, removals, faults)
+        columns = _Columns(
+            range(first_row, first_row + batch.num_rows), self._keys(batch, faults), kinds, micros, removals
+        )
+        self._refuse_unwritable(batch, columns, faults)
+        sound, payloads = self._sound_payloads(batch, columns, faults)
+        if faults:
+            bad += _reported(batch, first_row, faults)
+            columns = columns.picked(sound)
+        for removed, part in columns.runs():
+            if not removed:
+                yield columns.puts(part, payloads[part])
+            elif self.on_delete == "delete":
+                yield columns.removals_of(part, payloads[part])
+
+    def _refuse_unwritable(self, batch: pa.RecordBatch, columns: _Columns, faults: _Faults) -> None:
+        """Rows without a payload, or with values that JSON lacks."""
+        if not self.whole:
+            self._refuse_not_finite(batch, columns.removals, faults)
+            return
+        name = self.payload[0]
+        for index in _indices(batch.column(name).is_null()):
+            faults.setdefault(index, ("PAYLOAD_MALFORMED", f"column {name} is null: there is no payload"))
+
+    def _sound_payloads(
+        self, batch: pa.RecordBatch, columns: _Columns, faults: _Faults
+    ) -> tuple[list[int], list[bytes]]:
+        """The rows that are records, counted from 0 in the batch, and their payloads."""
         sound = [index for index in range(batch.num_rows) if index not in faults]
         try:
             payloads = self._payloads(batch.take(pa.array(sound, pa.int64())) if faults else batch)
         except RecursionError:  # a variant that is nested deeper than Spark's own writer of JSON can follow
             payloads = self._payloads_one_by_one(batch, sound, faults)
             sound = [index for index in sound if index not in faults]
-        if payloads and max(map(len, payloads)) > REQUEST_BYTES_MAX:  # the client raises an error for the whole call
-            for index, payload in zip(sound, payloads, strict=True):
-                by_key = keys is not None and removals is not None and removals[index]  # without a document
-                if len(payload) > REQUEST_BYTES_MAX and not by_key:
-                    faults[index] = "PAYLOAD_TOO_LARGE", f"{len(payload)} bytes are more than a request may have"
-            payloads = [payload for index, payload in zip(sound, payloads, strict=True) if index not in faults]
-        if faults:
-            bad += [
-                BadRow(rows[index], reason, message, _shown(batch, index))
-                for index, (reason, message) in sorted(faults.items())
-            ]
-            kept = [index for index in sound if index not in faults]
-            rows = [rows[index] for index in kept]
-            keys = keys and [keys[index] for index in kept]
-            kinds = kinds and [kinds[index] for index in kept]
-            micros = micros and [micros[index] for index in kept]
-            removals = removals and [removals[index] for index in kept]
-        at = 0
-        for removed, run in groupby(removals) if removals else [(False, rows)]:
-            stop = at + sum(1 for _ in run)
-            part = slice(at, stop)
-            at = stop
-            if part.start == part.stop:
-                continue
-            if not removed:
-                yield Puts(
-                    rows[part], payloads[part], keys and keys[part], kinds and kinds[part], micros and micros[part]
-                )
-            elif self.on_delete == "delete":
-                yield Removals(rows[part], keys and keys[part], payloads[part])
+        if not payloads or max(map(len, payloads)) <= REQUEST_BYTES_MAX:
+            return sound, payloads
+        # The client raises an error for the whole call.
+        for index, payload in zip(sound, payloads, strict=True):
+            if len(payload) > REQUEST_BYTES_MAX and not columns.removes_by_key(index):
+                faults[index] = "PAYLOAD_TOO_LARGE", f"{len(payload)} bytes are more than a request may have"
+        kept = [index not in faults for index in sound]
+        return list(compress(sound, kept)), list(compress(payloads, kept))
 
-    def _refuse_not_finite(
-        self, batch: pa.RecordBatch, removals: list[bool] | None, faults: dict[int, tuple[str, str]]
-    ) -> None:
+    def _refuse_not_finite(self, batch: pa.RecordBatch, removals: list[bool] | None, faults: _Faults) -> None:
         """JSON has no NaN and no infinities (rule K2). Rows that remove records are not written, so they may have
         them."""
         for name in self.payload:
@@ -192,9 +238,7 @@ class RowPlan:
             return payloads
         return documents(batch.select(list(self.payload)), write_nulls=self.write_nulls)
 
-    def _payloads_one_by_one(
-        self, batch: pa.RecordBatch, indices: Sequence[int], faults: dict[int, tuple[str, str]]
-    ) -> list[bytes]:
+    def _payloads_one_by_one(self, batch: pa.RecordBatch, indices: Sequence[int], faults: _Faults) -> list[bytes]:
         found: list[bytes] = []
         for index in indices:
             try:
@@ -203,7 +247,7 @@ class RowPlan:
                 faults[index] = "PAYLOAD_MALFORMED", "a variant is nested too deep"
         return found
 
-    def _keys(self, batch: pa.RecordBatch, faults: dict[int, tuple[str, str]]) -> list[str] | None:
+    def _keys(self, batch: pa.RecordBatch, faults: _Faults) -> list[str] | None:
         if self.key is None:
             return None
         column = batch.column(self.key)
@@ -223,7 +267,7 @@ class RowPlan:
                     faults.setdefault(index, ("KEY_NOT_UTF8", f"column {self.key} is not UTF-8"))
         return keys
 
-    def _removals(self, batch: pa.RecordBatch, faults: dict[int, tuple[str, str]]) -> list[bool] | None:
+    def _removals(self, batch: pa.RecordBatch, faults: _Faults) -> list[bool] | None:
         if self.op is None:
             return None
         ops = pc.fill_null(batch.column(self.op), "put")
@@ -241,9 +285,7 @@ class RowPlan:
         found: list[bool] = removals.to_pylist()
         return found
 
-    def _lifetimes(
-        self, batch: pa.RecordBatch, faults: dict[int, tuple[str, str]]
-    ) -> tuple[list[int] | None, list[int] | None]:
+    def _lifetimes(self, batch: pa.RecordBatch, faults: _Faults) -> tuple[list[int] | None, list[int] | None]:
         """Kinds and microseconds of the rows' own lifetimes."""
         if self.lifetime is None:
             return None, None
@@ -267,7 +309,7 @@ class RowPlan:
             return [kind] * len(micros), micros
         return pc.if_else(column.is_valid(), kind, _ABSENT).to_pylist(), micros
 
-    def _seconds(self, column: pa.Array, faults: dict[int, tuple[str, str]]) -> pa.Array:
+    def _seconds(self, column: pa.Array, faults: _Faults) -> pa.Array:
         if pa.types.is_integer(column.type):
             cut = _cut(column.cast(pa.int64()), SECONDS_MAX)
             return pc.multiply(cut, 1_000_000)
@@ -278,7 +320,7 @@ class RowPlan:
         seconds = pc.if_else(odd, 0.0, seconds)
         return pc.round(pc.multiply(_cut(seconds, float(SECONDS_MAX)), 1e6)).cast(pa.int64())
 
-    def _parsed(self, column: pa.Array, faults: dict[int, tuple[str, str]]) -> tuple[list[int], list[int]]:
+    def _parsed(self, column: pa.Array, faults: _Faults) -> tuple[list[int], list[int]]:
         encoded = column.dictionary_encode()
         kinds, micros = [], []
         wrong: dict[int, str] = {}
@@ -313,6 +355,13 @@ def _indices(mask: pa.Array) -> list[int]:
         return []
     found: list[int] = pc.indices_nonzero(mask).to_pylist()
     return found
+
+
+def _reported(batch: pa.RecordBatch, first_row: int, faults: _Faults) -> list[BadRow]:
+    return [
+        BadRow(first_row + index, reason, message, _shown(batch, index))
+        for index, (reason, message) in sorted(faults.items())
+    ]
 
 
 def _shown(batch: pa.RecordBatch, index: int) -> str:

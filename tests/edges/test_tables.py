@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from rich.cells import cell_len
 
 from sow_cli.command import sow
-from sow_cli.widths import column_widths
+from sow_cli.tables import column_widths, facts_table, folded, list_table
 from tests.support.server import ServerProcess
 
 WIDTHS: Final = (40, 80, 200)
@@ -98,3 +98,51 @@ def test_due_has_numbers_at_the_right_and_fits(server: ServerProcess) -> None:
     headings, _, row = lines(server, "due orders", 80)
     assert headings.split() == ["topic", "next", "overdue", "≤1m", "≤10m", "≤1h", "≤6h", "≤1d", "≤7d"]
     assert row[headings.index("overdue") + len("overdue") - 1] == "0"
+
+
+@pytest.mark.parametrize(
+    ("text", "width", "lines"),
+    [
+        ("two words", 6, ["two", "words"]),
+        ("twowords", 5, ["twowo", "rds"]),
+        ("longword and", 4, ["long", "word", "and"]),
+        ("東京都", 4, ["東京", "都"]),
+        ("  indented text", 10, ["  indented", "text"]),
+        ("one\n\ntwo", 9, ["one", "", "two"]),
+        ("ab", 1, ["a", "b"]),
+        ("", 5, [""]),
+    ],
+)
+def test_a_text_is_broken_between_words_and_a_long_word_anywhere(text: str, width: int, lines: list[str]) -> None:
+    """Behind a long word there was a line without text, or one that began with a space."""
+    assert folded(text, width) == lines
+
+
+def test_a_list_has_headings_at_the_bottom_and_numbers_at_the_right() -> None:
+    rows = [["orders", "12,000"], ["a.longer.name", "7"]]
+    table, shown = list_table(["topic", "live records"], rows, 22, right=[False, True])
+    assert shown == 2
+    assert [line.rstrip() for line in table.splitlines()] == [
+        "                  live",
+        "topic          records",
+        "──────────────────────",
+        "orders          12,000",
+        "a.longer.name        7",
+    ]
+
+
+@pytest.mark.parametrize("width", [1, 5, 9, 20])
+def test_no_terminal_is_too_narrow(width: int) -> None:
+    """Below the least width of a column, it is broken anywhere. Of the facts the names took the room of the values."""
+    table, shown = list_table(["topic"], [["2030-03-17T17:46:40.123Z"]], width, right=[False])
+    assert shown == 1
+    assert max(map(cell_len, table.splitlines())) <= width
+    if width > 4:
+        facts = facts_table([("published", "12,000 records")], width)
+        assert max(map(cell_len, facts.splitlines())) <= width
+
+
+def test_a_table_escapes_what_a_terminal_would_act_upon() -> None:
+    table, _ = list_table(["topic"], [["or\x1b[2J\tders"]], 80, right=[False])
+    assert "or\\x1b[2J\\tders" in table
+    assert "or\\x1b[2J\n" in facts_table([("topic", "or\x1b[2J\nders")], 80)

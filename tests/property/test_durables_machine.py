@@ -222,7 +222,7 @@ class Lives(RuleBasedStateMachine):
         before, durable.used = durable.position, self.now
         durable.position = max(durable.position, upto)
         if upto >= handed:
-            # It may move over entries that the filter left out (consumers [3]).
+            # It may move over entries that the filter left out (consumer_registry [3]).
             followed = self.rig.store.durables.find(self.rig.topic(TOPIC), name).position
             assert upto <= followed <= sent
             assert not [sequence for sequence in expected if upto < sequence <= followed]

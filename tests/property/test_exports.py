@@ -1,5 +1,6 @@
 """Despite changes meanwhile, the parts of an export together are the records that were alive at its `as_of`, each
-once, in whatever order, however often and in however many pieces they are read (rule Q6; exports [1], exports [2])."""
+once, in whatever order, however often and in however many pieces they are read (rule Q6; export_parts [1],
+export_parts [2])."""
 
 from __future__ import annotations
 
@@ -15,17 +16,17 @@ from hypothesis import strategies as st
 from sow_server.engine.disk.rocks import cursor
 from sow_server.engine.stored import HEADER_BYTES
 from sow_server.engine.values.model import ABSENT, Delete, Lifetime, LifetimeKind, Publish
-from sow_server.query import exports, scan
+from sow_server.query import export_parts, scan
+from sow_server.query.export_parts import Export, Reading
 from sow_server.query.export_splits import SplitCache
 from sow_server.query.export_tokens import read_token, write_token
-from sow_server.query.exports import Export, Reading
 from sow_server.query.filtering import record_filter
 from tests.support.examples import examples
 from tests.support.stores import BINARY, SECOND, Rig
 
 KEYS = [f"{n:03d}" for n in range(120)]
 SMALL = {
-    exports: {"PART_RECORDS_MIN": 2, "SAMPLES_MIN": 8, "SAMPLES_PER_PART": 2, "SAMPLE_CHUNK": 5},
+    export_parts: {"PART_RECORDS_MIN": 2, "SAMPLES_MIN": 8, "SAMPLES_PER_PART": 2, "SAMPLE_CHUNK": 5},
     scan: {"RANGE_FIRST": 2, "SCAN_CHUNK": 6, "FIND_CHUNK": 4},
     cursor: {"STEPS_AT_ONCE": 2, "VALUES_AT_ONCE": 3},
 }
@@ -77,7 +78,7 @@ def test_an_export_has_the_records_alive_at_its_cut_despite_later_changes(
             while not opened.prepare():
                 change(rig, random)
             sizes = [part.records for part in opened.parts]
-            assert len(sizes) < 2 or min(sizes) >= exports.PART_RECORDS_MIN
+            assert len(sizes) < 2 or min(sizes) >= export_parts.PART_RECORDS_MIN
             expected = sorted(
                 record.payload
                 for key, record in alive.items()

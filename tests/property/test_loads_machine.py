@@ -23,7 +23,7 @@ from hypothesis.stateful import (
 )
 
 from sow_server.engine.catalog.topics import Topic
-from sow_server.engine.commit.draft import Draft
+from sow_server.engine.commit.draft import Draft, Removed
 from sow_server.engine.commit.options import WriterOptions
 from sow_server.engine.commit.requests import RequestLimits
 from sow_server.engine.disk.layout import mark_key
@@ -36,6 +36,7 @@ from sow_server.engine.loads import (
     LoadWork,
     RowsToStage,
     applying,
+    removal_marks,
     staging,
 )
 from sow_server.engine.pending import Pending
@@ -418,18 +419,19 @@ def test_a_load_replaces_the_content_and_changes_by_others_win() -> None:
     run_state_machine_as_test(LoadsMachine, settings=SETTINGS)
 
 
-def no_mark(self: Draft, topic: Topic, key: bytes, sequence: int) -> None:
+def no_mark(draft: Draft, topic: Topic, removed: Removed) -> None:
     """The mistake: removals by others are not noted."""
 
 
-def mark_all(self: Draft, topic: Topic, key: bytes, sequence: int) -> None:
+def mark_all(draft: Draft, topic: Topic, removed: Removed) -> None:
     """The mistake: expired records count as removed by others."""
     for load, _ in topic.loads:
-        self.batch.puts[STAGING][mark_key(load, key)] = b""
+        for key in removed.keys:
+            draft.batch.puts[STAGING][mark_key(load, key)] = b""
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("mistake", [no_mark, mark_all])
 def test_the_machine_finds_planted_mistakes_in_marks(mistake: Callable[..., None]) -> None:
-    with mock.patch.object(Draft, "_mark", mistake), pytest.raises(BaseException):  # noqa: B017  # whatever it finds
+    with mock.patch.object(removal_marks, "on_removed", mistake), pytest.raises(AssertionError):
         run_state_machine_as_test(LoadsMachine, settings=PLANTED)

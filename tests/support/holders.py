@@ -30,7 +30,7 @@ from sow_client.errors import LeaseLost, NotFound, SowError, Unavailable, error_
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import Delete, Durability, Outcome, Publish, Touch
 from sow_server.services import convert
-from sow_server.services.errors import CODES
+from sow_server.services.statuses import CODES
 from sow_server.services.writing import only_versions
 from tests.support.replica_rows import SECOND, Row
 from tests.support.replica_world import Instance, World

@@ -19,7 +19,7 @@ from sow_server.engine.values.bookmarks import Position
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.services.topic_filters import TopicFilters
 from sow_server.subscriptions.consumer import Attachment, Consumer
-from sow_server.subscriptions.consumers import Consumers
+from sow_server.subscriptions.consumer_registry import Consumers
 from sow_server.subscriptions.frames import ChangeFrame, ChangeOp, DurableBegin, Frame, GapNotice, Progress
 from sow_server.subscriptions.hub import Hub
 from sow_server.subscriptions.replicated import ReplicatedDurables

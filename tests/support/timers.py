@@ -6,10 +6,11 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from sow_server.engine.commit.reclaim import RECLAIM_RECORDS
-from sow_server.query.exports import Export, Exports
+from sow_server.query.export_parts import Export
+from sow_server.query.exports import Exports
 from sow_server.query.sort_memory import SortMemory
 from sow_server.retention.idle import IdleTopics
-from sow_server.subscriptions.consumers import Consumers
+from sow_server.subscriptions.consumer_registry import Consumers
 from sow_server.subscriptions.hub import Hub
 from sow_server.subscriptions.request import View
 from sow_server.timers import Timers

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -354,6 +355,49 @@ def test_the_handler_of_a_stream_is_closed_when_its_caller_has_gone(tmp_path: Pa
     assert closed == [True]
     usage = served.guarded.authorizer.usage_of(served.guarded.authorizer.identities["desk"])
     assert usage.held("subscriptions") == 0
+
+
+# --- what a refusal keeps ---------------------------------------------------------------------------------------------
+
+
+class Large:
+    """Stands for what a handler has made of a large request."""
+
+
+@pytest.mark.parametrize("kind", ["once", "stream", "foreign"])
+def test_the_frames_of_a_refused_call_are_gone_while_its_caller_takes_the_status(tmp_path: Path, kind: str) -> None:
+    """A caller may take its status late. Until then, nothing keeps its request."""
+    served = Served(tmp_path)
+    kept: list[weakref.ref[Large]] = []
+    alive: list[bool] = []
+
+    def refuse() -> None:
+        large = Large()
+        kept.append(weakref.ref(large))
+        raise StoreError(Reason.TOPIC_NOT_FOUND, "there is none")
+
+    async def once(request: object, call: object) -> object:
+        refuse()
+        return sow_pb2.GetResponse()
+
+    async def stream(request: object, call: object) -> AsyncIterator[object]:
+        refuse()
+        yield b""
+
+    class Late(FakeContext):
+        async def abort(self, code: grpc.StatusCode, message: str, trailing: tuple[tuple[str, bytes], ...]) -> None:
+            alive.append(kept[0]() is not None)
+            await super().abort(code, message, trailing)
+
+    async def call() -> None:
+        name, handler = ("Subscribe", stream) if kind == "stream" else ("Get", once)
+        method = served.method(name, handler, foreign=kind == "foreign")
+        context = Late("desk", lambda: method.request_deserializer(b"" if kind == "stream" else REQUEST))
+        with pytest.raises(Aborted):
+            await (method.stream_stream or method.stream_unary)(None, context)
+
+    asyncio.run(call())
+    assert alive == [False]
 
 
 # --- handlers of gRPC's own services ---------------------------------------------------------------------------------

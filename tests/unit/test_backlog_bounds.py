@@ -12,7 +12,7 @@ from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import MICROS, BacklogAction, Publish
 from sow_server.services.admission import POLL_SECONDS, Admission
 from sow_server.subscriptions.backlogs import DISTRUST_HOLDS, HOLD_MICROS, level
-from sow_server.subscriptions.consumers import exceeds
+from sow_server.subscriptions.consumer_registry import exceeds
 from tests.support.durables import durable, put, rewind, rig
 from tests.support.loops import FakeLoop
 from tests.support.stores import Rig

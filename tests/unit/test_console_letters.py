@@ -11,7 +11,7 @@ import pytest
 from sow.v1 import types_pb2
 from sow_client import MessageTypeName, PayloadForm, Record, RecordBatch, Topic, TopicSettings, TopicStatistics
 from sow_console import letters
-from sow_server.engine.commit import dead_letters
+from sow_server.engine.commit import letter_copies
 from sow_server.engine.values.model import MessageType
 from sow_server.engine.values.model import TopicSettings as ServerSettings
 
@@ -36,10 +36,10 @@ PAYLOADS = {
 @pytest.mark.parametrize("kind", PAYLOADS)
 def test_a_letter_is_opened_as_the_server_has_made_it(kind: MessageType) -> None:
     payload = PAYLOADS[kind]
-    add = dead_letters._adder(ServerSettings(message_type=kind))
+    add = letter_copies._adder(ServerSettings(message_type=kind))
     assert add is not None
-    _, once = add(payload, dead_letters.Letter("offers", "a|b", 5, None))
-    _, twice = add(once, dead_letters.Letter("dead", "x", 6, 1_000_000, dead_letters.SET_ASIDE, "billing"))
+    _, once = add(payload, letter_copies.Letter("offers", "a|b", 5, None))
+    _, twice = add(once, letter_copies.Letter("dead", "x", 6, 1_000_000, letter_copies.SET_ASIDE, "billing"))
     letter = letters.read(record("key", twice, kind=kind.value))
     assert letter.payload == payload, "and numbers keep their text"
     assert (letter.topic, letter.record_key, letter.reason, letter.durable) == (
@@ -70,9 +70,9 @@ BRACED = b"{id=1;n=2;"
 def test_a_letter_in_a_binary_topic_has_the_type_of_its_origin(
     topic: str, key: str, senders: list[tuple[str, MessageTypeName, str]]
 ) -> None:
-    add = dead_letters._adder(ServerSettings(message_type=MessageType.NVFIX, separator=b";"))
+    add = letter_copies._adder(ServerSettings(message_type=MessageType.NVFIX, separator=b";"))
     assert add is not None
-    _, payload = add(BRACED, dead_letters.Letter("offers", "a", 5, None))
+    _, payload = add(BRACED, letter_copies.Letter("offers", "a", 5, None))
     topics = [FakeTopic(name, dead_letter, message_type=kind) for name, kind, dead_letter in senders]
     letter = letters.read(record(key, payload, topic, "binary"), cast("list[Topic]", topics))
     assert (letter.topic, letter.record_key, letter.payload) == ("offers", "a", BRACED)
@@ -106,7 +106,7 @@ def test_a_letter_without_a_list_tells_by_its_key(topic: str, key: str, told: tu
 
 
 def test_the_key_of_a_letter_is_the_one_that_the_server_makes() -> None:
-    assert letters.copy_key("a", "b|\\c", 5, "d") == dead_letters._copy_key("a", "b|\\c", 5, "d")
+    assert letters.copy_key("a", "b|\\c", 5, "d") == letter_copies._copy_key("a", "b|\\c", 5, "d")
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ import pytest
 
 from sow_client import PayloadForm
 from sow_console import letters as letters_page
-from sow_server.engine.commit import dead_letters
-from sow_server.engine.commit.dead_letters import Fate
+from sow_server.engine.commit import letter_copies
+from sow_server.engine.commit.letter_copies import Fate
 from sow_server.engine.disk.rocks import COMMITS
 from sow_server.engine.stored import decode_commit
 from sow_server.engine.values.errors import Reason, StoreError
@@ -176,7 +176,7 @@ def test_a_key_that_has_grown_too_long_is_replaced_by_its_digest(rig: Rig) -> No
     rig.put("b4", "|" * 1000, b"x", ttl=0)
     key, payload = copy_of(rig, "bin")
     assert payload == b"x"
-    assert len(key) <= dead_letters.KEY_BYTES_MAX
+    assert len(key) <= letter_copies.KEY_BYTES_MAX
     assert "sha256:" in key
 
 
@@ -203,7 +203,7 @@ def test_a_cycle_of_copies_that_are_due_at_once_ends_in_its_commit(rig: Rig) -> 
 
 
 def test_a_letter_that_comes_back_to_a_key_that_is_being_written_is_replaced_by_the_write(rig: Rig) -> None:
-    """An overdue record of each topic under one key, each topic the other's target: letters [1]."""
+    """An overdue record of each topic under one key, each topic the other's target: letter_posting [1]."""
     rig.alter_topic("orders", dead_letter_by_key=True)
     rig.alter_topic("dead", dead_letter="orders", dead_letter_by_key=True)
     rig.put("orders", "k", b'{"o":1}', ttl=TTL)
@@ -234,11 +234,11 @@ def test_without_room_for_a_list_a_cycle_is_refused_and_one_that_came_about_ends
 
 
 def test_a_chain_of_copies_has_an_end(rig: Rig) -> None:
-    hops = dead_letters.HOPS_MAX + 2
+    hops = letter_copies.HOPS_MAX + 2
     for hop in range(hops):
         rig.create_topic(f"hop{hop}", JSON, dead_letter=f"hop{hop - 1}" if hop else "", default_ttl_micros=0)
     rig.put(f"hop{hops - 1}", "k", b"{}")
-    assert fates(rig) == {"delivered": dead_letters.HOPS_MAX, "dropped": 1}
+    assert fates(rig) == {"delivered": letter_copies.HOPS_MAX, "dropped": 1}
 
 
 # --- followers -------------------------------------------------------------------------------------------------------

@@ -215,7 +215,7 @@ def test_settings_that_do_not_go_together_are_refused(
 
 
 def test_a_policy_never_prevents_the_creation_of_a_topic(rig: Rig) -> None:
-    """T2, dead_letters [4]: for a topic that it does not suit the target is missing; nothing else about the topic is
+    """T2, letter_copies [4]: for a topic that it does not suit the target is missing; nothing else about the topic is
     refused."""
     rig.set_policy("p", ".*", dead_letter="grave")
     rig.create_topic("packed", JSON, message_type=MessageType.MSGPACK)

@@ -1,4 +1,4 @@
-"""Exports: one cut read in parts, and leases (rule Q6; exports [1] to [4])."""
+"""Exports: one cut read in parts, and leases (rule Q6; export_parts [1] to [4], exports [1])."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ from sow_server.engine.values.model import (
     Publish,
     TopicSettings,
 )
-from sow_server.query import export_lines
+from sow_server.query import export_lines, export_parts
 from sow_server.query import exports as exports_module
+from sow_server.query.export_parts import Export
 from sow_server.query.export_splits import SplitCache
 from sow_server.query.export_tokens import read_token, write_token
-from sow_server.query.exports import Export, ExportOptions, Exports
+from sow_server.query.exports import ExportOptions, Exports
 from sow_server.query.filtering import record_filter
 from tests.support.stores import SECOND, Rig
 
@@ -111,7 +112,7 @@ def test_few_records_are_one_part_and_none_are_no_part(rig: Rig) -> None:
 
 
 def test_how_many_parts_are_apt_depends_on_the_size(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exports_module, "PART_RECORDS_APT", 1000)
+    monkeypatch.setattr(export_parts, "PART_RECORDS_APT", 1000)
     put(rig, range(4500))
     opened = export(rig)
     assert len(opened.parts) == 5
@@ -161,7 +162,7 @@ def test_many_matches_of_an_index_are_read_from_it_as_they_stand(rig: Rig, monke
 def test_a_topic_is_not_gone_through_again_while_it_has_changed_little(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exports_module, "SAMPLE_CHUNK", 100)
+    monkeypatch.setattr(export_parts, "SAMPLE_CHUNK", 100)
     put(rig, range(4000))
     splits = SplitCache()
 

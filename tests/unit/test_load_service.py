@@ -17,8 +17,8 @@ from sow_server.engine.pending import Pending, answered
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.services import load_service
 from sow_server.services.admission import Admission
+from sow_server.services.load_jobs import Loading
 from sow_server.services.load_service import LoadService
-from sow_server.services.loading import Loading
 from tests.support.parts import call_of
 from tests.support.stores import BINARY, Rig
 
@@ -107,7 +107,7 @@ def test_a_commit_without_a_waiting_caller_is_applied(rig: Rig) -> None:
 
 def test_a_load_that_could_not_even_be_failed_is_taken_up_again(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Something stops its task: it is not left alone until the next start."""
-    monkeypatch.setattr("sow_server.services.loading.RETRY_SECONDS", 0)
+    monkeypatch.setattr("sow_server.services.load_jobs.RETRY_SECONDS", 0)
     refusals = [StoreError(Reason.DATA_DAMAGED, "one block"), StoreError(Reason.WRITE_STALLED, "for long")]
 
     async def test(served: Served) -> None:

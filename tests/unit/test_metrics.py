@@ -25,11 +25,12 @@ from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import Expiration, Lifetime, LifetimeKind, MessageType, Publish, TopicSettings
 from sow_server.engine.values.policies import declared_of
 from sow_server.metrics import OTHER_TOPICS, Metrics
-from sow_server.query.exports import Export, Exports
+from sow_server.query.export_parts import Export
+from sow_server.query.exports import Exports
 from sow_server.query.sort_memory import SortMemory
 from sow_server.retention.idle import IdleTopics
 from sow_server.services.admission import Admission
-from sow_server.subscriptions.consumers import Consumers
+from sow_server.subscriptions.consumer_registry import Consumers
 from sow_server.subscriptions.hub import Hub
 from sow_server.subscriptions.request import Request, Snapshot, View
 from sow_server.timers import PeriodicJob

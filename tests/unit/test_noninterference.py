@@ -29,7 +29,7 @@ from sow.checksums import checksum
 from sow.v1 import snapshot_pb2, sow_pb2
 from sow_server.engine.disk.rocks import cursor
 from sow_server.engine.values.model import ABSENT, Delete, Expiration, Lifetime, LifetimeKind, Publish, TopicSettings
-from sow_server.query import exports, scan, sieve
+from sow_server.query import export_parts, scan, sieve
 from sow_server.services import subscribe_convert
 from sow_server.subscriptions import replay
 from tests.support.access import grant, identity
@@ -57,7 +57,7 @@ SETTINGS_OF_DURABLES: Final = {
 EXISTS: Final = {"only_if_present": True}
 POSITION: Final = {"publisher_id": "p", "publisher_epoch": 1, "first_sequence": 1}
 SMALL: Final[Mapping[Any, Mapping[str, object]]] = {
-    exports: {"PART_RECORDS_MIN": 2, "PART_RECORDS_APT": 4, "LOOK_UPS": 3, "PIECE_SECONDS": 60.0},
+    export_parts: {"PART_RECORDS_MIN": 2, "PART_RECORDS_APT": 4, "LOOK_UPS": 3, "PIECE_SECONDS": 60.0},
     cursor: {"STEPS_AT_ONCE": 2},
     replay: {"READ_SECONDS": 60.0},
     sieve: {"JUDGING_SECONDS": 60.0},

@@ -16,7 +16,7 @@ from sow_server.engine.following import Moment, TopicImage
 from sow_server.engine.values.database import Failed
 from sow_server.engine.values.errors import StoreError
 from sow_server.filters.restriction import UNRESTRICTED
-from sow_server.query.exports import Export
+from sow_server.query.export_parts import Export
 from sow_server.reader_processes import process
 from sow_server.reader_processes.messages import (
     ExportFigures,

@@ -20,7 +20,7 @@ import rocksdict
 
 from sow_server.engine.disk import rocks as rocks_package
 from sow_server.engine.disk.rocks import EXPIRY, FAMILIES, META, RECORDS, Batch, Cursor, Rocks, disk_bytes
-from sow_server.engine.disk.rocks.errors import translate
+from sow_server.engine.disk.rocks.rocks_errors import translate
 from sow_server.engine.values.database import Damaged, DiskFull, Failed, Locked, RocksError, Stalled
 
 Rows = list[tuple[bytes, bytes]]

@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 
 from sow_peering import MergeCounts
 from sow_server.engine.commit import soundness
-from sow_server.engine.commit.dead_letters import post
+from sow_server.engine.commit.letter_copies import post
 from sow_server.engine.disk.rocks import RECORDS
 from sow_server.engine.durables import DurableEditor
 from sow_server.engine.stored import DELETE, TOUCH
@@ -183,7 +183,7 @@ def test_a_copy_of_an_entry_that_a_durable_set_aside_may_be_longer_too(tmp_path:
 
 @pytest.mark.parametrize("ends", ["expires", "is set aside"])
 def test_a_copy_that_waits_for_its_topic_is_sound_however_long_its_key_is(rig: Rig, ends: str) -> None:
-    """dead_letters [4]. Story: a repairing check of `_undelivered` removed the letters of records with long keys."""
+    """letter_copies [4]. Story: a repairing check of `_undelivered` removed the letters of records with long keys."""
     rig.alter_topic("t", dead_letter="missing")
     rig.put("t", "|" * 1024, b"{}", ttl=1)
     if ends == "is set aside":

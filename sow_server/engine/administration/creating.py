@@ -9,7 +9,7 @@ from sow_server.engine.catalog.indexes import NO_INDEXES, altered
 from sow_server.engine.catalog.policies import PoliciesInForce
 from sow_server.engine.catalog.rows import encode_topic, paths_and_steps
 from sow_server.engine.catalog.topics import Topic, Topics, check_name, check_settings
-from sow_server.engine.commit import dead_letters, letters
+from sow_server.engine.commit import letter_copies, letter_posting
 from sow_server.engine.commit.draft import Draft
 from sow_server.engine.core import Core
 from sow_server.engine.disk.layout import NEXT_TOPIC_KEY, STATISTICS_KEY, TOPIC_KEY
@@ -116,6 +116,6 @@ class CreateTopic:
 
 def check_dead_letters(topics: Topics, draft: Draft, name: str, settings: TopicSettings, declared: Declared) -> None:
     """For new settings of a topic: their dead letters have to go together with other topics (rule T3)."""
-    dead_letters.check(topics, name, settings, declared)
+    letter_copies.check(topics, name, settings, declared)
     if settings.dead_letter and settings.on_missing is OnMissing.RETAIN:
-        letters.undelivered(draft)  # from now on it can be watched
+        letter_posting.undelivered(draft)  # from now on it can be watched

@@ -10,7 +10,7 @@ sequences from the writer's counters, which the writer takes over only after the
     [3]  An overdue record is expired before anything else is done with its key (rule L10).
     [4]  A draft knows no features. They add their rows to removals through the removal hooks, keep their state in
          `part`, and apply the effects of the commit through `on_commit`. So any expiry may change other topics, and
-         even this one (letters [1]).
+         even this one (letter_posting [1]).
 """
 
 from __future__ import annotations

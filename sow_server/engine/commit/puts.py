@@ -156,35 +156,35 @@ def _put_all(draft: Draft, job: Job, request: Publish, topic: Topic, start: int,
     of the publisher's rows; and all records if the request has conditions, keeps stamps, merges, is atomic, or wants
     results.
     """
-    count = stop - start
     if (
         request.conditions is not None
         or job.delta is not None
         or request.ttl_mode is TtlMode.KEEP
         or request.want_results
         or request.atomic
-        or count < PLAIN_RECORDS_MIN
+        or stop - start < PLAIN_RECORDS_MIN
     ):
         return _put_each(draft, job, request, topic, start, stop, part)
-    expire_times = _expire_times(request, topic, draft.now, start, stop)
+    return _put_columns(draft, job, request, topic, start, stop, part)
+
+
+def _put_columns(draft: Draft, job: Job, request: Publish, topic: Topic, start: int, stop: int, part: Slice) -> int:
+    """`_put_all` of a request whose plain records are put in columns."""
+    count = stop - start
+    if request.lifetimes is None:
+        expire_times = [_stamp(topic, request.lifetime, draft.now)] * count
+    else:
+        expire_times = _own_stamps(request, request.lifetimes[start:stop], topic, draft.now)
     store_keys = job.store_keys[start:stop]
-    one_by_one: set[int] = set()
-    if min(expire_times) <= draft.now:
-        one_by_one.update(index for index, expire_time in enumerate(expire_times) if expire_time <= draft.now)
-    if not job.all_have_keys:
-        one_by_one.update(index for index, store_key in enumerate(store_keys) if not store_key)
     extends = request.ttl_mode is TtlMode.EXTEND
+    stamps: list[bytes] = []
     if topic.acts or extends:
-        stamps = [head[EXPIRE_TIME] for head in map(draft.heads.get, store_keys) if head is not None]
-        if topic.acts and stamps and min(stamps) <= draft.now_bytes:
-            heads = map(draft.heads.get, store_keys)
-            one_by_one.update(
-                index for index, head in enumerate(heads) if head is not None and head[EXPIRE_TIME] <= draft.now_bytes
-            )
-        if extends and not one_by_one and min(expire_times) == max(expire_times):
-            # The usual case, which costs nothing more: one lifetime for all, which renews them all. After an expiry it
-            # may be another: a dead letter may have come under the key of a later record.
-            extends = max(stamps, default=_NO_STAMP) > i64(expire_times[0])
+        stamps = list(map(_STAMP, filter(None, map(draft.heads.get, store_keys))))
+    one_by_one = _keyless_or_overdue(draft, job, topic, store_keys, expire_times, stamps)
+    if extends and not one_by_one and min(expire_times) == max(expire_times):
+        # The usual case, which costs nothing more: one lifetime for all, which renews them all. After an expiry it may
+        # be another: a dead letter may have come under the key of a later record.
+        extends = max(stamps, default=_NO_STAMP) > i64(expire_times[0])
     if request.permits is not None:
         if one_by_one:
             # One that expires may put a dead letter under the key of a later record, whose rows are to be judged then.
@@ -193,16 +193,36 @@ def _put_all(draft: Draft, job: Job, request: Publish, topic: Topic, start: int,
     if len(one_by_one) * PLAIN_RECORDS_MIN > count:
         return _put_each(draft, job, request, topic, start, stop, part)
     at = 0
-    for index in sorted(one_by_one):
+    for index in (*sorted(one_by_one), count):
         if at < index:
-            _put_plain(
-                draft, job, request, topic, expire_times[at:index], start + at, start + index, part, extends=extends
-            )
-        _put_each(draft, job, request, topic, start + index, start + index + 1, part)
+            stamps_of_run = expire_times[at:index]
+            _put_plain(draft, job, request, topic, stamps_of_run, start + at, start + index, part, extends=extends)
+        if index < count:
+            _put_each(draft, job, request, topic, start + index, start + index + 1, part)
         at = index + 1
-    if at < count:
-        _put_plain(draft, job, request, topic, expire_times[at:], start + at, stop, part, extends=extends)
     return stop
+
+
+def _keyless_or_overdue(
+    draft: Draft,
+    job: Job,
+    topic: Topic,
+    store_keys: Sequence[bytes],
+    expire_times: Sequence[int],
+    stamps: Sequence[bytes],
+) -> set[int]:
+    """The records of a slice, counted from its begin, that have no key, a lifetime that is refused or over, or replace
+    an overdue record. `stamps`: of the records that are there."""
+    found: set[int] = set()
+    if min(expire_times) <= draft.now:
+        found.update(index for index, expire_time in enumerate(expire_times) if expire_time <= draft.now)
+    if not job.all_have_keys:
+        found.update(index for index, store_key in enumerate(store_keys) if not store_key)
+    now_bytes = draft.now_bytes
+    if topic.acts and stamps and min(stamps) <= now_bytes:
+        heads = map(draft.heads.get, store_keys)
+        found.update(index for index, head in enumerate(heads) if head is not None and head[EXPIRE_TIME] <= now_bytes)
+    return found
 
 
 def _forbidden_records(
@@ -230,23 +250,25 @@ def _forbidden_records(
     return found
 
 
-def _expire_times(request: Publish, topic: Topic, now_micros: int, start: int, stop: int) -> list[int]:
-    """The stamps of a slice of records; 0 where the lifetime is refused."""
+def _stamp(topic: Topic, lifetime: Lifetime, now_micros: int) -> int:
+    """The stamp of a record; 0 where the lifetime is refused."""
+    try:
+        return lifetimes.expire_time(topic.settings, lifetime, now_micros)
+    except LifetimeError:
+        return 0
 
-    def stamp(lifetime: Lifetime) -> int:
-        try:
-            return lifetimes.expire_time(topic.settings, lifetime, now_micros)
-        except LifetimeError:
-            return 0
 
-    common = stamp(request.lifetime)
-    if request.lifetimes is None:
-        return [common] * (stop - start)
-    given = request.lifetimes[start:stop]
+def _own_stamps(request: Publish, given: Sequence[Lifetime], topic: Topic, now_micros: int) -> list[int]:
+    """The stamps of records with lifetimes of their own; 0 where the lifetime is refused."""
     if (stamps_alike := _stamps_of_one_kind(topic, given, now_micros)) is not None:
         return stamps_alike
     # Publishers use few different lifetimes, so each stamp is computed once.
-    stamps = {lifetime: stamp(lifetime) for lifetime in set(given) if lifetime.kind is not LifetimeKind.ABSENT}
+    stamps = {
+        lifetime: _stamp(topic, lifetime, now_micros)
+        for lifetime in set(given)
+        if lifetime.kind is not LifetimeKind.ABSENT
+    }
+    common = _stamp(topic, request.lifetime, now_micros)
     return [stamps.get(lifetime, common) for lifetime in given]
 
 
@@ -278,6 +300,7 @@ def _stamps_of_one_kind(topic: Topic, given: Sequence[Lifetime], now_micros: int
     return [min(max(base + value, low), high) for value in micros]
 
 
+_STAMP: Final = itemgetter(EXPIRE_TIME)
 _KIND: Final = itemgetter(0)
 _MICROS: Final = itemgetter(1)
 

@@ -25,7 +25,7 @@ from typing import Final, NamedTuple
 import structlog
 
 from sow_server.engine.catalog.topics import Topic
-from sow_server.engine.commit import dead_letters
+from sow_server.engine.commit import letter_copies
 from sow_server.engine.formats.payloads import BadRecord, key_of
 from sow_server.engine.stored import PAYLOAD, PUT, TOUCH, Changes, read_header
 from sow_server.engine.values.errors import Reason
@@ -183,7 +183,7 @@ def key_fault(topic: Topic, key: bytes, limits: RowLimits) -> Fault | None:
         return Fault(Reason.KEY_REQUIRED, "key: is empty")
     if not is_utf8(key):
         return Fault(Reason.KEY_NOT_UTF8, "key: is not well-formed UTF-8")
-    if len(key) > limits.key_bytes_max and not dead_letters.may_be_copy(topic, key):
+    if len(key) > limits.key_bytes_max and not letter_copies.may_be_copy(topic, key):
         return Fault(Reason.KEY_TOO_LARGE, f"key: {len(key)} bytes are more than the limit of {limits.key_bytes_max}")
     return None
 
@@ -195,7 +195,7 @@ def payload_fault(topic: Topic, key: bytes, payload: bytes, limits: RowLimits) -
         return Fault(bad.reason, bad.message)
     size = len(payload)
     if size > limits.payload_bytes_max:
-        size = dead_letters.original_bytes(topic.settings, payload)
+        size = letter_copies.original_bytes(topic.settings, payload)
     if size > limits.payload_bytes_max:
         return Fault(
             Reason.PAYLOAD_TOO_LARGE, f"payload: {size} bytes are more than the limit of {limits.payload_bytes_max}"

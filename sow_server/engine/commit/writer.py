@@ -26,10 +26,10 @@ import structlog
 from sow_server.engine.catalog.rows import topic_row
 from sow_server.engine.catalog.topics import Topics
 from sow_server.engine.commit import first_publish
-from sow_server.engine.commit.dead_letters import Fate
 from sow_server.engine.commit.draft import Draft, RemovalHook
 from sow_server.engine.commit.expiry import Sweep
 from sow_server.engine.commit.failures import as_store_error, broken_stream
+from sow_server.engine.commit.letter_copies import Fate
 from sow_server.engine.commit.mutations import fetch_heads, fetch_values, stage_aborted, stage_decided, stage_job
 from sow_server.engine.commit.observers import Committed, Follow, Observer
 from sow_server.engine.commit.options import WriterOptions

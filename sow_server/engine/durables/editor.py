@@ -9,7 +9,7 @@ import structlog
 
 from sow_peering import NO_STAMP, DurableMark, Stamp
 from sow_server.engine.catalog.topics import Topic
-from sow_server.engine.commit import letters
+from sow_server.engine.commit import letter_posting
 from sow_server.engine.commit.draft import Draft
 from sow_server.engine.durables.drafted import DraftedDurables
 from sow_server.engine.durables.floors import TopicFloors
@@ -342,7 +342,7 @@ class DurableEditor:
             return False
         if topic.settings.dead_letter:
             kept = [entry for sequence in sequences if (entry := self._heads.entry(topic, sequence)) is not None]
-            letters.set_aside(self._draft, topic, name, kept)
+            letter_posting.set_aside(self._draft, topic, name, kept)
         return True
 
     def expire_backlog(self, topic: Topic, name: str) -> bool:

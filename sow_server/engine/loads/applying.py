@@ -236,7 +236,7 @@ class ApplyWork:
         store_keys = [topic.prefix + key for key in keys]
         draft.fetch_heads(store_keys)
         if topic.acts:
-            # First, as a dead letter may come to one of these keys (letters [1]).
+            # First, as a dead letter may come to one of these keys (letter_posting [1]).
             for key, store_key in zip(keys, store_keys, strict=True):
                 head = draft.heads[store_key]
                 if head is not None and head[EXPIRE_TIME] <= draft.now_bytes and read_header(head).sequence <= begin:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 from array import array
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress, repeat
 from struct import Struct
@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 from sow_peering import NOTHING_PURGED, MergeCounts, Purged
 from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.commit.draft import Draft, Puts
-from sow_server.engine.commit.letters import Letters
+from sow_server.engine.commit.letter_posting import Letters
 from sow_server.engine.commit.soundness import KEY_FAULTS, NO_FAULTS, Fault
 from sow_server.engine.commit.tombstones import may_have_tombstones, tombstone, with_tombstone
 from sow_server.engine.stored import (
@@ -155,22 +155,22 @@ class Merge:
             draft.fetch_values(store_keys)
         every = range(len(store_keys))
         if self._guard.version or len(set(store_keys)) < len(store_keys):
-            alone: Collection[int] = every
+            one_by_one: Collection[int] = every
         else:
-            alone = self._one_by_one(rows)
+            one_by_one = self._one_by_one(rows)
         letters = draft.part(Letters).posted
-        for index in sorted(alone):
+        for index in sorted(one_by_one):
             self._apply_one(rows, index)
         if draft.part(Letters).posted > letters:
             # A record has expired, and its dead letter may have been put under any key, even of this topic.
             for index in every:
-                if index not in alone:
+                if index not in one_by_one:
                     self._apply_one(rows, index)
             return
-        if not alone:
+        if not one_by_one:
             self._put_all(rows)
-        elif len(alone) < len(every):
-            self._put_all(rows.picked([index not in alone for index in every]))
+        elif len(one_by_one) < len(every):
+            self._put_all(rows.picked([index not in one_by_one for index in every]))
 
     def _taken(self, rows: PeerRows, found: Mapping[int, Fault]) -> list[bool]:
         """The changes that are applied; the ones in `found` are unsound. A removal under a key that no publish could
@@ -191,29 +191,42 @@ class Merge:
     def _one_by_one(self, rows: PeerRows) -> set[int]:
         """The rows that are merged one by one: all except puts of newer versions over older ones. Such puts are made
         column by column, and decide the speed of replication."""
-        draft, topic = self._draft, self._topic
-        heads = [draft.heads[key] for key in rows.store_keys]
-        alone: set[int] = set()
+        heads = [self._draft.heads[key] for key in rows.store_keys]
+        one_by_one: set[int] = set()
         if set(rows.kinds) != {PUT}:
-            alone.update(index for index, kind in enumerate(rows.kinds) if kind != PUT)
+            one_by_one.update(index for index, kind in enumerate(rows.kinds) if kind != PUT)
+        one_by_one.update(self._not_newer(rows, heads))
+        if self._topic.acts:
+            one_by_one.update(self._overdue(rows, heads))
+        if None in heads and may_have_tombstones(self._draft, self._topic):
+            one_by_one.update(self._buried(rows, heads))
+        return one_by_one
+
+    def _not_newer(self, rows: PeerRows, heads: Sequence[bytes | None]) -> Iterator[int]:
+        """Rows that may lose to the record here."""
         older = list(map(operator.gt, rows.versions, versions(heads)))
         if False in older:
             # An equal version is known already, or is of another instance: then names decide.
-            alone.update(index for index, wins in enumerate(older) if not wins)
+            yield from (index for index, wins in enumerate(older) if not wins)
         if not self._before.isdisjoint(rows.origins):
-            alone.update(i for i, origin in enumerate(rows.origins) if origin in self._before and heads[i] is not None)
-        if topic.acts:
-            now, now_bytes = draft.now, draft.now_bytes
-            if min(rows.expire_times) <= now:
-                alone.update(index for index, due in enumerate(rows.expire_times) if due <= now)
-            stamps = [_NEVER_BYTES if head is None else head[EXPIRE_TIME] for head in heads]
-            if min(stamps) <= now_bytes:
-                alone.update(index for index, stamp in enumerate(stamps) if stamp <= now_bytes)
-        if None in heads and may_have_tombstones(draft, topic):
-            missing = [index for index, head in enumerate(heads) if head is None]
-            dead = with_tombstone(draft, [rows.store_keys[index] for index in missing])
-            alone.update(index for index in missing if rows.store_keys[index] in dead)
-        return alone
+            for index, origin in enumerate(rows.origins):
+                if origin in self._before and heads[index] is not None:
+                    yield index
+
+    def _overdue(self, rows: PeerRows, heads: Sequence[bytes | None]) -> Iterator[int]:
+        """Rows that are due, or replace a record that is."""
+        now, now_bytes = self._draft.now, self._draft.now_bytes
+        if min(rows.expire_times) <= now:
+            yield from (index for index, due in enumerate(rows.expire_times) if due <= now)
+        stamps = [_NEVER_BYTES if head is None else head[EXPIRE_TIME] for head in heads]
+        if min(stamps) <= now_bytes:
+            yield from (index for index, stamp in enumerate(stamps) if stamp <= now_bytes)
+
+    def _buried(self, rows: PeerRows, heads: Sequence[bytes | None]) -> Iterator[int]:
+        """Rows whose record was deleted here, so that a tombstone decides."""
+        missing = [index for index, head in enumerate(heads) if head is None]
+        dead = with_tombstone(self._draft, [rows.store_keys[index] for index in missing])
+        return (index for index in missing if rows.store_keys[index] in dead)
 
     def _put_all(self, rows: PeerRows) -> None:
         draft, topic, count = self._draft, self._topic, len(rows.keys)

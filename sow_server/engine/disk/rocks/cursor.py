@@ -11,8 +11,8 @@ from typing import Final
 
 import rocksdict
 
-from sow_server.engine.disk.rocks.errors import translate
 from sow_server.engine.disk.rocks.options import MARK_KEY
+from sow_server.engine.disk.rocks.rocks_errors import translate
 from sow_server.engine.values.database import Failed
 
 STEPS_AT_ONCE: Final = 500

@@ -15,7 +15,6 @@ from typing import Final
 import rocksdict
 
 from sow_server.engine.disk.rocks.cursor import Cursor
-from sow_server.engine.disk.rocks.errors import translate
 from sow_server.engine.disk.rocks.handle import Handle
 from sow_server.engine.disk.rocks.options import (
     FAMILIES,
@@ -26,6 +25,7 @@ from sow_server.engine.disk.rocks.options import (
     all_family_options,
     database_options,
 )
+from sow_server.engine.disk.rocks.rocks_errors import translate
 from sow_server.engine.values.database import Damaged, RocksOptions, Stalled
 
 STALL_PATIENCE_SECONDS: Final = 120.0

@@ -11,8 +11,8 @@ from pathlib import Path
 import rocksdict
 
 from sow_server.engine.disk.rocks.cursor import Cursor
-from sow_server.engine.disk.rocks.errors import translate
 from sow_server.engine.disk.rocks.options import FAMILIES
+from sow_server.engine.disk.rocks.rocks_errors import translate
 from sow_server.engine.values.database import Failed
 
 

@@ -7,9 +7,9 @@ from typing import Final
 
 import rocksdict
 
-from sow_server.engine.disk.rocks.errors import translate
 from sow_server.engine.disk.rocks.handle import Handle
 from sow_server.engine.disk.rocks.options import FOLLOWED, MARK_BYTES, MARK_KEY, all_family_options, database_options
+from sow_server.engine.disk.rocks.rocks_errors import translate
 from sow_server.engine.values.database import Damaged, Failed, RocksError, RocksOptions, Stale
 
 TRIES: Final = 1000

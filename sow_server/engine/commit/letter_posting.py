@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sow_server.engine.catalog.topics import UNDELIVERED_ID, Topic, undelivered_topic
-from sow_server.engine.commit import dead_letters
-from sow_server.engine.commit.dead_letters import HOPS_MAX, Fate
+from sow_server.engine.commit import letter_copies
 from sow_server.engine.commit.draft import Draft, Removed
+from sow_server.engine.commit.letter_copies import HOPS_MAX, Fate
 from sow_server.engine.stored import BURY, EXPIRE, HEADER, PAYLOAD, PUBLISH_TIME, PUT, RECORD_KEY, Entry, header
 from sow_server.engine.values import lifetimes
 from sow_server.engine.values.model import ABSENT
@@ -75,11 +75,13 @@ def deliver_waiting(draft: Draft, box: Topic, target: Topic, store_keys: list[by
     """Moves records of `box`, the store's own topic, to `target`, as far as it can take them."""
     keys: list[bytes] = []
     payloads: list[bytes] = []
-    rivals = {key: [box.prefix + other for other in dead_letters.rivals(key[RECORD_KEY], target)] for key in store_keys}
+    rivals = {
+        key: [box.prefix + other for other in letter_copies.rivals(key[RECORD_KEY], target)] for key in store_keys
+    }
     waiting = draft.read([other for others in rivals.values() for other in others])
     draft.fetch_bodies(store_keys)
     for store_key, value in zip(store_keys, values, strict=True):
-        key = dead_letters.waiting_for(store_key[RECORD_KEY], target)
+        key = letter_copies.waiting_for(store_key[RECORD_KEY], target)
         if key is None:
             continue
         draft.delete(box, store_key[RECORD_KEY], store_key, value[HEADER])
@@ -102,7 +104,7 @@ def _post(draft: Draft, topic: Topic, keys: Sequence[bytes], values: Sequence[by
     if draft.part(Letters).hops == HOPS_MAX:
         _count(draft, Fate.DROPPED, len(keys))
         return
-    post = dead_letters.post(draft.topics, topic, keys, values, durable)
+    post = letter_copies.post(draft.topics, topic, keys, values, durable)
     _count(draft, Fate.DROPPED, post.dropped)
     _count(draft, Fate.ENDED, post.ended)
     if post.keys:
