@@ -29,9 +29,9 @@ from sow_server.filters.tree import Field
 from sow_server.query.filtering import record_filter
 from sow_server.subscriptions.changes import changes_of
 from sow_server.subscriptions.frames import ChangeFrame
-from sow_server.subscriptions.groups import FollowedTopic, Group
-from sow_server.subscriptions.judging import Unjudged
-from sow_server.subscriptions.matching import VersionMatcher
+from sow_server.subscriptions.live.groups import FollowedTopic, Group
+from sow_server.subscriptions.live.judging import Unjudged
+from sow_server.subscriptions.live.matching import VersionMatcher
 from sow_server.subscriptions.request import Wants
 
 TARGET: Final = Target(5.0, f"{TIMES} cheaper")

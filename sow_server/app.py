@@ -54,27 +54,27 @@ from sow_server.reader_processes.pool import ReaderOptions, ReaderProcesses
 from sow_server.retention.idle import IdleTopics
 from sow_server.services.access_service import AccessService
 from sow_server.services.admin_service import AdminService
-from sow_server.services.admission import Admission
-from sow_server.services.capacity import InFlight
+from sow_server.services.door.capacity import InFlight
+from sow_server.services.door.fair_readers import FairReaders
+from sow_server.services.door.guard import CallAdmission, handlers, standard_handlers
 from sow_server.services.exporting import ServedExport
-from sow_server.services.fair_readers import FairReaders
 from sow_server.services.followers import Followers
-from sow_server.services.guard import CallAdmission, handlers, standard_handlers
 from sow_server.services.health_service import HealthService
 from sow_server.services.inspection_service import Observed
 from sow_server.services.load_jobs import Loading
 from sow_server.services.load_service import LoadService
 from sow_server.services.log_tail import LogTail
 from sow_server.services.ownership import DurableOwners, OwnedDurables
-from sow_server.services.positions import Positions
-from sow_server.services.queries import Queries
+from sow_server.services.records.admission import Admission
+from sow_server.services.records.positions import Positions
+from sow_server.services.records.queries import Queries
+from sow_server.services.records.submissions import Submissions
 from sow_server.services.snapshot_service import SnapshotService
 from sow_server.services.sow_service import SowService
-from sow_server.services.submissions import Submissions
-from sow_server.services.topic_filters import TopicFilters
-from sow_server.subscriptions.consumer_registry import Consumers
+from sow_server.services.wire.topic_filters import TopicFilters
+from sow_server.subscriptions.durable.consumer_registry import Consumers
+from sow_server.subscriptions.durable.replicated import ReplicatedDurables
 from sow_server.subscriptions.hub import Hub, HubOptions
-from sow_server.subscriptions.replicated import ReplicatedDurables
 from sow_server.timers import ScrubPace, Timers
 
 if TYPE_CHECKING:

@@ -43,10 +43,10 @@ from sow_server.engine.store import Store
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import MICROS
 from sow_server.peers import LinkTraces, PeerStore
-from sow_server.services.guard import CallAdmission, link_handlers
-from sow_server.services.received import Context
+from sow_server.services.door.guard import CallAdmission, link_handlers
+from sow_server.services.door.received import Context
 from sow_server.services.replication import Links
-from sow_server.subscriptions.replicated import ReplicatedDurables
+from sow_server.subscriptions.durable.replicated import ReplicatedDurables
 
 log = structlog.get_logger(__name__)
 T = TypeVar("T")

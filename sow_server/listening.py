@@ -24,7 +24,7 @@ from sow_server.access.failures import HELD_MAX
 from sow_server.certificates import CertificateFault, CertificateSet, EndpointCertificates, Expiry
 from sow_server.config import Config, ListenerConfig, ServerConfig
 from sow_server.engine.values.model import MICROS
-from sow_server.services.capacity import RESERVED_CALLS
+from sow_server.services.door.capacity import RESERVED_CALLS
 
 Register: TypeAlias = Callable[[grpc.aio.Server, ListenerConfig], None]
 """Adds the handlers to the server of a listener."""

@@ -37,9 +37,9 @@ from sow_server.engine.values.errors import Reason
 from sow_server.engine.values.model import MICROS
 from sow_server.query.sort_memory import SortMemory
 from sow_server.retention.idle import IdleTopics
-from sow_server.services.admission import Admission
 from sow_server.services.figures import Counts
-from sow_server.subscriptions.consumer_registry import Consumers
+from sow_server.services.records.admission import Admission
+from sow_server.subscriptions.durable.consumer_registry import Consumers
 from sow_server.subscriptions.hub import Hub
 from sow_server.timers import PeriodicJob
 

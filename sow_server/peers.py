@@ -41,7 +41,7 @@ from sow_server.engine.values.patterns import PatternError
 from sow_server.filters import FilterError
 from sow_server.filters import parse as parse_filter
 from sow_server.query.filtering import record_filter
-from sow_server.subscriptions.replicated import ReplicatedDurables
+from sow_server.subscriptions.durable.replicated import ReplicatedDurables
 
 T = TypeVar("T")
 

@@ -38,7 +38,7 @@ from sow_server.engine.values.errors import StoreError
 from sow_server.engine.values.model import MICROS, NEVER
 from sow_server.query.sort_memory import SortMemory
 from sow_server.retention.idle import IdleTopics
-from sow_server.subscriptions.consumer_registry import Consumers
+from sow_server.subscriptions.durable.consumer_registry import Consumers
 
 log = structlog.get_logger(__name__)
 

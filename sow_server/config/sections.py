@@ -60,7 +60,7 @@ from sow_server.engine.values.model import (
 from sow_server.engine.values.policies import NOTHING, Declared
 from sow_server.query.exports import ExportOptions
 from sow_server.query.sort_memory import SORT_BYTES_MAX, SORTS_WAITING_MAX
-from sow_server.subscriptions.backlogs import HOLD_MICROS
+from sow_server.subscriptions.durable.backlogs import HOLD_MICROS
 from sow_server.subscriptions.hub import HubOptions
 
 KIB: Final = 2**10

@@ -54,8 +54,8 @@ from sow_server.reader_processes.messages import (
     send,
 )
 from sow_server.reader_processes.turn_lock import TurnLock
-from sow_server.services.answering import QueryAnswer, opened, query_of, until_ready
 from sow_server.services.exporting import PartAnswer, export_of
+from sow_server.services.records.answering import QueryAnswer, opened, query_of, until_ready
 
 T = TypeVar("T")
 

@@ -16,7 +16,7 @@ from sow_server.engine.values.errors import Reason, StoreError, no_topic
 from sow_server.filters import print_filter, print_path
 from sow_server.filters.restriction import Restriction
 from sow_server.query.filtering import permitted
-from sow_server.services.convert import invalid
+from sow_server.services.wire.convert import invalid
 
 
 class AccessService:

@@ -29,16 +29,16 @@ from sow_server.engine.values.clock import GuardedClock
 from sow_server.engine.values.errors import StoreError, no_topic
 from sow_server.engine.values.policies import Declared, Policy, declared_warnings, planned_journal_bytes, warnings
 from sow_server.filters.restriction import UNRESTRICTED
-from sow_server.services import convert
-from sow_server.services.filter_values import values_read
 from sow_server.services.followers import Followers
 from sow_server.services.health_service import HealthService
 from sow_server.services.inspection_service import InspectionService, Observed
 from sow_server.services.ownership import OwnedDurables
+from sow_server.services.records.selection import checked, count_selected, selected
+from sow_server.services.records.submissions import Submissions
 from sow_server.services.replication import Links
-from sow_server.services.selection import checked, count_selected, selected
-from sow_server.services.submissions import Submissions
-from sow_server.subscriptions.consumer_registry import Consumers
+from sow_server.services.wire import convert
+from sow_server.services.wire.filter_values import values_read
+from sow_server.subscriptions.durable.consumer_registry import Consumers
 
 log = structlog.get_logger(__name__)
 T = TypeVar("T")

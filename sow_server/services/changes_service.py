@@ -20,12 +20,19 @@ from sow_server.engine.values.keys import TOPIC_NAME, check_parts
 from sow_server.engine.values.model import MICROS, MessageType
 from sow_server.filters.parameters import Values
 from sow_server.query.filtering import RecordFilter, callers_filter
-from sow_server.services import convert, packing
-from sow_server.services.filter_values import filter_values
 from sow_server.services.ownership import OwnedDurables
-from sow_server.subscriptions.consumer_registry import Consumers
+from sow_server.services.wire import convert, packing
+from sow_server.services.wire.filter_values import filter_values
+from sow_server.subscriptions.durable.consumer_registry import Consumers
 from sow_server.subscriptions.hub import Hub
-from sow_server.subscriptions.ranges import ChangeColumns, KeySet, KeyShare, RangeLimits, RangeReader, plan_range
+from sow_server.subscriptions.journal.ranges import (
+    ChangeColumns,
+    KeySet,
+    KeyShare,
+    RangeLimits,
+    RangeReader,
+    plan_range,
+)
 from sow_server.subscriptions.request import Start, StartKind
 
 log = structlog.get_logger(__name__)

@@ -21,8 +21,8 @@ from sow_server.query.export_splits import SplitCache
 from sow_server.query.export_tokens import write_token
 from sow_server.query.exports import LeasedExport
 from sow_server.query.filtering import callers_filter
-from sow_server.services import packing
-from sow_server.services.narrowing import narrower
+from sow_server.services.wire import packing
+from sow_server.services.wire.narrowing import narrower
 
 T = TypeVar("T")
 

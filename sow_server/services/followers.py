@@ -14,8 +14,8 @@ from sow.v1 import admin_pb2, sow_pb2
 from sow_server.access.caller import Call
 from sow_server.engine.values.bookmarks import Instance
 from sow_server.engine.values.errors import Reason, StoreError
-from sow_server.services.convert import invalid
-from sow_server.subscriptions.consumer import Consumer
+from sow_server.services.wire.convert import invalid
+from sow_server.subscriptions.durable.consumer import Consumer
 from sow_server.subscriptions.subscription import Subscription
 
 FILTER_CHARACTERS_MAX: Final = 1_000

@@ -13,8 +13,8 @@ from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.reading import Cuts
 from sow_server.engine.values.model import MICROS, TTL_MAX_MICROS
 from sow_server.query.horizon import Horizon
-from sow_server.services.answering import close_after, opened
-from sow_server.services.convert import invalid
+from sow_server.services.records.answering import close_after, opened
+from sow_server.services.wire.convert import invalid
 
 EDGES_MAX: Final = 1_000
 CELLS_MAX: Final = 1_000_000

@@ -18,12 +18,12 @@ from sow_server.engine.doors import Reads
 from sow_server.engine.values.clock import GuardedClock
 from sow_server.engine.values.model import MICROS
 from sow_server.services import horizons
-from sow_server.services.convert import invalid
 from sow_server.services.figures import Counts, Figures, FigureSource, OverdueCount
 from sow_server.services.followers import Followers
 from sow_server.services.health_service import HealthService
 from sow_server.services.log_tail import LEVELS, LINES_MAX, Line, LogTail
 from sow_server.services.replication import Links
+from sow_server.services.wire.convert import invalid
 
 INTERVAL_MICROS: Final = MICROS
 INTERVAL_MICROS_MIN: Final = MICROS // 10

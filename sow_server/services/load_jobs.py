@@ -20,7 +20,7 @@ from sow_server.engine.values.clock import GuardedClock
 from sow_server.engine.values.database import RocksError
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import Publish
-from sow_server.services.admission import Admission
+from sow_server.services.records.admission import Admission
 
 log = structlog.get_logger(__name__)
 

@@ -25,10 +25,10 @@ from sow_server.engine.loads import (
     load_not_found,
 )
 from sow_server.engine.values.errors import Reason, StoreError
-from sow_server.services import convert
+from sow_server.services.door.received import readable
 from sow_server.services.load_jobs import Loading
-from sow_server.services.received import readable
-from sow_server.services.writing import permit_load
+from sow_server.services.records.writing import permit_load
+from sow_server.services.wire import convert
 
 STREAM_REQUESTS_MAX: Final = 4
 """Requests of one stream that may be under way; the next is read when the first is answered."""

@@ -13,7 +13,7 @@ from sow_server.engine.durables import Durables
 from sow_server.engine.values.keys import TOPIC_NAME
 from sow_server.engine.values.model import TopicSettings
 from sow_server.engine.values.policies import NOTHING, Declared
-from sow_server.services.convert import invalid
+from sow_server.services.wire.convert import invalid
 
 
 class DurableOwners:

@@ -26,14 +26,14 @@ from sow_server.query.exports import (
     NOT_PERMITTED,
     Exports,
 )
-from sow_server.services import narrowing, packing
-from sow_server.services.answering import opened
 from sow_server.services.changes_service import PIN_IDLE_TTL_MAX_MICROS, ChangesService
-from sow_server.services.convert import invalid
 from sow_server.services.exporting import LongExports, OwnExport, PartReading, ReadPart, ServedExport, export_of
-from sow_server.services.filter_values import filter_values, values_read
 from sow_server.services.ownership import OwnedDurables
-from sow_server.subscriptions.consumer_registry import Consumers
+from sow_server.services.records.answering import opened
+from sow_server.services.wire import narrowing, packing
+from sow_server.services.wire.convert import invalid
+from sow_server.services.wire.filter_values import filter_values, values_read
+from sow_server.subscriptions.durable.consumer_registry import Consumers
 from sow_server.subscriptions.hub import Hub
 
 log = structlog.get_logger(__name__)

@@ -31,23 +31,23 @@ from sow_server.engine.values.policies import NOTHING
 from sow_server.filters.parameters import NO_VALUES, Values
 from sow_server.query.filtering import callers_filter, record_filter, rows_filter
 from sow_server.query.scan import Query, RecordBatch, Scan, point_keys
-from sow_server.services import convert, subscribe_convert
-from sow_server.services.answering import close_after
-from sow_server.services.filter_values import values_read
+from sow_server.services.door.received import readable
 from sow_server.services.followers import Followers
-from sow_server.services.getting import Getting, LongGets
 from sow_server.services.ownership import OwnedDurables
-from sow_server.services.positions import Positions
-from sow_server.services.queries import Queries
-from sow_server.services.received import readable
-from sow_server.services.selection import BUSY_RECORDS, CHANGE_RECORDS, count, count_selected, selected
-from sow_server.services.submissions import Submissions, Submitted
-from sow_server.services.writing import only_versions, permit_delete, permit_publish, permit_touch
-from sow_server.subscriptions.consumer import Attachment, Consumer
-from sow_server.subscriptions.consumer_registry import Consumers
+from sow_server.services.records.answering import close_after
+from sow_server.services.records.getting import Getting, LongGets
+from sow_server.services.records.positions import Positions
+from sow_server.services.records.queries import Queries
+from sow_server.services.records.selection import BUSY_RECORDS, CHANGE_RECORDS, count, count_selected, selected
+from sow_server.services.records.submissions import Submissions, Submitted
+from sow_server.services.records.writing import only_versions, permit_delete, permit_publish, permit_touch
+from sow_server.services.wire import convert, subscribe_convert
+from sow_server.services.wire.filter_values import values_read
+from sow_server.subscriptions.durable.consumer import Attachment, Consumer
+from sow_server.subscriptions.durable.consumer_registry import Consumers
 from sow_server.subscriptions.frames import ChangeFrame, Frame
-from sow_server.subscriptions.history import History
 from sow_server.subscriptions.hub import Hub
+from sow_server.subscriptions.journal.history import History
 from sow_server.subscriptions.request import Request
 from sow_server.subscriptions.stream import stream
 from sow_server.subscriptions.subscription import Subscription

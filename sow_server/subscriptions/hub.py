@@ -17,7 +17,7 @@ from sow_server.engine.values.clock import boot_micros
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import MICROS
 from sow_server.engine.values.patterns import PatternError, matcher
-from sow_server.subscriptions.dispatch import Dispatcher, Schedule
+from sow_server.subscriptions.live.dispatch import Dispatcher, Schedule
 from sow_server.subscriptions.marking import Marking
 from sow_server.subscriptions.request import Request, StartKind, check_topic
 from sow_server.subscriptions.subscription import Subscription

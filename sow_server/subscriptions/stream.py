@@ -9,7 +9,7 @@ from typing import Any
 
 from sow_server.engine.values.clock import boot_micros
 from sow_server.engine.values.model import MICROS
-from sow_server.subscriptions.consumer import Consumer
+from sow_server.subscriptions.durable.consumer import Consumer
 from sow_server.subscriptions.frames import Frame
 from sow_server.subscriptions.subscription import Read, Send, Subscription
 

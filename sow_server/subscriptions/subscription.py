@@ -23,8 +23,6 @@ from sow_server.engine.catalog.topics import Topic, topic_deleted
 from sow_server.engine.commit.commits import Commits
 from sow_server.engine.doors import Reads
 from sow_server.engine.values.errors import Reason, StoreError
-from sow_server.subscriptions.conflation import Conflation
-from sow_server.subscriptions.dispatch import Dispatcher
 from sow_server.subscriptions.frames import (
     ChangeFrame,
     Frame,
@@ -32,13 +30,15 @@ from sow_server.subscriptions.frames import (
     SnapshotBatch,
     SnapshotEnd,
 )
-from sow_server.subscriptions.judging import Unjudged
+from sow_server.subscriptions.journal.replay import JournalGap, Replay, Replayed
+from sow_server.subscriptions.live.conflation import Conflation
+from sow_server.subscriptions.live.dispatch import Dispatcher
+from sow_server.subscriptions.live.judging import Unjudged
+from sow_server.subscriptions.live.matching import VersionMatcher
+from sow_server.subscriptions.live.outbox import Outbox
+from sow_server.subscriptions.live.snapshot import SeveralTopics
 from sow_server.subscriptions.marking import Marking
-from sow_server.subscriptions.matching import VersionMatcher
-from sow_server.subscriptions.outbox import Outbox
-from sow_server.subscriptions.replay import JournalGap, Replay, Replayed
 from sow_server.subscriptions.request import Request, Snapshot, Wants
-from sow_server.subscriptions.snapshot import SeveralTopics
 
 FAILURE_CHECK_MICROS: Final = 200_000
 """How often a subscription that waits for its first durable commit checks whether the writer has failed."""

@@ -13,7 +13,7 @@ import pytest
 from sow.v1 import snapshot_pb2, snapshot_pb2_grpc
 from sow_client import AsyncClient, Client, Gap, NotFound, PermissionDenied, ResourceExhausted, SowError
 from sow_server.access.audit import Part
-from sow_server.subscriptions.replay import READ_CHANGES
+from sow_server.subscriptions.journal.replay import READ_CHANGES
 from tests.support.access import GUARDED, audit_file, client_of, grant, identity, write_access
 from tests.support.server import ServerProcess, until
 

@@ -16,7 +16,7 @@ from sow_client import _lease_core
 from sow_client._lease_core import Held, Joining, LeaseCore
 from sow_replication.options import NodeOptions, PeerOptions
 from sow_server.engine.values.model import Durability, Lifetime, LifetimeKind, Touch, TouchOnly
-from sow_server.services import convert
+from sow_server.services.wire import convert
 from tests.property.test_replication_simulation import differing, edges, fault
 from tests.support.examples import lives
 from tests.support.holders import CLOCK_RATE, KEYS, TOPICS, Holder, SameVersion, Wrong, check_ended, simulated_leases

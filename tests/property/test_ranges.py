@@ -27,9 +27,9 @@ from sow_server.engine.stored import DELETE, EXPIRE, TOUCH
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import Delete, Lifetime, LifetimeKind, Publish, TopicSettings, Touch
 from sow_server.query.filtering import record_filter
-from sow_server.subscriptions import ranges
 from sow_server.subscriptions.frames import ChangeOp, ChangeReason
-from sow_server.subscriptions.ranges import KeyShare, RangeLimits, RangePlan, RangeReader, plan_range
+from sow_server.subscriptions.journal import ranges
+from sow_server.subscriptions.journal.ranges import KeyShare, RangeLimits, RangePlan, RangeReader, plan_range
 from sow_server.subscriptions.request import Start, StartKind
 from tests.support.stores import MINUTE, SECOND, Rig
 from tests.support.subscription_oracle import KEYED, Happened, Oracle, matches

@@ -20,13 +20,14 @@ from sow_server.engine.stored.columns import Column
 from sow_server.engine.values.model import NEVER, Expiration, TopicSettings
 from sow_server.query.filtering import record_filter
 from sow_server.query.projection import projection
-from sow_server.services import subscribe_convert
-from sow_server.subscriptions import focus, frames
+from sow_server.services.wire import subscribe_convert
+from sow_server.subscriptions import frames
 from sow_server.subscriptions.changes import changes_of
 from sow_server.subscriptions.frames import ChangeFrame, Row, frames_of, within
-from sow_server.subscriptions.matching import VersionMatcher
+from sow_server.subscriptions.journal.row_columns import PUTS, columns_of, gets_all, gets_matches
+from sow_server.subscriptions.live import focus
+from sow_server.subscriptions.live.matching import VersionMatcher
 from sow_server.subscriptions.request import Wants
-from sow_server.subscriptions.row_columns import PUTS, columns_of, gets_all, gets_matches
 from tests.support.examples import examples
 from tests.support.stores import Rig
 

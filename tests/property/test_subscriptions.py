@@ -17,7 +17,7 @@ from hypothesis.stateful import initialize, precondition, rule, run_state_machin
 
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import ABSENT, Delete, Durability, Lifetime, LifetimeKind, Publish, Touch
-from sow_server.subscriptions import dispatch, groups
+from sow_server.subscriptions.live import dispatch, groups
 from sow_server.subscriptions.request import FROM_NOW, Request, Start, StartKind
 from sow_server.subscriptions.subscription import Read, Send
 from tests.support.examples import examples

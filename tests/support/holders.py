@@ -29,9 +29,9 @@ from sow_client.aio._leasing import AsyncLease, AsyncLeasing
 from sow_client.errors import LeaseLost, NotFound, SowError, Unavailable, error_of_reason
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import Delete, Durability, Outcome, Publish, Touch
-from sow_server.services import convert
-from sow_server.services.statuses import CODES
-from sow_server.services.writing import only_versions
+from sow_server.services.door.statuses import CODES
+from sow_server.services.records.writing import only_versions
+from sow_server.services.wire import convert
 from tests.support.replica_rows import SECOND, Row
 from tests.support.replica_world import Instance, World
 from tests.support.resumers import store_of

@@ -18,7 +18,7 @@ from sow_client._live_view import LiveCore
 from sow_client.errors import error_of_reason
 from sow_server.engine.values.errors import StoreError
 from sow_server.filters.restriction import UNRESTRICTED, Restriction
-from sow_server.services import subscribe_convert
+from sow_server.services.wire import subscribe_convert
 from tests.support.parts import reading_of
 from tests.support.stores import FakeTime, Rig
 from tests.support.subscribers import Follower, Subscribers

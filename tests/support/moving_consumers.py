@@ -17,12 +17,12 @@ from typing import Final
 from sow_server.engine.durables import Durable, RewindTo
 from sow_server.engine.values.bookmarks import Position
 from sow_server.engine.values.errors import Reason, StoreError
-from sow_server.services.topic_filters import TopicFilters
-from sow_server.subscriptions.consumer import Attachment, Consumer
-from sow_server.subscriptions.consumer_registry import Consumers
+from sow_server.services.wire.topic_filters import TopicFilters
+from sow_server.subscriptions.durable.consumer import Attachment, Consumer
+from sow_server.subscriptions.durable.consumer_registry import Consumers
+from sow_server.subscriptions.durable.replicated import ReplicatedDurables
 from sow_server.subscriptions.frames import ChangeFrame, ChangeOp, DurableBegin, Frame, GapNotice, Progress
 from sow_server.subscriptions.hub import Hub
-from sow_server.subscriptions.replicated import ReplicatedDurables
 from sow_server.subscriptions.request import Start, StartKind
 from sow_server.subscriptions.subscription import Read, Send
 from tests.support.replica_rocks import RocksStore

@@ -32,7 +32,7 @@ from sow_server.engine.values.model import (
     TouchOnly,
     TtlMode,
 )
-from sow_server.services.convert import EVERY_MICROS
+from sow_server.services.wire.convert import EVERY_MICROS
 from tests.support.model import Expected, ModelTopic, Wanted
 from tests.support.store_checks import KEYS, TOPICS, StoreChecks
 

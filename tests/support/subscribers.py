@@ -25,9 +25,9 @@ from sow_server.engine.values.errors import StoreError
 from sow_server.engine.values.model import Expiration, Lifetime, LifetimeKind, TopicSettings
 from sow_server.engine.values.policies import Declared
 from sow_server.filters.restriction import UNRESTRICTED, Restriction
-from sow_server.services.topic_filters import TopicFilters
-from sow_server.subscriptions.consumer import Attachment, Consumer
-from sow_server.subscriptions.consumer_registry import Consumers
+from sow_server.services.wire.topic_filters import TopicFilters
+from sow_server.subscriptions.durable.consumer import Attachment, Consumer
+from sow_server.subscriptions.durable.consumer_registry import Consumers
 from sow_server.subscriptions.frames import (
     ChangeFrame,
     ChangeOp,

@@ -22,7 +22,6 @@ from sow_server.engine.commit.options import WriterOptions
 from sow_server.engine.commit.writer import Writer
 from sow_server.engine.store import StoreOptions
 from sow_server.engine.stored import DELETE, EXPIRE, PUT
-from sow_server.subscriptions import dispatch, replay, snapshot
 from sow_server.subscriptions.frames import (
     ChangeFrame,
     ChangeOp,
@@ -33,6 +32,8 @@ from sow_server.subscriptions.frames import (
     SnapshotBegin,
     SnapshotEnd,
 )
+from sow_server.subscriptions.journal import replay
+from sow_server.subscriptions.live import dispatch, snapshot
 from sow_server.subscriptions.subscription import Subscription
 from tests.support.stores import FakeTime, Rig
 from tests.support.subscription_oracle import Happened, Known, Oracle, matches

@@ -17,9 +17,9 @@ from sow_server.access.needs import NEEDS, Action
 from sow_server.engine.commit.pace import CallsUnderWay
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.turns import CALLER
-from sow_server.services.capacity import InFlight
-from sow_server.services.guard import CallAdmission
-from sow_server.services.received import Context
+from sow_server.services.door.capacity import InFlight
+from sow_server.services.door.guard import CallAdmission
+from sow_server.services.door.received import Context
 from tests.support.access import grant, identity, peer
 from tests.support.access_parts import HERE, Guarded, LastingTask, access_of
 

@@ -22,8 +22,8 @@ from sow_server.access.credentials import Tokens
 from sow_server.access.failures import PER_MINUTE, WAIT_SECONDS
 from sow_server.engine.commit.pace import CallsUnderWay
 from sow_server.engine.values.errors import Reason, StoreError
-from sow_server.services.capacity import InFlight
-from sow_server.services.guard import CallAdmission, handlers, link_handlers
+from sow_server.services.door.capacity import InFlight
+from sow_server.services.door.guard import CallAdmission, handlers, link_handlers
 from tests.support.access import grant, identity
 from tests.support.access_parts import HERE, Guarded, access_of
 

@@ -29,7 +29,7 @@ from sow_server.engine.values.model import (
 )
 from sow_server.filters.restriction import UNRESTRICTED
 from sow_server.services.ownership import OwnedDurables
-from sow_server.services.writing import own_publisher, permit_delete, permit_load, permit_publish, permit_touch
+from sow_server.services.records.writing import own_publisher, permit_delete, permit_load, permit_publish, permit_touch
 from tests.support.access import grant, identity
 from tests.support.access_parts import Guarded, access_of
 from tests.support.stores import BINARY, Rig

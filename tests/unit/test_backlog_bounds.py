@@ -10,9 +10,9 @@ import structlog.testing
 from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import MICROS, BacklogAction, Publish
-from sow_server.services.admission import POLL_SECONDS, Admission
-from sow_server.subscriptions.backlogs import DISTRUST_HOLDS, HOLD_MICROS, level
-from sow_server.subscriptions.consumer_registry import exceeds
+from sow_server.services.records.admission import POLL_SECONDS, Admission
+from sow_server.subscriptions.durable.backlogs import DISTRUST_HOLDS, HOLD_MICROS, level
+from sow_server.subscriptions.durable.consumer_registry import exceeds
 from tests.support.durables import durable, put, rewind, rig
 from tests.support.loops import FakeLoop
 from tests.support.stores import Rig

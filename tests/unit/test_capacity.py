@@ -9,7 +9,7 @@ import pytest
 from sow_server.access.needs import NEEDS, Need
 from sow_server.engine.values.errors import StoreError
 from sow_server.engine.values.turns import CALLER
-from sow_server.services.capacity import (
+from sow_server.services.door.capacity import (
     ADMINISTRATIVE_CALLS_MAX,
     HEALTH_CHECKS_MAX,
     HEALTH_WATCHES_MAX,

@@ -20,7 +20,7 @@ from sow_server.engine.values.model import (
     Restamp,
     RestampMode,
 )
-from sow_server.subscriptions.matching import VersionMatcher
+from sow_server.subscriptions.live.matching import VersionMatcher
 from tests.support.dead_letters import TTL, commits, copy_of, fates, rig
 from tests.support.stores import SECOND, Rig
 from tests.support.subscribers import JSON, Subscribers

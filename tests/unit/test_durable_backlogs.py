@@ -10,8 +10,8 @@ from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.durables import DurableGap, GapReason, RewindTo
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import BacklogAction, Publish
-from sow_server.services.admission import Admission
-from sow_server.subscriptions.consumer_registry import STEP_MICROS
+from sow_server.services.records.admission import Admission
+from sow_server.subscriptions.durable.consumer_registry import STEP_MICROS
 from sow_server.subscriptions.frames import SnapshotBegin, SnapshotEnd
 from tests.support.durables import JSON, crash, durable, figures, floor, put, refused, rewind, rig
 from tests.support.loops import FakeLoop

@@ -429,7 +429,7 @@ def test_a_topic_is_deleted_while_its_durable_is_rewound_and_it_is_pruned(rig: R
 
 
 def test_acknowledgements_share_commits(rig: Rig, subscribers: Subscribers) -> None:
-    """durable_changes [1]."""
+    """batches [1]."""
     followers = [subscribers.attach("orders", f"d{number}") for number in range(5)]
     put(rig, "a")
     answers: list[object] = []

@@ -14,7 +14,7 @@ from sow_server.engine.durables import Durable, RewindTo
 from sow_server.engine.replicas import marks
 from sow_server.engine.values.bookmarks import Position
 from sow_server.engine.values.errors import Reason, StoreError
-from sow_server.subscriptions.consumer import Attachment, Consumer
+from sow_server.subscriptions.durable.consumer import Attachment, Consumer
 from sow_server.subscriptions.frames import ChangeFrame, Frame, GapNotice
 from sow_server.subscriptions.request import FROM_NOW, Start, StartKind
 from sow_server.subscriptions.subscription import Read, Send

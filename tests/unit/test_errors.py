@@ -14,9 +14,9 @@ from google.rpc import error_details_pb2, status_pb2
 
 from sow.v1 import admin_pb2, types_pb2
 from sow_server.engine.values.errors import Reason, StoreError
-from sow_server.services import convert
-from sow_server.services.received import Context
-from sow_server.services.statuses import CODES, DOMAIN, MESSAGE_BYTES_MAX, abort, status
+from sow_server.services.door.received import Context
+from sow_server.services.door.statuses import CODES, DOMAIN, MESSAGE_BYTES_MAX, abort, status
+from sow_server.services.wire import convert
 
 ROOT = Path(__file__).parents[2]
 
@@ -31,7 +31,7 @@ def test_the_engine_and_the_contract_have_the_same_reasons() -> None:
 
 def test_every_reason_has_a_status_code() -> None:
     missing = [f"    Reason.{reason.name}: grpc.StatusCode.…," for reason in Reason if reason not in CODES]
-    assert missing == [], "CODES in sow_server/services/statuses.py needs these lines"
+    assert missing == [], "CODES in sow_server/services/door/statuses.py needs these lines"
 
 
 def test_every_reason_is_documented_with_its_status_code() -> None:

@@ -10,7 +10,7 @@ from concurrent.futures import CancelledError, Future
 import pytest
 
 from sow_server.engine.values.turns import CALLER, SERVER
-from sow_server.services.fair_readers import FairReaders
+from sow_server.services.door.fair_readers import FairReaders
 
 WATCHDOG_SECONDS = 20.0
 

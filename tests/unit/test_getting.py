@@ -21,8 +21,8 @@ from sow_server.engine.values.model import MessageType, Publish, TopicSettings
 from sow_server.engine.values.turns import CALLER
 from sow_server.filters import parse
 from sow_server.filters.restriction import UNRESTRICTED, Restriction
-from sow_server.services import getting
-from sow_server.services.getting import Getting, LongGets
+from sow_server.services.records import getting
+from sow_server.services.records.getting import Getting, LongGets
 from tests.support.parts import reading_of
 from tests.support.stores import Rig
 

@@ -15,10 +15,10 @@ from sow_server.engine.values.model import Delete, Expiration, Lifetime, Lifetim
 from sow_server.filters import parse
 from sow_server.filters.restriction import Restriction
 from sow_server.query.filtering import callers_filter
-from sow_server.subscriptions import history
 from sow_server.subscriptions.frames import ChangeOp, ChangeReason
-from sow_server.subscriptions.history import History
-from sow_server.subscriptions.ranges import RangeReader
+from sow_server.subscriptions.journal import history
+from sow_server.subscriptions.journal.history import History
+from sow_server.subscriptions.journal.ranges import RangeReader
 from tests.support.stores import MINUTE, SECOND, Rig, journal_rows
 from tests.support.subscribers import NAMES
 
@@ -174,7 +174,7 @@ def test_a_history_has_what_a_reader_of_all_changes_sees_of_the_key(
 def test_a_piece_of_work_reads_a_bounded_part_of_the_journal_whatever_it_finds(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """subscriptions/history [2]. The bounds held for each search, of which a piece made 200: so a key that came and
+    """journal/history [2]. The bounds held for each search, of which a piece made 200: so a key that came and
     went held its thread for a second."""
     for number in range(20):
         rig.put("orders", "a", px(number))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sow_server.subscriptions.holders import Holder, Holders
+from sow_server.subscriptions.durable.holders import Holder, Holders
 
 KEY = 1, "d"
 

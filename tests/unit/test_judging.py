@@ -21,10 +21,11 @@ from sow_server.filters import parse
 from sow_server.filters.cost import cost_of
 from sow_server.filters.parser import FUNCTIONS_MAX
 from sow_server.filters.restriction import UNRESTRICTED
-from sow_server.services import selection
-from sow_server.subscriptions import dispatch, groups, replay
-from sow_server.subscriptions.judging import EFFORT_MAX, cost_of_rows, effort_of
-from sow_server.subscriptions.matching import VersionMatcher
+from sow_server.services.records import selection
+from sow_server.subscriptions.journal import replay
+from sow_server.subscriptions.live import dispatch, groups
+from sow_server.subscriptions.live.judging import EFFORT_MAX, cost_of_rows, effort_of
+from sow_server.subscriptions.live.matching import VersionMatcher
 from sow_server.subscriptions.request import Wants
 from tests.support.stores import SECOND, Rig
 from tests.support.subscribers import EARLIEST, Follower, Subscribers

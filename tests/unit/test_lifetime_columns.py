@@ -18,7 +18,7 @@ from sow_server.engine.values.model import (
     PublishChannel,
     TopicSettings,
 )
-from sow_server.services import convert
+from sow_server.services.wire import convert
 from tests.support.stores import DAY, HOUR, MINUTE, START, Rig
 
 KINDS = (LifetimeKind.TTL, LifetimeKind.EXPIRE_TIME)

@@ -1,5 +1,5 @@
 """Live views against the real parts of a server: exact after every outage, and no more is sent than differs (rules F4,
-F5). It shows _live_view [1] to [4] and subscriptions/held [1] to [3]."""
+F5). It shows _live_view [1] to [4] and live/held [1] to [3]."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import Expiration, Publish, TopicSettings
 from sow_server.filters import parse
 from sow_server.filters.restriction import Restriction
-from sow_server.subscriptions import held
-from sow_server.subscriptions.replay import READ_CHANGES
+from sow_server.subscriptions.journal.replay import READ_CHANGES
+from sow_server.subscriptions.live import held
 from tests.support.examples import examples
 from tests.support.live_views import CUT, LiveServer, Viewer, state_of
 from tests.support.replicas import greet, instance
@@ -558,7 +558,7 @@ def test_a_change_of_what_the_caller_may_see_is_noticed_by_a_subscription_that_b
 
 
 def test_rows_that_are_hidden_make_no_difference(rig: Rig) -> None:
-    """subscriptions/held [3]."""
+    """live/held [3]."""
     server = LiveServer(rig, Restriction(parse("/n = 0")))
     fill(rig, KEYS)
     viewer = viewed(server)
@@ -613,7 +613,7 @@ def test_as_many_ranges_as_are_allowed_are_taken(rig: Rig) -> None:
 def test_no_more_waits_for_the_end_of_a_range_than_is_held_in_it(
     rig: Rig, records: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """subscriptions/held [2], also where it says that it holds many records, and they are large."""
+    """live/held [2], also where it says that it holds many records, and they are large."""
     monkeypatch.setattr(held, "WAITING_BYTES", 100)
     fill(rig, KEYS)
     server = LiveServer(rig)

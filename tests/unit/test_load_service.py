@@ -16,9 +16,9 @@ from sow_server.engine.loads import LoadPhase
 from sow_server.engine.pending import Pending, answered
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.services import load_service
-from sow_server.services.admission import Admission
 from sow_server.services.load_jobs import Loading
 from sow_server.services.load_service import LoadService
+from sow_server.services.records.admission import Admission
 from tests.support.parts import call_of
 from tests.support.stores import BINARY, Rig
 

@@ -29,8 +29,8 @@ from sow_server.query.export_parts import Export
 from sow_server.query.exports import Exports
 from sow_server.query.sort_memory import SortMemory
 from sow_server.retention.idle import IdleTopics
-from sow_server.services.admission import Admission
-from sow_server.subscriptions.consumer_registry import Consumers
+from sow_server.services.records.admission import Admission
+from sow_server.subscriptions.durable.consumer_registry import Consumers
 from sow_server.subscriptions.hub import Hub
 from sow_server.subscriptions.request import Request, Snapshot, View
 from sow_server.timers import PeriodicJob

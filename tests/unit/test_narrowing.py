@@ -7,8 +7,8 @@ import json
 import pytest
 
 from sow_server.engine.values.errors import StoreError
-from sow_server.services import narrowing
-from sow_server.services.narrowing import narrower
+from sow_server.services.wire import narrowing
+from sow_server.services.wire.narrowing import narrower
 
 PAD = "x" * 400
 

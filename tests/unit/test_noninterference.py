@@ -30,8 +30,8 @@ from sow.v1 import snapshot_pb2, sow_pb2
 from sow_server.engine.disk.rocks import cursor
 from sow_server.engine.values.model import ABSENT, Delete, Expiration, Lifetime, LifetimeKind, Publish, TopicSettings
 from sow_server.query import export_parts, scan, sieve
-from sow_server.services import subscribe_convert
-from sow_server.subscriptions import replay
+from sow_server.services.wire import subscribe_convert
+from sow_server.subscriptions.journal import replay
 from tests.support.access import grant, identity
 from tests.support.guarded import METHODS, GuardedParts, request_of
 from tests.support.parts import reading_of

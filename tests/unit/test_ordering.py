@@ -18,7 +18,7 @@ from sow_server.filters.tree import Metadata, MetadataName, Path
 from sow_server.query import ordering
 from sow_server.query.ordering import Sorter, Term, order, parse_order, print_order
 from sow_server.query.sort_memory import SortMemory, SortRoom, SortShare
-from sow_server.services import answering
+from sow_server.services.records import answering
 
 
 def topic(message_type: MessageType = MessageType.JSON) -> Topic:

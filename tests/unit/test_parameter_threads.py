@@ -10,14 +10,9 @@ from typing import Any, Final
 import pytest
 
 from sow_server.engine.values.model import Publish, TopicSettings
-from sow_server.services import (
-    admin_service,
-    answering,
-    changes_service,
-    filter_values,
-    snapshot_service,
-    subscribe_convert,
-)
+from sow_server.services import admin_service, changes_service, snapshot_service
+from sow_server.services.records import answering
+from sow_server.services.wire import filter_values, subscribe_convert
 from tests.support import guarded
 from tests.support.access import grant, identity
 from tests.support.guarded import GuardedParts

@@ -9,7 +9,7 @@ import pytest
 
 from sow.v1 import sow_pb2
 from sow_server.engine.values.errors import Reason, StoreError
-from sow_server.services.positions import Positions
+from sow_server.services.records.positions import Positions
 from sow_server.services.sow_service import SowService
 from tests.support.access import grant, identity
 from tests.support.guarded import GuardedParts

@@ -31,7 +31,7 @@ from sow_server.engine.values.model import (
     Touch,
 )
 from sow_server.query import sieve
-from sow_server.services import getting
+from sow_server.services.records import getting
 from tests.support.access import grant, identity
 from tests.support.guarded import GuardedParts, request_of
 from tests.support.stores import SECOND, Rig

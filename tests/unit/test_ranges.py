@@ -11,9 +11,9 @@ from sow_server.engine.durables import Durable
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import BacklogAction, Delete, Durability, Expiration, Publish, TopicSettings
 from sow_server.query.filtering import record_filter
-from sow_server.subscriptions import ranges
 from sow_server.subscriptions.frames import ChangeOp, ChangeReason
-from sow_server.subscriptions.ranges import KeySet, KeyShare, RangeLimits, RangePlan, RangeReader, plan_range
+from sow_server.subscriptions.journal import ranges
+from sow_server.subscriptions.journal.ranges import KeySet, KeyShare, RangeLimits, RangePlan, RangeReader, plan_range
 from sow_server.subscriptions.request import FROM_NOW, Start, StartKind
 from tests.support.stores import HOUR, MINUTE, SECOND, Rig
 from tests.support.subscribers import EARLIEST, NAMES, Subscribers

@@ -33,7 +33,7 @@ from sow_server.reader_processes.messages import (
     send,
 )
 from sow_server.reader_processes.process import ReaderProcess
-from sow_server.services.answering import QueryAnswer
+from sow_server.services.records.answering import QueryAnswer
 from tests.support.stores import Rig
 
 

@@ -22,8 +22,8 @@ from sow_server.engine.values.model import (
     Touch,
 )
 from sow_server.linking import NoLinks
+from sow_server.services.records.submissions import Submissions
 from sow_server.services.replication import Links
-from sow_server.services.submissions import Submissions
 from tests.support.stores import Rig
 
 

@@ -15,7 +15,7 @@ from sow_replication.calls import Calls
 from sow_replication.ports import Refused
 from sow_replication.wire import opened, refused_by, sealed
 from sow_server.engine.values.errors import Reason, StoreError
-from sow_server.services.statuses import abort
+from sow_server.services.door.statuses import abort
 
 
 class Peer(replication_pb2_grpc.ReplicationServiceServicer):

@@ -12,7 +12,7 @@ import pytest
 
 from sow.v1 import sow_pb2
 from sow_server.engine.values.model import Expiration, TopicSettings
-from sow_server.services import subscribe_convert
+from sow_server.services.wire import subscribe_convert
 from sow_server.subscriptions.frames import ChangeFrame, GapNotice
 from tests.support.access import grant, identity
 from tests.support.guarded import GuardedParts

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from sow_server.access.caller import Granted
 from sow_server.engine.values.model import Delete, Durability, Publish
 from sow_server.filters.restriction import UNRESTRICTED
-from sow_server.services.selection import BUSY_RECORDS, CHANGE_RECORDS, selected
+from sow_server.services.records.selection import BUSY_RECORDS, CHANGE_RECORDS, selected
 from tests.support.stores import Rig
 
 T = TypeVar("T")

@@ -19,7 +19,7 @@ from sow_server.query.sort_memory import (
     SortRoom,
     SortShare,
 )
-from sow_server.services.answering import SORT_PATIENCE_SECONDS, until_ready
+from sow_server.services.records.answering import SORT_PATIENCE_SECONDS, until_ready
 from tests.support.loops import FakeLoop
 
 

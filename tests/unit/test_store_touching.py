@@ -29,8 +29,8 @@ from sow_server.engine.values.model import (
     TouchOnly,
     TtlMode,
 )
-from sow_server.services.convert import EVERY_MICROS
-from sow_server.services.writing import only_versions
+from sow_server.services.records.writing import only_versions
+from sow_server.services.wire.convert import EVERY_MICROS
 from tests.support.stores import BINARY, MINUTE, SECOND, Rig
 
 IN_A_MINUTE = Lifetime(LifetimeKind.TTL, MINUTE)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from sow_server.engine.values.model import Durability, Expiration, Publish, TopicSettings
-from sow_server.subscriptions import dispatch
 from sow_server.subscriptions.frames import Progress, SnapshotBegin, SnapshotEnd
+from sow_server.subscriptions.live import dispatch
 from tests.support.stores import MINUTE, SECOND, Rig
 from tests.support.subscribers import JSON, Subscribers, at, px, rig, subscribers, ttl
 

@@ -14,7 +14,7 @@ from sow_server.filters.tree import Metadata, MetadataName
 from sow_server.filters.tree import Path as FieldPath
 from sow_server.query.filtering import record_filter
 from sow_server.subscriptions.changes import Version
-from sow_server.subscriptions.matching import FieldIndex, VersionMatcher
+from sow_server.subscriptions.live.matching import FieldIndex, VersionMatcher
 from tests.support.stores import Rig
 from tests.support.subscribers import JSON, Subscribers, rig
 
@@ -212,7 +212,7 @@ def test_slices_let_others_have_their_turn(rig: Rig, monkeypatch: pytest.MonkeyP
     """dispatch [3]."""
     subscribers = Subscribers(rig)
     follower = subscribers.subscribe("orders")
-    monkeypatch.setattr("sow_server.subscriptions.dispatch.SLICE_CHANGES", 100)
+    monkeypatch.setattr("sow_server.subscriptions.live.dispatch.SLICE_CHANGES", 100)
     rig.run(Publish("orders", [b"{}"] * 1000, [str(number) for number in range(1000)]))
     subscribers.loop.turn()  # hears of the commit
     turns = 1  # a slice of it at once

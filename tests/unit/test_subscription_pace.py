@@ -9,7 +9,7 @@ import pytest
 from sow_server.engine.values.errors import Reason
 from sow_server.engine.values.model import Durability, Publish
 from sow_server.subscriptions.frames import ChangeFrame, Progress
-from sow_server.subscriptions.replay import JournalGap, Replay, Replayed
+from sow_server.subscriptions.journal.replay import JournalGap, Replay, Replayed
 from tests.support.stores import MINUTE, SECOND, Rig
 from tests.support.subscribers import EARLIEST, JSON, Subscribers, behind, px, rig, subscribers
 
@@ -48,7 +48,7 @@ def test_progress_comes_while_a_long_journal_is_read_in_which_nothing_matches(
         rig.time.tick(SECOND // 2)
         return read(self, position, upto, accepted)
 
-    monkeypatch.setattr("sow_server.subscriptions.replay.READ_CHANGES", 5)
+    monkeypatch.setattr("sow_server.subscriptions.journal.replay.READ_CHANGES", 5)
     monkeypatch.setattr(Replay, "read", slowly)
     follower = subscribers.subscribe("orders", filter="/px < 0", start=EARLIEST, progress=SECOND)
     assert [frame.sequence for frame in follower.frames if isinstance(frame, Progress)] == [0, 10, 20, 30, 40]
@@ -63,7 +63,7 @@ def test_a_long_journal_is_read_chunk_by_chunk(
     for first in (0, 3, 6, 13):
         numbers = range(first, first + (7 if first == 6 else 3))
         rig.run(Publish("orders", [px(number) for number in numbers], [f"{number}" for number in numbers]))
-    monkeypatch.setattr("sow_server.subscriptions.replay.READ_CHANGES", 4)
+    monkeypatch.setattr("sow_server.subscriptions.journal.replay.READ_CHANGES", 4)
     follower = subscribers.subscribe("orders", filter=filter_, start=EARLIEST)
     frames = [[row.sequence for row in frame.rows] for frame in follower.frames if isinstance(frame, ChangeFrame)]
     if filter_:
@@ -277,7 +277,7 @@ def test_a_stopped_consumer_does_not_touch_the_others(rig: Rig) -> None:
 
 
 def test_a_conflating_subscriber_is_bounded_by_its_keys(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sow_server.subscriptions.replay.FRAME_BYTES", 1500)
+    monkeypatch.setattr("sow_server.subscriptions.journal.replay.FRAME_BYTES", 1500)
     subscribers = Subscribers(rig, queue_bytes_max=3000)
     follower = subscribers.subscribe("orders", conflation=SECOND)
     fill(subscribers, 1)
@@ -318,7 +318,7 @@ def test_a_backlog_that_grows_too_large_is_served_from_the_journal(
 ) -> None:
     """dispatch [5]: filters that cannot keep up with the publishers cost bounded memory."""
     for name, value in (("BACKLOG_BYTES_MAX", 2000), ("SLICE_CHANGES", 1), ("BLOCK_CHANGES", 1)):
-        monkeypatch.setattr(f"sow_server.subscriptions.dispatch.{name}", value)
+        monkeypatch.setattr(f"sow_server.subscriptions.live.dispatch.{name}", value)
     follower = subscribers.subscribe("orders", oof=True)
     late = None
     wanted = []

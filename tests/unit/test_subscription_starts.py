@@ -8,7 +8,7 @@ from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.commit.draft import Draft
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import Publish
-from sow_server.services.topic_filters import PlannedSnapshot, TopicFilters
+from sow_server.services.wire.topic_filters import PlannedSnapshot, TopicFilters
 from sow_server.subscriptions.frames import Progress
 from sow_server.subscriptions.hub import AHEAD_MICROS_MAX
 from sow_server.subscriptions.request import Start, StartKind

@@ -13,7 +13,7 @@ import pytest
 from sow_server.engine.store import Store
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import Publish
-from sow_server.services.topic_filters import PlannedSnapshot
+from sow_server.services.wire.topic_filters import PlannedSnapshot
 from sow_server.subscriptions.frames import ChangeFrame, Frame, Progress, SnapshotBatch, SnapshotBegin, SnapshotEnd
 from sow_server.subscriptions.hub import Hub
 from sow_server.subscriptions.request import FROM_NOW, Start, StartKind

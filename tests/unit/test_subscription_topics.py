@@ -7,7 +7,7 @@ import pytest
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import Delete, Durability, MessageType, Publish, TopicSettings
 from sow_server.subscriptions.frames import Progress
-from sow_server.subscriptions.groups import Member
+from sow_server.subscriptions.live.groups import Member
 from sow_server.subscriptions.request import Start, StartKind
 from tests.support.stores import Rig
 from tests.support.subscribers import EARLIEST, JSON, Follower, Subscribers, at, px, refused, rig, subscribers

@@ -15,7 +15,7 @@ from sow_server.access.caller import Granted
 from sow_server.engine.values.model import Publish
 from sow_server.filters.restriction import UNRESTRICTED
 from sow_server.query.sort_memory import SortMemory
-from sow_server.services.queries import SHORT_BYTES, SHORT_RECORDS, Queries
+from sow_server.services.records.queries import SHORT_BYTES, SHORT_RECORDS, Queries
 from tests.support.parts import reading_of
 from tests.support.stores import Rig
 

@@ -1,0 +1,1 @@
+"""Durable subscriptions: their consumers, what these hold back, and their replication."""
