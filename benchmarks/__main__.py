@@ -24,7 +24,7 @@ from benchmarks.registry import BENCHMARKS, Benchmark, UnknownBenchmark, chosen
 from benchmarks.report import Report, Result, failed, print_report, to_json, to_markdown
 from benchmarks.rows import Row
 from benchmarks.setting import Setting, measure_machine
-from tests.support.attacks import ATTACKS
+from tests.support.oracles.attacks import ATTACKS
 
 
 class TakesTooLong(Exception):

@@ -23,7 +23,7 @@ from benchmarks.rows import TIMES, Row, Target
 from benchmarks.setting import Setting
 from benchmarks.turns import BUYS, Cases, Side
 from sow_client import Client, Tls
-from tests.support.certificates import Authority
+from tests.support.servers.certificates import Authority
 
 FOLLOWERS: Final = 100
 CALLS: Final = 50

@@ -1,7 +1,7 @@
 """While one caller does its worst: how long the others wait, and how much memory the server takes.
 
-For each attack of `tests.support.attacks` a server is started. The others are a process of their own, and so is the
-attacker. First the others are alone, then the attacker does its worst beside them.
+For each attack of `tests.support.oracles.attacks` a server is started. The others are a process of their own, and so
+is the attacker. First the others are alone, then the attacker does its worst beside them.
 
 [1]  A wait counts from the moment at which the call was due to begin. A call that is not answered when the attack ends
      has waited so long, and counts.
@@ -33,8 +33,8 @@ from benchmarks.processes import Process, ProcessFailed, SowServer
 from benchmarks.rows import MEBIBYTES, MILLISECONDS, TIMES, Figure, Row, Target, percentile
 from benchmarks.setting import Setting
 from sow_client import Client
-from tests.support.attacks import ATTACKS, Attack, prepare_others, tables, write_rights
-from tests.support.others import Sample
+from tests.support.oracles.attacks import ATTACKS, Attack, prepare_others, tables, write_rights
+from tests.support.servers.others import Sample
 
 NOISE_MS: Final = 15.0
 """An idle p99 below this counts as this: two equal runs on a shared machine differ by as much."""
@@ -90,7 +90,7 @@ class _Others:
 
     def __init__(self, address: str, attack: Attack) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.others", address, attack.published, str(attack.payload)],
+            [sys.executable, "-m", "tests.support.servers.others", address, attack.published, str(attack.payload)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -155,7 +155,7 @@ def _children(pid: int) -> list[int]:
 def _attacker(attack: Attack, address: str) -> Iterator[Process]:
     nice = shutil.which("nice")
     assert nice is not None, "of every system"
-    arguments = [nice, "-n", "19", sys.executable, "-m", "tests.support.attacks", attack.name, "whole", address]
+    arguments = [nice, "-n", "19", sys.executable, "-m", "tests.support.oracles.attacks", attack.name, "whole", address]
     process = Process(arguments, lambda _line: True)  # its first line comes when it begins
     try:
         process.wait_ready()

@@ -18,7 +18,7 @@ from benchmarks.rows import TIMES, Row, Target
 from benchmarks.setting import Setting
 from benchmarks.turns import Cases, Side
 from sow_client import Client
-from tests.support.collector import Collector
+from tests.support.servers.collector import Collector
 
 CALLS: Final = 50
 """Single calls of a round."""

@@ -24,8 +24,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 from xdist.scheduler.loadfile import LoadFileScheduling
 
-from tests.support.cpu import CpuTimes
-from tests.support.examples import NIGHTLY
+from tests.support.oracles.examples import NIGHTLY
+from tests.support.servers.cpu import CpuTimes
 
 # No deadline: a shared machine stalls a single example at will. A failure prints the blob that reproduces it.
 settings.register_profile(

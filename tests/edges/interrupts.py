@@ -38,8 +38,8 @@ from sow_client.aio._leasing import AsyncLease
 from sow_client.blocking._consuming import DurableSubscription
 from sow_client.blocking._following import LiveView
 from sow_client.blocking._leasing import Lease
-from tests.support.interrupted import Points, points_of, raised_at, spread
-from tests.support.server import PYTHONPATH, ROOT, ServerProcess, until
+from tests.support.servers.interrupted import Points, points_of, raised_at, spread
+from tests.support.servers.server import PYTHONPATH, ROOT, ServerProcess, until
 
 PATHS: Final = [str(ROOT / name) for name in ("", "proto", "clients")]
 NOWHERE: Final = "127.0.0.1:1"
@@ -47,7 +47,7 @@ POINTS_MAX: Final = 8
 """So many points of each call in the default run."""
 IN_A_PROGRAM: Final = """
 import sys
-from tests.support.interrupted import Points
+from tests.support.servers.interrupted import Points
 from sow_cli.__main__ import main
 Points(int(sys.argv.pop(1))).begin()
 main()

@@ -11,9 +11,9 @@ from click.testing import CliRunner
 
 from sow_cli.command import sow
 from sow_client import Deleted
-from tests.support.access import GUARDED, client_of, grant, identity, write_access
-from tests.support.clients import Connect, connect
-from tests.support.server import ServerProcess
+from tests.support.oracles.access import GUARDED, client_of, grant, identity, write_access
+from tests.support.servers.server import ServerProcess
+from tests.support.simulation.clients import Connect, connect
 
 __all__ = ["connect"]  # a fixture
 

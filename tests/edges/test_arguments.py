@@ -15,7 +15,7 @@ import pyarrow
 import pytest
 
 from sow_client import AsyncClient, AsyncQueryResult, Client, InvalidArgument, QueryResult, SowError
-from tests.support.server import ServerProcess
+from tests.support.servers.server import ServerProcess
 
 ODD: Final[dict[str, Any]] = {
     "2**63": 2**63,

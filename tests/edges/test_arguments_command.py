@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 
 from sow_cli.command import sow
 from sow_client import EARLIEST
-from tests.support.server import ServerProcess, until
+from tests.support.servers.server import ServerProcess, until
 
 ODD = ["\udcff", "9" * 30, "-1", "nan", "inf", "", "x" * 100_000]
 GIVEN = {"topic": "orders", "keys": "k", "key": "k", "name": "orders", "load_id": "l", "to": "earliest"}

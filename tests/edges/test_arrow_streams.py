@@ -10,7 +10,7 @@ import pytest
 
 from sow_client import Client
 from sow_client._arrow_stream import SCHEMA_RECORDS
-from tests.support.server import ServerProcess
+from tests.support.servers.server import ServerProcess
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ import pytest
 
 from sow_client import EARLIEST, AsyncClient, Client, _ends
 from sow_client._ends import Stream
-from tests.support.server import PYTHONPATH, ROOT, ServerProcess
+from tests.support.servers.server import PYTHONPATH, ROOT, ServerProcess
 
 PATHS = [str(ROOT / name) for name in ("", "proto", "clients", "replication", "spark_connector")]
 EXITING = """

@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 
 from sow_cli.command import sow
 from sow_client import Client
-from tests.support.server import ServerProcess
+from tests.support.servers.server import ServerProcess
 
 
 @pytest.fixture(scope="module")

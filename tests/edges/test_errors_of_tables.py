@@ -15,7 +15,7 @@ from pyarrow import ipc, parquet
 
 from sow_cli.command import sow
 from sow_client import Client
-from tests.support.server import ServerProcess
+from tests.support.servers.server import ServerProcess
 
 STAMP = 1_893_456_000_000_000
 

@@ -25,7 +25,7 @@ from pyarrow import ipc, parquet
 
 from sow_cli import command
 from sow_client import NEVER, Client, InvalidArgument
-from tests.support.server import ServerProcess
+from tests.support.servers.server import ServerProcess
 
 FILES = Path(__file__).parent / "files"
 STAMP = datetime(2030, 1, 1, tzinfo=UTC)

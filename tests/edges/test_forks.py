@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.server import ROOT, ServerProcess
+from tests.support.servers.server import ROOT, ServerProcess
 
 SECONDS_MAX = 60.0
 """No program takes so long, unless it hangs."""

@@ -15,8 +15,8 @@ from click.testing import CliRunner
 
 from sow_cli.command import sow
 from sow_client import Client, InvalidArgument, MessageTypeName, PublishFailed, Record, View
-from tests.support.clients import CLIENT_KINDS, client_of
-from tests.support.server import ServerProcess
+from tests.support.servers.server import ServerProcess
+from tests.support.simulation.clients import CLIENT_KINDS, client_of
 
 CONFIG = """
 [topics.packed]

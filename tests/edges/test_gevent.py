@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 
 from sow_client import AsyncClient, Client, FailedPrecondition
-from tests.support.server import ROOT, ServerProcess
+from tests.support.servers.server import ROOT, ServerProcess
 
 PROGRAM = """
 import gevent.monkey

@@ -18,8 +18,8 @@ from sow_cli.command import sow
 from sow_cli.session import NEAR_NAMES_MAX, near_names
 from sow_client import AsyncClient, Client, InvalidArgument, NotFound, SowError
 from sow_server.access.caller import RESEMBLING_MAX, resembling
-from tests.support.access import GUARDED, client_of, grant, identity, write_access
-from tests.support.server import ServerProcess
+from tests.support.oracles.access import GUARDED, client_of, grant, identity, write_access
+from tests.support.servers.server import ServerProcess
 
 ROOT = Path(__file__).parents[2]
 CONFIG = """

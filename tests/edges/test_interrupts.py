@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.support.server import ROOT
+from tests.support.servers.server import ROOT
 
 CASES = "tests/edges/interrupts.py"
 

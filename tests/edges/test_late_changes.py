@@ -7,8 +7,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from sow_client import Change
-from tests.support.cluster import WAIT_SECONDS, Cluster
-from tests.support.server import until
+from tests.support.servers.cluster import WAIT_SECONDS, Cluster
+from tests.support.servers.server import until
 
 LATE = 200
 TOPICS = """

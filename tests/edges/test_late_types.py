@@ -15,8 +15,8 @@ import pytest
 
 from sow_client import Client, InvalidArgument, PublishFailed, Refusal, SowError, Unavailable
 from sow_client._publisher import PublisherBase
-from tests.support.clients import Connect, connect
-from tests.support.server import PYTHONPATH, ROOT, ServerProcess, free_port, until
+from tests.support.servers.server import PYTHONPATH, ROOT, ServerProcess, free_port, until
+from tests.support.simulation.clients import Connect, connect
 
 __all__ = ["connect"]
 

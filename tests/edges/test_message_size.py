@@ -9,8 +9,8 @@ from typing import Final
 import pytest
 
 from sow_client import Client
-from tests.support.access import GUARDED, client_of, grant, identity, write_access
-from tests.support.server import ServerProcess
+from tests.support.oracles.access import GUARDED, client_of, grant, identity, write_access
+from tests.support.servers.server import ServerProcess
 
 CONFIG: Final = """
 [server]

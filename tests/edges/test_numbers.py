@@ -9,8 +9,8 @@ from typing import Final
 import pytest
 
 from sow_client import Client, InvalidArgument
-from tests.support.access import GUARDED, client_of, grant, identity, write_access
-from tests.support.server import ServerProcess
+from tests.support.oracles.access import GUARDED, client_of, grant, identity, write_access
+from tests.support.servers.server import ServerProcess
 
 BIG: Final = 89445006123456789012
 NUMBERS: Final = (BIG - 1, BIG, BIG + 1, 2**64, 2**64 + 1, 2**63, 2**53 + 1, -BIG, 7)

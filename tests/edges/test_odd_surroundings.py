@@ -15,9 +15,9 @@ import click
 import pytest
 
 from sow_cli.command import sow
-from tests.support.interrupted import spread
-from tests.support.odd_surroundings import STOPPED_AFTER_SECONDS
-from tests.support.server import ServerProcess
+from tests.support.oracles.odd_surroundings import STOPPED_AFTER_SECONDS
+from tests.support.servers.interrupted import spread
+from tests.support.servers.server import ServerProcess
 
 if sys.platform == "win32":
     pytest.skip("forks", allow_module_level=True)
@@ -99,7 +99,7 @@ class Commands:
             "GRPC_VERBOSITY": "NONE",
         }
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.odd_surroundings"],
+            [sys.executable, "-m", "tests.support.oracles.odd_surroundings"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -8,7 +8,7 @@ from typing import Final
 import pytest
 
 from sow_client import Client
-from tests.support.server import ServerProcess
+from tests.support.servers.server import ServerProcess
 
 CONFIG: Final = """
 [server]

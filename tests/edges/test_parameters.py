@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 
 from sow.v1 import sow_pb2, sow_pb2_grpc, types_pb2
 from sow_client import EARLIEST, Client, FailedPrecondition, InvalidArgument, SowError
-from tests.support.access import GUARDED, grant, identity, write_access
-from tests.support.access import client_of as access_client
-from tests.support.clients import Connect, connect
-from tests.support.describing import describing
-from tests.support.server import DidNotStart, ServerProcess
+from tests.support.oracles.access import GUARDED, grant, identity, write_access
+from tests.support.oracles.access import client_of as access_client
+from tests.support.servers.server import DidNotStart, ServerProcess
+from tests.support.simulation.clients import Connect, connect
+from tests.support.stores.describing import describing
 
 __all__ = ["connect"]  # a fixture
 

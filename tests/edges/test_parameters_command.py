@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from sow_cli.command import sow
-from tests.support.server import ServerProcess
+from tests.support.servers.server import ServerProcess
 
 Run = Callable[..., Result]
 

@@ -12,7 +12,7 @@ from rich.cells import cell_len
 
 from sow_cli.command import sow
 from sow_cli.tables import column_widths, facts_table, folded, list_table
-from tests.support.server import ServerProcess
+from tests.support.servers.server import ServerProcess
 
 WIDTHS: Final = (40, 80, 200)
 LONG: Final = "a.long.name.of.a.topic.with.many.parts.that.is.wider.than.any.terminal.of.eighty.columns"

@@ -26,7 +26,7 @@ from pyarrow import ipc, parquet
 
 from sow_cli.command import sow
 from sow_client import Client, MessageTypeName, PayloadForm
-from tests.support.server import ServerProcess
+from tests.support.servers.server import ServerProcess
 
 FILES = Path(__file__).parent / "files"
 NANOS = 1_704_164_645_678_901_234

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from sow_client import EARLIEST, AsyncClient, Client, DeadlineExceeded, InvalidArgument
-from tests.support.server import ServerProcess
+from tests.support.servers.server import ServerProcess
 
 STREAMS_MAX = 3
 WRONG = (-1, -0.5, -math.inf, math.nan, "5", True, -(10**400))

@@ -23,8 +23,8 @@ from typing import Final, Protocol
 from sow_client import EARLIEST, NEVER, Ack, Client, DurabilityName, QueryHeader, Record, SowError
 from sow_server.engine.store import Store
 from tests.fault.audit import Audit
-from tests.support.power import Power
-from tests.support.server import ServerProcess, until
+from tests.support.servers.power import Power
+from tests.support.servers.server import ServerProcess, until
 
 CONFIG: Final = """
 [server]

@@ -22,8 +22,8 @@ from sow_server.engine.disk.rocks import COMMITS, EXPIRY, META, RECORDS
 from sow_server.engine.store import Store
 from sow_server.engine.stored import DELETE, EXPIRE, HEADER_BYTES, decode_changes, decode_commit, record, unpack_i64
 from sow_server.engine.values.model import NEVER
-from tests.support.indexes import check_indexes
-from tests.support.stores import journal_rows
+from tests.support.stores.indexes import check_indexes
+from tests.support.stores.stores import journal_rows
 
 
 class Change(NamedTuple):

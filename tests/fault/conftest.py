@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.server import pytest_runtest_makereport
+from tests.support.servers.server import pytest_runtest_makereport
 
 __all__ = ["pytest_runtest_makereport"]
 

@@ -42,9 +42,9 @@ from sow_client import (
     Unavailable,
     View,
 )
-from tests.support.clients import EventLoop, blocking
-from tests.support.cluster import WAIT_SECONDS
-from tests.support.server import until
+from tests.support.servers.cluster import WAIT_SECONDS
+from tests.support.servers.server import until
+from tests.support.simulation.clients import EventLoop, blocking
 
 TOPIC: Final = "orders"
 KEYS: Final = 40

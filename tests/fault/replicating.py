@@ -15,8 +15,8 @@ from typing import Final
 import pytest
 
 from sow_client import Client, DurabilityName, SowError
-from tests.support.cluster import WAIT_SECONDS, Cluster, Instance
-from tests.support.server import until
+from tests.support.servers.cluster import WAIT_SECONDS, Cluster, Instance
+from tests.support.servers.server import until
 
 TOPICS: Final = """
 [topics.orders]

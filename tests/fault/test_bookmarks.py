@@ -9,9 +9,9 @@ import pytest
 
 from sow_client import ResyncRequired, Subscription, Unavailable, View
 from tests.fault.replicating import loads
-from tests.support.cluster import WAIT_SECONDS, Cluster
-from tests.support.server import until
-from tests.support.stores import SECOND
+from tests.support.servers.cluster import WAIT_SECONDS, Cluster
+from tests.support.servers.server import until
+from tests.support.stores.stores import SECOND
 
 TOPICS = "[topics.orders]\nkey = ['/id']\nexpiration = 'enabled'\n"
 

@@ -16,7 +16,7 @@ import pytest
 
 from sow.v1 import sow_pb2, sow_pb2_grpc, types_pb2
 from sow_client import Client, ResourceExhausted
-from tests.support.server import ServerProcess, until
+from tests.support.servers.server import ServerProcess, until
 
 MIB: Final = 2**20
 PATIENCE_SECONDS: Final = 30.0

@@ -14,8 +14,8 @@ from sow_server.engine.disk.private import tighten
 from sow_server.engine.values.clock import GuardedClock
 from sow_server.engine.values.errors import OpenError
 from sow_server.engine.values.model import Expiration, MessageType, TopicSettings
-from tests.support.server import DidNotStart, ServerProcess
-from tests.support.stores import DAY, HOUR, MINUTE, SECOND, START, FakeTime, Rig
+from tests.support.servers.server import DidNotStart, ServerProcess
+from tests.support.stores.stores import DAY, HOUR, MINUTE, SECOND, START, FakeTime, Rig
 
 YEAR: Final = 365 * DAY
 CONFIG: Final = """

@@ -27,8 +27,8 @@ from sow_server.engine.values.model import (
     TopicSettings,
 )
 from sow_server.engine.values.policies import declared_of
-from tests.support.stores import SECOND, Rig
-from tests.support.subscribers import Follower, Subscribers
+from tests.support.stores.stores import SECOND, Rig
+from tests.support.stores.subscribers import Follower, Subscribers
 
 SETTINGS = TopicSettings(expiration=Expiration.ENABLED, index=("/n",), dead_letter="dead", retain_time_micros=SECOND)
 PLAIN = TopicSettings(expiration=Expiration.ENABLED)

@@ -21,8 +21,8 @@ from sow_server.engine.stored import PAYLOAD
 from sow_server.engine.values.database import RocksOptions
 from sow_server.engine.values.errors import OpenError
 from sow_server.engine.values.model import Durability, Publish
-from tests.support.metrics_endpoint import page
-from tests.support.server import DidNotStart, ServerProcess, health, reason_of, until
+from tests.support.servers.metrics_endpoint import page
+from tests.support.servers.server import DidNotStart, ServerProcess, health, reason_of, until
 
 CONFIG: Final = """
 [server]

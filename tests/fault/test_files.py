@@ -25,8 +25,8 @@ from sow_server.engine.values.database import Failed, RocksOptions
 from sow_server.engine.values.errors import OpenError
 from sow_server.engine.values.model import Delete, Durability, Expiration, Publish
 from tests.fault.audit import Audit
-from tests.support.replicas import instance
-from tests.support.server import DidNotStart, ServerProcess, until
+from tests.support.servers.server import DidNotStart, ServerProcess, until
+from tests.support.stores.replicas import instance
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "durability.md"
 HARMLESS: Final = "harmless"

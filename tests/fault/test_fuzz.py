@@ -22,9 +22,9 @@ from hypothesis import strategies as st
 from sow.v1 import admin_pb2, replication_pb2, sow_pb2, types_pb2
 from sow_client import SowError
 from sow_replication.wire import sealed
-from tests.support import methods
-from tests.support.bad_rows import Bad, packed
-from tests.support.server import ServerProcess, reason_of
+from tests.support.oracles import methods
+from tests.support.servers.server import ServerProcess, reason_of
+from tests.support.stores.bad_rows import Bad, packed
 
 CONFIG: Final = """
 [server]

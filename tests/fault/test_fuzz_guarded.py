@@ -20,12 +20,12 @@ from sow.v1 import replication_pb2
 from sow_client import Client
 from sow_replication.wire import sealed
 from tests.fault.test_fuzz import KNOWN, METHODS, OPTIONS, filled, messages, rounds
-from tests.support.access import GUARDED, client_of, grant, identity, peer, write_access
-from tests.support.access_cases import ORDERS, SECRET
-from tests.support.bad_rows import Bad, packed
-from tests.support.methods import Ended, attempt, opened, reason_of_call
-from tests.support.open_streams import Sending
-from tests.support.server import ServerProcess
+from tests.support.oracles.access import GUARDED, client_of, grant, identity, peer, write_access
+from tests.support.oracles.access_cases import ORDERS, SECRET
+from tests.support.oracles.methods import Ended, attempt, opened, reason_of_call
+from tests.support.servers.open_streams import Sending
+from tests.support.servers.server import ServerProcess
+from tests.support.stores.bad_rows import Bad, packed
 
 CANARY: Final = "canary-4711"
 """Stands in everything that the callers may not see: topics, records, fields, durables."""
@@ -55,7 +55,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     folder = tmp_path_factory.mktemp("guarded")
     write_access(folder, ACCESS)
     with ServerProcess(folder, CONFIG, start=False) as made:
-        made.module = "tests.support.clocked_server"
+        made.module = "tests.support.servers.clocked_server"
         made.start()
         yield made
         assert made.terminate() == 0

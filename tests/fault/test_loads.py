@@ -9,7 +9,7 @@ from typing import Final
 import pytest
 
 from sow_client import Client, LoadInfo, LoadPart, SowError
-from tests.support.server import ServerProcess, until
+from tests.support.servers.server import ServerProcess, until
 
 CONFIG: Final = """
 [topics.t]

@@ -18,10 +18,10 @@ import pytest
 
 from sow_client import EARLIEST, Client
 from tests.fault.moving import MARK, TOPIC, Clients, Told, numbers, position_of, told
-from tests.support.cluster import WAIT_SECONDS, Cluster
-from tests.support.proxy import Proxy
-from tests.support.server import until
-from tests.support.stores import SECOND
+from tests.support.servers.cluster import WAIT_SECONDS, Cluster
+from tests.support.servers.proxy import Proxy
+from tests.support.servers.server import until
+from tests.support.stores.stores import SECOND
 
 NAMES: Final = ("a", "b", "c")
 TOPICS: Final = f'[topics.{TOPIC}]\nkey = ["/id"]\nexpiration = "enabled"\nretain_time = "1d"\n'

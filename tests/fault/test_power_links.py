@@ -12,9 +12,9 @@ import pytest
 
 from sow_server.engine.commit.commits import Commits
 from sow_server.engine.pending import Pending
-from tests.support.cluster import WAIT_SECONDS, Cluster
-from tests.support.power import Power
-from tests.support.server import until
+from tests.support.servers.cluster import WAIT_SECONDS, Cluster
+from tests.support.servers.power import Power
+from tests.support.servers.server import until
 
 PLANTS: Final = "tests.fault.test_power_links"
 TOPICS: Final = """

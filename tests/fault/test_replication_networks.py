@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.fault.replicating import TOPICS, loads, pair, settled
-from tests.support.cluster import WAIT_SECONDS, Cluster
-from tests.support.server import until
+from tests.support.servers.cluster import WAIT_SECONDS, Cluster
+from tests.support.servers.server import until
 
 __all__ = ["pair"]  # a fixture
 

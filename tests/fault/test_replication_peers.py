@@ -10,8 +10,8 @@ import pytest
 
 from sow_client import Change, ReplicationUnavailable
 from tests.fault.replicating import BOTH, TOPICS, loads, pair, settled
-from tests.support.cluster import SLACK_MICROS, WAIT_SECONDS, Cluster
-from tests.support.server import reason_of, until
+from tests.support.servers.cluster import SLACK_MICROS, WAIT_SECONDS, Cluster
+from tests.support.servers.server import reason_of, until
 
 __all__ = ["pair"]  # a fixture
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.fault.replicating import BOTH, TOPICS, loads, pair, settled
-from tests.support.cluster import Cluster
-from tests.support.stores import SECOND
+from tests.support.servers.cluster import Cluster
+from tests.support.stores.stores import SECOND
 
 __all__ = ["pair"]  # a fixture
 

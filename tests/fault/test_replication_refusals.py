@@ -16,9 +16,9 @@ from sow.v1 import replication_pb2, replication_pb2_grpc
 from sow_client import SowError
 from sow_replication.wire import opened, reason_name, refused_by, sealed
 from tests.fault.replicating import TOPICS, pair
-from tests.support.cluster import TOKEN, WAIT_SECONDS, Cluster, Instance
-from tests.support.proxy import Proxy
-from tests.support.server import until
+from tests.support.servers.cluster import TOKEN, WAIT_SECONDS, Cluster, Instance
+from tests.support.servers.proxy import Proxy
+from tests.support.servers.server import until
 
 __all__ = ["pair"]  # a fixture
 

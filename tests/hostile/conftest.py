@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tests.support.server import pytest_runtest_makereport
+from tests.support.servers.server import pytest_runtest_makereport
 
 __all__ = ["pytest_runtest_makereport"]

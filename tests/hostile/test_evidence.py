@@ -22,13 +22,13 @@ from sow_client import Client
 from sow_console.sessions import ATTEMPTS_MAX
 from sow_server.access.audit import Part
 from sow_server.access.authorizer import DENIALS_TOLD_MAX
-from tests.support.access import GUARDED, audit_file, audited, client_of, grant, identity, write_access
-from tests.support.certificates import Authority, Issued, replace
-from tests.support.console import running_console
-from tests.support.jwts import AUDIENCE, ISSUER, Issuer
-from tests.support.methods import METHODS, OpenCall, attempt, opened
-from tests.support.open_streams import End, Stream, end_of
-from tests.support.server import ServerProcess, free_port, reason_of, until
+from tests.support.oracles.access import GUARDED, audit_file, audited, client_of, grant, identity, write_access
+from tests.support.oracles.methods import METHODS, OpenCall, attempt, opened
+from tests.support.servers.certificates import Authority, Issued, replace
+from tests.support.servers.console import running_console
+from tests.support.servers.jwts import AUDIENCE, ISSUER, Issuer
+from tests.support.servers.open_streams import End, Stream, end_of
+from tests.support.servers.server import ServerProcess, free_port, reason_of, until
 
 CHANGED: Final = End(grpc.StatusCode.UNAVAILABLE, "ACCESS_CHANGED")
 """The end of a stream whose caller has no access any more."""

@@ -17,11 +17,11 @@ from typing import Final
 import pytest
 
 from benchmarks.hostile import GET_TARGET, MEMORY_TARGET, NOISE_MS, see
-from tests.support.access import GUARDED, client_of
-from tests.support.attacks import ATTACKS, Attack, Attacker, prepare_others, tables, write_rights
-from tests.support.others import Others
-from tests.support.server import ServerProcess
-from tests.support.watched_server import occupied
+from tests.support.oracles.access import GUARDED, client_of
+from tests.support.oracles.attacks import ATTACKS, Attack, Attacker, prepare_others, tables, write_rights
+from tests.support.servers.others import Others
+from tests.support.servers.server import ServerProcess
+from tests.support.servers.watched_server import occupied
 
 OCCUPIED_MS: Final = 30.0
 """CPU time of one callback of the event loop. The aim is a millisecond; the rest is for a slow machine and the garbage
@@ -46,7 +46,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
     write_rights(folder, ATTACKS)
     server = ServerProcess(folder, GUARDED + tables(ATTACKS), start=False)
     file = folder / "occupied.jsonl"
-    server.module = "tests.support.watched_server"
+    server.module = "tests.support.servers.watched_server"
     server.first_arguments = [str(file), str(OCCUPIED_MS)]
     with server:
         server.start()

@@ -11,8 +11,8 @@ import msgspec
 import pytest
 
 from sow_client import Change, Client
-from tests.support.access import GUARDED, client_of, grant, identity, write_access
-from tests.support.server import ServerProcess
+from tests.support.oracles.access import GUARDED, client_of, grant, identity, write_access
+from tests.support.servers.server import ServerProcess
 
 DEPTH = 250
 HIDDEN = "/a" * DEPTH + "/s"

@@ -13,9 +13,9 @@ from grpc_health.v1 import health_pb2
 
 from sow.v1 import sow_pb2
 from sow_client import EARLIEST, Client
-from tests.support.access import GUARDED, client_of, grant, identity, write_access
-from tests.support.http2 import RawClient
-from tests.support.server import ServerProcess, health, reason_of, until
+from tests.support.oracles.access import GUARDED, client_of, grant, identity, write_access
+from tests.support.servers.http2 import RawClient
+from tests.support.servers.server import ServerProcess, health, reason_of, until
 
 QUERY: Final = "/sow.v1.SowService/Query"
 GET: Final = "/sow.v1.SowService/Get"

@@ -13,8 +13,8 @@ import grpc
 import pytest
 
 from sow.v1 import sow_pb2, sow_pb2_grpc
-from tests.support.access import GUARDED, client_of, grant, identity, write_access
-from tests.support.server import ServerProcess, until
+from tests.support.oracles.access import GUARDED, client_of, grant, identity, write_access
+from tests.support.servers.server import ServerProcess, until
 
 MEBIBYTE: Final = 2**20
 SECONDS: Final = 60.0

@@ -13,8 +13,8 @@ from typing import Final
 import pytest
 
 from sow_client import Client, InvalidArgument
-from tests.support.access import GUARDED, client_of, grant, identity, write_access
-from tests.support.server import ServerProcess
+from tests.support.oracles.access import GUARDED, client_of, grant, identity, write_access
+from tests.support.servers.server import ServerProcess
 
 ACCESS: Final = identity("heavy", "writer") + identity("light", "writer") + grant("writer", ".*", "read publish")
 PUBLISHES: Final = 6

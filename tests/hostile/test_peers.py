@@ -27,9 +27,9 @@ from sow_cli.command import sow
 from sow_client import Client, SowError
 from sow_server.engine.disk.layout import source_key
 from sow_server.engine.disk.rocks import META, Batch, Rocks
-from tests.support.access import GUARDED, client_of, peer, write_access, write_private
-from tests.support.odd_fields import TOO_LARGE_PATTERN, Odd, odd_fields, with_odd
-from tests.support.server import ServerProcess, until
+from tests.support.oracles.access import GUARDED, client_of, peer, write_access, write_private
+from tests.support.oracles.odd_fields import TOO_LARGE_PATTERN, Odd, odd_fields, with_odd
+from tests.support.servers.server import ServerProcess, until
 
 SECONDS: Final = 20.0
 CONFIG: Final = GUARDED.replace("[server]", '[server]\ninstance = "nyc"') + '[replication]\naccept = ["ldn", "par"]\n'

@@ -21,8 +21,8 @@ from google.protobuf.message import Message
 
 from sow.v1 import replication_pb2, replication_pb2_grpc, sow_pb2, types_pb2
 from sow_client import Client, OpenedPublisher
-from tests.support.access import GUARDED, client_of, grant, identity, peer, write_access, write_private
-from tests.support.server import ServerProcess, until
+from tests.support.oracles.access import GUARDED, client_of, grant, identity, peer, write_access, write_private
+from tests.support.servers.server import ServerProcess, until
 
 SECONDS: Final = 60.0
 EPOCHS: Final = (2, 1000, 2**32, 2**33, 2**62, 2**63 - 1)

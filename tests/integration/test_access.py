@@ -12,8 +12,8 @@ import pytest
 
 from sow_client import Client, InvalidArgument, NotFound, PermissionDenied, ResourceExhausted, SowError
 from sow_server.access.audit import Part
-from tests.support.access import GUARDED, audit_file, audited, client_of, grant, identity, peer, write_access
-from tests.support.server import ServerProcess, health, reason_of, until
+from tests.support.oracles.access import GUARDED, audit_file, audited, client_of, grant, identity, peer, write_access
+from tests.support.servers.server import ServerProcess, health, reason_of, until
 
 ROWS = 'rows = "/region = \'eu\'"\nhide = ["/client/iban"]'
 ACCESS = (

@@ -11,9 +11,9 @@ from typing import Final
 import pytest
 
 from sow_client import Client, _channel
-from tests.support.access import GUARDED, client_of, grant, identity, peer, write_access
-from tests.support.open_streams import BIG_RECORDS, SLOW_READER, prepare
-from tests.support.server import ServerProcess, reason_of, until
+from tests.support.oracles.access import GUARDED, client_of, grant, identity, peer, write_access
+from tests.support.servers.open_streams import BIG_RECORDS, SLOW_READER, prepare
+from tests.support.servers.server import ServerProcess, reason_of, until
 
 ALL: Final = "read consume publish delete create load topic-admin"
 FILE: Final = identity("desk", "desk") + grant("desk", ".*", ALL)

@@ -14,9 +14,9 @@ import pytest
 from google.protobuf.message import Message
 
 from sow_server.access.needs import NEEDS
-from tests.support.access_cases import CASES, OWNER, Case, Things
-from tests.support.access_matrix import IDENTITIES, STRANGERS, World, full_name, table
-from tests.support.methods import METHODS, path_of
+from tests.support.oracles.access_cases import CASES, OWNER, Case, Things
+from tests.support.oracles.access_matrix import IDENTITIES, STRANGERS, World, full_name, table
+from tests.support.oracles.methods import METHODS, path_of
 
 GOLDEN: Final = Path(__file__).with_name("access_matrix.txt")
 REWRITE: Final = "SOW_REWRITE_TABLES"

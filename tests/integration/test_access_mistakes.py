@@ -14,8 +14,8 @@ from click.testing import CliRunner, Result
 
 from sow_cli.command import sow
 from sow_client import AsyncClient, Client, PermissionDenied
-from tests.support.access import GUARDED, client_of, grant, identity, write_access, write_private
-from tests.support.server import DidNotStart, ServerProcess, until
+from tests.support.oracles.access import GUARDED, client_of, grant, identity, write_access, write_private
+from tests.support.servers.server import DidNotStart, ServerProcess, until
 
 ACCESS = (
     identity("desk", "desk")

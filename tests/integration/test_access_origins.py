@@ -10,9 +10,9 @@ import pytest
 from sow_client import Client, InvalidArgument, NotFound, PermissionDenied
 from sow_server.access.credentials import Certificates, Directory, Shown
 from sow_server.access.file import load_access
-from tests.support.access import GUARDED, client_of, grant, identity, write_access, write_private
-from tests.support.certificates import Authority
-from tests.support.server import ServerProcess
+from tests.support.oracles.access import GUARDED, client_of, grant, identity, write_access, write_private
+from tests.support.servers.certificates import Authority
+from tests.support.servers.server import ServerProcess
 
 ACCESS = (
     identity("desk", "orders")

@@ -12,12 +12,12 @@ import pytest
 
 from sow.v1 import snapshot_pb2, sow_pb2
 from sow_client import Client
-from tests.support.access import GUARDED, client_of, grant, identity, peer, write_access
-from tests.support.certificates import Authority, Issued, replace
-from tests.support.clocked_server import FILE as CLOCK
-from tests.support.methods import METHODS, OpenCall, opened
-from tests.support.open_streams import LASTING, PEER, Caller, End, Stream, end_of, prepare, reading, watch
-from tests.support.server import ServerProcess, reason_of
+from tests.support.oracles.access import GUARDED, client_of, grant, identity, peer, write_access
+from tests.support.oracles.methods import METHODS, OpenCall, opened
+from tests.support.servers.certificates import Authority, Issued, replace
+from tests.support.servers.clocked_server import FILE as CLOCK
+from tests.support.servers.open_streams import LASTING, PEER, Caller, End, Stream, end_of, prepare, reading, watch
+from tests.support.servers.server import ServerProcess, reason_of
 
 ALL: Final = "read consume publish delete create load topic-admin"
 DESK: Final = grant("desk", ".*", ALL)
@@ -52,7 +52,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
     write_access(folder, FILE)
     config = GUARDED.replace("[server]", "[server]\nreflection = true") + f'[replication]\naccept = ["{PEER}"]\n'
     with ServerProcess(folder, config, start=False) as server:
-        server.module = "tests.support.clocked_server"
+        server.module = "tests.support.servers.clocked_server"
         server.start()
         with client_of(server, "root") as root:
             prepare(root)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sow_client import AlreadyExists, ReplicationUnavailable, ResyncRequired
-from tests.support.server import DidNotStart, ServerProcess
+from tests.support.servers.server import DidNotStart, ServerProcess
 
 CONFIG = """
 [server]

@@ -18,8 +18,8 @@ from sow.version import __version__
 from sow_cli import command
 from sow_cli.workload import WORKS, Workload
 from sow_client import AsyncSubscription, Client, Unavailable
-from tests.support.access import GUARDED, client_of, grant, identity, write_access, write_private
-from tests.support.server import ROOT, ServerProcess, free_port, until
+from tests.support.oracles.access import GUARDED, client_of, grant, identity, write_access, write_private
+from tests.support.servers.server import ROOT, ServerProcess, free_port, until
 
 SAID_NO: Final = 1
 WRONG_USAGE: Final = 2

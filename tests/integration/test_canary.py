@@ -23,9 +23,9 @@ from google.protobuf.message_factory import GetMessageClass
 
 from sow.v1 import access_pb2, admin_pb2, load_pb2, replication_pb2, snapshot_pb2, sow_pb2
 from sow_server.access.audit import Part
-from tests.support.access import GUARDED, audit_file, client_of, grant, identity, write_access
-from tests.support.metrics_endpoint import page
-from tests.support.server import ServerProcess, free_port
+from tests.support.oracles.access import GUARDED, audit_file, client_of, grant, identity, write_access
+from tests.support.servers.metrics_endpoint import page
+from tests.support.servers.server import ServerProcess, free_port
 from tests.unit.test_noninterference import HIDE, REQUESTS, RIGHTS, ROWS
 
 CANARY: Final = "canary4711"

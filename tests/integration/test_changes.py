@@ -16,8 +16,8 @@ import pytest
 
 from sow_client import EARLIEST, Change, Client, PackedRecords
 from sow_client.errors import FailedPrecondition, InvalidArgument, NotFound, ResyncRequired
-from tests.support.clients import Connect, connect
-from tests.support.server import ServerProcess, until
+from tests.support.servers.server import ServerProcess, until
+from tests.support.simulation.clients import Connect, connect
 
 CONFIG = """
 [journal]

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from sow_client import Client, SowError
-from tests.support.cluster import Cluster
-from tests.support.server import until
+from tests.support.servers.cluster import Cluster
+from tests.support.servers.server import until
 
 TOPIC = "[topics.orders]\nkey = ['/id']\n"
 

@@ -32,8 +32,8 @@ from sow_client._lines import Home
 from sow_client._publish_core import PublishCore
 from sow_client._publisher import StreamCall
 from sow_client._statuses import REFUSED_SECONDS
-from tests.support.clients import Connect, connect
-from tests.support.echo_server import Store, address, serve, store
+from tests.support.fakes.echo_server import Store, address, serve, store
+from tests.support.simulation.clients import Connect, connect
 
 __all__ = ["address", "connect", "store"]  # fixtures
 

@@ -16,10 +16,10 @@ from sow_client import (
     NotFound,
     Unavailable,
 )
-from tests.support.clients import Connect, connect
-from tests.support.followed import Servers
-from tests.support.kept_durable import NAME, SECONDS_MAX, Durables, Kept
-from tests.support.subscriptions import TOPIC, Journal, put, refusal
+from tests.support.fakes.followed import Servers
+from tests.support.fakes.kept_durable import NAME, SECONDS_MAX, Durables, Kept
+from tests.support.fakes.subscriptions import TOPIC, Journal, put, refusal
+from tests.support.simulation.clients import Connect, connect
 
 __all__ = ["connect"]  # a fixture
 

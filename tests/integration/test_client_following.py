@@ -33,10 +33,10 @@ from sow_client import (
     Unavailable,
     View,
 )
-from tests.support.clients import Connect, connect
-from tests.support.followed import SECONDS_MAX, Followed, Servers
-from tests.support.server import until
-from tests.support.subscriptions import TOPIC, Journal, Told, put, refusal
+from tests.support.fakes.followed import SECONDS_MAX, Followed, Servers
+from tests.support.fakes.subscriptions import TOPIC, Journal, Told, put, refusal
+from tests.support.servers.server import until
+from tests.support.simulation.clients import Connect, connect
 from tests.unit.test_client_subscription_core import history, told
 
 __all__ = ["connect"]  # a fixture

@@ -14,8 +14,8 @@ from click.testing import CliRunner
 from sow_cli.command import sow
 from sow_client import Client, Tls, Unavailable
 from sow_client._handshakes import looked
-from tests.support.certificates import DAY, Authority, Issued
-from tests.support.clients import Connect, connect
+from tests.support.servers.certificates import DAY, Authority, Issued
+from tests.support.simulation.clients import Connect, connect
 
 __all__ = ["connect"]  # a fixture
 

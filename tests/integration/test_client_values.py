@@ -14,8 +14,8 @@ import pydantic
 import pytest
 
 from sow_client import AlreadyExists, Client, PublishFailed
-from tests.support.clients import CLIENT_KINDS, client_of
-from tests.support.server import ServerProcess, pytest_runtest_makereport
+from tests.support.servers.server import ServerProcess, pytest_runtest_makereport
+from tests.support.simulation.clients import CLIENT_KINDS, client_of
 
 __all__ = ["pytest_runtest_makereport"]
 

@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from sow_cli import command
 from sow_cli.session import tell_move
 from sow_client import Instance
-from tests.support.server import ROOT, ServerProcess, free_port
+from tests.support.servers.server import ROOT, ServerProcess, free_port
 
 SAID_NO: Final = 1
 WRONG_USAGE: Final = 2

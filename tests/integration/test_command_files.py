@@ -23,8 +23,8 @@ from rich.progress import Progress
 from sow_cli import command
 from sow_cli.exporting import replaced
 from sow_client import Client, PackedRecords
-from tests.support.server import ServerProcess
-from tests.support.terminals import REAL, SECONDS_MAX, Terminal, plain
+from tests.support.servers.server import ServerProcess
+from tests.support.servers.terminals import REAL, SECONDS_MAX, Terminal, plain
 
 TOPICS = """
 [topics.orders]

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from typing import Final
 
-from tests.support.server import ROOT
+from tests.support.servers.server import ROOT
 
 MODULES_MAX: Final = 96
 """Of the project, so that one more is noticed. There were 99 when `sow` imported all of its subcommands, and the
@@ -38,7 +38,7 @@ PROGRAM: Final = """
 import atexit, json, sys
 atexit.register(lambda: print(json.dumps(sorted(sys.modules))))
 from sow_cli.command import sow
-from tests.support.fake_client import FakeClient
+from tests.support.fakes.fake_client import FakeClient
 client = FakeClient()
 client.add("orders", records=[{"id": 1}])
 sow(sys.argv[1:], prog_name="sow", obj=lambda session: client)

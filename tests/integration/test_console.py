@@ -23,10 +23,10 @@ from sow_cli.command import sow
 from sow_client import EARLIEST, Client
 from sow_console.pages import PAGES
 from sow_console.writes import WRITES
-from tests.support.access import GUARDED, audited, client_of, grant, identity, write_access
-from tests.support.cluster import Cluster
-from tests.support.console import RunningConsole, running_console
-from tests.support.server import ServerProcess, until
+from tests.support.oracles.access import GUARDED, audited, client_of, grant, identity, write_access
+from tests.support.servers.cluster import Cluster
+from tests.support.servers.console import RunningConsole, running_console
+from tests.support.servers.server import ServerProcess, until
 
 BIG: Final = 2**60 + 1
 ABOUT: Final = {

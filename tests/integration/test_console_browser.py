@@ -23,9 +23,9 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 from sow_console.pages import PAGES
 from sow_console.pages.records import AGAIN_MAX
 from tests.integration.test_console import ABOUT, BIG, ROWS, fill
-from tests.support.access import GUARDED, client_of, grant, identity, write_access
-from tests.support.console import RunningConsole, running_console
-from tests.support.server import ROOT, ServerProcess, free_port, until
+from tests.support.oracles.access import GUARDED, client_of, grant, identity, write_access
+from tests.support.servers.console import RunningConsole, running_console
+from tests.support.servers.server import ROOT, ServerProcess, free_port, until
 
 CHROMIUM: Final = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 SECONDS: Final = 60_000

@@ -22,9 +22,9 @@ from sow_console.pages import PAGES
 from sow_console.writes import CHECKS, WRITES
 from tests.integration.test_canary import CANARY, NUMBER, tells
 from tests.integration.test_console import ABOUT, ROWS, csrf_of, fill
-from tests.support.access import GUARDED, client_of, grant, identity, write_access
-from tests.support.console import RunningConsole, running_console
-from tests.support.server import ServerProcess
+from tests.support.oracles.access import GUARDED, client_of, grant, identity, write_access
+from tests.support.servers.console import RunningConsole, running_console
+from tests.support.servers.server import ServerProcess
 
 SECONDS: Final = 30
 

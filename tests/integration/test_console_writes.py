@@ -12,8 +12,8 @@ import pytest
 
 from sow_client import EARLIEST, Client
 from tests.integration.test_console import BIG, csrf_of, parsed
-from tests.support.console import RunningConsole, running_console
-from tests.support.server import ServerProcess, until
+from tests.support.servers.console import RunningConsole, running_console
+from tests.support.servers.server import ServerProcess, until
 
 
 @pytest.fixture(scope="module")

@@ -14,11 +14,11 @@ import pytest
 
 from sow.v1 import sow_pb2_grpc
 from sow_client import Client, FailedPrecondition, InternalError, Unavailable
-from tests.support.clients import Connect, connect
-from tests.support.describing import describing
-from tests.support.echo_server import Held
-from tests.support.old_contract import Forwarder, OldClient, OldServer
-from tests.support.server import ServerProcess, until
+from tests.support.fakes.echo_server import Held
+from tests.support.oracles.old_contract import Forwarder, OldClient, OldServer
+from tests.support.servers.server import ServerProcess, until
+from tests.support.simulation.clients import Connect, connect
+from tests.support.stores.describing import describing
 
 __all__ = ["connect"]  # a fixture
 

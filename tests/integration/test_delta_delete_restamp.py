@@ -16,7 +16,7 @@ import pytest
 from sow.v1 import admin_pb2, admin_pb2_grpc, sow_pb2, sow_pb2_grpc, types_pb2
 from sow_client import SowError
 from sow_client._statuses import error_of_status
-from tests.support.server import ServerProcess
+from tests.support.servers.server import ServerProcess
 
 CONFIG: Final = """
 [server]

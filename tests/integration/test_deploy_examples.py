@@ -10,8 +10,8 @@ from typing import Final
 import pytest
 
 from sow_client import Client, PermissionDenied, SowError, Tls
-from tests.support.certificates import Authority
-from tests.support.server import ROOT, ServerProcess, free_port, until
+from tests.support.servers.certificates import Authority
+from tests.support.servers.server import ROOT, ServerProcess, free_port, until
 
 EXAMPLES: Final = ROOT / "deploy" / "examples"
 WAIT_SECONDS: Final = 60.0

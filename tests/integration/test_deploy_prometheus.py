@@ -18,9 +18,9 @@ import pytest
 import yaml
 
 from sow_client import Client, SowError, Tls
-from tests.support.access import grant, identity, peer, write_access
-from tests.support.certificates import Authority
-from tests.support.server import ROOT, ServerProcess, free_port, until
+from tests.support.oracles.access import grant, identity, peer, write_access
+from tests.support.servers.certificates import Authority
+from tests.support.servers.server import ROOT, ServerProcess, free_port, until
 
 PROMETHEUS: Final = ROOT / "deploy" / "prometheus"
 DASHBOARD: Final = json.loads((ROOT / "deploy" / "grafana" / "sow.json").read_text())

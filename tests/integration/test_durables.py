@@ -17,7 +17,7 @@ from google.rpc import error_details_pb2, status_pb2
 from sow.v1 import admin_pb2, admin_pb2_grpc, sow_pb2, sow_pb2_grpc, types_pb2
 from sow_cli.command import sow
 from sow_client import UNLIMITED, AsyncClient, Client, InvalidArgument, ResourceExhausted
-from tests.support.server import DYNAMIC, ServerProcess, until
+from tests.support.servers.server import DYNAMIC, ServerProcess, until
 
 CONFIG = DYNAMIC + '[journal]\nprune_interval = "200ms"\n'
 DEADLINE = 30.0

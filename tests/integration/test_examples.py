@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from sow_client import Client
-from tests.support.server import DYNAMIC, ROOT, ServerProcess
+from tests.support.servers.server import DYNAMIC, ROOT, ServerProcess
 
 SECONDS_MAX = 120
 """Far longer than they take: the machine may be busy."""

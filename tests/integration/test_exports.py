@@ -16,9 +16,9 @@ import pytest
 
 from sow.v1 import snapshot_pb2, snapshot_pb2_grpc
 from sow_client import AsyncClient, Client, Export, NotFound, PackedColumn, PackedRecords, SowError, Unavailable
-from tests.support.clients import Connect, connect
-from tests.support.proxy import Proxy
-from tests.support.server import ServerProcess
+from tests.support.servers.proxy import Proxy
+from tests.support.servers.server import ServerProcess
+from tests.support.simulation.clients import Connect, connect
 
 CONFIG: Final = """
 [topics.large]

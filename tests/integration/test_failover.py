@@ -33,11 +33,11 @@ from sow_client import (
     SowError,
     Unavailable,
 )
-from tests.support.access import GUARDED, grant, identity, write_access
-from tests.support.clients import Connect, connect
-from tests.support.describing import describing
-from tests.support.echo_server import Held, Store, Unreplicated
-from tests.support.server import ServerProcess, free_port, until
+from tests.support.fakes.echo_server import Held, Store, Unreplicated
+from tests.support.oracles.access import GUARDED, grant, identity, write_access
+from tests.support.servers.server import ServerProcess, free_port, until
+from tests.support.simulation.clients import Connect, connect
+from tests.support.stores.describing import describing
 
 __all__ = ["connect"]  # a fixture
 

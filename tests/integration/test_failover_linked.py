@@ -9,9 +9,9 @@ from typing import Final
 import pytest
 
 from sow_client import Change, Client, ResyncRequired, SowError, Unavailable
-from tests.support.clients import Connect, connect
-from tests.support.cluster import WAIT_SECONDS, Cluster
-from tests.support.server import until
+from tests.support.servers.cluster import WAIT_SECONDS, Cluster
+from tests.support.servers.server import until
+from tests.support.simulation.clients import Connect, connect
 
 __all__ = ["connect"]  # a fixture
 

@@ -10,8 +10,8 @@ from typing import Final
 
 import pytest
 
-from tests.support.cluster import Cluster
-from tests.support.server import ROOT, ServerProcess, until
+from tests.support.servers.cluster import Cluster
+from tests.support.servers.server import ROOT, ServerProcess, until
 
 PAGE: Final = (ROOT / "docs" / "failover.md").read_text(encoding="utf-8")
 EXAMPLES: Final[list[str]] = re.findall(r"```python\n(.+?)```", PAGE, re.DOTALL)

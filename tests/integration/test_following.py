@@ -28,7 +28,7 @@ from sow_client import (
     Unavailable,
     View,
 )
-from tests.support.server import ServerProcess, until
+from tests.support.servers.server import ServerProcess, until
 
 SECONDS_MAX: Final = 60.0
 CONFIG: Final = """

@@ -1,4 +1,4 @@
-"""Forked servers behave as started ones (`tests.support.forks`)."""
+"""Forked servers behave as started ones (`tests.support.servers.forks`)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.server import MEASURED, ROOT, ServerProcess, until
+from tests.support.servers.server import MEASURED, ROOT, ServerProcess, until
 
 
 def test_a_forked_process_has_its_own_id_exit_code_and_output(tmp_path: Path) -> None:
@@ -30,7 +30,7 @@ def test_a_forked_process_has_its_own_id_exit_code_and_output(tmp_path: Path) ->
 def test_no_server_outlives_the_process_that_had_it_forked(tmp_path: Path) -> None:
     """Invariant forks [2], also where that process is killed."""
     program = (
-        "import sys, time; from pathlib import Path; from tests.support.server import ServerProcess\n"
+        "import sys, time; from pathlib import Path; from tests.support.servers.server import ServerProcess\n"
         f"print(ServerProcess(Path({str(tmp_path)!r})).pid, flush=True); time.sleep(600)"
     )
     paths = os.pathsep.join(str(ROOT / folder) for folder in (".", "proto", "clients", "replication"))

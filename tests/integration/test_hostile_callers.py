@@ -14,8 +14,8 @@ from sow.v1 import snapshot_pb2, snapshot_pb2_grpc
 from sow_client import AsyncClient, Client, Gap, NotFound, PermissionDenied, ResourceExhausted, SowError
 from sow_server.access.audit import Part
 from sow_server.subscriptions.journal.replay import READ_CHANGES
-from tests.support.access import GUARDED, audit_file, client_of, grant, identity, write_access
-from tests.support.server import ServerProcess, until
+from tests.support.oracles.access import GUARDED, audit_file, client_of, grant, identity, write_access
+from tests.support.servers.server import ServerProcess, until
 
 DESK = (("authorization", "Bearer desk"),)
 EU = "rows = \"/region = 'eu'\"\n"

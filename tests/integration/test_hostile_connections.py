@@ -15,9 +15,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from sow.v1 import sow_pb2, sow_pb2_grpc
 from sow_client import Client
-from tests.support.access import GUARDED, client_of, grant, identity, write_access
-from tests.support.http2 import RawClient
-from tests.support.server import ServerProcess, health, until
+from tests.support.oracles.access import GUARDED, client_of, grant, identity, write_access
+from tests.support.servers.http2 import RawClient
+from tests.support.servers.server import ServerProcess, health, until
 
 MIB: Final = 2**20
 GET: Final = "/sow.v1.SowService/Get"

@@ -11,8 +11,8 @@ import pytest
 from google.protobuf.message import Message
 
 from sow.v1 import replication_pb2, replication_pb2_grpc
-from tests.support.access import GUARDED, client_of, peer, write_access
-from tests.support.server import ServerProcess
+from tests.support.oracles.access import GUARDED, client_of, peer, write_access
+from tests.support.servers.server import ServerProcess
 
 SECONDS: Final = 20.0
 CONFIG: Final = GUARDED.replace("[server]", '[server]\ninstance = "nyc"') + '[replication]\naccept = ["ldn", "par"]\n'

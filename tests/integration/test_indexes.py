@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from sow.v1 import admin_pb2, admin_pb2_grpc
-from tests.support.server import ServerProcess, until
+from tests.support.servers.server import ServerProcess, until
 
 CONFIG: Final = """
 [topics.orders]

@@ -16,7 +16,7 @@ from typing import Final
 import pytest
 
 from sow.version import __version__
-from tests.support.server import ROOT, free_port, until
+from tests.support.servers.server import ROOT, free_port, until
 
 pytestmark = pytest.mark.long
 

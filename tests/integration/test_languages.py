@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.server import ROOT
+from tests.support.servers.server import ROOT
 
 PAGE = (ROOT / "docs" / "languages.md").read_text(encoding="utf-8")
 DESCRIPTORS = str(files("sow.v1") / "descriptors.binpb")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from sow_client import Client
-from tests.support.server import ServerProcess
+from tests.support.servers.server import ServerProcess
 
 CONFIG = """
 [topics.locks]

@@ -14,9 +14,9 @@ import pytest
 
 from sow_client import Client, ConditionFailed, DeadlineExceeded, InvalidArgument, Lease, LeaseLost, SowError
 from sow_client.aio._leasing import AioTicker
-from tests.support.clients import Connect, connect
-from tests.support.clocked_server import STORE_FILE
-from tests.support.server import ServerProcess, until
+from tests.support.servers.clocked_server import STORE_FILE
+from tests.support.servers.server import ServerProcess, until
+from tests.support.simulation.clients import Connect, connect
 
 __all__ = ["connect"]  # a fixture
 
@@ -79,7 +79,7 @@ class World:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     with ServerProcess(tmp_path_factory.mktemp("leases"), CONFIG, start=False) as made:
-        made.module = "tests.support.clocked_server"
+        made.module = "tests.support.servers.clocked_server"
         made.start()
         yield made
 

@@ -15,7 +15,7 @@ from typing import Final
 import pytest
 
 from sow_client import Ack, SowError
-from tests.support.server import DYNAMIC, DidNotStart, ServerProcess, health, reason_of, until
+from tests.support.servers.server import DYNAMIC, DidNotStart, ServerProcess, health, reason_of, until
 
 CONFIG: Final = """
 [server]

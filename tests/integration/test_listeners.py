@@ -14,9 +14,9 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 
 from sow.v1 import replication_pb2, replication_pb2_grpc, sow_pb2, sow_pb2_grpc
 from sow_client import Client, Tls, Unavailable
-from tests.support.certificates import Authority
-from tests.support.http2 import RawClient
-from tests.support.server import DYNAMIC, ServerProcess, free_port, health, until
+from tests.support.servers.certificates import Authority
+from tests.support.servers.http2 import RawClient
+from tests.support.servers.server import DYNAMIC, ServerProcess, free_port, health, until
 
 STREAMS_MAX: Final = 256
 AT_ONCE: Final = 10.0

@@ -14,7 +14,7 @@ import pytest
 
 from sow_client import AsyncClient, AsyncLiveView, Change, Client, LiveView, NotFound, Record, SowError
 from tests.integration.test_following import CONFIG, FILTER, SECONDS_MAX, Load
-from tests.support.server import ServerProcess, until
+from tests.support.servers.server import ServerProcess, until
 
 
 @pytest.fixture

@@ -15,9 +15,9 @@ import pytest
 from sow.v1 import load_pb2, load_pb2_grpc, types_pb2
 from sow_client import AsyncClient, Client, LoadPart, SowError
 from sow_client._statuses import error_of_status
-from tests.support.clients import Connect, connect
-from tests.support.proxy import Proxy
-from tests.support.server import ServerProcess, until
+from tests.support.servers.proxy import Proxy
+from tests.support.servers.server import ServerProcess, until
+from tests.support.simulation.clients import Connect, connect
 
 CONFIG = """
 [server]

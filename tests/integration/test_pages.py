@@ -20,9 +20,9 @@ import pytest
 from benchmarks.etcd_peer import EtcdServer
 from benchmarks.processes import NotInstalled
 from benchmarks.redis_peer import RedisServer
-from tests.support.forked_commands import ForkedCommands
-from tests.support.pages import PATHS, Reader, blocks
-from tests.support.server import DYNAMIC, ROOT, ServerProcess
+from tests.support.servers.forked_commands import ForkedCommands
+from tests.support.servers.pages import PATHS, Reader, blocks
+from tests.support.servers.server import DYNAMIC, ROOT, ServerProcess
 
 DOCS: Final = ROOT / "docs"
 FOLDERS: Final = ("howto", "migrate", "operations")

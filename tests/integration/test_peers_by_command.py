@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from sow_client import AlreadyExists, Client, FailedPrecondition, InvalidArgument, NotFound, ReplicationUnavailable
-from tests.support.access import GUARDED, client_of, peer, write_access
-from tests.support.server import DidNotStart, ServerProcess, free_port, until
+from tests.support.oracles.access import GUARDED, client_of, peer, write_access
+from tests.support.servers.server import DidNotStart, ServerProcess, free_port, until
 
 SECONDS = 30.0
 TOPICS = '[topics.orders]\nkey = ["/id"]\nexpiration = "enabled"\n'

@@ -9,7 +9,7 @@ from typing import Final
 import pytest
 
 from sow_client import Client, SowError
-from tests.support.server import ServerProcess, reason_of
+from tests.support.servers.server import ServerProcess, reason_of
 
 CONFIG: Final = """
 [defaults]

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from sow_client import FailedPrecondition, InvalidArgument
-from tests.support.modes import not_private, open_to_all
-from tests.support.server import DidNotStart, ServerProcess
+from tests.support.servers.modes import not_private, open_to_all
+from tests.support.servers.server import DidNotStart, ServerProcess
 
 CONFIG = """
 [server]
@@ -22,7 +22,7 @@ root = "backups"
 def careless(folder: Path, config: str = CONFIG) -> ServerProcess:
     """A server that is started with a umask of 0, which gives everybody everything."""
     server = ServerProcess(folder, config, start=False)
-    server.module = "tests.support.umask_server"
+    server.module = "tests.support.servers.umask_server"
     server.start()
     return server
 

@@ -10,7 +10,7 @@ import pytest
 
 from sow.v1 import sow_pb2, types_pb2
 from sow_client import Client, FailedPrecondition, Published
-from tests.support.cluster import Cluster
+from tests.support.servers.cluster import Cluster
 
 TOPIC = "[topics.orders]\nkey = ['/id']\n"
 RECORDS = 400

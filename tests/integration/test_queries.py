@@ -12,7 +12,7 @@ import pytest
 from google.rpc import error_details_pb2, status_pb2
 
 from sow.v1 import sow_pb2, sow_pb2_grpc, types_pb2
-from tests.support.server import ServerProcess, until
+from tests.support.servers.server import ServerProcess, until
 
 CONFIG: Final = """
 [topics.flights]

@@ -16,8 +16,8 @@ from google.protobuf.message import Message
 
 from sow.v1 import sow_pb2, sow_pb2_grpc
 from sow_client import Client, NotFound, Record, Unavailable
-from tests.support.access import GUARDED, client_of, grant, identity, write_access
-from tests.support.server import MEASURED, ServerProcess, until
+from tests.support.oracles.access import GUARDED, client_of, grant, identity, write_access
+from tests.support.servers.server import MEASURED, ServerProcess, until
 
 RECORDS: Final = 12_000
 CONFIG: Final = """

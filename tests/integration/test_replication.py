@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from sow_client import Client, FailedPrecondition, NotFound, ReplicationUnavailable
-from tests.support.server import ServerProcess, free_port, until
+from tests.support.servers.server import ServerProcess, free_port, until
 
 SECONDS = 20.0
 TOPICS = """

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from sow_client import Client, Record, SowError
-from tests.support.server import ServerProcess, free_port, until
+from tests.support.servers.server import ServerProcess, free_port, until
 
 SECONDS = 60.0
 NAMES = ("a", "b", "c")

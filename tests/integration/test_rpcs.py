@@ -26,8 +26,8 @@ from sow_client import (
     PublishFailed,
     Refusal,
 )
-from tests.support.clients import CLIENT_KINDS, client_of
-from tests.support.server import ServerProcess, reason_of, until
+from tests.support.servers.server import ServerProcess, reason_of, until
+from tests.support.simulation.clients import CLIENT_KINDS, client_of
 
 CONFIG: Final = """
 [server]

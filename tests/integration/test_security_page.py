@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.forked_commands import ForkedCommands
-from tests.support.pages import PATHS, Reader, blocks
-from tests.support.server import ROOT, until
+from tests.support.servers.forked_commands import ForkedCommands
+from tests.support.servers.pages import PATHS, Reader, blocks
+from tests.support.servers.server import ROOT, until
 
 PAGE = ROOT / "docs" / "security.md"
 END = PAGE.read_text(encoding="utf-8").split("\n## From programs")[0].count("\n")

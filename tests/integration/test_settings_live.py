@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from sow_cli.command import sow
 from sow_client import Client, SowError
-from tests.support.server import ServerProcess, until
+from tests.support.servers.server import ServerProcess, until
 
 SECONDS = 30.0
 """For events that come within moments on a machine that has time."""

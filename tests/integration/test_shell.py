@@ -15,8 +15,8 @@ from typing import Final
 
 import pytest
 
-from tests.support.screens import CTRL_C, CTRL_D, PYTHONPATH, TAB, UP, OnScreen, sow_on_screen
-from tests.support.server import ServerProcess, free_port
+from tests.support.servers.screens import CTRL_C, CTRL_D, PYTHONPATH, TAB, UP, OnScreen, sow_on_screen
+from tests.support.servers.server import ServerProcess, free_port
 
 WAIT_SECONDS: Final = 60
 Begin = Callable[..., OnScreen]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.server import ROOT
+from tests.support.servers.server import ROOT
 
 SECONDS_MAX = 300.0
 # 5 s of CPU time. Links and anchors are checked by tests/unit/test_docs_site.py, too, and CI runs `make docs`.

@@ -19,10 +19,10 @@ from sow_replication.wire import opened, sealed
 from sow_server.engine.replicas import ReplicaOptions
 from sow_server.engine.store import StoreOptions
 from sow_server.engine.values.model import Expiration, MessageType
-from tests.support import bad_rows
-from tests.support.bad_rows import Bad
-from tests.support.server import ServerProcess, until
-from tests.support.stores import HOUR, Rig
+from tests.support.servers.server import ServerProcess, until
+from tests.support.stores import bad_rows
+from tests.support.stores.bad_rows import Bad
+from tests.support.stores.stores import HOUR, Rig
 
 CONFIG: Final = """
 [server]

@@ -16,8 +16,8 @@ from sow_server.engine.store import Store, StoreOptions
 from sow_server.engine.values.database import RocksOptions
 from sow_server.engine.values.model import Expiration, Lifetime, LifetimeKind, Outcome, Publish, TopicSettings
 from sow_server.engine.values.policies import declared_of
-from tests.support.server import until
-from tests.support.stores import HOUR, MINUTE, FakeTime, Rig
+from tests.support.servers.server import until
+from tests.support.stores.stores import HOUR, MINUTE, FakeTime, Rig
 
 CYCLES = 10
 SETTINGS = TopicSettings(expiration=Expiration.ENABLED, index=("/n",), dead_letter="dead")

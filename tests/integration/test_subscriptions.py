@@ -16,7 +16,7 @@ from google.rpc import error_details_pb2, status_pb2
 
 from sow.v1 import sow_pb2, sow_pb2_grpc, types_pb2
 from sow_client import Client, SowError, TopicStatistics
-from tests.support.server import ServerProcess, until
+from tests.support.servers.server import ServerProcess, until
 
 CONFIG: Final = """
 [topics.orders]
@@ -486,7 +486,7 @@ def test_a_deleted_topic_ends_its_subscription(server: ServerProcess, stub: sow_
 def test_a_cancelled_call_leaves_nothing_behind(tmp_path: Path) -> None:
     import urllib.request
 
-    from tests.support.server import free_port
+    from tests.support.servers.server import free_port
 
     port = free_port()
     config = f'[metrics]\nlisten = "127.0.0.1:{port}"\n[topics.orders]\nkey = ["/id"]\n'

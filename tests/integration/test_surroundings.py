@@ -24,8 +24,8 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 
 from sow_client import Client, SowError, Tls, Unavailable
 from sow_server.metrics_server import CONNECTIONS_MAX, REQUEST_SECONDS
-from tests.support.metrics_endpoint import Address, idle_connections, is_open, page, said
-from tests.support.server import DidNotStart, ServerProcess, free_port, health, until
+from tests.support.servers.metrics_endpoint import Address, idle_connections, is_open, page, said
+from tests.support.servers.server import DidNotStart, ServerProcess, free_port, health, until
 
 SERVICES: Final = ("sow.v1.SowService", "sow.v1.AdminService", "sow.v1.SnapshotService")
 
@@ -169,7 +169,7 @@ def test_a_server_is_ready_until_it_stops_and_alive_until_it_ends(tmp_path: Path
 def test_a_server_that_starts_is_alive_and_not_ready(tmp_path: Path) -> None:
     """X6. The start is stopped where it opens the store."""
     with ServerProcess(tmp_path, PORT_OF_ITS_OWN, start=False) as server:
-        server.module = "tests.support.waiting_server"
+        server.module = "tests.support.servers.waiting_server"
         os.mkfifo(tmp_path / "go")
         server.first_arguments = [str(tmp_path / "go")]
         server.launch()

@@ -15,7 +15,7 @@ import pytest
 if sys.platform == "win32":
     pytest.skip("no pseudo-terminals", allow_module_level=True)
 
-from tests.support.terminals import SECONDS_MAX, Terminal, plain, start
+from tests.support.servers.terminals import SECONDS_MAX, Terminal, plain, start
 
 
 @pytest.fixture

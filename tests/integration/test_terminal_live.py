@@ -18,7 +18,7 @@ if sys.platform == "win32":
 import pexpect
 import pyte
 
-from tests.support.server import ROOT, ServerProcess
+from tests.support.servers.server import ROOT, ServerProcess
 
 SECONDS_MAX = 60.0
 WIDTH, HEIGHT = 100, 20

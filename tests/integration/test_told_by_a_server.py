@@ -9,7 +9,7 @@ from datetime import timedelta
 import pytest
 
 from sow_client import Client, LatencyFigures
-from tests.support.server import ServerProcess, reason_of
+from tests.support.servers.server import ServerProcess, reason_of
 
 
 @pytest.fixture(scope="module")

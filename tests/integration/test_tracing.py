@@ -11,8 +11,8 @@ import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from sow.v1 import sow_pb2, sow_pb2_grpc
-from tests.support.collector import Collector
-from tests.support.server import ServerProcess, free_port, until
+from tests.support.servers.collector import Collector
+from tests.support.servers.server import ServerProcess, free_port, until
 
 TRACE: Final = "0af7651916cd43dd8448eb211c80319c"
 PARENT: Final = "b7ad6b7169203331"

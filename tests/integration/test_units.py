@@ -13,7 +13,7 @@ import pytest
 
 from sow.v1 import sow_pb2
 from sow_client import Client, OpenedPublisher, PublishFailed, SowError
-from tests.support.server import ServerProcess
+from tests.support.servers.server import ServerProcess
 
 CONFIG: Final = """
 [topics.orders]

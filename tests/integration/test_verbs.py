@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 
 from sow_cli.command import sow
 from sow_client import Client
-from tests.support.server import DYNAMIC, ServerProcess
+from tests.support.servers.server import DYNAMIC, ServerProcess
 
 Run = Callable[..., Result]
 

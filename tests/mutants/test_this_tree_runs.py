@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 
 from tests.mutants.imported import PACKAGES
-from tests.support.server import ServerProcess
+from tests.support.servers.server import ServerProcess
 
 TREE = Path(__file__).parents[2]
 

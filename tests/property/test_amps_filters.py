@@ -14,7 +14,7 @@ from sow_cli.amps_patterns import PatternFault, converted
 from sow_cli.amps_syntax import AmpsError
 from sow_server.engine.values.patterns import searcher
 from sow_server.filters import Meta, compile_filter, parse
-from tests.support.examples import examples
+from tests.support.oracles.examples import examples
 
 META = Meta("k", 1, 1, None, "t", 1)
 

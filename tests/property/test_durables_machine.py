@@ -20,9 +20,9 @@ from sow_server.engine.durables import Durable as Row
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import BacklogAction, Publish, TopicSettings
 from sow_server.subscriptions.request import FROM_NOW
-from tests.support.examples import examples
-from tests.support.stores import SECOND, Rig
-from tests.support.subscribers import EARLIEST, Subscribers
+from tests.support.oracles.examples import examples
+from tests.support.stores.stores import SECOND, Rig
+from tests.support.stores.subscribers import EARLIEST, Subscribers
 
 NAMES = ("a", "b", "desk/a")
 FILTERS = {"a": "", "b": "", "desk/a": "/px > 1"}

@@ -24,7 +24,7 @@ from sow_cli.refused import RowReader, kept
 from sow_cli.row_records import Reading, Target
 from sow_cli.sources import buffered
 from sow_client import MessageTypeName, PayloadForm
-from tests.support.examples import examples
+from tests.support.oracles.examples import examples
 
 LOOKED_AT = 2
 """The rows whose cells tell the types of the columns; only later ones are spoiled."""

@@ -21,8 +21,8 @@ from sow_server.query.export_parts import Export, Reading
 from sow_server.query.export_splits import SplitCache
 from sow_server.query.export_tokens import read_token, write_token
 from sow_server.query.filtering import record_filter
-from tests.support.examples import examples
-from tests.support.stores import BINARY, SECOND, Rig
+from tests.support.oracles.examples import examples
+from tests.support.stores.stores import BINARY, SECOND, Rig
 
 KEYS = [f"{n:03d}" for n in range(120)]
 SMALL = {

@@ -26,7 +26,7 @@ from sow_cli.row_records import Reading, RecordMaker, Target
 from sow_cli.rows import NEVER_MICROS, BatchColumns, RecordForm
 from sow_cli.sources import buffered
 from sow_client import MessageTypeName, PayloadForm
-from tests.support.examples import examples
+from tests.support.oracles.examples import examples
 
 FORMATS = {
     "ndjson": Format.NDJSON,

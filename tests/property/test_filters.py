@@ -41,8 +41,8 @@ from sow_server.filters.tree import (
     TextTest,
     literal,
 )
-from tests.support.examples import examples
-from tests.support.naive_filter import NaiveFilter, text
+from tests.support.oracles.examples import examples
+from tests.support.oracles.naive_filter import NaiveFilter, text
 
 KEYS = [("id",), ("o", "k")]
 

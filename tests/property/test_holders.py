@@ -18,13 +18,22 @@ from sow_replication.options import NodeOptions, PeerOptions
 from sow_server.engine.values.model import Durability, Lifetime, LifetimeKind, Touch, TouchOnly
 from sow_server.services.wire import convert
 from tests.property.test_replication_simulation import differing, edges, fault
-from tests.support.examples import lives
-from tests.support.holders import CLOCK_RATE, KEYS, TOPICS, Holder, SameVersion, Wrong, check_ended, simulated_leases
-from tests.support.movers import set_apart
-from tests.support.replica_rocks import stores_in
-from tests.support.replica_rows import SECOND, Make
-from tests.support.replica_world import World
-from tests.support.resumers import store_of
+from tests.support.oracles.examples import lives
+from tests.support.simulation.holders import (
+    CLOCK_RATE,
+    KEYS,
+    TOPICS,
+    Holder,
+    SameVersion,
+    Wrong,
+    check_ended,
+    simulated_leases,
+)
+from tests.support.simulation.movers import set_apart
+from tests.support.simulation.replica_rocks import stores_in
+from tests.support.simulation.replica_rows import SECOND, Make
+from tests.support.simulation.replica_world import World
+from tests.support.simulation.resumers import store_of
 
 pytestmark = pytest.mark.simulation
 

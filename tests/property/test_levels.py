@@ -21,8 +21,8 @@ from sow_server.engine.formats.paths import Steps, path_tree
 from sow_server.engine.formats.payloads import BadRecord, Format, Projection
 from sow_server.engine.formats.topic_formats import format_of
 from sow_server.engine.values.model import MessageType, TopicSettings
-from tests.support.examples import examples
-from tests.support.first_levels import FirstLevels, project_fields
+from tests.support.oracles.examples import examples
+from tests.support.stores.first_levels import FirstLevels, project_fields
 
 JSON, MSGPACK = format_of(TopicSettings()), format_of(TopicSettings(message_type=MessageType.MSGPACK))
 FIRST = {JSON: FirstLevels(json=True), MSGPACK: FirstLevels(json=False)}

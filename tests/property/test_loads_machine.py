@@ -43,7 +43,7 @@ from sow_server.engine.pending import Pending
 from sow_server.engine.store import StoreOptions
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import ABSENT, NEVER, Delete, Lifetime, LifetimeKind, Publish, Touch
-from tests.support.stores import BINARY, SECOND, Rig
+from tests.support.stores.stores import BINARY, SECOND, Rig
 
 LEASE = 100 * SECOND
 KEYS = [f"k{number}" for number in range(4)]

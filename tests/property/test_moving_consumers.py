@@ -14,12 +14,12 @@ import pytest
 
 from sow_replication.options import NodeOptions, PeerOptions
 from tests.property.test_replication_simulation import edges, write
-from tests.support.examples import lives
-from tests.support.moving_consumers import ConsumedStore, MovingConsumer, make_store
-from tests.support.replica_rocks import RocksStore
-from tests.support.replica_rows import SECOND
-from tests.support.replica_world import World
-from tests.support.resumers import KINDS, Kind
+from tests.support.oracles.examples import lives
+from tests.support.simulation.moving_consumers import ConsumedStore, MovingConsumer, make_store
+from tests.support.simulation.replica_rocks import RocksStore
+from tests.support.simulation.replica_rows import SECOND
+from tests.support.simulation.replica_world import World
+from tests.support.simulation.resumers import KINDS, Kind
 
 pytestmark = pytest.mark.simulation
 

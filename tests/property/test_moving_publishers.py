@@ -21,12 +21,12 @@ from sow_server.engine.commit.publishers import Publisher
 from sow_server.engine.commit.told import TOLD_OF_PEER_MAX, Told
 from tests.property.test_replication_commands import change, link
 from tests.property.test_replication_simulation import edges
-from tests.support.examples import lives
-from tests.support.movers import Lost, Mover, divide, set_apart
-from tests.support.replica_rocks import stores_in
-from tests.support.replica_rows import SECOND, Backup, Make
-from tests.support.replica_world import Instance, World
-from tests.support.resumers import store_of
+from tests.support.oracles.examples import lives
+from tests.support.simulation.movers import Lost, Mover, divide, set_apart
+from tests.support.simulation.replica_rocks import stores_in
+from tests.support.simulation.replica_rows import SECOND, Backup, Make
+from tests.support.simulation.replica_world import Instance, World
+from tests.support.simulation.resumers import store_of
 
 pytestmark = pytest.mark.simulation
 

@@ -18,8 +18,8 @@ from sow_server.filters import Meta, compile_filter, parse
 from sow_server.query.filtering import record_filter
 from sow_server.query.ordering import order
 from sow_server.query.scan import Query, Scan
-from tests.support.examples import examples
-from tests.support.stores import Rig
+from tests.support.oracles.examples import examples
+from tests.support.stores.stores import Rig
 
 BASES: Final = (0, 2**53, 2**63, 2**64, 10**23, 10**30, 123456789012345680000)
 COMPARISONS: Final[dict[str, Callable[[Fraction, Fraction], bool]]] = {

@@ -17,7 +17,7 @@ from sow_server.engine.store import StoreOptions
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import NEVER, Expiration, MessageType, TopicSettings
 from sow_server.engine.values.policies import Declared, Policies, Policy, check_limits_and_values, resolve_topic, tidy
-from tests.support.stores import SECOND, Rig
+from tests.support.stores.stores import SECOND, Rig
 
 OWN: Final[Mapping[str, object]] = {"message_type": MessageType.BINARY}
 NAMES: Final = ("a", "ab", "b")

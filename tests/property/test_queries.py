@@ -55,9 +55,9 @@ from sow_server.query.planner import Access
 from sow_server.query.scan import Explanation, Footer, Query, Scan
 from sow_server.query.sort_memory import SortMemory
 from tests.property.test_filters import WORDS, filters, fix_documents, json_documents, path, plannable_filters
-from tests.support.examples import examples
-from tests.support.naive_filter import NaiveFilter, exact, number
-from tests.support.stores import SECOND, Rig
+from tests.support.oracles.examples import examples
+from tests.support.oracles.naive_filter import NaiveFilter, exact, number
+from tests.support.stores.stores import SECOND, Rig
 
 SMALL: Final[Mapping[ModuleType, Mapping[str, object]]] = {
     scan: {

@@ -31,9 +31,9 @@ from sow_server.subscriptions.frames import ChangeOp, ChangeReason
 from sow_server.subscriptions.journal import ranges
 from sow_server.subscriptions.journal.ranges import KeyShare, RangeLimits, RangePlan, RangeReader, plan_range
 from sow_server.subscriptions.request import Start, StartKind
-from tests.support.stores import MINUTE, SECOND, Rig
-from tests.support.subscription_oracle import KEYED, Happened, Oracle, matches
-from tests.support.subscription_traffic import FILTERS, KEYS, documents, lifetimes
+from tests.support.oracles.subscription_oracle import KEYED, Happened, Oracle, matches
+from tests.support.simulation.subscription_traffic import FILTERS, KEYS, documents, lifetimes
+from tests.support.stores.stores import MINUTE, SECOND, Rig
 
 # Commits of several requests, so that one has several chunks of the topic.
 OPTIONS = StoreOptions(head_cache_records=4, writer=WriterOptions(commit_records_max=20, sequence_reserve=10))

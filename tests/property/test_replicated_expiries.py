@@ -15,10 +15,10 @@ import pytest
 
 from sow_server.engine.values.model import ABSENT, Expiration, Lifetime, Publish, Touch
 from sow_server.subscriptions.frames import ChangeOp
-from tests.support.examples import examples
-from tests.support.replicas import instance, ship
-from tests.support.stores import SECOND, FakeTime, Rig
-from tests.support.subscribers import JSON, DurableFollower, Follower, Subscribers, ttl
+from tests.support.oracles.examples import examples
+from tests.support.stores.replicas import instance, ship
+from tests.support.stores.stores import SECOND, FakeTime, Rig
+from tests.support.stores.subscribers import JSON, DurableFollower, Follower, Subscribers, ttl
 
 pytestmark = pytest.mark.simulation
 

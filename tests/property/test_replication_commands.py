@@ -18,10 +18,10 @@ from tests.property.test_replication_simulation import (
     settle,
     write,
 )
-from tests.support.examples import examples
-from tests.support.replica_model import ModelStore
-from tests.support.replica_rows import SECOND, Make
-from tests.support.replica_world import Broken, Instance, World
+from tests.support.oracles.examples import examples
+from tests.support.simulation.replica_model import ModelStore
+from tests.support.simulation.replica_rows import SECOND, Make
+from tests.support.simulation.replica_world import Broken, Instance, World
 
 pytestmark = pytest.mark.simulation
 

@@ -10,10 +10,10 @@ import pytest
 
 from tests.property.test_replication_commands import run_changing_seed
 from tests.property.test_replication_simulation import Wrong, run_losing_seed, run_seed
-from tests.support.examples import examples
-from tests.support.replica_rocks import RocksStore
-from tests.support.replica_rows import Make, Written
-from tests.support.replica_world import Broken, Storm
+from tests.support.oracles.examples import examples
+from tests.support.simulation.replica_rocks import RocksStore
+from tests.support.simulation.replica_rows import Make, Written
+from tests.support.simulation.replica_world import Broken, Storm
 
 pytestmark = pytest.mark.simulation
 

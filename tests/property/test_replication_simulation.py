@@ -18,10 +18,10 @@ from sow_replication.node import Node
 from sow_replication.options import NodeOptions, PeerOptions
 from sow_replication.ports import Counted, Refused
 from sow_replication.receiver import Receiver
-from tests.support.examples import lives
-from tests.support.replica_model import ModelStore
-from tests.support.replica_rows import SECOND, Backup, Disk, Make, ModelSource, Row
-from tests.support.replica_world import Broken, Instance, Storm, World
+from tests.support.oracles.examples import lives
+from tests.support.simulation.replica_model import ModelStore
+from tests.support.simulation.replica_rows import SECOND, Backup, Disk, Make, ModelSource, Row
+from tests.support.simulation.replica_world import Broken, Instance, Storm, World
 
 pytestmark = pytest.mark.simulation
 

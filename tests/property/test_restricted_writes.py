@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from sow.v1 import sow_pb2, types_pb2
 from sow_server.filters import parse
 from tests.property.test_restrictions import KEYS, SIMPLE, Document, Pair, document
-from tests.support.examples import examples
+from tests.support.oracles.examples import examples
 
 FORBIDDEN = (types_pb2.ERROR_REASON_PERMISSION_DENIED, "this publisher may not write this record", 0)
 

@@ -47,9 +47,9 @@ from sow_server.filters.tree import (
 )
 from sow_server.query.ordering import callers_order, print_order
 from tests.property.test_filters import KEYS, documents, filters, metas
-from tests.support.examples import examples
-from tests.support.naive_filter import NaiveFilter
-from tests.support.stores import Rig
+from tests.support.oracles.examples import examples
+from tests.support.oracles.naive_filter import NaiveFilter
+from tests.support.stores.stores import Rig
 
 HIDDEN: list[Steps] = [
     ("a",),

@@ -38,11 +38,11 @@ from sow_server.filters import Filter, Meta, parse, print_filter
 from sow_server.filters.restriction import without
 from sow_server.subscriptions.frames import ChangeFrame, ChangeOp, ChangeReason, Row
 from tests.property.test_filters import filters, plannable_filters
-from tests.support.examples import examples
-from tests.support.guarded import GuardedParts
-from tests.support.naive_filter import NaiveFilter
-from tests.support.stores import SECOND, Rig
-from tests.support.subscribers import Follower
+from tests.support.fakes.guarded import GuardedParts
+from tests.support.oracles.examples import examples
+from tests.support.oracles.naive_filter import NaiveFilter
+from tests.support.stores.stores import SECOND, Rig
+from tests.support.stores.subscribers import Follower
 
 Document = dict[str, Any]
 KEYS: Final = ["a", "b", "c", "d", "e", "f"]

@@ -15,11 +15,11 @@ import pytest
 
 from sow_replication.options import NodeOptions, PeerOptions
 from tests.property.test_replication_simulation import edges, fault, write
-from tests.support.examples import lives
-from tests.support.replica_rocks import stores_in
-from tests.support.replica_rows import SECOND, Make
-from tests.support.replica_world import World
-from tests.support.resumers import KINDS, Kind, Resumer
+from tests.support.oracles.examples import lives
+from tests.support.simulation.replica_rocks import stores_in
+from tests.support.simulation.replica_rows import SECOND, Make
+from tests.support.simulation.replica_world import World
+from tests.support.simulation.resumers import KINDS, Kind, Resumer
 
 pytestmark = pytest.mark.simulation
 

@@ -28,8 +28,8 @@ from sow_server.subscriptions.journal.row_columns import PUTS, columns_of, gets_
 from sow_server.subscriptions.live import focus
 from sow_server.subscriptions.live.matching import VersionMatcher
 from sow_server.subscriptions.request import Wants
-from tests.support.examples import examples
-from tests.support.stores import Rig
+from tests.support.oracles.examples import examples
+from tests.support.stores.stores import Rig
 
 NOW = 1000
 KEYS = [b"a", b"b", "é".encode(), b"", b"\xff"]

@@ -20,10 +20,10 @@ from sow_server.engine.stored import decode_commit
 from sow_server.engine.values.clock import ClockOptions
 from sow_server.engine.values.errors import OpenError, Reason, StoreError
 from sow_server.engine.values.model import MICROS, TTL_MAX_MICROS, Expiration, Lifetime, Publish, TtlMode
-from tests.support.examples import examples
-from tests.support.store_checks import KEYS, OPTIONS, TOPICS
-from tests.support.store_requests import INDEXED, StoreRequests, plain_lifetimes, spans, topics
-from tests.support.stores import Rig, replaced
+from tests.support.oracles.examples import examples
+from tests.support.oracles.store_checks import KEYS, OPTIONS, TOPICS
+from tests.support.stores.store_requests import INDEXED, StoreRequests, plain_lifetimes, spans, topics
+from tests.support.stores.stores import Rig, replaced
 
 rare = precondition(lambda self: self.steps % 5 == 0)
 """For rules that must not crowd out publishing, expiring and sweeping: hypothesis chooses among rules evenly."""

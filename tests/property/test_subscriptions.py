@@ -20,11 +20,9 @@ from sow_server.engine.values.model import ABSENT, Delete, Durability, Lifetime,
 from sow_server.subscriptions.live import dispatch, groups
 from sow_server.subscriptions.request import FROM_NOW, Request, Start, StartKind
 from sow_server.subscriptions.subscription import Read, Send
-from tests.support.examples import examples
-from tests.support.stores import MINUTE, SECOND
-from tests.support.subscribers import EARLIEST, Subscribers, request
-from tests.support.subscription_checks import Client, SubscriptionChecks
-from tests.support.subscription_traffic import (
+from tests.support.oracles.examples import examples
+from tests.support.oracles.subscription_checks import Client, SubscriptionChecks
+from tests.support.simulation.subscription_traffic import (
     GIVEN,
     PATTERNS,
     TOPICS,
@@ -45,6 +43,8 @@ from tests.support.subscription_traffic import (
     rescues,
     touches,
 )
+from tests.support.stores.stores import MINUTE, SECOND
+from tests.support.stores.subscribers import EARLIEST, Subscribers, request
 
 REFUSALS = (
     Reason.TOPIC_NOT_FOUND,

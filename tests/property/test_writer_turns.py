@@ -17,8 +17,8 @@ from sow_server.engine.commit.queue import QueuedStep
 from sow_server.engine.commit.requests import Job, Slice
 from sow_server.engine.store import StoreOptions
 from sow_server.engine.values.model import Delete, Outcome, Publish, Request
-from tests.support.callers import working_for
-from tests.support.stores import Rig
+from tests.support.fakes.callers import working_for
+from tests.support.stores.stores import Rig
 
 LIGHT: Final = "l"
 """Publishes single records, one after the other."""

@@ -37,7 +37,7 @@ from tests.robustness.workload import (
     now,
     read_topic,
 )
-from tests.support.cluster import Cluster, Link
+from tests.support.servers.cluster import Cluster, Link
 
 NAMES: Final = ("a", "b", "c")
 SHAPES: Final[dict[str, list[Link]]] = {

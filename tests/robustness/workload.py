@@ -33,7 +33,7 @@ from sow_client import (
 )
 from tests.robustness import history as told
 from tests.robustness.history import Covered, History, Op, Read, Row, Seen
-from tests.support.cluster import Instance
+from tests.support.servers.cluster import Instance
 
 CALL_SECONDS: Final = 1.5
 ACTING: Final = "orders"

@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from sow_client import Client, Export
-from tests.support.server import ROOT, ServerProcess, pytest_runtest_makereport
+from tests.support.servers.server import ROOT, ServerProcess, pytest_runtest_makereport
 
 __all__ = ["pytest_runtest_makereport"]
 

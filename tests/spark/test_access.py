@@ -11,9 +11,9 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from sow_client import Client, Tls
-from tests.support.access import GUARDED, grant, identity, write_access, write_private
-from tests.support.certificates import Authority
-from tests.support.server import ServerProcess
+from tests.support.oracles.access import GUARDED, grant, identity, write_access, write_private
+from tests.support.servers.certificates import Authority
+from tests.support.servers.server import ServerProcess
 
 NEEDS = {
     # The grants that docs/spark.md names.

@@ -21,8 +21,8 @@ from deltalake import DeltaTable
 
 from sow_client import Client
 from tests.spark import cluster_jobs
-from tests.support.server import ROOT, ServerProcess, until
-from tests.support.spark_cluster import Job, SparkCluster
+from tests.support.servers.server import ROOT, ServerProcess, until
+from tests.support.servers.spark_cluster import Job, SparkCluster
 
 pytestmark = pytest.mark.long
 

@@ -48,7 +48,7 @@ from sow_spark.encoding import documents as encoded
 from sow_spark.errors import SowSourceError
 from sow_spark.options import NewFields, ParseMode
 from sow_spark.schemas import inferred, layout
-from tests.support.examples import examples
+from tests.support.oracles.examples import examples
 
 
 def packed(documents: Sequence[bytes], *, lines: bool = True) -> PackedRecords:

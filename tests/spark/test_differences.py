@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 import sow_spark
 from sow_client import Client, SowError
 from sow_spark.errors import SowSourceError
-from tests.support.server import ServerProcess
+from tests.support.servers.server import ServerProcess
 
 CONFIG = """
 [topics.orders]

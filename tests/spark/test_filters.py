@@ -48,7 +48,7 @@ from sow_spark.filters import combined, pushed
 from sow_spark.options import ParseMode
 from sow_spark.schemas import METADATA_COLUMNS, layout
 from tests.spark.test_decoding import NUMBERS, TEXTS, VALUES, packed
-from tests.support.examples import examples
+from tests.support.oracles.examples import examples
 
 SCHEMA = (
     StructType()

@@ -30,7 +30,7 @@ from examples.spark.enrich_table import enrich_table, load_planes
 from examples.spark.load_departures import create
 from examples.spark.load_flights import KEY
 from sow_client import Client
-from tests.support.server import DYNAMIC, ServerProcess
+from tests.support.servers.server import DYNAMIC, ServerProcess
 
 FLIGHTS = 1_500
 

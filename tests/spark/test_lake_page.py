@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import sow_spark
-from tests.support.server import ROOT, ServerProcess
+from tests.support.servers.server import ROOT, ServerProcess
 
 PAGE = (ROOT / "docs" / "lake.md").read_text(encoding="utf-8")
 PROGRAMS = re.findall(r"```python\n(.+?)```", PAGE, re.DOTALL)

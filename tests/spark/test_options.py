@@ -13,7 +13,7 @@ from pyspark.sql.types import StringType, StructType
 from sow_spark import SowDataSource, source
 from sow_spark.errors import SowSourceError
 from sow_spark.options import READ_OPTIONS, WRITE_OPTIONS, Reading, parse_reading, parse_writing
-from tests.support.server import ROOT
+from tests.support.servers.server import ROOT
 
 
 def test_defaults() -> None:

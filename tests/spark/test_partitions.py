@@ -13,7 +13,7 @@ from sow_spark import reading, schemas
 from sow_spark.errors import SowSourceError
 from sow_spark.options import parse_reading
 from sow_spark.reading import Share, SnapshotReader, packed_together
-from tests.support.server import DYNAMIC, ServerProcess
+from tests.support.servers.server import DYNAMIC, ServerProcess
 
 SCHEMA = StructType([StructField("_key", StringType()), StructField("_version", LongType())])
 

@@ -20,7 +20,7 @@ from examples.spark.history import follow, table_at, versions
 from examples.spark.load_flights import KEY, load
 from examples.spark.snapshot import PIN, snapshot
 from sow_client import Client, Record
-from tests.support.server import DYNAMIC, ROOT, ServerProcess
+from tests.support.servers.server import DYNAMIC, ROOT, ServerProcess
 
 ROWS = 5_000
 MINUTES = 60

@@ -22,7 +22,7 @@ from sow_spark.errors import SowSourceError
 from sow_spark.options import parse_reading
 from sow_spark.reading import SnapshotReader
 from sow_spark.schemas import layout
-from tests.support.server import ServerProcess, until
+from tests.support.servers.server import ServerProcess, until
 
 ORDERS = 3_000
 SCHEMA = "id LONG, symbol STRING, price DOUBLE, day DATE, leg STRUCT<px: DOUBLE, tags: ARRAY<STRING>>, _key STRING"

@@ -12,8 +12,8 @@ from sow_client import Client
 from sow_spark.options import parse_reading
 from sow_spark.read_limits import ReadAllAvailable
 from sow_spark.stream_reading import ChangesReader
-from tests.support.access import grant, write_access
-from tests.support.server import ServerProcess, free_port
+from tests.support.oracles.access import grant, write_access
+from tests.support.servers.server import ServerProcess, free_port
 
 RESTRICTION = 'rows = "/region = \'eu\' AND /price > 2"\nhide = ["/iban"]'
 

@@ -20,7 +20,7 @@ from sow_spark.options import NESTING_MAX, parse_reading
 from sow_spark.schemas import infer, layout
 from sow_spark.source import SowDataSource
 from tests.spark.test_reading import reason_of
-from tests.support.server import ServerProcess
+from tests.support.servers.server import ServerProcess
 
 SCHEMA = {
     "type": "object",

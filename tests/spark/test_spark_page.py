@@ -17,7 +17,7 @@ from sow_client import Client
 from sow_spark.errors import HINTS
 from sow_spark.options import READ_OPTIONS, WRITE_OPTIONS
 from sow_spark.schemas import METADATA_COLUMNS
-from tests.support.server import ROOT, ServerProcess
+from tests.support.servers.server import ROOT, ServerProcess
 
 PAGE = (ROOT / "docs" / "spark.md").read_text(encoding="utf-8")
 COMPARED = (ROOT / "docs" / "migrate" / "spark.md").read_text(encoding="utf-8")

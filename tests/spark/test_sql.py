@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 
 from sow_client import Client
 from tests.spark.test_reading import reason_of
-from tests.support.server import ServerProcess
+from tests.support.servers.server import ServerProcess
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,8 @@ from sow_spark.options import parse_reading
 from sow_spark.read_limits import ReadAllAvailable
 from sow_spark.stream_offsets import Offset, bookmark_of, joined, sources_of
 from sow_spark.stream_reading import NOTE, ChangesReader
-from tests.support.cluster import Cluster
-from tests.support.server import until
+from tests.support.servers.cluster import Cluster
+from tests.support.servers.server import until
 
 KEYS = StructType().add("_key", StringType()).add("_op", StringType())
 ALL = ReadAllAvailable()

@@ -15,7 +15,7 @@ from pyspark.sql.types import IntegerType
 
 from sow_client import Client
 from sow_spark.stream_offsets import sequence_of
-from tests.support.server import ServerProcess
+from tests.support.servers.server import ServerProcess
 
 MICRO_BATCHES_HAVE_LIMITS = hasattr(DataSourceStreamReader, "getDefaultReadLimit")
 """Not with PySpark 4.1: a run with `availableNow` takes one micro-batch there, as docs/spark.md says."""

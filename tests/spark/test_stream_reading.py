@@ -19,7 +19,7 @@ from sow_spark.read_limits import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
 from sow_spark.reading import SnapshotReader
 from sow_spark.stream_offsets import Offset, bookmark_of, offset_of, sequence_of
 from sow_spark.stream_reading import ChangesReader
-from tests.support.server import ServerProcess
+from tests.support.servers.server import ServerProcess
 
 CHANGES = StructType().add("n", LongType()).add("_key", StringType()).add("_op", StringType())
 

@@ -12,7 +12,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from sow_client import Client
-from tests.support.server import ServerProcess
+from tests.support.servers.server import ServerProcess
 
 CONFIG = """
 [topics.orders]

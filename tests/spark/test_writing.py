@@ -25,7 +25,7 @@ from sow_spark.options import Connecting, Writing
 from sow_spark.overwriting import OverwritingWriter, Staged
 from sow_spark.rows import BadRow, TopicFacts, plan_rows
 from sow_spark.writing import BadRows, Written, publish
-from tests.support.server import ServerProcess, until
+from tests.support.servers.server import ServerProcess, until
 
 CONFIG = """
 [topics.orders]

@@ -17,7 +17,7 @@ from sow_server.query.filtering import record_filter
 from sow_server.query.ordering import callers_order
 from sow_server.query.projection import projection
 from sow_server.query.sieve import sieve
-from tests.support.stores import Rig
+from tests.support.stores.stores import Rig
 
 HEADER = b"\0" * HEADER_BYTES
 

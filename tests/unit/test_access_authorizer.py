@@ -20,8 +20,8 @@ from sow_server.engine.values.turns import CALLER
 from sow_server.services.door.capacity import InFlight
 from sow_server.services.door.guard import CallAdmission
 from sow_server.services.door.received import Context
-from tests.support.access import grant, identity, peer
-from tests.support.access_parts import HERE, Guarded, LastingTask, access_of
+from tests.support.oracles.access import grant, identity, peer
+from tests.support.oracles.access_parts import HERE, Guarded, LastingTask, access_of
 
 LIMITS = "[roles.desk.limits]\nrpcs = 2\nrequests_per_second = 100\n"
 DESK = identity("desk", "desk") + grant("desk", "orders", "read publish delete load")

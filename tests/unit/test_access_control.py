@@ -22,8 +22,8 @@ from sow_server.access_control import AccessControl, AccessControlError, check, 
 from sow_server.config import Config, load
 from sow_server.engine.catalog.topics import Topics
 from sow_server.engine.values.errors import Reason, StoreError
-from tests.support.access import grant, identity, peer, write_private
-from tests.support.access_parts import HERE, Counted
+from tests.support.oracles.access import grant, identity, peer, write_private
+from tests.support.oracles.access_parts import HERE, Counted
 
 DESK = identity("desk", "desk") + grant("desk", "orders", "read")
 OTHER = identity("other", "desk") + grant("desk", "orders", "read")

@@ -33,8 +33,8 @@ from sow_server.access.credentials import (
 )
 from sow_server.access.model import Credential
 from sow_server.engine.values.errors import Reason, StoreError
-from tests.support.access_parts import access_of, sha256
-from tests.support.certificates import Authority
+from tests.support.oracles.access_parts import access_of, sha256
+from tests.support.servers.certificates import Authority
 
 KEY = ec.generate_private_key(ec.SECP256R1())
 END = datetime(2030, 1, 2, 3, 4, 5, tzinfo=UTC)

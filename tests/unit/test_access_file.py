@@ -18,7 +18,7 @@ from sow_server.access.needs import Action
 from sow_server.config import ConfigError
 from sow_server.engine.values.model import MICROS
 from sow_server.filters import print_filter
-from tests.support.access_parts import access_of, sha256
+from tests.support.oracles.access_parts import access_of, sha256
 
 DESK = f'[[identities]]\nname = "desk"\ntoken_sha256 = "{sha256("desk")}"\nroles = ["r"]\n'
 PLAIN = DESK.replace('roles = ["r"]\n', "")

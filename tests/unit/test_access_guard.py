@@ -24,8 +24,8 @@ from sow_server.engine.commit.pace import CallsUnderWay
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.services.door.capacity import InFlight
 from sow_server.services.door.guard import CallAdmission, handlers, link_handlers
-from tests.support.access import grant, identity
-from tests.support.access_parts import HERE, Guarded, access_of
+from tests.support.oracles.access import grant, identity
+from tests.support.oracles.access_parts import HERE, Guarded, access_of
 
 SERVICE = sow_pb2.DESCRIPTOR.services_by_name["SowService"]
 FILE = identity("desk", "desk") + grant("desk", "orders", "read publish") + "[roles.desk.limits]\nrpcs = 3\n"

@@ -16,9 +16,9 @@ from sow_server.access.needs import NEEDS
 from sow_server.engine.catalog.topics import Topics
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import MICROS
-from tests.support.access_parts import Clocks
-from tests.support.examples import examples
-from tests.support.parts import NoReports
+from tests.support.oracles.access_parts import Clocks
+from tests.support.oracles.examples import examples
+from tests.support.stores.parts import NoReports
 
 AT_A_TIME = ("rpcs", "subscriptions", "exports", "loads", "durables")
 

@@ -16,7 +16,7 @@ from sow_server.access.permissions import Permissions
 from sow_server.access_control import AccessControlError, check, jwt_prover
 from sow_server.config import load
 from sow_server.engine.values.errors import StoreError
-from tests.support.access import grant, identity, write_private
+from tests.support.oracles.access import grant, identity, write_private
 
 
 def permissions(folder: Path, *grants: str) -> Permissions:

@@ -16,8 +16,8 @@ from sow_server.access.permissions import DENIED, Decision, Permissions
 from sow_server.engine.values.patterns import matcher
 from sow_server.filters import Filter, Meta, parse
 from sow_server.filters.restriction import UNRESTRICTED
-from tests.support.examples import examples
-from tests.support.naive_filter import NaiveFilter
+from tests.support.oracles.examples import examples
+from tests.support.oracles.naive_filter import NaiveFilter
 
 PATTERNS = [".*", "orders", "o.*", "orders|trades", "trade", "", "orders.eu", "(?i)ORDERS", "[a-z]+"]
 TOPICS = ["orders", "trades", "xorders", "ordersx", "orders.eu", "ordersxeu", "ORDERS", "orders\n"]

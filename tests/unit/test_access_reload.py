@@ -16,7 +16,7 @@ from sow_server.access.file import load_access
 from sow_server.access.needs import NEEDS
 from sow_server.engine.catalog.topics import Topics
 from sow_server.engine.values.errors import Reason, StoreError
-from tests.support.access import grant, identity, peer, write_access
+from tests.support.oracles.access import grant, identity, peer, write_access
 
 SUBSCRIBE = "/sow.v1.SowService/Subscribe"
 REPLICATE = "/sow.v1.ReplicationService/Replicate"

@@ -30,9 +30,9 @@ from sow_server.engine.values.model import (
 from sow_server.filters.restriction import UNRESTRICTED
 from sow_server.services.ownership import OwnedDurables
 from sow_server.services.records.writing import own_publisher, permit_delete, permit_load, permit_publish, permit_touch
-from tests.support.access import grant, identity
-from tests.support.access_parts import Guarded, access_of
-from tests.support.stores import BINARY, Rig
+from tests.support.oracles.access import grant, identity
+from tests.support.oracles.access_parts import Guarded, access_of
+from tests.support.stores.stores import BINARY, Rig
 
 JSON = TopicSettings(message_type=MessageType.JSON, key=("/id",))
 ROWS = "rows = \"/region = 'eu'\"\n"

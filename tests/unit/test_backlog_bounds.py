@@ -13,10 +13,10 @@ from sow_server.engine.values.model import MICROS, BacklogAction, Publish
 from sow_server.services.records.admission import POLL_SECONDS, Admission
 from sow_server.subscriptions.durable.backlogs import DISTRUST_HOLDS, HOLD_MICROS, level
 from sow_server.subscriptions.durable.consumer_registry import exceeds
-from tests.support.durables import durable, put, rewind, rig
-from tests.support.loops import FakeLoop
-from tests.support.stores import Rig
-from tests.support.subscribers import Subscribers, subscribers
+from tests.support.fakes.loops import FakeLoop
+from tests.support.stores.durables import durable, put, rewind, rig
+from tests.support.stores.stores import Rig
+from tests.support.stores.subscribers import Subscribers, subscribers
 
 __all__ = ["rig", "subscribers"]  # fixtures
 

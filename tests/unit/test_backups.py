@@ -14,7 +14,7 @@ from sow_server.engine.disk import backups
 from sow_server.engine.store import Store
 from sow_server.engine.values.database import Damaged, DiskFull, Failed, RocksError
 from sow_server.engine.values.errors import OpenError, Reason, StoreError
-from tests.support.stores import Rig
+from tests.support.stores.stores import Rig
 
 
 @pytest.fixture

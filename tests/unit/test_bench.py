@@ -22,8 +22,8 @@ from sow_cli.server_usage import (
     usage_of_page,
 )
 from sow_cli.workload import INDEXES_MAX, SAME_VALUE, Documents, Measured, Plan
-from tests.support.commands import client, run
-from tests.support.fake_client import FakeClient
+from tests.support.fakes.commands import client, run
+from tests.support.fakes.fake_client import FakeClient
 
 __all__ = ["client"]  # a fixture
 

@@ -21,7 +21,7 @@ from sow_server.services.door.capacity import (
     Places,
     SharedRoom,
 )
-from tests.support.loops import FakeLoop
+from tests.support.fakes.loops import FakeLoop
 
 GET = NEEDS["/sow.v1.SowService/Get"]
 STATUS = NEEDS["/sow.v1.AdminService/GetStatus"]

@@ -11,8 +11,8 @@ from cryptography import x509
 from structlog.testing import capture_logs
 
 from sow_server.certificates import CertificateFault, CertificateFiles, EndpointCertificates, read_authorities, read_set
-from tests.support.certificates import DAY, Authority, Issued, replace
-from tests.support.configs import Write, refusal, write
+from tests.support.servers.certificates import DAY, Authority, Issued, replace
+from tests.support.servers.configs import Write, refusal, write
 
 __all__ = ["write"]  # a fixture
 

@@ -15,7 +15,7 @@ from sow_cli.command import sow
 from sow_cli.session import Session, connect
 from sow_client import CallerSession, Identity, PermissionDenied, SowError, Tls
 from sow_client._tokens import Bearer
-from tests.support.fake_client import FakeClient
+from tests.support.fakes.fake_client import FakeClient
 
 DOCUMENTATION = Path(__file__).parents[2] / "docs" / "cli.md"
 

@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from sow_cli.arrow import ArrowSchema
 from sow_cli.command import sow
 from sow_cli.rows import NEVER_MICROS, BatchColumns, RecordForm
-from tests.support.fake_client import FakeClient
+from tests.support.fakes.fake_client import FakeClient
 
 
 def columns(*documents: object) -> BatchColumns:

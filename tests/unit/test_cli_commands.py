@@ -25,8 +25,8 @@ from sow_client import (
     SowError,
     Unavailable,
 )
-from tests.support.commands import client, run
-from tests.support.fake_client import FakeClient
+from tests.support.fakes.commands import client, run
+from tests.support.fakes.fake_client import FakeClient
 from tools import docs_command
 
 __all__ = ["client"]  # a fixture

@@ -15,7 +15,7 @@ from sow_cli.command import sow
 from sow_cli.connection import settings
 from sow_cli.context_files import ContextFiles
 from sow_cli.session import Session
-from tests.support.fake_client import FakeClient
+from tests.support.fakes.fake_client import FakeClient
 
 
 class User:

@@ -28,7 +28,7 @@ from sow_client import (
     TopicSettings,
     TopicStatistics,
 )
-from tests.support.certificates import Authority
+from tests.support.servers.certificates import Authority
 
 NOW = datetime(2030, 1, 31, 12, tzinfo=UTC)
 STATUS = Status(

@@ -16,9 +16,9 @@ import pyarrow as pa
 import pytest
 from pyarrow import ipc, parquet
 
-from tests.support.commands import client, rows, run
-from tests.support.fake_client import FakeClient
-from tests.support.fake_results import NOW_MICROS, Row
+from tests.support.fakes.commands import client, rows, run
+from tests.support.fakes.fake_client import FakeClient
+from tests.support.fakes.fake_results import NOW_MICROS, Row
 
 __all__ = ["client"]  # a fixture
 

@@ -19,8 +19,8 @@ from sow_client import (
     TopicDue,
     TopicFigures,
 )
-from tests.support.commands import client, rows, run
-from tests.support.fake_client import FakeClient
+from tests.support.fakes.commands import client, rows, run
+from tests.support.fakes.fake_client import FakeClient
 
 __all__ = ["client"]  # a fixture
 

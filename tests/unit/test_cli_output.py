@@ -19,8 +19,8 @@ from sow_cli.command import sow
 from sow_cli.output import MESSAGE_FORMATS, Fact, Format, Output
 from sow_cli.rows import RecordForm
 from sow_client import RecordBatch
-from tests.support.fake_client import FakeClient
-from tests.support.fake_results import NOW_MICROS, Row
+from tests.support.fakes.fake_client import FakeClient
+from tests.support.fakes.fake_results import NOW_MICROS, Row
 
 
 @pytest.fixture

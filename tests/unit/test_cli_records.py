@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.support.commands import client, rows, run
-from tests.support.fake_client import FakeClient
-from tests.support.fake_results import NOW_MICROS
+from tests.support.fakes.commands import client, rows, run
+from tests.support.fakes.fake_client import FakeClient
+from tests.support.fakes.fake_results import NOW_MICROS
 
 __all__ = ["client"]  # a fixture
 

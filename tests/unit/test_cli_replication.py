@@ -24,8 +24,8 @@ from sow_client import (
     ReplicationUnavailable,
     Verified,
 )
-from tests.support.fake_client import FakeClient
-from tests.support.fake_results import NOW, NOW_MICROS
+from tests.support.fakes.fake_client import FakeClient
+from tests.support.fakes.fake_results import NOW, NOW_MICROS
 
 OUT = OutgoingLink(
     peer="ldn-1",

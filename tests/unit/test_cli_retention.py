@@ -16,8 +16,8 @@ from sow_cli import arguments, display
 from sow_cli.command import sow
 from sow_cli.policies import policy_name
 from sow_client import Browsed, Change, DurableFigures, EffectiveSetting, FailedPrecondition, TopicSettings
-from tests.support.fake_client import FakeClient
-from tests.support.fake_results import NOW_MICROS
+from tests.support.fakes.fake_client import FakeClient
+from tests.support.fakes.fake_results import NOW_MICROS
 
 
 @pytest.fixture

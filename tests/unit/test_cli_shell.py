@@ -21,7 +21,7 @@ from sow_cli.wide import WideLines, block
 from sow_client import Unavailable
 from sow_server.filters import parse, tree
 from sow_server.filters.tree import Function, MetadataName, walk
-from tests.support.fake_client import FakeClient
+from tests.support.fakes.fake_client import FakeClient
 
 GRAMMAR = Path(__file__).parents[2] / "sow_server" / "filters" / "grammar.lark"
 

@@ -20,8 +20,8 @@ from sow_cli.context_files import ContextFiles
 from sow_cli.live import HIGHLIGHT_SECONDS, LiveTable, Term
 from sow_cli.messages import TopicForms
 from sow_client import Change, Client, Gap, NotFound, Unavailable
-from tests.support.fake_client import FakeClient
-from tests.support.fake_results import NOW_MICROS
+from tests.support.fakes.fake_client import FakeClient
+from tests.support.fakes.fake_results import NOW_MICROS
 
 
 @pytest.fixture

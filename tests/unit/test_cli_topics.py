@@ -7,9 +7,9 @@ import pytest
 from sow_client import (
     UnsoundRow,
 )
-from tests.support.commands import client, rows, run
-from tests.support.fake_client import FakeClient
-from tests.support.fake_results import NOW_MICROS
+from tests.support.fakes.commands import client, rows, run
+from tests.support.fakes.fake_client import FakeClient
+from tests.support.fakes.fake_results import NOW_MICROS
 
 __all__ = ["client"]  # a fixture
 

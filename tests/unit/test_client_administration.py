@@ -35,13 +35,13 @@ from sow_client import (
     Unavailable,
     UnsoundRow,
 )
-from tests.support.called_server import (
+from tests.support.fakes.called_server import (
     Server,
     loop,
     script,
     server,
 )
-from tests.support.scripted import SECONDS_MAX, ScriptedServer
+from tests.support.fakes.scripted import SECONDS_MAX, ScriptedServer
 
 __all__ = ["loop", "script", "server"]  # fixtures
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.support.called_server import ADMIN, SOW
+from tests.support.fakes.called_server import ADMIN, SOW
 
 
 def test_every_rpc_of_the_contract_is_called_by_a_test_of_both_clients() -> None:

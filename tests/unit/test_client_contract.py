@@ -16,7 +16,7 @@ from sow.contract import CONTRACT, UNDESCRIBED
 from sow.v1 import access_pb2, admin_pb2, load_pb2, snapshot_pb2, sow_pb2, types_pb2
 from sow_client import FailedPrecondition
 from sow_client._contract import FIELDS, HARMLESS, KNOWN_ELSEWHERE, Needed, needed, too_old
-from tests.support.old_contract import methods as old_methods
+from tests.support.oracles.old_contract import methods as old_methods
 
 FILES = (sow_pb2, admin_pb2)
 METHODS = {

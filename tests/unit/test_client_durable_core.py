@@ -17,8 +17,8 @@ from sow_client import (
 )
 from sow_client._durable import LINGER_SECONDS, Acknowledgements, DurableCore, sequence_of
 from sow_client._lines import Home
-from tests.support.kept_durable import NAME, Kept
-from tests.support.subscriptions import TOPIC, Journal, put, refusal
+from tests.support.fakes.kept_durable import NAME, Kept
+from tests.support.fakes.subscriptions import TOPIC, Journal, put, refusal
 from tests.unit.test_client_subscription_core import CUT, drained, fed, history, told
 
 

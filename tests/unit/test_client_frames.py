@@ -16,8 +16,8 @@ import pytest
 
 from sow.v1 import sow_pb2, types_pb2
 from sow_client import InvalidArgument, RecordBatch, _frames
-from tests.support.called_server import Server, footer, header, loop, script, server
-from tests.support.scripted import SECONDS_MAX
+from tests.support.fakes.called_server import Server, footer, header, loop, script, server
+from tests.support.fakes.scripted import SECONDS_MAX
 
 __all__ = ["loop", "script", "server"]  # fixtures
 

@@ -8,8 +8,8 @@ import pytest
 
 from sow.v1 import admin_pb2
 from sow_client import ActiveSubscription, ConfigSetting, Figures, InvalidArgument, LatencyFigures, Unavailable
-from tests.support.called_server import Server, loop, script, server
-from tests.support.scripted import SECONDS_MAX
+from tests.support.fakes.called_server import Server, loop, script, server
+from tests.support.fakes.scripted import SECONDS_MAX
 
 __all__ = ["loop", "script", "server"]  # fixtures
 

@@ -21,13 +21,13 @@ from sow_client import (
     Unavailable,
     Verified,
 )
-from tests.support.called_server import (
+from tests.support.fakes.called_server import (
     Server,
     loop,
     script,
     server,
 )
-from tests.support.scripted import SECONDS_MAX
+from tests.support.fakes.scripted import SECONDS_MAX
 
 __all__ = ["loop", "script", "server"]  # fixtures
 

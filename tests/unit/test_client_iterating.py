@@ -40,9 +40,9 @@ from sow_client import (
 from sow_client._aio_subscription import AioOpenSubscription, AioSubscribeCall
 from sow_client._reads import QueryProgress
 from sow_client._subscription import SubscriptionCore
-from tests.support.called_server import Server, batch, footer, header, loop, script, server
-from tests.support.loops import FakeLoop
-from tests.support.scripted import SECONDS_MAX
+from tests.support.fakes.called_server import Server, batch, footer, header, loop, script, server
+from tests.support.fakes.loops import FakeLoop
+from tests.support.fakes.scripted import SECONDS_MAX
 
 __all__ = ["loop", "script", "server"]  # fixtures
 

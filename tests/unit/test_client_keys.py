@@ -15,8 +15,8 @@ from sow_client import InvalidArgument
 from sow_client._keys import key_text, key_texts
 from sow_client._reads import RECORDS_PER_REQUEST_MAX, texts
 from sow_client._writes import publish_batches
-from tests.support.called_server import Server, footer, header, loop, script, server
-from tests.support.scripted import SECONDS_MAX
+from tests.support.fakes.called_server import Server, footer, header, loop, script, server
+from tests.support.fakes.scripted import SECONDS_MAX
 
 __all__ = ["loop", "script", "server"]  # fixtures
 

@@ -17,7 +17,7 @@ from sow_client import (
     InvalidArgument,
     SowError,
 )
-from tests.support.echo_server import Store, address, serve, store
+from tests.support.fakes.echo_server import Store, address, serve, store
 
 __all__ = ["address", "store"]  # fixtures
 

@@ -15,8 +15,8 @@ import pytest
 
 from sow.v1 import sow_pb2
 from sow_client import Client, NotFound, Unavailable
-from tests.support.called_server import PUBLISHED, RESULT, SOW, batch, header, status_details
-from tests.support.scripted import SECONDS_MAX
+from tests.support.fakes.called_server import PUBLISHED, RESULT, SOW, batch, header, status_details
+from tests.support.fakes.scripted import SECONDS_MAX
 
 _Value = TypeVar("_Value")
 

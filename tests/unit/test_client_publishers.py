@@ -18,7 +18,7 @@ from sow_client import (
     Refusal,
     ResourceExhausted,
 )
-from tests.support.called_server import (
+from tests.support.fakes.called_server import (
     Server,
     loop,
     refused,
@@ -26,7 +26,7 @@ from tests.support.called_server import (
     server,
     status_details,
 )
-from tests.support.scripted import SECONDS_MAX
+from tests.support.fakes.scripted import SECONDS_MAX
 
 __all__ = ["loop", "script", "server"]  # fixtures
 

@@ -16,7 +16,7 @@ from sow_client import (
     QueryPlan,
     Unavailable,
 )
-from tests.support.called_server import (
+from tests.support.fakes.called_server import (
     Server,
     batch,
     blocking_server,
@@ -26,7 +26,7 @@ from tests.support.called_server import (
     script,
     server,
 )
-from tests.support.scripted import SECONDS_MAX
+from tests.support.fakes.scripted import SECONDS_MAX
 
 __all__ = ["blocking_server", "loop", "script", "server"]  # fixtures
 

@@ -22,7 +22,7 @@ from sow_client import (
     View,
 )
 from sow_client._subscription import SubscriptionCore
-from tests.support.subscriptions import TOPIC, Journal, Told, columns, put, refusal, removed
+from tests.support.fakes.subscriptions import TOPIC, Journal, Told, columns, put, refusal, removed
 
 CUT = Unavailable("the connection broke", reason="UNREACHABLE")
 

@@ -20,7 +20,7 @@ from sow_client import AsyncClient, Client, InvalidArgument, Tls
 from sow_client._channel import bearer, proxy_variable
 from sow_client._statuses import unreachable
 from sow_client._tokens import Bearer, Token
-from tests.support.certificates import Authority
+from tests.support.servers.certificates import Authority
 
 TOKEN = "VKqTkkJ1-BWhZyaWctUbDm2vJm0E0"
 

@@ -16,7 +16,7 @@ from sow_client._view import merged
 from sow_server.engine.formats.deltas import Difference, difference_fields
 from sow_server.engine.formats.topic_formats import format_of
 from sow_server.engine.values.model import MessageType, TopicSettings
-from tests.support.subscriptions import columns
+from tests.support.fakes.subscriptions import columns
 
 NEVER_MICROS = 2**63 - 1
 

@@ -20,7 +20,7 @@ from sow_client import (
     Unavailable,
     _writes,
 )
-from tests.support.called_server import (
+from tests.support.fakes.called_server import (
     PUBLISHED,
     RESULT,
     Server,
@@ -29,7 +29,7 @@ from tests.support.called_server import (
     script,
     server,
 )
-from tests.support.scripted import SECONDS_MAX
+from tests.support.fakes.scripted import SECONDS_MAX
 
 __all__ = ["loop", "script", "server"]  # fixtures
 

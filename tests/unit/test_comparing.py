@@ -17,7 +17,7 @@ from sow_server.engine.replicas.comparing import checksums, versions
 from sow_server.engine.stored import header
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import NEVER, Expiration
-from tests.support.stores import HOUR, SECOND, START, Rig
+from tests.support.stores.stores import HOUR, SECOND, START, Rig
 
 TOPIC = "orders"
 NAMES = ("a", "b", "ab")

@@ -7,7 +7,7 @@ from pathlib import Path
 from sow_server.config import Overrides, described, knobs, load, render
 from sow_server.config.described import SECRETS
 from sow_server.config.kinds import MayBeAbsent, Text
-from tests.support.access import write_private
+from tests.support.oracles.access import write_private
 
 TEXT = """
 [server]

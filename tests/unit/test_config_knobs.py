@@ -28,7 +28,7 @@ from sow_server.engine.values.clock import ClockOptions
 from sow_server.engine.values.errors import StoreError
 from sow_server.engine.values.model import MICROS, BacklogAction, Expiration, MessageType, OnMissing, TopicSettings
 from sow_server.engine.values.policies import Declared, declared_of
-from tests.support.configs import Write, write
+from tests.support.servers.configs import Write, write
 
 __all__ = ["write"]  # a fixture
 

@@ -8,8 +8,8 @@ import pytest
 
 from sow_server.config import ListenerAuth, ListenerConfig, Overrides, TlsConfig, load, render
 from sow_server.engine.values.model import MICROS
-from tests.support.certificates import Authority
-from tests.support.configs import Write, refusal, write
+from tests.support.servers.certificates import Authority
+from tests.support.servers.configs import Write, refusal, write
 
 __all__ = ["write"]  # a fixture
 

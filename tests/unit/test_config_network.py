@@ -10,7 +10,7 @@ import pytest
 from sow_server import config
 from sow_server.config import Config, LinkMode, Overrides, ReplicationConfig, load, render
 from sow_server.engine.values.model import MICROS, Durability
-from tests.support.configs import Write, refusal, write
+from tests.support.servers.configs import Write, refusal, write
 
 __all__ = ["write"]  # a fixture
 

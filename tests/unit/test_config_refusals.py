@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sow_server.config import Overrides
-from tests.support.configs import Write, refusal, write
+from tests.support.servers.configs import Write, refusal, write
 
 __all__ = ["write"]  # a fixture
 

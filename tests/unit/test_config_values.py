@@ -16,7 +16,7 @@ from sow_server.config import Config, Overrides, ServerConfig, load, render
 from sow_server.engine.store import StoreOptions
 from sow_server.engine.values.clock import ClockOptions
 from sow_server.engine.values.model import MICROS, BacklogAction, Durability, Expiration, MessageType, OnMissing
-from tests.support.configs import Write, write
+from tests.support.servers.configs import Write, write
 
 __all__ = ["write"]  # a fixture
 

@@ -19,7 +19,7 @@ from sow_console import guards, sessions
 from sow_console.app import _local, addresses, routes
 from sow_console.live import ENDED
 from sow_console.writes import CHECKS, WRITES
-from tests.support.console import HOST, SERVER, Clock, FakeConsole
+from tests.support.servers.console import HOST, SERVER, Clock, FakeConsole
 
 ORIGIN = f"http://{HOST}"
 OWN = {"Origin": ORIGIN}
@@ -161,7 +161,7 @@ def test_an_answer_to_a_fault_has_the_policy_and_no_story_of_it(
 
     with TestClient(console.app, base_url=ORIGIN, follow_redirects=False, raise_server_exceptions=False) as browser:
         log_in(browser)
-        monkeypatch.setattr("tests.support.console.FakeClient.topics", broken)
+        monkeypatch.setattr("tests.support.servers.console.FakeClient.topics", broken)
         for path in (RECORDS, f"{RECORDS}.json"):
             answer = browser.get(path)
             assert (answer.status_code, answer.text) == (500, "Internal Server Error")

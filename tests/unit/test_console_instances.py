@@ -16,7 +16,7 @@ from sow_console.instances import ALARM_SECONDS, LOST_SECONDS, Known, Watched
 from sow_console.pages import overview
 from sow_console.pages.page import View
 from sow_console.sessions import Session
-from tests.support.console import Clock
+from tests.support.servers.console import Clock
 
 NOW = datetime(2030, 1, 31, 12, tzinfo=UTC)
 

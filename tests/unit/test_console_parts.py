@@ -39,7 +39,7 @@ from sow_console import documents, graph, horizon, live, story, texts
 from sow_console.pages import records
 from sow_console.pages.page import DEFAULT_SERVER, View, operands
 from sow_console.sessions import Session
-from tests.support.console import Clock
+from tests.support.servers.console import Clock
 
 NOW = datetime(2030, 1, 31, 12, tzinfo=UTC)
 BIG = 2**63 + 1

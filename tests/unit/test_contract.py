@@ -15,7 +15,7 @@ from google.protobuf.descriptor_pb2 import (
 
 from generate import RELEASE_DESCRIPTORS, descriptors
 from sow.v1 import admin_pb2, sow_pb2, types_pb2
-from tests.support.contract import breaking_changes, undocumented
+from tests.support.oracles.contract import breaking_changes, undocumented
 
 PACKAGE = "sow.v1"
 

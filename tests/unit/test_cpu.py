@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.cpu import report, used_seconds
+from tests.support.servers.cpu import report, used_seconds
 
 BURNS = """
 import sys, time

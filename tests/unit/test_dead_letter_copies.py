@@ -15,9 +15,9 @@ from sow_server.engine.disk.rocks import COMMITS
 from sow_server.engine.stored import decode_commit
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import Lifetime, LifetimeKind, MessageType, Publish
-from tests.support.dead_letters import TTL, commits, copy_of, fates, rig
-from tests.support.stores import Rig
-from tests.support.subscribers import JSON, Follower, Subscribers, at
+from tests.support.stores.dead_letters import TTL, commits, copy_of, fates, rig
+from tests.support.stores.stores import Rig
+from tests.support.stores.subscribers import JSON, Follower, Subscribers, at
 
 __all__ = ["rig"]  # a fixture
 

@@ -21,9 +21,9 @@ from sow_server.engine.values.model import (
     RestampMode,
 )
 from sow_server.subscriptions.live.matching import VersionMatcher
-from tests.support.dead_letters import TTL, commits, copy_of, fates, rig
-from tests.support.stores import SECOND, Rig
-from tests.support.subscribers import JSON, Subscribers
+from tests.support.stores.dead_letters import TTL, commits, copy_of, fates, rig
+from tests.support.stores.stores import SECOND, Rig
+from tests.support.stores.subscribers import JSON, Subscribers
 
 __all__ = ["rig"]  # a fixture
 

@@ -24,9 +24,9 @@ from sow_server.engine.values.model import (
     Touch,
 )
 from sow_server.engine.values.policies import declared_of
-from tests.support.dead_letters import TTL, commits, copy_of, fates, rig
-from tests.support.stores import HOUR, Rig
-from tests.support.subscribers import JSON
+from tests.support.stores.dead_letters import TTL, commits, copy_of, fates, rig
+from tests.support.stores.stores import HOUR, Rig
+from tests.support.stores.subscribers import JSON
 
 __all__ = ["rig"]  # a fixture
 

@@ -24,7 +24,7 @@ from sow_server.engine.values.model import (
     Publish,
     TopicSettings,
 )
-from tests.support.stores import HOUR, MINUTE, SECOND, JournalEntry, Rig
+from tests.support.stores.stores import HOUR, MINUTE, SECOND, JournalEntry, Rig
 
 RECORDS_STORED = 60
 EFFECTS = (RECORDS, EXPIRY, INDEXES, TOMBSTONES)

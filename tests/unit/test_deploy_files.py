@@ -21,8 +21,8 @@ from sow_server.access.audit import Part, path_of
 from sow_server.access.file import load_access
 from sow_server.access_control import check
 from sow_server.config import load
-from tests.support.access import write_private
-from tests.support.certificates import Authority
+from tests.support.oracles.access import write_private
+from tests.support.servers.certificates import Authority
 
 ROOT: Final = Path(__file__).parents[2]
 DEPLOY: Final = ROOT / "deploy"

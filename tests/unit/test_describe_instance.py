@@ -13,9 +13,9 @@ from sow_peering import InstanceIdentity
 from sow_replication.greeting import Begin, Known, decide
 from sow_replication.messages import PROTOCOL, instance_of
 from sow_server.services.admin_service import AdminService
-from tests.support.access import identity
-from tests.support.guarded import GuardedParts
-from tests.support.stores import Rig
+from tests.support.fakes.guarded import GuardedParts
+from tests.support.oracles.access import identity
+from tests.support.stores.stores import Rig
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import yaml
 
 import sow_client
 from sow.v1 import sow_pb2
-from tests.support.pages import Block, blocks, matches
+from tests.support.servers.pages import Block, blocks, matches
 from tools import docs_reference, docs_site, docs_text
 
 ROOT: Final = Path(__file__).parents[2]

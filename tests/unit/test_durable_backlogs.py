@@ -13,10 +13,10 @@ from sow_server.engine.values.model import BacklogAction, Publish
 from sow_server.services.records.admission import Admission
 from sow_server.subscriptions.durable.consumer_registry import STEP_MICROS
 from sow_server.subscriptions.frames import SnapshotBegin, SnapshotEnd
-from tests.support.durables import JSON, crash, durable, figures, floor, put, refused, rewind, rig
-from tests.support.loops import FakeLoop
-from tests.support.stores import HOUR, MINUTE, SECOND, Rig
-from tests.support.subscribers import Subscribers, subscribers
+from tests.support.fakes.loops import FakeLoop
+from tests.support.stores.durables import JSON, crash, durable, figures, floor, put, refused, rewind, rig
+from tests.support.stores.stores import HOUR, MINUTE, SECOND, Rig
+from tests.support.stores.subscribers import Subscribers, subscribers
 
 __all__ = ["rig", "subscribers"]  # fixtures
 

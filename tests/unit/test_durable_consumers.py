@@ -12,9 +12,9 @@ from sow_server.engine.disk.rocks import META
 from sow_server.engine.durables import Durable, DurableEditor
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.subscriptions.request import FROM_NOW, Start, StartKind
-from tests.support.durables import JSON, TO_EARLIEST, delete, durable, floor, put, refused, rig
-from tests.support.stores import HOUR, MINUTE, SECOND, Rig
-from tests.support.subscribers import EARLIEST, Subscribers, at, subscribers
+from tests.support.stores.durables import JSON, TO_EARLIEST, delete, durable, floor, put, refused, rig
+from tests.support.stores.stores import HOUR, MINUTE, SECOND, Rig
+from tests.support.stores.subscribers import EARLIEST, Subscribers, at, subscribers
 
 __all__ = ["rig", "subscribers"]  # fixtures
 

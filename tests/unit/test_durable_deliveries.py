@@ -13,9 +13,9 @@ from sow_server.engine.durables.model import STEPS_MAX
 from sow_server.engine.durables.rows import decode_durable
 from sow_server.engine.values.errors import StoreError
 from sow_server.engine.values.model import Publish
-from tests.support.durables import crash, durable, put, rewind, rig
-from tests.support.stores import BINARY, SECOND, Rig
-from tests.support.subscribers import Subscribers, subscribers
+from tests.support.stores.durables import crash, durable, put, rewind, rig
+from tests.support.stores.stores import BINARY, SECOND, Rig
+from tests.support.stores.subscribers import Subscribers, subscribers
 
 __all__ = ["rig", "subscribers"]  # fixtures
 

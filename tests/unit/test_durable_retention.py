@@ -8,9 +8,9 @@ from sow_server.engine.journal import reading as journal
 from sow_server.engine.values.database import Failed
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import MessageType, Publish
-from tests.support.durables import JSON, crash, durable, figures, floor, put, refused, rewind, rig
-from tests.support.stores import HOUR, MINUTE, SECOND, Rig
-from tests.support.subscribers import EARLIEST, Subscribers, at, subscribers
+from tests.support.stores.durables import JSON, crash, durable, figures, floor, put, refused, rewind, rig
+from tests.support.stores.stores import HOUR, MINUTE, SECOND, Rig
+from tests.support.stores.subscribers import EARLIEST, Subscribers, at, subscribers
 
 __all__ = ["rig", "subscribers"]  # fixtures
 

@@ -7,9 +7,9 @@ import pytest
 from sow_server.engine.durables import RewindTo
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import Publish
-from tests.support.durables import JSON, clear, crash, delete, durable, figures, floor, put, refused, rewind, rig
-from tests.support.stores import MINUTE, Rig
-from tests.support.subscribers import EARLIEST, Subscribers, subscribers
+from tests.support.stores.durables import JSON, clear, crash, delete, durable, figures, floor, put, refused, rewind, rig
+from tests.support.stores.stores import MINUTE, Rig
+from tests.support.stores.subscribers import EARLIEST, Subscribers, subscribers
 
 __all__ = ["rig", "subscribers"]  # fixtures
 

@@ -19,11 +19,11 @@ from sow_server.subscriptions.frames import ChangeFrame, Frame, GapNotice
 from sow_server.subscriptions.request import FROM_NOW, Start, StartKind
 from sow_server.subscriptions.subscription import Read, Send
 from tests.property.test_replication_simulation import edges
-from tests.support.moving_consumers import ConsumedStore, consumed, make_store
-from tests.support.replica_rocks import RocksStore
-from tests.support.replica_rows import SECOND
-from tests.support.replica_world import Instance, World
-from tests.support.subscribers import request
+from tests.support.simulation.moving_consumers import ConsumedStore, consumed, make_store
+from tests.support.simulation.replica_rocks import RocksStore
+from tests.support.simulation.replica_rows import SECOND
+from tests.support.simulation.replica_world import Instance, World
+from tests.support.stores.subscribers import request
 
 EARLIEST = Start(StartKind.EARLIEST)
 SOON = 300_000

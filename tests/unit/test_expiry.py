@@ -19,7 +19,7 @@ from sow_server.engine.disk.rocks import META, Cursor
 from sow_server.engine.store import StoreOptions
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import Delete, Expiration, Lifetime, LifetimeKind, Publish
-from tests.support.stores import DAY, MINUTE, SECOND, Rig, journal_rows
+from tests.support.stores.stores import DAY, MINUTE, SECOND, Rig, journal_rows
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ from sow_server.query.export_splits import SplitCache
 from sow_server.query.export_tokens import read_token, write_token
 from sow_server.query.exports import ExportOptions, Exports
 from sow_server.query.filtering import record_filter
-from tests.support.stores import SECOND, Rig
+from tests.support.stores.stores import SECOND, Rig
 
 SETTINGS = TopicSettings(expiration=Expiration.ENABLED, key=("/id",), index=("/symbol",))
 LEASE = 60 * SECOND

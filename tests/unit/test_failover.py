@@ -38,8 +38,8 @@ from sow_client._failover import (
 from sow_client._lines import KEPT_MAX, Home, Homes, Lines
 from sow_client._publish_core import PublishCore, PublisherOptions, StreamDefaults
 from sow_client._statuses import REFUSED_SECONDS, Backoff
-from tests.support.failover_table import LOSSES as KINDS
-from tests.support.failover_table import table
+from tests.support.oracles.failover_table import LOSSES as KINDS
+from tests.support.oracles.failover_table import table
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "failover.md"
 FILES: Final = (sow_pb2, admin_pb2, snapshot_pb2, load_pb2, access_pb2)

@@ -9,9 +9,9 @@ from inspect import Parameter
 import pytest
 
 from sow_client import Client, DurableSubscription, Publisher, QueryResult, Subscription
-from tests.support.fake_client import FakeClient
-from tests.support.fake_publishing import FakePublisher
-from tests.support.fake_results import FakeDurable, FakeResult, FakeSubscription
+from tests.support.fakes.fake_client import FakeClient
+from tests.support.fakes.fake_publishing import FakePublisher
+from tests.support.fakes.fake_results import FakeDurable, FakeResult, FakeSubscription
 
 FOR_TESTS = {"add", "record", "keep", "arguments_of", "waits_seconds", "breaks_at", "breaks_with"}
 """Attributes of fakes that only tests use."""

@@ -11,7 +11,7 @@ import pytest
 
 from sow_server.services import figures
 from sow_server.services.figures import OverdueCount
-from tests.support.stores import BINARY, SECOND, Rig
+from tests.support.stores.stores import BINARY, SECOND, Rig
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import Expiration, MessageType, Publish, TopicSettings
 from sow_server.query.filtering import CACHED_CHARACTERS_MAX, RecordFilter, record_filter
-from tests.support.stores import SECOND, START, Rig
+from tests.support.stores.stores import SECOND, START, Rig
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ from sow_server.engine.values.errors import StoreError
 from sow_server.engine.values.model import Expiration, Publish, TopicSettings
 from sow_server.query.filtering import record_filter
 from sow_server.query.scan import Query, Scan
-from tests.support.stores import SECOND, Rig
+from tests.support.stores.stores import SECOND, Rig
 
 TINY = RocksOptions(records_memtable_bytes=64 * 2**10, other_memtable_bytes=64 * 2**10, log_bytes_max=256 * 2**10)
 """Memtables are written out, and logs removed, many times a second."""

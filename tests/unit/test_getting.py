@@ -23,8 +23,8 @@ from sow_server.filters import parse
 from sow_server.filters.restriction import UNRESTRICTED, Restriction
 from sow_server.services.records import getting
 from sow_server.services.records.getting import Getting, LongGets
-from tests.support.parts import reading_of
-from tests.support.stores import Rig
+from tests.support.stores.parts import reading_of
+from tests.support.stores.stores import Rig
 
 T = TypeVar("T")
 

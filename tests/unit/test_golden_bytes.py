@@ -26,9 +26,9 @@ from google.rpc import status_pb2
 from sow.v1 import load_pb2
 from sow_server.engine.disk.rocks import FAMILIES, Batch, Rocks
 from sow_server.engine.values.model import Publish, PublisherPosition
-from tests.support.guarded import GuardedParts
-from tests.support.replicas import instance, ship
-from tests.support.stores import SECOND, FakeTime, Rig
+from tests.support.fakes.guarded import GuardedParts
+from tests.support.stores.replicas import instance, ship
+from tests.support.stores.stores import SECOND, FakeTime, Rig
 from tests.unit.test_noninterference import (
     REQUESTS,
     SMALL,

@@ -19,8 +19,8 @@ from sow_server.subscriptions.frames import ChangeOp, ChangeReason
 from sow_server.subscriptions.journal import history
 from sow_server.subscriptions.journal.history import History
 from sow_server.subscriptions.journal.ranges import RangeReader
-from tests.support.stores import MINUTE, SECOND, Rig, journal_rows
-from tests.support.subscribers import NAMES
+from tests.support.stores.stores import MINUTE, SECOND, Rig, journal_rows
+from tests.support.stores.subscribers import NAMES
 
 JSON = TopicSettings(expiration=Expiration.ENABLED, retain_time_micros=10 * MINUTE, retain_bytes=None)
 

@@ -15,7 +15,7 @@ from sow_server.query.filtering import record_filter
 from sow_server.query.hits import packed
 from sow_server.query.planner import Access
 from sow_server.query.scan import Query, Scan
-from tests.support.stores import Rig
+from tests.support.stores.stores import Rig
 
 RECORDS = 4000
 

@@ -19,7 +19,7 @@ from sow_server.engine.values.model import Expiration, TopicSettings
 from sow_server.query import horizon
 from sow_server.query.horizon import Horizon
 from sow_server.services import horizons
-from tests.support.stores import BINARY, MINUTE, SECOND, Rig
+from tests.support.stores.stores import BINARY, MINUTE, SECOND, Rig
 
 EDGES = (10 * SECOND, MINUTE, 10 * MINUTE)
 ENABLED = TopicSettings(expiration=Expiration.ENABLED, message_type=BINARY.message_type)

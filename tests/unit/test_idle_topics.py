@@ -16,8 +16,8 @@ from sow_server.engine.values.policies import declared_of
 from sow_server.engine.values.turns import SERVER
 from sow_server.retention import idle as idle_module
 from sow_server.retention.idle import Cause, IdleTopics
-from tests.support.stores import HOUR, MINUTE, SECOND, FaultyRocks, Rig
-from tests.support.subscribers import Subscribers
+from tests.support.stores.stores import HOUR, MINUTE, SECOND, FaultyRocks, Rig
+from tests.support.stores.subscribers import Subscribers
 
 JSON = TopicSettings(expiration=Expiration.ENABLED)
 TTL = 10 * MINUTE

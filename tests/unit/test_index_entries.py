@@ -24,9 +24,9 @@ from sow_server.engine.values.model import (
     Publish,
     TopicSettings,
 )
-from tests.support.indexes import check_indexes, entries, put
-from tests.support.replicas import pair, ship
-from tests.support.stores import Rig
+from tests.support.stores.indexes import check_indexes, entries, put
+from tests.support.stores.replicas import pair, ship
+from tests.support.stores.stores import Rig
 
 __all__ = ["pair"]  # a fixture
 

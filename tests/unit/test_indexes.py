@@ -30,8 +30,8 @@ from sow_server.engine.values.model import (
     Touch,
 )
 from sow_server.engine.values.policies import declared_of
-from tests.support.indexes import check_indexes, entries, put
-from tests.support.stores import MINUTE, SECOND, FaultyRocks, Rig, replaced
+from tests.support.stores.indexes import check_indexes, entries, put
+from tests.support.stores.stores import MINUTE, SECOND, FaultyRocks, Rig, replaced
 
 ORDERS = TopicSettings(key=("/id",), expiration=Expiration.ENABLED, index=("/symbol",))
 

@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 from sow_server import issuers
 from sow_server.certificates import CHECK_SECONDS, CertificateFault
 from sow_server.issuers import Issuers
-from tests.support.certificates import DAY, Authority, replace
+from tests.support.servers.certificates import DAY, Authority, replace
 
 
 class World:

@@ -14,7 +14,7 @@ from sow_server.engine import upkeep
 from sow_server.engine.disk.rocks import COMMITS, JOURNAL, Cursor
 from sow_server.engine.stored import Column, decode_commit, unpack_i64
 from sow_server.engine.values.model import Delete, Expiration, Lifetime, LifetimeKind, MessageType, Publish, Touch
-from tests.support.stores import MINUTE, SECOND, Rig, journal_rows
+from tests.support.stores.stores import MINUTE, SECOND, Rig, journal_rows
 
 
 @pytest.fixture

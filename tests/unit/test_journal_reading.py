@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from sow_server.engine.stored import Changes, Column, decode_changes, decode_entry, encode_changes
 from sow_server.engine.values.model import Delete, Publish, Touch
-from tests.support.stores import MINUTE, SECOND, Rig
+from tests.support.stores.stores import MINUTE, SECOND, Rig
 
 
 @pytest.fixture

@@ -27,8 +27,8 @@ from sow_server.subscriptions.live import dispatch, groups
 from sow_server.subscriptions.live.judging import EFFORT_MAX, cost_of_rows, effort_of
 from sow_server.subscriptions.live.matching import VersionMatcher
 from sow_server.subscriptions.request import Wants
-from tests.support.stores import SECOND, Rig
-from tests.support.subscribers import EARLIEST, Follower, Subscribers
+from tests.support.stores.stores import SECOND, Rig
+from tests.support.stores.subscribers import EARLIEST, Follower, Subscribers
 
 SLOW = "LENGTH(REPLACE(LOWER(/s), 'a', 'b')) > 2"
 QUICK = "@key != 'x'"

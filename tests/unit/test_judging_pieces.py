@@ -15,7 +15,7 @@ from sow_server.query.filtering import record_filter
 from sow_server.query.ordering import order
 from sow_server.query.scan import Query, Scan
 from sow_server.query.sieve import JUDGED_FIRST, JUDGING_SECONDS, Judging
-from tests.support.stores import Rig
+from tests.support.stores.stores import Rig
 
 KEYS = [b"%04d" % number for number in range(1000)]
 

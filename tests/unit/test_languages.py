@@ -17,7 +17,7 @@ from grpc_tools import protoc
 from generate import PACKAGE, descriptors
 from sow.v1 import types_pb2
 from sow_client.errors import CLASS_OF_REASON
-from tests.support.contract import breaking_changes, undocumented
+from tests.support.oracles.contract import breaking_changes, undocumented
 
 ROOT = Path(__file__).parents[2]
 CLIENT = ROOT / "clients" / "typescript"

@@ -21,7 +21,7 @@ from sow_server.engine.formats.msgpack_format import MsgpackFormat
 from sow_server.engine.formats.nested import DECODED_NAMES_MAX
 from sow_server.engine.formats.paths import PathTree, Steps, path_tree
 from sow_server.engine.formats.payloads import HIDING, SELECTING, SELECTING_DEEP, Projection
-from tests.support.first_levels import FirstLevels
+from tests.support.stores.first_levels import FirstLevels
 
 KINDS = [json_format.ENCODING, msgpack_format.ENCODING]
 READS_MAX = 14

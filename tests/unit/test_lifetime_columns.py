@@ -19,7 +19,7 @@ from sow_server.engine.values.model import (
     TopicSettings,
 )
 from sow_server.services.wire import convert
-from tests.support.stores import DAY, HOUR, MINUTE, START, Rig
+from tests.support.stores.stores import DAY, HOUR, MINUTE, START, Rig
 
 KINDS = (LifetimeKind.TTL, LifetimeKind.EXPIRE_TIME)
 BOUNDS: list[tuple[int | None, int | None]] = [(None, None), (MINUTE, HOUR)]

@@ -26,8 +26,8 @@ from sow_server.engine.values.model import MICROS
 from sow_server.linking import KEEPALIVE_MS
 from sow_server.listening import FILES_MAX, Listeners, ListeningError, connections_of, options
 from sow_server.revocations import Revocations
-from tests.support.certificates import DAY, Authority, Issued, replace
-from tests.support.server import free_port
+from tests.support.servers.certificates import DAY, Authority, Issued, replace
+from tests.support.servers.server import free_port
 
 MIB = 2**20
 SECONDS = 20

@@ -25,11 +25,11 @@ from sow_server.filters import parse
 from sow_server.filters.restriction import Restriction
 from sow_server.subscriptions.journal.replay import READ_CHANGES
 from sow_server.subscriptions.live import held
-from tests.support.examples import examples
-from tests.support.live_views import CUT, LiveServer, Viewer, state_of
-from tests.support.replicas import greet, instance
-from tests.support.stores import SECOND, FakeTime, Rig
-from tests.support.subscriptions import Journal, put
+from tests.support.fakes.subscriptions import Journal, put
+from tests.support.oracles.examples import examples
+from tests.support.stores.live_views import CUT, LiveServer, Viewer, state_of
+from tests.support.stores.replicas import greet, instance
+from tests.support.stores.stores import SECOND, FakeTime, Rig
 
 JSON = TopicSettings(expiration=Expiration.ENABLED)
 KEYS = [f"k{number:03}" for number in range(120)]

@@ -19,8 +19,8 @@ from sow_server.services import load_service
 from sow_server.services.load_jobs import Loading
 from sow_server.services.load_service import LoadService
 from sow_server.services.records.admission import Admission
-from tests.support.parts import call_of
-from tests.support.stores import BINARY, Rig
+from tests.support.stores.parts import call_of
+from tests.support.stores.stores import BINARY, Rig
 
 """Only an error needs one."""
 

@@ -29,8 +29,8 @@ from sow_server.engine.values.model import (
     TopicSettings,
 )
 from sow_server.metrics import Metrics
-from tests.support.parts import figures_of
-from tests.support.stores import BINARY, MINUTE, SECOND, FaultyRocks, Rig
+from tests.support.stores.parts import figures_of
+from tests.support.stores.stores import BINARY, MINUTE, SECOND, FaultyRocks, Rig
 
 KEYED = TopicSettings(key=("/id",), expiration=Expiration.ENABLED)
 

@@ -23,8 +23,8 @@ from sow_server.metrics_pages import Readiness
 from sow_server.metrics_server import serve_metrics
 from sow_server.ready import why_not_ready
 from sow_server.services.log_tail import LogTail
-from tests.support.certificates import Authority
-from tests.support.server import free_port
+from tests.support.servers.certificates import Authority
+from tests.support.servers.server import free_port
 
 
 @pytest.fixture(autouse=True)

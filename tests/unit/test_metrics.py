@@ -34,8 +34,8 @@ from sow_server.subscriptions.durable.consumer_registry import Consumers
 from sow_server.subscriptions.hub import Hub
 from sow_server.subscriptions.request import Request, Snapshot, View
 from sow_server.timers import PeriodicJob
-from tests.support.parts import figures_of, no_reader_processes
-from tests.support.stores import SECOND, FakeTime
+from tests.support.stores.parts import figures_of, no_reader_processes
+from tests.support.stores.stores import SECOND, FakeTime
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "metrics.md"
 EXPIRING = TopicSettings(message_type=MessageType.BINARY, expiration=Expiration.ENABLED)

@@ -17,7 +17,7 @@ from sow_server.config import MetricsConfig
 from sow_server.metrics import Metrics
 from sow_server.metrics_pages import Readiness
 from sow_server.metrics_server import ListenError, MetricsServer, serve_metrics
-from tests.support.metrics_endpoint import (
+from tests.support.servers.metrics_endpoint import (
     SCRAPE,
     Address,
     drips_until_ended,
@@ -26,7 +26,7 @@ from tests.support.metrics_endpoint import (
     page,
     said,
 )
-from tests.support.server import until
+from tests.support.servers.server import until
 
 ANSWER = b"HTTP/1.1 200 OK\r\n\r\n"
 LISTEN = "127.0.0.1:0"

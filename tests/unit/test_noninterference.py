@@ -32,11 +32,11 @@ from sow_server.engine.values.model import ABSENT, Delete, Expiration, Lifetime,
 from sow_server.query import export_parts, scan, sieve
 from sow_server.services.wire import subscribe_convert
 from sow_server.subscriptions.journal import replay
-from tests.support.access import grant, identity
-from tests.support.guarded import METHODS, GuardedParts, request_of
-from tests.support.parts import reading_of
-from tests.support.stores import SECOND, Rig
-from tests.support.subscribers import Follower
+from tests.support.fakes.guarded import METHODS, GuardedParts, request_of
+from tests.support.oracles.access import grant, identity
+from tests.support.stores.parts import reading_of
+from tests.support.stores.stores import SECOND, Rig
+from tests.support.stores.subscribers import Follower
 
 SETTINGS: Final = TopicSettings(
     key=("/id",), expiration=Expiration.ENABLED, index=("/price", "/secret"), max_entries=10**6

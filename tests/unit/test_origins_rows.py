@@ -27,9 +27,9 @@ from sow_server.engine.values.model import (
 )
 from sow_server.engine.values.policies import Declared, Policy, PolicyTarget
 from sow_server.timers import PeriodicJob
-from tests.support.stores import HOUR, MINUTE, SECOND, Rig
-from tests.support.subscribers import EARLIEST, Subscribers, at
-from tests.support.timers import timers
+from tests.support.stores.stores import HOUR, MINUTE, SECOND, Rig
+from tests.support.stores.subscribers import EARLIEST, Subscribers, at
+from tests.support.stores.timers import timers
 
 JSON = TopicSettings(expiration=Expiration.ENABLED, retain_bytes=None)
 

@@ -13,10 +13,10 @@ from sow_server.engine.values.model import Publish, TopicSettings
 from sow_server.services import admin_service, changes_service, snapshot_service
 from sow_server.services.records import answering
 from sow_server.services.wire import filter_values, subscribe_convert
-from tests.support import guarded
-from tests.support.access import grant, identity
-from tests.support.guarded import GuardedParts
-from tests.support.stores import Rig
+from tests.support.fakes import guarded
+from tests.support.fakes.guarded import GuardedParts
+from tests.support.oracles.access import grant, identity
+from tests.support.stores.stores import Rig
 
 FILTER: Final = "/id IN :some"
 SOME: Final = {"some": {"list": {"items": [{"null": True}, {"text": "a"}]}}}

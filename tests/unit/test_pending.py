@@ -14,7 +14,7 @@ import pytest
 from sow_server.engine.pending import Pending, answered
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import Outcome, Publish
-from tests.support.stores import BINARY, Rig
+from tests.support.stores.stores import BINARY, Rig
 
 REFUSED = StoreError(Reason.OVERLOADED, "no")
 

@@ -12,7 +12,7 @@ from sow_server.engine.values.model import Expiration, Lifetime, LifetimeKind, O
 from sow_server.filters import parse
 from sow_server.filters.restriction import Restriction
 from sow_server.query.filtering import permitted
-from tests.support.stores import HOUR, MINUTE, Rig
+from tests.support.stores.stores import HOUR, MINUTE, Rig
 
 SETTINGS = TopicSettings(expiration=Expiration.ENABLED)
 EU, US = b'{"region":"eu"}', b'{"region":"us"}'

@@ -11,10 +11,10 @@ from sow.v1 import sow_pb2
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.services.records.positions import Positions
 from sow_server.services.sow_service import SowService
-from tests.support.access import grant, identity
-from tests.support.guarded import GuardedParts
-from tests.support.replicas import greet, pair, seed, ship
-from tests.support.stores import Rig
+from tests.support.fakes.guarded import GuardedParts
+from tests.support.oracles.access import grant, identity
+from tests.support.stores.replicas import greet, pair, seed, ship
+from tests.support.stores.stores import Rig
 
 __all__ = ["pair"]  # a fixture
 

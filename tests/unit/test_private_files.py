@@ -15,8 +15,8 @@ from sow_server.engine.replicas.dropped import DroppedFiles
 from sow_server.engine.replicas.merging import Dead
 from sow_server.engine.store import Store
 from sow_server.engine.values.errors import OpenError
-from tests.support.modes import not_private, open_to_all
-from tests.support.stores import Rig
+from tests.support.servers.modes import not_private, open_to_all
+from tests.support.stores.stores import Rig
 
 
 @pytest.fixture(autouse=True)

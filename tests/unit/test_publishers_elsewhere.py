@@ -28,8 +28,8 @@ from sow_server.engine.values.model import (
     PublisherPosition,
     RecordMatcher,
 )
-from tests.support.replicas import greet, identity, instance, live, pair, ship, tell_publishers
-from tests.support.stores import BINARY, DAY, FakeTime, Rig
+from tests.support.stores.replicas import greet, identity, instance, live, pair, ship, tell_publishers
+from tests.support.stores.stores import BINARY, DAY, FakeTime, Rig
 
 __all__ = ["pair"]  # a fixture
 

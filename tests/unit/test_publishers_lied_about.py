@@ -19,8 +19,8 @@ from sow_server.engine.disk.rocks import META, Batch
 from sow_server.engine.replicas import serving
 from sow_server.engine.values.errors import StoreError
 from sow_server.engine.values.model import Publish, PublisherPosition
-from tests.support.replicas import instance, ship
-from tests.support.stores import DAY, FakeTime, Rig
+from tests.support.stores.replicas import instance, ship
+from tests.support.stores.stores import DAY, FakeTime, Rig
 
 TOKEN = 7
 LIAR = InstanceIdentity("liar", "0123456789ab", "0123456789ab")

@@ -32,9 +32,9 @@ from sow_server.engine.values.model import (
 )
 from sow_server.query import sieve
 from sow_server.services.records import getting
-from tests.support.access import grant, identity
-from tests.support.guarded import GuardedParts, request_of
-from tests.support.stores import SECOND, Rig
+from tests.support.fakes.guarded import GuardedParts, request_of
+from tests.support.oracles.access import grant, identity
+from tests.support.stores.stores import SECOND, Rig
 
 ROOT: Final = Path(__file__).parents[2]
 COUNTED: Final = tuple(f"{ROOT / folder}/" for folder in ("sow_server", "proto", "replication"))

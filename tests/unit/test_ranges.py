@@ -15,8 +15,8 @@ from sow_server.subscriptions.frames import ChangeOp, ChangeReason
 from sow_server.subscriptions.journal import ranges
 from sow_server.subscriptions.journal.ranges import KeySet, KeyShare, RangeLimits, RangePlan, RangeReader, plan_range
 from sow_server.subscriptions.request import FROM_NOW, Start, StartKind
-from tests.support.stores import HOUR, MINUTE, SECOND, Rig
-from tests.support.subscribers import EARLIEST, NAMES, Subscribers
+from tests.support.stores.stores import HOUR, MINUTE, SECOND, Rig
+from tests.support.stores.subscribers import EARLIEST, NAMES, Subscribers
 
 JSON = TopicSettings(expiration=Expiration.ENABLED, retain_time_micros=10 * MINUTE, retain_bytes=None)
 BOOKMARK = Start(StartKind.BOOKMARK)

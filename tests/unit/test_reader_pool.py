@@ -45,7 +45,7 @@ from sow_server.reader_processes.messages import (
 )
 from sow_server.reader_processes.pool import AHEAD, AHEAD_BYTES, ReaderOptions, ReaderProcesses, RemoteAnswer
 from sow_server.services.exporting import ReadPart
-from tests.support.stores import Rig
+from tests.support.stores.stores import Rig
 
 REQUEST: Final = sow_pb2.QueryRequest(topic="t", filter="@version > 0")
 CUT: Final = encode_cut(7, 1_000_000)

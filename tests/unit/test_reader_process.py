@@ -34,7 +34,7 @@ from sow_server.reader_processes.messages import (
 )
 from sow_server.reader_processes.process import ReaderProcess
 from sow_server.services.records.answering import QueryAnswer
-from tests.support.stores import Rig
+from tests.support.stores.stores import Rig
 
 
 class Server:

@@ -18,8 +18,8 @@ from sow_server.engine.stored import i64
 from sow_server.engine.values.database import Failed
 from sow_server.engine.values.errors import StoreError
 from sow_server.engine.values.model import Expiration, Outcome, Publish, TopicSettings
-from tests.support.stores import HOUR, MINUTE, SECOND, Rig
-from tests.support.timers import timers
+from tests.support.stores.stores import HOUR, MINUTE, SECOND, Rig
+from tests.support.stores.timers import timers
 
 PLAIN = TopicSettings(expiration=Expiration.ENABLED, journal=False)
 JOURNALED = TopicSettings(expiration=Expiration.ENABLED, journal=True, retain_time_micros=MINUTE)

@@ -11,9 +11,9 @@ import pytest
 from sow.v1 import types_pb2
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import PERMANENT, Expiration
-from tests.support.access import grant, identity
-from tests.support.guarded import GuardedParts
-from tests.support.stores import BINARY, MINUTE, SECOND, Rig
+from tests.support.fakes.guarded import GuardedParts
+from tests.support.oracles.access import grant, identity
+from tests.support.stores.stores import BINARY, MINUTE, SECOND, Rig
 
 EU = "rows = \"@key BEGINS WITH 'eu'\"\n"
 FILE = (

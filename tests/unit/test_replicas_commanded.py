@@ -11,8 +11,8 @@ from sow_replication.options import Mode, PeerOptions
 from sow_replication.ports import Refused
 from sow_server.engine.replicas import CommandedPeer, PeerSettings, ReplicaOptions
 from sow_server.engine.values.errors import Reason, StoreError
-from tests.support.replicas import greet, identity, instance, pair, ship, tombstones
-from tests.support.stores import BINARY, Rig
+from tests.support.stores.replicas import greet, identity, instance, pair, ship, tombstones
+from tests.support.stores.stores import BINARY, Rig
 from tests.unit.test_replication_machines import Pair
 
 __all__ = ["pair"]  # a fixture

@@ -10,8 +10,8 @@ from pathlib import Path
 from sow_peering import MergeCounts
 from sow_server.engine.disk.layout import INSTANCE_KEY
 from sow_server.engine.disk.rocks import META, Batch, Rocks
-from tests.support.replicas import identity, instance, live, pair, ship
-from tests.support.stores import SECOND, START, FakeTime, Rig
+from tests.support.stores.replicas import identity, instance, live, pair, ship
+from tests.support.stores.stores import SECOND, START, FakeTime, Rig
 
 __all__ = ["pair"]  # a fixture
 

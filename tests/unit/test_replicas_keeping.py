@@ -9,8 +9,8 @@ import pytest
 from sow_peering import Purged
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import Expiration
-from tests.support.replicas import everything, greet, identity, instance, pair, purge, seed, ship, tombstones
-from tests.support.stores import BINARY, HOUR, MINUTE, SECOND, START, Rig
+from tests.support.stores.replicas import everything, greet, identity, instance, pair, purge, seed, ship, tombstones
+from tests.support.stores.stores import BINARY, HOUR, MINUTE, SECOND, START, Rig
 
 __all__ = ["pair"]  # a fixture
 

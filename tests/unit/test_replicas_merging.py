@@ -10,8 +10,8 @@ from sow_peering import MergeCounts
 from sow_server.engine.stored import BURY, DELETE, EXPIRE, decode_changes, encode_changes
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import Expiration, Publish, TopicSettings
-from tests.support.replicas import everything, identity, instance, live, pair, ship, tombstones
-from tests.support.stores import HOUR, MINUTE, SECOND, START, FakeTime, Rig, journal_rows
+from tests.support.stores.replicas import everything, identity, instance, live, pair, ship, tombstones
+from tests.support.stores.stores import HOUR, MINUTE, SECOND, START, FakeTime, Rig, journal_rows
 
 __all__ = ["pair"]  # a fixture
 

@@ -40,8 +40,8 @@ from sow_server.engine.values.model import (
 )
 from sow_server.engine.values.patterns import is_quick, matcher
 from sow_server.linking import NoLinks
-from tests.support.parts import peer_store_of
-from tests.support.replicas import (
+from tests.support.stores.parts import peer_store_of
+from tests.support.stores.replicas import (
     everything,
     greet,
     identity,
@@ -54,7 +54,7 @@ from tests.support.replicas import (
     tell,
     tombstones,
 )
-from tests.support.stores import BINARY, MINUTE, SECOND, Rig
+from tests.support.stores.stores import BINARY, MINUTE, SECOND, Rig
 
 __all__ = ["pair"]  # a fixture
 

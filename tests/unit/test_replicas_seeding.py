@@ -12,8 +12,8 @@ from sow_server.engine.stored import decode_changes
 from sow_server.engine.values.database import Failed
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import Durability, Expiration, Publish, TopicSettings
-from tests.support.replicas import everything, greet, instance, live, pair, purge, seed, ship, tell, tombstones
-from tests.support.stores import MINUTE, SECOND, FakeTime, Rig
+from tests.support.stores.replicas import everything, greet, instance, live, pair, purge, seed, ship, tell, tombstones
+from tests.support.stores.stores import MINUTE, SECOND, FakeTime, Rig
 
 __all__ = ["pair"]  # a fixture
 

@@ -24,7 +24,7 @@ from sow_server.engine.values.model import (
 from sow_server.linking import NoLinks
 from sow_server.services.records.submissions import Submissions
 from sow_server.services.replication import Links
-from tests.support.stores import Rig
+from tests.support.stores.stores import Rig
 
 
 class FakeLinks(Links):

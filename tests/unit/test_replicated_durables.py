@@ -12,9 +12,9 @@ from sow_server.engine.durables.model import REWINDS_MAX, DurableGap, GapReason,
 from sow_server.engine.durables.rows import decode_durable, encode_durable, encode_removed
 from sow_server.engine.values.errors import StoreError
 from sow_server.engine.values.policies import NOTHING
-from tests.support.durables import crash, delete, durable, floor, put, rewind, rig
-from tests.support.stores import MINUTE, SECOND, Rig
-from tests.support.subscribers import EARLIEST, Subscribers, subscribers
+from tests.support.stores.durables import crash, delete, durable, floor, put, rewind, rig
+from tests.support.stores.stores import MINUTE, SECOND, Rig
+from tests.support.stores.subscribers import EARLIEST, Subscribers, subscribers
 
 __all__ = ["rig", "subscribers"]  # fixtures
 

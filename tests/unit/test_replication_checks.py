@@ -10,7 +10,7 @@ from google.protobuf.message import Message
 from sow.v1 import replication_pb2, types_pb2
 from sow_replication.checks import RULES, TOPICS_MAX, Anything, check, check_texts
 from sow_replication.ports import Refused
-from tests.support.odd_fields import Odd, odd_fields, with_odd
+from tests.support.oracles.odd_fields import Odd, odd_fields, with_odd
 
 INSTANCE: Final = replication_pb2.Instance(name="a", id="1", epoch="e")
 TOPIC: Final = replication_pb2.ReplicatedTopic(name="t", key=["/id"], message_type="json")

@@ -17,8 +17,8 @@ from sow_replication.node import Node
 from sow_replication.options import SECOND, NodeOptions
 from sow_replication.ports import Counted, PeerCaller, Refused
 from sow_replication.receiver import Receiver
-from tests.support.replica_local import given
-from tests.support.replica_model import ModelStore
+from tests.support.simulation.replica_local import given
+from tests.support.simulation.replica_model import ModelStore
 
 PEER = InstanceIdentity("b", "id", "epoch")
 MARK = DurableMark("orders", "d", born=Stamp(1, "x"), sequence=5, swept_micros=10)

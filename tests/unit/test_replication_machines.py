@@ -14,8 +14,8 @@ from sow_replication.options import SECOND, Mode, NodeOptions, PeerOptions
 from sow_replication.ports import Counted, Refused
 from sow_replication.receiver import Receiver
 from sow_replication.sender import Sender
-from tests.support.replica_local import given
-from tests.support.replica_model import ModelStore
+from tests.support.simulation.replica_local import given
+from tests.support.simulation.replica_model import ModelStore
 
 
 class Pair:

@@ -10,7 +10,7 @@ import pytest
 
 from sow_server.access.file import load_access
 from sow_server.config import load
-from tests.support.access import write_private
+from tests.support.oracles.access import write_private
 
 PAGE = Path(__file__).parents[2] / "docs" / "replication.md"
 BLOCKS: list[str] = re.findall(r"```toml\n(.+?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)

@@ -15,8 +15,18 @@ from sow_replication.messages import topic_of
 from sow_replication.ports import Refused
 from sow_replication.repair import fetch_rows, merge_rows, repair
 from sow_replication.verify import checksum, list_versions
-from tests.support.stores import START
-from tests.support.verifying import ORDERS, FakeStore, Row, World, called, collected, differences, refused, run
+from tests.support.simulation.verifying import (
+    ORDERS,
+    FakeStore,
+    Row,
+    World,
+    called,
+    collected,
+    differences,
+    refused,
+    run,
+)
+from tests.support.stores.stores import START
 
 # --- repair ----------------------------------------------------------------------------------------------------------
 

@@ -25,7 +25,7 @@ from sow_replication.ports import Refused
 from sow_replication.sender import Sender
 from sow_replication.service import Replication
 from sow_replication.wire import opened, refused_by, sealed
-from tests.support.replica_model import ModelStore
+from tests.support.simulation.replica_model import ModelStore
 
 CHANNEL_OPTIONS: Final = (
     ("grpc.keepalive_time_ms", 10_000),

@@ -11,9 +11,9 @@ from sow_replication.node import Node
 from sow_replication.options import NodeOptions, PeerOptions
 from sow_replication.ports import Counted
 from sow_replication.status import status
-from tests.support.replica_model import ModelStore
-from tests.support.replica_rows import SECOND, Backup, Disk, Make
-from tests.support.replica_world import Instance, World
+from tests.support.simulation.replica_model import ModelStore
+from tests.support.simulation.replica_rows import SECOND, Backup, Disk, Make
+from tests.support.simulation.replica_world import Instance, World
 
 GRACE = 60 * SECOND
 

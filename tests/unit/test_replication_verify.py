@@ -8,8 +8,8 @@ import pytest
 
 from sow_peering import Checksums, TopicKind
 from sow_replication import verify as verifying
-from tests.support.stores import SECOND, START
-from tests.support.verifying import ORDERS, Row, World, differences, refused
+from tests.support.simulation.verifying import ORDERS, Row, World, differences, refused
+from tests.support.stores.stores import SECOND, START
 
 # --- verify ----------------------------------------------------------------------------------------------------------
 

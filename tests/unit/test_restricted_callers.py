@@ -14,10 +14,10 @@ from sow.v1 import sow_pb2
 from sow_server.engine.values.model import Expiration, TopicSettings
 from sow_server.services.wire import subscribe_convert
 from sow_server.subscriptions.frames import ChangeFrame, GapNotice
-from tests.support.access import grant, identity
-from tests.support.guarded import GuardedParts
-from tests.support.parts import reading_of
-from tests.support.stores import MINUTE, Rig
+from tests.support.fakes.guarded import GuardedParts
+from tests.support.oracles.access import grant, identity
+from tests.support.stores.parts import reading_of
+from tests.support.stores.stores import MINUTE, Rig
 
 KEYED = TopicSettings(key=("/id",), expiration=Expiration.ENABLED)
 ACTIONS = "read publish delete consume create topic-admin"

@@ -12,8 +12,8 @@ from sow_server import revocations
 from sow_server.certificates import CHECK_SECONDS, CertificateFault
 from sow_server.config import load, warnings
 from sow_server.revocations import Revocations
-from tests.support.certificates import DAY, Authority, replace
-from tests.support.configs import Write, refusal, write
+from tests.support.servers.certificates import DAY, Authority, replace
+from tests.support.servers.configs import Write, refusal, write
 
 __all__ = ["write"]  # a fixture
 

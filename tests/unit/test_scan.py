@@ -29,7 +29,7 @@ from sow_server.query.planner import Access
 from sow_server.query.projection import CHARACTERS_MAX, PATHS_MAX, projection
 from sow_server.query.scan import Explanation, Footer, Query, RecordBatch, Scan
 from sow_server.query.sort_memory import SortMemory, SortShare
-from tests.support.stores import SECOND, Rig
+from tests.support.stores.stores import SECOND, Rig
 
 SETTINGS = TopicSettings(expiration=Expiration.ENABLED, key=("/id",), index=("/symbol", "/px"))
 

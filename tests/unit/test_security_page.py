@@ -14,8 +14,8 @@ from sow_server.access.file import load_access
 from sow_server.access.needs import GRANTABLE
 from sow_server.access_control import check
 from sow_server.config import load
-from tests.support.access import grant, identity, write_private
-from tests.support.certificates import DAY, Authority
+from tests.support.oracles.access import grant, identity, write_private
+from tests.support.servers.certificates import DAY, Authority
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "security.md").read_text(encoding="utf-8")

@@ -13,7 +13,7 @@ from sow_server.access.caller import Granted
 from sow_server.engine.values.model import Delete, Durability, Publish
 from sow_server.filters.restriction import UNRESTRICTED
 from sow_server.services.records.selection import BUSY_RECORDS, CHANGE_RECORDS, selected
-from tests.support.stores import Rig
+from tests.support.stores.stores import Rig
 
 T = TypeVar("T")
 RECORDS = 2 * CHANGE_RECORDS + 500

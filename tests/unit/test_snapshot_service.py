@@ -16,9 +16,9 @@ from sow_server.query.exports import Exports
 from sow_server.services.exporting import ServedExport
 from sow_server.services.ownership import OwnedDurables
 from sow_server.services.snapshot_service import SnapshotService
-from tests.support.parts import call_of, no_reader_processes, reading_of
-from tests.support.stores import BINARY, Rig
-from tests.support.timers import consumers_of, hub_of
+from tests.support.stores.parts import call_of, no_reader_processes, reading_of
+from tests.support.stores.stores import BINARY, Rig
+from tests.support.stores.timers import consumers_of, hub_of
 
 """Only an error needs one."""
 

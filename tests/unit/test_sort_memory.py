@@ -20,7 +20,7 @@ from sow_server.query.sort_memory import (
     SortShare,
 )
 from sow_server.services.records.answering import SORT_PATIENCE_SECONDS, until_ready
-from tests.support.loops import FakeLoop
+from tests.support.fakes.loops import FakeLoop
 
 
 class Clock:

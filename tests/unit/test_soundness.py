@@ -20,10 +20,10 @@ from sow_server.engine.values.model import NEVER, TTL_MAX_MICROS, Delete, Expira
 from sow_server.query.filtering import record_filter
 from sow_server.query.planner import Access
 from sow_server.query.scan import Query, Scan
-from tests.support import bad_rows
-from tests.support.bad_rows import Bad
-from tests.support.replicas import instance, ship
-from tests.support.stores import HOUR, START, Rig
+from tests.support.stores import bad_rows
+from tests.support.stores.bad_rows import Bad
+from tests.support.stores.replicas import instance, ship
+from tests.support.stores.stores import HOUR, START, Rig
 
 LARGE: Final = b'{"pad":"%s"}' % (b"x" * 2**20)
 NESTED: Final = b'{"a":' + b"[" * 300 + b"]" * 300 + b"}"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sow_server.engine.values.errors import OpenError
-from tests.support.stores import DAY, HOUR, MINUTE, SECOND, START, FakeTime, Rig
+from tests.support.stores.stores import DAY, HOUR, MINUTE, SECOND, START, FakeTime, Rig
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from sow_server.engine.disk.rocks import COMMITS
 from sow_server.engine.store import StoreOptions
 from sow_server.engine.stored import decode_commit
 from sow_server.engine.values.model import Delete, Publish
-from tests.support.stores import Rig
+from tests.support.stores.stores import Rig
 
 
 @pytest.fixture

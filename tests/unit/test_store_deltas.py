@@ -31,7 +31,7 @@ from sow_server.engine.values.model import (
     TopicSettings,
     TtlMode,
 )
-from tests.support.stores import SECOND, Rig
+from tests.support.stores.stores import SECOND, Rig
 
 QUOTES = TopicSettings(key=("/id",), expiration=Expiration.ENABLED)
 

@@ -26,7 +26,7 @@ from sow_server.engine.values.model import (
     TopicSettings,
     Touch,
 )
-from tests.support.stores import BINARY, DAY, MINUTE, SECOND, START, Rig
+from tests.support.stores.stores import BINARY, DAY, MINUTE, SECOND, START, Rig
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from sow_server.engine.store import Store, StoreOptions
 from sow_server.engine.stored import u32
 from sow_server.engine.values.database import Damaged, DiskFull, Stalled
 from sow_server.engine.values.errors import OpenError
-from tests.support.stores import HOUR, Rig
+from tests.support.stores.stores import HOUR, Rig
 
 
 def test_an_empty_directory_becomes_a_store_and_is_marked(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from sow_server.engine.values.database import Stalled
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import NEVER, Expiration, MessageType, TopicSettings
 from sow_server.engine.values.policies import Declared, Policy, PolicyTarget
-from tests.support.stores import BINARY, DAY, HOUR, MINUTE, SECOND, FaultyRocks, Rig
+from tests.support.stores.stores import BINARY, DAY, HOUR, MINUTE, SECOND, FaultyRocks, Rig
 
 ENABLED: Final[Declared] = {"expiration": Expiration.ENABLED}
 PLAIN: Final = TopicSettings(message_type=MessageType.BINARY)

@@ -33,7 +33,7 @@ from sow_server.engine.values.model import (
     Refusal,
     TopicSettings,
 )
-from tests.support.stores import DAY, SECOND, FaultyRocks, Rig
+from tests.support.stores.stores import DAY, SECOND, FaultyRocks, Rig
 
 IF_ABSENT = Condition(ConditionKind.IF_ABSENT)
 

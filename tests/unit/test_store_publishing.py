@@ -27,7 +27,7 @@ from sow_server.engine.values.model import (
     TopicSettings,
     Touch,
 )
-from tests.support.stores import BINARY, MINUTE, SECOND, Rig, journal_rows
+from tests.support.stores.stores import BINARY, MINUTE, SECOND, Rig, journal_rows
 
 IF_ABSENT = Condition(ConditionKind.IF_ABSENT)
 IF_PRESENT = Condition(ConditionKind.IF_PRESENT)

@@ -23,7 +23,7 @@ from sow_server.engine.values.model import (
     Restamp,
     RestampMode,
 )
-from tests.support.stores import SECOND, START, Rig
+from tests.support.stores.stores import SECOND, START, Rig
 
 SET, CAP, CLEAR = RestampMode.SET, RestampMode.CAP, RestampMode.CLEAR
 

@@ -21,7 +21,7 @@ from sow_server.engine.values.model import (
     PublisherPosition,
     TopicSettings,
 )
-from tests.support.stores import BINARY, DAY, MINUTE, SECOND, Rig, replaced
+from tests.support.stores.stores import BINARY, DAY, MINUTE, SECOND, Rig, replaced
 
 JSON = TopicSettings(key=("/id",))
 

@@ -31,7 +31,7 @@ from sow_server.engine.values.model import (
 )
 from sow_server.services.records.writing import only_versions
 from sow_server.services.wire.convert import EVERY_MICROS
-from tests.support.stores import BINARY, MINUTE, SECOND, Rig
+from tests.support.stores.stores import BINARY, MINUTE, SECOND, Rig
 
 IN_A_MINUTE = Lifetime(LifetimeKind.TTL, MINUTE)
 

@@ -8,8 +8,8 @@ import pytest
 
 from sow_server.filters import parse
 from sow_server.filters.restriction import UNRESTRICTED, Restriction
-from tests.support.stores import SECOND, Rig
-from tests.support.subscribers import EARLIEST, Follower, Subscribers, rig, subscribers
+from tests.support.stores.stores import SECOND, Rig
+from tests.support.stores.subscribers import EARLIEST, Follower, Subscribers, rig, subscribers
 
 __all__ = ["rig", "subscribers"]  # fixtures
 

@@ -7,8 +7,8 @@ import pytest
 from sow_server.engine.values.model import Durability, Expiration, Publish, TopicSettings
 from sow_server.subscriptions.frames import Progress, SnapshotBegin, SnapshotEnd
 from sow_server.subscriptions.live import dispatch
-from tests.support.stores import MINUTE, SECOND, Rig
-from tests.support.subscribers import JSON, Subscribers, at, px, rig, subscribers, ttl
+from tests.support.stores.stores import MINUTE, SECOND, Rig
+from tests.support.stores.subscribers import JSON, Subscribers, at, px, rig, subscribers, ttl
 
 __all__ = ["rig", "subscribers"]  # fixtures
 

@@ -15,9 +15,9 @@ from sow_server.filters.parser import parse as parse_filter
 from sow_server.filters.restriction import Restriction
 from sow_server.subscriptions.frames import Progress, SnapshotEnd
 from sow_server.subscriptions.request import Start, StartKind
-from tests.support.replicas import greet, instance, pair, seed, ship, tell
-from tests.support.stores import MINUTE, SECOND, FakeTime, Rig
-from tests.support.subscribers import Follower, Subscribers, refused
+from tests.support.stores.replicas import greet, instance, pair, seed, ship, tell
+from tests.support.stores.stores import MINUTE, SECOND, FakeTime, Rig
+from tests.support.stores.subscribers import Follower, Subscribers, refused
 
 __all__ = ["pair"]  # a fixture
 

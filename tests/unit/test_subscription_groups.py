@@ -15,8 +15,8 @@ from sow_server.filters.tree import Path as FieldPath
 from sow_server.query.filtering import record_filter
 from sow_server.subscriptions.changes import Version
 from sow_server.subscriptions.live.matching import FieldIndex, VersionMatcher
-from tests.support.stores import Rig
-from tests.support.subscribers import JSON, Subscribers, rig
+from tests.support.stores.stores import Rig
+from tests.support.stores.subscribers import JSON, Subscribers, rig
 
 __all__ = ["rig"]  # a fixture
 

@@ -10,8 +10,8 @@ from sow_server.engine.values.errors import Reason
 from sow_server.engine.values.model import Durability, Publish
 from sow_server.subscriptions.frames import ChangeFrame, Progress
 from sow_server.subscriptions.journal.replay import JournalGap, Replay, Replayed
-from tests.support.stores import MINUTE, SECOND, Rig
-from tests.support.subscribers import EARLIEST, JSON, Subscribers, behind, px, rig, subscribers
+from tests.support.stores.stores import MINUTE, SECOND, Rig
+from tests.support.stores.subscribers import EARLIEST, JSON, Subscribers, behind, px, rig, subscribers
 
 __all__ = ["rig", "subscribers"]  # fixtures
 

@@ -12,8 +12,8 @@ from sow_server.services.wire.topic_filters import PlannedSnapshot, TopicFilters
 from sow_server.subscriptions.frames import Progress
 from sow_server.subscriptions.hub import AHEAD_MICROS_MAX
 from sow_server.subscriptions.request import Start, StartKind
-from tests.support.stores import MINUTE, SECOND, Rig
-from tests.support.subscribers import EARLIEST, JSON, Follower, Subscribers, at, px, refused, rig, subscribers
+from tests.support.stores.stores import MINUTE, SECOND, Rig
+from tests.support.stores.subscribers import EARLIEST, JSON, Follower, Subscribers, at, px, refused, rig, subscribers
 
 __all__ = ["rig", "subscribers"]  # fixtures
 

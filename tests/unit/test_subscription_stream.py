@@ -19,8 +19,8 @@ from sow_server.subscriptions.hub import Hub
 from sow_server.subscriptions.request import FROM_NOW, Start, StartKind
 from sow_server.subscriptions.stream import stream
 from sow_server.subscriptions.subscription import Subscription
-from tests.support.stores import Rig
-from tests.support.subscribers import request, rig
+from tests.support.stores.stores import Rig
+from tests.support.stores.subscribers import request, rig
 
 __all__ = ["rig"]  # a fixture
 

@@ -9,8 +9,8 @@ from sow_server.engine.values.model import Delete, Durability, MessageType, Publ
 from sow_server.subscriptions.frames import Progress
 from sow_server.subscriptions.live.groups import Member
 from sow_server.subscriptions.request import Start, StartKind
-from tests.support.stores import Rig
-from tests.support.subscribers import EARLIEST, JSON, Follower, Subscribers, at, px, refused, rig, subscribers
+from tests.support.stores.stores import Rig
+from tests.support.stores.subscribers import EARLIEST, JSON, Follower, Subscribers, at, px, refused, rig, subscribers
 
 __all__ = ["rig", "subscribers"]  # fixtures
 

@@ -11,7 +11,7 @@ from sow_server.engine.commit.options import WriterOptions
 from sow_server.engine.disk.rocks import EXPIRY, RECORDS, Batch
 from sow_server.engine.store import StoreOptions
 from sow_server.engine.values.model import Expiration, Lifetime, LifetimeKind, Publish
-from tests.support.stores import DAY, MINUTE, SECOND, Rig
+from tests.support.stores.stores import DAY, MINUTE, SECOND, Rig
 
 
 def load(rig: Rig, topic: str, count: int, ttl: int) -> None:

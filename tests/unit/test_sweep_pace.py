@@ -7,7 +7,7 @@ from pathlib import Path
 from sow_server.engine.commit.options import WriterOptions
 from sow_server.engine.commit.pace import ENTRIES_MIN, GIVE_WAY_MICROS, CallsUnderWay, SweepPace
 from sow_server.engine.values.model import Delete, Lifetime, LifetimeKind, Publish
-from tests.support.stores import SECOND, Rig
+from tests.support.stores.stores import SECOND, Rig
 
 NOW = 1_000_000_000
 OPTIONS = WriterOptions()

@@ -24,9 +24,9 @@ from sow_server.metrics import Metrics
 from sow_server.query.sort_memory import SortMemory, SortShare
 from sow_server.retention.idle import IdleTopics
 from sow_server.timers import ScrubPace
-from tests.support.stores import HOUR, SECOND, Rig
-from tests.support.subscribers import Subscribers
-from tests.support.timers import timers
+from tests.support.stores.stores import HOUR, SECOND, Rig
+from tests.support.stores.subscribers import Subscribers
+from tests.support.stores.timers import timers
 
 
 @pytest.fixture

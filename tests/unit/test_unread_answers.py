@@ -16,8 +16,8 @@ from sow_server.engine.values.model import Publish
 from sow_server.filters.restriction import UNRESTRICTED
 from sow_server.query.sort_memory import SortMemory
 from sow_server.services.records.queries import SHORT_BYTES, SHORT_RECORDS, Queries
-from tests.support.parts import reading_of
-from tests.support.stores import Rig
+from tests.support.stores.parts import reading_of
+from tests.support.stores.stores import Rig
 
 HELD_MAX = 4 * 2**20
 RECORDS = 60

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.support.watched_server import LoopWatch, occupied
+from tests.support.servers.watched_server import LoopWatch, occupied
 
 LIMIT_MS = 50.0
 WATCHDOG_SECONDS = 30.0

@@ -23,7 +23,7 @@ from sow_server.engine.upkeep import SCRUB_KEYS
 from sow_server.engine.values.database import Damaged, DiskFull, Failed, Stalled
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import Delete, Durability, Lifetime, LifetimeKind, Outcome, Publish, Touch
-from tests.support.stores import DAY, SECOND, FaultyRocks, Rig
+from tests.support.stores.stores import DAY, SECOND, FaultyRocks, Rig
 
 
 @pytest.fixture

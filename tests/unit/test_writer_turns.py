@@ -36,8 +36,8 @@ from sow_server.engine.values.model import (
 )
 from sow_server.engine.values.policies import declared_of
 from sow_server.engine.values.turns import SERVER
-from tests.support.callers import working_for
-from tests.support.stores import SECOND, Rig
+from tests.support.fakes.callers import working_for
+from tests.support.stores.stores import SECOND, Rig
 
 LIMITS: Final = RequestLimits(payload_bytes_max=100_000)
 OPTIONS: Final = WriterOptions(queue_shared=True, commit_records_max=10, limits=LIMITS)

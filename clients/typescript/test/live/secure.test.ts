@@ -31,7 +31,7 @@ rows = "/price < 100"
 `;
 const CERTIFICATES = `
 from pathlib import Path
-from tests.support.certificates import Authority
+from tests.support.servers.certificates import Authority
 folder = Path(".")
 authority = Authority(folder, "ca")
 authority.issue("server")

@@ -1,0 +1,72 @@
+"""The periodic jobs of a rig's store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from sow_server.engine.commit.reclaim import RECLAIM_RECORDS
+from sow_server.query.export_parts import Export
+from sow_server.query.exports import Exports
+from sow_server.query.sort_memory import SortMemory
+from sow_server.retention.idle import IdleTopics
+from sow_server.subscriptions.durable.consumer_registry import Consumers
+from sow_server.subscriptions.hub import Hub
+from sow_server.subscriptions.request import View
+from sow_server.timers import Timers
+from tests.support.stores.stores import MINUTE, SECOND, Rig
+
+
+def hub_of(rig: Rig) -> Hub:
+    """The hub of the rig's store."""
+    return Hub(
+        rig.store.reads,
+        rig.store.commits,
+        lambda run: run(),
+        marks=rig.store.replicas.marks,
+    )
+
+
+def consumers_of(rig: Rig, hub: Hub) -> Consumers:
+    """The consumers of durables of the rig's store, of views without a filter."""
+    return Consumers(
+        rig.store.reads,
+        rig.store.commits,
+        rig.store.durables,
+        rig.store.durable_commits,
+        hub,
+        lambda text, part: lambda topic: View(),
+    )
+
+
+def timers(
+    rig: Rig,
+    readers: ThreadPoolExecutor,
+    go_on: Callable[[], bool] = lambda: True,
+    *,
+    mark_interval_micros: int = SECOND,
+    prune_interval_micros: int = MINUTE,
+    reclaim_interval_micros: int = MINUTE,
+    reclaim_records: int = RECLAIM_RECORDS,
+    consumers: Consumers | None = None,
+    sorts: SortMemory | None = None,
+) -> Timers:
+    """Timers of the rig's store; their scheduler is not started."""
+    return Timers(
+        rig.store.topics,
+        rig.store.commits,
+        rig.store.upkeep,
+        clock=rig.clock,
+        readers=readers,
+        consumers=consumers or consumers_of(rig, hub_of(rig)),
+        idle=IdleTopics(rig.store.topics, rig.store.durables, rig.store.administration, rig.clock),
+        exports=Exports[Export](rig.store.topics, rig.store.cuts),
+        sorts=sorts or SortMemory(),
+        save_peers=rig.store.replicas.peers.save,
+        forget_durables=rig.store.durable_commits.forget_removed,
+        prune_interval_micros=prune_interval_micros,
+        mark_interval_micros=mark_interval_micros,
+        reclaim_interval_micros=reclaim_interval_micros,
+        reclaim_records=reclaim_records,
+        go_on=go_on,
+    )
