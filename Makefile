@@ -90,7 +90,7 @@ test-ts: .venv/.installed
 # The console: its tests, those in a browser where the system has Chromium, and the types of its modules where Node and
 # npm's packages are to be had.
 test-console: .venv/.installed
-	.venv/bin/python -m pytest -n 0 tests/unit/test_console_*.py tests/integration/test_console*.py
+	.venv/bin/python -m pytest -n 0 tests/unit/console tests/integration/test_console*.py
 	$(call with_npm,types of the console,node_modules/.bin/tsc -p tsconfig.console.json)
 
 # The pictures in docs/console.md anew, with the Chromium of the system.

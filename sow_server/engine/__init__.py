@@ -2,7 +2,7 @@
 
 `Store.open` opens a data directory and builds the parts of the store: attributes of a `Store` such as `commits`, `cuts`
 or `administration`. The rest of the server is handed the part that it needs. It imports these rooms, and a few names of
-others (tests/unit/test_engine_door.py has them):
+others (tests/unit/project/test_engine_door.py has them):
 
     values, stored, formats, catalog/indexes, commit/soundness
                     the vocabulary of the engine: pure, without state

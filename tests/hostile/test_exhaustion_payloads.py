@@ -1,6 +1,6 @@
 """Legal records and requests that were made to cost as much as possible: the answers are right, and soon there.
 
-tests/unit/test_levels.py counts the work.
+tests/unit/engine/test_levels.py counts the work.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A hidden value occurs in nothing that a caller, a log, a metric or the audit log is told (rules A4, A5, A8).
 
 Every method of the contract is called by callers with rows and hidden fields, with the requests of
-`tests/unit/test_noninterference.py` and with an empty one; a new method is called, too. The callers never name the
+`tests/unit/access/test_noninterference.py` and with an empty one; a new method is called, too. The callers never name the
 hidden values, so an answer that has one of them tells it.
 """
 
@@ -26,7 +26,7 @@ from sow_server.access.audit import Part
 from tests.support.oracles.access import GUARDED, audit_file, client_of, grant, identity, write_access
 from tests.support.servers.metrics_endpoint import page
 from tests.support.servers.server import ServerProcess, free_port
-from tests.unit.test_noninterference import HIDE, REQUESTS, RIGHTS, ROWS
+from tests.unit.access.test_noninterference import HIDE, REQUESTS, RIGHTS, ROWS
 
 CANARY: Final = "canary4711"
 NUMBER: Final = 918_273_645_546_372

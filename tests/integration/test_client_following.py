@@ -37,7 +37,7 @@ from tests.support.fakes.followed import SECONDS_MAX, Followed, Servers
 from tests.support.fakes.subscriptions import TOPIC, Journal, Told, put, refusal
 from tests.support.servers.server import until
 from tests.support.simulation.clients import Connect, connect
-from tests.unit.test_client_subscription_core import history, told
+from tests.unit.client.test_client_subscription_core import history, told
 
 __all__ = ["connect"]  # a fixture
 

@@ -1,6 +1,6 @@
 """`sow console` under attack, in a process of its own: raw requests, and values that a person may not see.
 
-The rest of what it refuses is tested without servers, in `tests/unit/test_console_guards.py`.
+The rest of what it refuses is tested without servers, in `tests/unit/console/test_console_guards.py`.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import pytest
 from tests.support.servers.server import ROOT
 
 SECONDS_MAX = 300.0
-# 5 s of CPU time. Links and anchors are checked by tests/unit/test_docs_site.py, too, and CI runs `make docs`.
+# 5 s of CPU time. Links and anchors are checked by tests/unit/project/test_docs_site.py, too, and CI runs `make docs`.
 pytestmark = pytest.mark.long
 
 

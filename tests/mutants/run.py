@@ -9,7 +9,7 @@ A mistake is a patch, with its description in front:
     Mistake: the cut-off of retention keeps the entry that is exactly at it.
     Layer: journal
     Breaks: J4
-    Caught by: tests/unit/test_durable_retention.py::test_…
+    Caught by: tests/unit/durables/test_durable_retention.py::test_…
     Caught by: …                                     # one a line; one of them that fails is enough
     Hangs: yes                                       # only where a run without an end counts as caught
 

@@ -360,7 +360,7 @@ def text_call(function: Function, texts: list[str]) -> object:
         case Function.REVERSE:
             return "".join(reversed(texts[0]))
         case Function.DATE_MICROS:
-            return None  # no value here is a time; tests/unit/test_filter_times.py has some
+            return None  # no value here is a time; tests/unit/filters/test_filter_times.py has some
         case Function.REGEXP_REPLACE:
             # An empty match is not replaced.
             return re.sub(texts[1], lambda match: texts[2] if match[0] else "", texts[0])

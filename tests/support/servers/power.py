@@ -7,8 +7,8 @@
     power.server.start()
 
 The server runs with notes around each call that syncs (`tests/support/servers/powered_server.py`). A note has all that
-is there *before* the call, is written down *after* it has returned, outside of the data directory, and survives the kill.
-The model:
+is there *before* the call, is written down *after* it has returned, outside of the data directory, and survives the
+kill. The model:
 
     [1]  A write-ahead log keeps its content up to the last `flush_wal(sync=True)` that returned. A draw decides on the
          later bytes: nothing is kept, or some bytes of it. The logs are one stream: where one is cut, later ones
