@@ -1,8 +1,8 @@
 """A hidden value occurs in nothing that a caller, a log, a metric or the audit log is told (rules A4, A5, A8).
 
 Every method of the contract is called by callers with rows and hidden fields, with the requests of
-`tests/unit/access/test_noninterference.py` and with an empty one; a new method is called, too. The callers never name the
-hidden values, so an answer that has one of them tells it.
+`tests/unit/access/test_noninterference.py` and with an empty one; a new method is called, too. The callers never name
+the hidden values, so an answer that has one of them tells it.
 """
 
 from __future__ import annotations
