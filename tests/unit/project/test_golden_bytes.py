@@ -3,8 +3,8 @@
 One conversation calls every RPC, on a clock that the test owns. `tests/golden/wire.txt` has a digest of each answer,
 and `tests/golden/rows.txt` every row of the data directory. The store must write the same rows, and must read them.
 
-[1]  A change of a format or of the contract changes them on purpose: `python -m tests.unit.project.test_golden_bytes` writes
-     them anew. Read the difference of rows.txt before you commit it: a user has such rows on disk.
+[1]  A change of a format or of the contract changes them on purpose: `python -m tests.unit.project.test_golden_bytes`
+     writes them anew. Read the difference of rows.txt before you commit it: a user has such rows on disk.
 """
 
 from __future__ import annotations
