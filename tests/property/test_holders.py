@@ -179,6 +179,12 @@ def test_leases_end_with_their_holders_and_not_before(tmp_path: Path, seed: int)
     )
 
 
+@pytest.mark.parametrize("life_seed", [7421])
+def test_a_life_that_was_judged_wrongly(tmp_path: Path, life_seed: int) -> None:
+    """7421: a publish found its lease lost, at an instance that lacked a record; it was judged when the holder left."""
+    live(life_seed, tmp_path / "life")
+
+
 # -- mistakes that the simulation has to find -----------------------------------------------------------------------
 
 FOUND_WITHIN: Final = 20

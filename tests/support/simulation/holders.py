@@ -296,6 +296,8 @@ class Holder:
                 self.counts[error.reason] += 1
                 if call.then != self._left:
                     call.then = lambda _: None
+                if call is self._publishing and self._lost() is not None:
+                    self._judge_loss()  # by what its own renewal has found: the next call looks anew
         if call is self._publishing:
             self._publishing = None
         else:
