@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from unittest import mock
 
@@ -19,7 +19,17 @@ from sow_server.engine.disk.rocks import COMMITS, EXPIRY, INDEXES, RECORDS
 from sow_server.engine.stored import decode_commit
 from sow_server.engine.values.clock import ClockOptions
 from sow_server.engine.values.errors import OpenError, Reason, StoreError
-from sow_server.engine.values.model import MICROS, TTL_MAX_MICROS, Expiration, Lifetime, Publish, TtlMode
+from sow_server.engine.values.model import (
+    MICROS,
+    TTL_MAX_MICROS,
+    Expiration,
+    Lifetime,
+    LifetimeKind,
+    Publish,
+    PublisherPosition,
+    Touch,
+    TtlMode,
+)
 from tests.support.oracles.examples import examples
 from tests.support.oracles.store_checks import KEYS, OPTIONS, TOPICS
 from tests.support.stores.store_requests import INDEXED, StoreRequests, plain_lifetimes, spans, topics
@@ -313,6 +323,61 @@ def test_the_store_agrees_with_the_model() -> None:
 @pytest.mark.long
 def test_the_store_agrees_with_the_model_for_long() -> None:
     run_state_machine_as_test(StoreMachine, settings=LONG)
+
+
+# --- programs that were found ----------------------------------------------------------------------------------------
+
+
+@contextmanager
+def side_by_side() -> Iterator[StoreMachine]:
+    """A machine whose steps a test takes itself."""
+    machine = StoreMachine()
+    try:
+        machine.create_topics()
+        yield machine
+    finally:
+        machine.teardown()
+
+
+def deltas(*payloads: bytes, sequence: int = 0) -> Publish:
+    """An atomic request to "keyed"."""
+    request = Publish("keyed", list(payloads), None, delta=True, atomic=True, want_results=True)
+    if sequence:
+        request.publisher = PublisherPosition("p", 1, sequence)
+    return request
+
+
+LARGE = b'{"k":"a","n":1,"t":"%s"}' % (b"x" * 30)
+"""A payload of 50 bytes: three of them are beyond the bound of 130."""
+
+
+@pytest.mark.parametrize("keys", [["a", "b"], ["a", "a", "b"], ["a", "b", "c", "d"]])
+def test_an_atomic_touch_of_many_bytes_is_refused_by_both(keys: list[str]) -> None:
+    """L19. Story: the model knew the bound of bytes for deltas alone."""
+    with side_by_side() as machine:
+        for key in ("a", "b", "c"):
+            machine._request(Publish("keyed", [LARGE.replace(b"a", key.encode(), 1)]), hold=False)
+        machine._request(Touch("keyed", keys, Lifetime(LifetimeKind.TTL, MICROS), atomic=True), hold=False)
+        assert len(machine.model.topics["keyed"].overdue(machine.rig.clock.now_micros() + MICROS)) == (
+            2 if len(keys) == 2 else 0
+        )
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5])
+def test_an_atomic_delta_to_a_record_that_grows_is_refused_by_both(count: int) -> None:
+    """P2. Story: the model counted the records that were stored before the request."""
+    with side_by_side() as machine:
+        machine._request(deltas(LARGE, *[b'{"k":"a","n":2}'] * count), hold=False)
+        assert len(machine.model.topics["keyed"].records) == (1 if count < 3 else 0)
+
+
+@pytest.mark.parametrize("sequence", [1, 2, 3])
+def test_a_retry_to_records_that_have_grown_has_its_answer_from_both(sequence: int) -> None:
+    """P6. Story: the model refused it, as it would refuse a new request."""
+    with side_by_side() as machine:
+        machine._request(deltas(b'{"k":"a","n":1}', *[b'{"k":"a","n":2}'] * 2, sequence=1), hold=False)
+        machine._request(Publish("keyed", [LARGE]), hold=False)
+        machine._request(deltas(*[b'{"k":"a","n":3}'] * 3, sequence=sequence), hold=False)
 
 
 # --- the two paths of a publish --------------------------------------------------------------------------------------

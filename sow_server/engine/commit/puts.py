@@ -64,6 +64,8 @@ def stage_publish(
         part.first_sequence = position.first_sequence
     stop = _put_all(draft, job, request, topic, start, stop, part)
     part.count = stop - job.position
+    if job.alone and part.count < count:
+        return part  # too large, whatever else is wrong with it: who has asked for all of it refuses it
     if request.atomic and part.refusals and part.applied:
         raise AtomicAborted(part.refusals)
     finishes = ends_unit and stop == len(job.keys) and not (job.outcome.refusals or part.refusals)
@@ -383,7 +385,7 @@ def _extended(draft: Draft, store_keys: Sequence[bytes], expire_times: list[int]
 def _put_each(draft: Draft, job: Job, request: Publish, topic: Topic, start: int, stop: int, part: Slice) -> int:
     """Puts record by record: conditions, own lifetimes, kept stamps, deltas, results. As `_put_all`."""
     for index in range(start, stop):
-        if draft.merge_room <= 0 and job.delta is not None and index > start:
+        if draft.merge_room <= 0 and job.delta is not None and index > start and not job.alone:
             return index
         key = job.keys[index]
         result: Result
@@ -391,6 +393,8 @@ def _put_each(draft: Draft, job: Job, request: Publish, topic: Topic, start: int
             result = Refusal(index, key.reason, key.message)
         else:
             result = _put_one(draft, topic, job, request, index, key)
+            if job.alone and draft.merge_room < 0:
+                return index  # no later commit takes the rest of an atomic request: it is refused (rule P2)
         part.add(result)
         if part.first_sequence is not None and isinstance(result, Applied):
             run = AnsweredRun(

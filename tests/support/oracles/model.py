@@ -235,6 +235,8 @@ class ModelStore:
         self._order = 0
         self._later: list[tuple[str, bytes, bytes]] | None = None
         """Dead letters that wait for the end of an atomic request: target, key, payload."""
+        self._merged_bytes = 0
+        """Of the records that the deltas of the present request were merged into."""
 
     # -- requests ---------------------------------------------------------------------------------------------------
 
@@ -255,10 +257,27 @@ class ModelStore:
         if (refused := _refused_delta(topic.settings, request)) is not None:
             return Expected(refused=refused)
         keys = _keys(topic.settings, request) if request.payloads else []
-        if request.delta and request.atomic and len(keys) > 1:
-            stored = [topic.records[key] for key in keys if isinstance(key, bytes) and key in topic.records]
-            if sum(len(kept.payload) for kept in stored) > self._merged_bytes_max:
-                return Expected(refused=Reason.ATOMIC_TOO_LARGE)
+        is_large = request.delta and request.atomic and self._too_large(topic, keys)
+        if is_large and not self._all_decided_before(request, len(keys)):
+            return Expected(refused=Reason.ATOMIC_TOO_LARGE)
+        expected = self._publish_keys(topic, request, keys, now)
+        return Expected(refused=Reason.ATOMIC_TOO_LARGE) if is_large and expected.refused is not None else expected
+
+    def _too_large(self, topic: ModelTopic, keys: Sequence[bytes | Reason]) -> bool:
+        """Whether an atomic request names records of too many bytes. One that is named twice counts twice, and one that
+        is overdue counts until it is removed (rules P2, L19)."""
+        stored = [topic.records[key] for key in keys if isinstance(key, bytes) and key in topic.records]
+        return len(keys) > 1 and sum(len(kept.payload) for kept in stored) > self._merged_bytes_max
+
+    def _all_decided_before(self, request: Publish, count: int) -> bool:
+        """Whether it is a retry: that has its answer however large the records have become (rule P6)."""
+        if request.publisher is None:
+            return False
+        name, epoch, first = request.publisher[:3]
+        publisher = self.publishers.get(name, ModelPublisher())
+        return epoch == publisher.epoch and first + count - 1 <= publisher.highest
+
+    def _publish_keys(self, topic: ModelTopic, request: Publish, keys: Sequence[bytes | Reason], now: int) -> Expected:
         publisher, first, unit, unit_done = ModelPublisher(), 1, 0, False
         if request.publisher is not None:
             name, epoch, first, unit, unit_done = request.publisher[:5]
@@ -275,6 +294,7 @@ class ModelStore:
             if unit_done and unit > publisher.unit and forgotten:
                 return Expected(refused=Reason.OUTCOME_UNKNOWN)
         before = copy.deepcopy(topic)
+        self._merged_bytes = 0
         if request.atomic and len(keys) > 1:
             self._later = []
         decided_before = publisher.highest if request.publisher is not None else 0
@@ -286,6 +306,10 @@ class ModelStore:
                 continue
             result = self._put(topic, request, index, key, now)
             results.append(result)
+        if request.atomic and len(keys) > 1 and self._merged_bytes > self._merged_bytes_max:
+            self.topics[request.topic] = before
+            self._later = None
+            return Expected(refused=Reason.ATOMIC_TOO_LARGE)
         new = [result for index, result in enumerate(results) if first + index > decided_before]
         if request.atomic and any(isinstance(result, Refused) for result in new):
             if not all(isinstance(result, Refused) for result in new):
@@ -367,6 +391,7 @@ class ModelStore:
             return failed
         payload = request.payloads[index]
         if request.delta and current is not None:
+            self._merged_bytes += len(current.payload)
             payload = _merged(current.payload, payload, request.unset_paths)
             if len(payload) > self._payload_bytes_max:
                 return Refused(Reason.PAYLOAD_TOO_LARGE)
@@ -380,6 +405,8 @@ class ModelStore:
 
     def _touch(self, request: Touch, now: int) -> Expected:
         topic = self.topics[request.topic]
+        if request.atomic and self._too_large(topic, [text.encode() for text in request.keys]):
+            return Expected(refused=Reason.ATOMIC_TOO_LARGE)
         before = copy.deepcopy(topic)
         if request.atomic and len(request.keys) > 1:
             self._later = []

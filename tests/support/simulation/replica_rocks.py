@@ -5,13 +5,17 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Final
+from unittest import mock
 
 from sow_peering import PublisherPart, SeedPart
+from sow_server.engine.commit import puts, writer
 from sow_server.engine.disk.layout import decode_tombstone
 from sow_server.engine.disk.rocks import TOMBSTONES
 from sow_server.engine.durables.editor import DurableEditor
@@ -45,7 +49,11 @@ LATER: Final = Durability.BUFFERED
 @contextmanager
 def stores_in(folder: Path) -> Iterator[Make]:
     """Makes stores in a new folder, and closes them at the end. They tell nothing of what is written: reading it back
-    is a tenth of a life."""
+    is a tenth of a life.
+
+    No work takes time: the turns of a writer depend on the time that its steps take, and a life is to be the same with
+    each run of its seed, however busy the machine is.
+    """
     folder.mkdir()
     stores: list[RocksStore] = []
 
@@ -55,11 +63,13 @@ def stores_in(folder: Path) -> Iterator[Make]:
         stores.append(RocksStore(folder, name, now, peers))
         return stores[-1]
 
-    try:
-        yield make
-    finally:
-        for store in stores:
-            store.close()
+    still = SimpleNamespace(perf_counter=lambda: 0.0, monotonic=time.monotonic)
+    with mock.patch.object(writer, "time", still), mock.patch.object(puts, "time", still):
+        try:
+            yield make
+        finally:
+            for store in stores:
+                store.close()
 
 
 class _WorldTime(FakeTime):

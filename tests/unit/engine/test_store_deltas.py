@@ -310,6 +310,34 @@ def test_an_atomic_delta_to_records_of_more_than_a_commit_is_refused(rig: Rig) -
     assert document(rig) == {"id": 1, "a": "x" * 170}
 
 
+@pytest.mark.parametrize(
+    ("count", "size", "more", "is_taken"),
+    [
+        (10, 100, [], True),
+        (10, 100, [{"id": 2}], True),  # merged into nothing: it was refused
+        (10, 100, [{"id": 2}, {"id": 2, "a": 1}], False),
+        (11, 100, [], False),
+        (6, 190, [], False),  # beyond by its last record: it was taken
+        (6, 190, [{"id": 2, "a": "x" * 300}], False),  # a record of it is refused, too: that was the answer
+    ],
+)
+def test_an_atomic_delta_merges_into_so_many_bytes_and_not_one_more(
+    rig: Rig, count: int, size: int, more: list[object], is_taken: bool
+) -> None:
+    """P2. The deltas are to a record of their own request. Story: one that reached the limit with a record to come was
+    refused, and one that went beyond it with its last record was taken."""
+    changes = [{"id": 1, "n": number % 10} for number in range(count)]
+    request = delta(*changes, *more, atomic=True)
+    request.payloads = [b'{"id":1,"a":"","n":0}'.replace(b'""', b'"%s"' % (b"x" * (size - 21))), *request.payloads]
+    if is_taken:
+        assert rig.run(request).applied == 1 + count + len(more)
+    else:
+        with pytest.raises(StoreError, match="more bytes than the limit of 1000") as caught:
+            rig.run(request)
+        assert caught.value.reason is Reason.ATOMIC_TOO_LARGE
+        assert rig.count("quotes") == 0
+
+
 def test_records_are_read_for_a_delta_with_one_look_up(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     documents = [{"id": number, "a": 1} for number in range(20)]
     publish(rig, *documents)

@@ -180,6 +180,27 @@ def test_an_atomic_touch_has_a_bound(tmp_path: Path) -> None:
     rig.close()
 
 
+@pytest.mark.parametrize(
+    ("keys", "is_taken"), [(["a", "b"], True), (["a", "b", "c"], False), (["a", "b", "b"], False), (["a"] * 2, True)]
+)
+def test_an_atomic_touch_has_a_bound_of_bytes(tmp_path: Path, keys: list[str], is_taken: bool) -> None:
+    """L19: a record that it names twice counts twice, as it is written twice."""
+    rig = Rig(tmp_path, options=StoreOptions(writer=WriterOptions(commit_merged_bytes_max=20)))
+    rig.create_topic("sessions", BINARY, {})
+    for key in ("a", "b", "c"):
+        rig.put("sessions", key, b"x" * 10, ttl=SECOND)
+    request = Touch("sessions", keys, IN_A_MINUTE, atomic=True)
+    if is_taken:
+        assert rig.run(request).applied == len(keys)
+    else:
+        with pytest.raises(StoreError) as caught:
+            rig.run(request)
+        assert (caught.value.reason, caught.value.field) == (Reason.ATOMIC_TOO_LARGE, "keys")
+        assert left(rig, "b") == SECOND
+    assert rig.run(Touch("sessions", ["a", "b", "c", "c"], IN_A_MINUTE)).applied == 4
+    rig.close()
+
+
 # --- L20: the touch of a get ------------------------------------------------------------------------------------------
 
 
