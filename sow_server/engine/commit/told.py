@@ -120,8 +120,11 @@ def with_told(
             before = one
         elif not one.is_ended_by(told):
             kept.append(one)
-    # Those that are the peer's no longer go: they would count with what it tells now.
-    topics = with_topics(tuple([one for one in before.topics if not one or sends(one)]), told.topics)
+    if told.passed_on:
+        topics = before.topics or told.topics  # the same set, whose topics have a row each: so this has to be quick
+    else:
+        # Those that are the peer's no longer go: they would count with what it tells now.
+        topics = with_topics(tuple([one for one in before.topics if not one or sends(one)]), told.topics)
     contiguous, ahead = with_range(before.contiguous, before.ahead, first, last)
     refused = before.refused
     if refused or told.refused:
