@@ -244,6 +244,8 @@ class RecordMaker:
             return _cleaned(value, scalar)
         except (TypeError, ValueError, msgspec.MsgspecError) as error:
             raise BadLine("PAYLOAD_MALFORMED", f"column {name}: {error}") from error
+        except RecursionError:  # JSON that was just taken by a reader further up
+            raise BadLine("PAYLOAD_MALFORMED", f"column {name}: nested too deeply") from None
 
     def _packed(self, document: object, values: Sequence[object]) -> bytes:
         try:
@@ -253,6 +255,8 @@ class RecordMaker:
                 if fault := _fault_in_msgpack(values[number]):
                     raise BadLine("PAYLOAD_MALFORMED", f"column {self.names[number]}: {fault}") from error
             raise
+        except RecursionError:
+            raise BadLine("PAYLOAD_MALFORMED", "nested too deeply") from None
 
     def _whole_payload(self, whole: object, values: Sequence[object]) -> bytes:
         """The payload that stands in a column of its own; it must be the one that the other columns show (kept [2])."""

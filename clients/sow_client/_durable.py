@@ -82,6 +82,8 @@ class Acknowledgements:
         """`retry_for` bounds the seconds to deliver an acknowledgement."""
         self.lock: Guard | AioGuard = Guard()
         """Guards this object. Every user that shares it with another thread holds the lock."""
+        self.hears: Callable[[], Callable[[], object] | None] = lambda: None
+        """Whom to tell that the consumer is attached: what waited for that can be sent now. A weak reference."""
         self.confirmed = 0
         """The last sequence that the server is known to have acknowledged."""
         self._topic = topic
@@ -115,6 +117,8 @@ class Acknowledgements:
             self.confirmed = self._wanted = at
         else:
             self.confirmed = max(self.confirmed, at)
+        if (heard := self.hears()) is not None:
+            heard()
 
     def received(self, bookmark: str) -> None:
         """Everything up to this bookmark has come in the current attachment."""

@@ -4,6 +4,7 @@
      order.
 [2]  Whoever listens later is called at once, and none is called twice, whatever threads they are on.
 [3]  Nobody has to listen. Cancelling an awaiter cancels nothing else, and an answer that nobody takes is no fault.
+[4]  Where a listener raises, the others hear the answer all the same. Then whoever answered gets the error.
 """
 
 from __future__ import annotations
@@ -57,7 +58,11 @@ class Answer(Generic[T, E]):
                 listener = listeners.pop(0)
             except IndexError:  # the other thread was faster
                 return
-            listener(given)
+            try:
+                listener(given)
+            except BaseException:
+                self.settle(given)  # the others do not wait for ever ([4])
+                raise
 
 
 def _wake(future: asyncio.Future[T], given: T | Exception) -> None:

@@ -278,7 +278,7 @@ class Cuts:
             return ManyCut(now, sequence, records, tuple(cuts))
 
     def publisher_position(self, publisher_id: str) -> tuple[int, int]:
-        """(epoch, highest sequence) of a publisher, (0, 0) for an unknown one."""
+        """(epoch, highest sequence) of a publisher, (0, 0) for an unknown one. Not from the event loop."""
         row = self._rocks.get(META, publisher_key(publisher_id))
         if row is None:
             return 0, 0

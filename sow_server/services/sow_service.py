@@ -196,9 +196,9 @@ class SowService:
         )
 
     async def GetPublisher(self, request: sow_pb2.GetPublisherRequest, call: Call) -> sow_pb2.GetPublisherResponse:
-        epoch, sequence = self._reading.cuts.publisher_position(
-            call.own_name(convert.publisher_id(request.publisher_id, "publisher_id"))
-        )
+        publisher_id = call.own_name(convert.publisher_id(request.publisher_id, "publisher_id"))
+        read = self._reading.cuts.publisher_position  # peers may have passed something on of many topics
+        epoch, sequence = await asyncio.get_running_loop().run_in_executor(self._readers, read, publisher_id)
         return sow_pb2.GetPublisherResponse(publisher_epoch=epoch, highest_sequence=sequence)
 
     async def OpenPublisher(self, request: sow_pb2.OpenPublisherRequest, call: Call) -> sow_pb2.OpenPublisherResponse:

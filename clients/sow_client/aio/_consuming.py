@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 import time
+import weakref
 from collections.abc import Awaitable
 from types import TracebackType
 from typing import Protocol
@@ -35,6 +36,7 @@ class AioAcknowledger:
         self._lock = acknowledgements.lock = AioGuard()  # of the fields below, too
         self._changed = AioCondition(self._lock)
         self._worker = AioWorker("sow-acknowledge")
+        acknowledgements.hears = weakref.WeakMethod(self._attached)
         self._over = False
         self._hurried = False
         self._idle = False
@@ -71,6 +73,12 @@ class AioAcknowledger:
             self._changed.notify_all()
         self._worker.end()
         return not was_over
+
+    def _attached(self) -> None:
+        """Whoever calls it holds the lock."""
+        if not self._over and self._acknowledgements.wait(time.monotonic(), hurried=False) is not None:
+            self._worker.start(self._run)
+            self._changed.notify_all()
 
     async def _run(self) -> None:
         acknowledgements = self._acknowledgements

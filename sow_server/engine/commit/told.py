@@ -1,10 +1,12 @@
 """The parts of what peers tell of publishers (rules F11 and F12). Pure.
 
 [1]  A list of parts is of one publisher. It has the peers' own word, or what they have passed on of one topic.
-[2]  No peer takes the place of another one. Above its own bound a peer loses its oldest part. Above the bound of all,
-     the peer with the most parts does.
+[2]  No peer takes the place of another one. Above its own bound a peer loses its oldest part, or by [4] its least one.
+     Above the bound of all, the peer with the most parts does.
 [3]  What was passed on of one topic takes no place of what is known of another one, however much it is. An instance
      does not know who told its peer, and for which topics that one is trusted. So each topic has its own list.
+[4]  A part of what was passed on that was lost above a bound does not come back: those of the latest epochs stay, and
+     not the newest. Else it would be news again, and go round among peers for ever, with a commit at each of them.
 """
 
 from __future__ import annotations
@@ -118,8 +120,11 @@ def with_told(
             before = one
         elif not one.is_ended_by(told):
             kept.append(one)
-    # Those that are the peer's no longer go: they would count with what it tells now.
-    topics = with_topics(tuple([one for one in before.topics if not one or sends(one)]), told.topics)
+    if told.passed_on:
+        topics = before.topics or told.topics  # the same set, whose topics have a row each: so this has to be quick
+    else:
+        # Those that are the peer's no longer go: they would count with what it tells now.
+        topics = with_topics(tuple([one for one in before.topics if not one or sends(one)]), told.topics)
     contiguous, ahead = with_range(before.contiguous, before.ahead, first, last)
     refused = before.refused
     if refused or told.refused:
@@ -136,15 +141,20 @@ def with_told(
         return parts
     kept.append(learned)
     counts = Counter([one.source for one in kept])
+    loser = ""
     if counts[told.source] > TOLD_OF_PEER_MAX:
-        _remove_oldest(kept, told.source)
+        loser = told.source
     elif len(kept) > TOLD_MAX:
-        _remove_oldest(kept, max(counts, key=counts.__getitem__))
+        loser = max(counts, key=lambda source: (counts[source], source == told.source))
+    if loser:
+        its_parts = [one for one in kept if one.source == loser]  # the oldest first
+        kept.remove(min(its_parts, key=_precedence) if told.passed_on else its_parts[0])
     return tuple(kept)
 
 
-def _remove_oldest(parts: list[Told], source: str) -> None:
-    parts.remove(next(one for one in parts if one.source == source))
+def _precedence(told: Told) -> tuple[int, int, int, list[int]]:
+    """The order in which parts of what was passed on are kept ([4]): no two of a peer are equal in it."""
+    return *told.rank, told.last, sorted(told.topics)
 
 
 def with_range(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable
+from queue import SimpleQueue
 from typing import Self
 
 import pytest
@@ -124,6 +125,46 @@ def attach_again(acknowledgements: Acknowledgements) -> None:
     with acknowledgements.lock:
         acknowledgements.attached(sow_pb2.DurableBegin(bookmark="e0.0", session="s2"), anew=False)
         acknowledgements.received("e0.9")
+
+
+def test_what_waits_for_an_attachment_is_sent_with_it_and_not_with_the_next_acknowledgement() -> None:
+    """Story: nobody told the worker. Where no change came after it, the durable kept its last entry as unacknowledged
+    until the consumer was closed."""
+    acknowledgements = attached()
+    sent: SimpleQueue[str] = SimpleQueue()
+
+    def call(request: sow_pb2.AcknowledgeRequest) -> None:
+        sent.put(request.session)
+        if request.session == "s1":
+            raise DETACHED
+
+    acknowledger = Acknowledger(acknowledgements, call)
+    acknowledger.add("e0.3")
+    acknowledger.flush(SECONDS_MAX)
+    attach_again(acknowledgements)
+    assert [sent.get(timeout=SECONDS_MAX) for _ in range(2)] == ["s1", "s2"]
+    assert acknowledger.stop()
+
+
+def test_the_same_with_a_task() -> None:
+    acknowledgements = attached()
+    sent: asyncio.Queue[str] = asyncio.Queue()
+
+    async def call(request: sow_pb2.AcknowledgeRequest) -> None:
+        sent.put_nowait(request.session)
+        if request.session == "s1":
+            raise DETACHED
+
+    async def use() -> None:
+        acknowledger = AioAcknowledger(acknowledgements, call)
+        acknowledger.add("e0.3")
+        await acknowledger.flush(SECONDS_MAX)
+        attach_again(acknowledgements)
+        async with asyncio.timeout(SECONDS_MAX):
+            assert [await sent.get() for _ in range(2)] == ["s1", "s2"]
+        await ended("sow-acknowledge")
+
+    asyncio.run(use())
 
 
 async def ended(name: str) -> None:

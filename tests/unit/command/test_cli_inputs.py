@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import sys
 from collections.abc import Mapping
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -16,6 +17,9 @@ import pyarrow as pa
 import pytest
 from pyarrow import ipc, parquet
 
+from sow_cli.cell_values import CONVERT
+from sow_cli.lines import BadLine, Item
+from sow_cli.row_records import Reading, RecordMaker, Target
 from tests.support.fakes.commands import client, rows, run
 from tests.support.fakes.fake_client import FakeClient
 from tests.support.fakes.fake_results import NOW_MICROS, Row
@@ -90,6 +94,21 @@ def test_a_cell_that_is_nested_too_deeply_is_a_bad_record(
     assert told.startswith(f"record 2: PAYLOAD_MALFORMED: column a: '{last[:40]}' is nested too deeply; ")
     assert list(stored(client)) == ["1"]
     assert "is nested too deeply" in run(client, "publish", "orders", str(errors)).stderr
+
+
+def test_a_cell_at_the_edge_of_what_is_nested_too_deeply_is_a_record_or_a_bad_one() -> None:
+    """Story of the mistake: a row of a table for a MessagePack topic is read twice, the second time further down in the
+    calls. A cell that was just not too deep there ended the command with a RecursionError."""
+    maker = RecordMaker(["a"], Reading(), Target("msgpack"))
+    outcomes: list[Item | BadLine | None] = []
+    for depth in range(sys.getrecursionlimit() - 200, sys.getrecursionlimit()):
+        try:
+            cell = CONVERT["json"]("[" * depth + "]" * depth)
+        except ValueError:
+            break
+        outcomes.append(maker.outcome([cell]))
+    assert isinstance(outcomes[0], Item)
+    assert all("nested too deeply" in str(one) for one in outcomes if isinstance(one, BadLine))
 
 
 @pytest.mark.parametrize(

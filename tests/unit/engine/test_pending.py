@@ -35,6 +35,22 @@ def test_listeners_hear_the_answer_in_its_turn_and_in_their_order() -> None:
     assert heard == [("first", 7), ("mapped", 8), ("last", 7)]
 
 
+def test_a_listener_that_raises_keeps_the_answer_from_nobody() -> None:
+    """answers [4]. Story of the mistake: the listeners behind it, and with them the caller, waited for ever."""
+    pending: Pending[int] = Pending()
+    heard: list[object] = []
+
+    def fails(_: object) -> None:
+        raise ValueError("a fault")
+
+    pending.then(fails)
+    pending.then(heard.append)
+    mapped = pending.map(lambda answer: answer + 1)
+    with pytest.raises(ValueError, match="a fault"):
+        pending.settle(7)
+    assert (heard, mapped.given) == ([7], 8)
+
+
 def test_who_listens_later_hears_it_at_once() -> None:
     """answers [2]"""
     heard: list[object] = []

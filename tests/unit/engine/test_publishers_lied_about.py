@@ -13,6 +13,7 @@ from random import Random
 import pytest
 
 from sow_peering import InstanceIdentity, MergeCounts, PublisherMark, PublisherPart
+from sow_server.engine.commit.passed_on import decode_passed_on, read_passed_on
 from sow_server.engine.commit.told import TOLD_OF_PEER_MAX
 from sow_server.engine.disk.layout import PASSED_ON_KEY, PUBLISHER_KEY
 from sow_server.engine.disk.rocks import META, Batch
@@ -128,6 +129,25 @@ def test_it_is_told_again_after_a_seed_in_small_parts(
     assert max(len(part.marks) for part in parts) <= 4 * TOLD_OF_PEER_MAX
     tell_all(c, a, [mark for part in parts for mark in part.marks])
     assert duplicates(a, batch(1, "1", "2", "3")) == 2
+
+
+def test_what_is_passed_on_of_all_topics_is_read_once_and_without_refusals(mesh: tuple[Rig, Rig, Rig]) -> None:
+    """F11. Story of the mistake: each of 1,000 topics had eight lies with 1,000 refusals. So GetPublisher took 1.7 s of
+    the event loop, OpenPublisher as long of the writer, and each of them half a gigabyte."""
+    a, _, c = mesh
+    refused = tuple(range(1, 100))
+    lie_to(a, [mark._replace(refused=refused) for mark in lies()])
+    ship(a, c)
+    rocks = c.store._rocks
+    cursor = rocks.cursor(META)
+    stored = [decode_passed_on(row) for _, row in cursor.rows(PASSED_ON_KEY, PASSED_ON_KEY + b"\xff")]
+    cursor.close()
+    parts = [part for row in stored for part in row]
+    assert {part.refused for part in parts} == {refused}
+    found = read_passed_on(rocks, "p")
+    assert sorted(found) == sorted({part._replace(refused=()) for part in parts})
+    assert len(found) < len(parts), "some are of several topics"
+    assert c.store.cuts.publisher_position("p")[0] == max(part.epoch for part in parts)
 
 
 def tell_all(sender: Rig, receiver: Rig, marks: list[PublisherMark]) -> None:

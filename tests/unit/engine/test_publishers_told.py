@@ -261,6 +261,29 @@ def test_what_peers_tell_is_bounded_and_one_takes_no_place_of_another() -> None:
     assert len(known.told) == len(rows.by_topic[SHARED]) == TOLD_MAX
 
 
+def test_what_is_passed_on_does_not_go_round_for_ever() -> None:
+    """F11. Story of the mistake: b, c, d and e are peers of each other, and the peer a passed 40 notes of one topic on
+    to b at once. Above the bound each of them lost its oldest part. When another one passed that on again, it was news
+    again. So the notes went round for ever, with a commit at each instance, long after a had gone."""
+    names, random = "bcde", Random(1)
+    rows = {name: Rows() for name in names}
+    sent = {(one, other): list[int]() for one in f"a{names}" for other in names if one != other}
+    sent["a", "b"] = [TOKEN + number for number in range(40)]
+    heard = 0
+    while ways := [way for way, tokens in sent.items() if tokens]:
+        sender, receiver = random.choice(ways)
+        size = random.choice((1, 50))
+        message, sent[sender, receiver] = sent[sender, receiver][:size], sent[sender, receiver][size:]
+        for token in message:
+            heard += 1
+            assert heard < 20_000, "it ends"
+            if rows[receiver].learn(Publisher(), mark(SHARED, token=token, source=sender), 1, 5):
+                for other in sorted(set(names) - {sender, receiver}):
+                    sent[receiver, other].append(token)
+    for row in [one.by_topic[SHARED] for one in rows.values()]:
+        assert max(told.token for told in row) == TOKEN + 39, "the latest is known everywhere"
+
+
 def test_parts_of_an_earlier_epoch_than_the_one_here_leave_their_row() -> None:
     known, rows = Publisher(epoch=1, token=TOKEN), Rows()
     rows.learn(known, mark(SHARED, PRIVATE), 1, 5)
