@@ -37,6 +37,9 @@ SEQUENCE_MAX: Final = 2**62 + 2**20
 """The highest sequence of a publisher: the first of a request is at most 2^62."""
 DROP_MAX: Final = 1000
 """Records that one commit looks at for dropping."""
+PLACES_MAX: Final = 2**14
+"""The topics and refusals of the marks that one commit learns, and one for each mark: each takes the writer up to 10 µs.
+A message of a peer may have many more; publishers here have their turn between the commits (rule R15)."""
 
 
 class PeerChanges:
@@ -73,7 +76,7 @@ class PeerChanges:
         BATCH_DAMAGED at once. The answer is CLOCK_SKEW, or another refusal, where nothing is applied."""
         changes_of = [(topic, decoded(topic, chunk)) for topic, chunk in chunks]
         step = ApplyChanges(self, name, after, upto, changes_of, origins, publishers)
-        return self._commits.run(step, caller=caller_of(name))
+        return self._commits.run_in_rounds(step, caller=caller_of(name))
 
     def merge(
         self, name: str, part: SeedRange, *, chunk: bytes, origins: Sequence[str], purged: Purged
@@ -221,7 +224,9 @@ class SharedSyncs:
 
 
 class ApplyChanges:
-    """The step that applies changes of a source, and moves its cursor."""
+    """The step, in rounds, that applies changes of a source, and moves its cursor. The first round does all of it, but
+    for publishers beyond `PLACES_MAX`. If the store ends before these are learned, their records may be applied twice:
+    they are here, and the source tells of their publishers again once it is back."""
 
     def __init__(
         self,
@@ -240,13 +245,22 @@ class ApplyChanges:
         self._changes_of = changes_of
         self._origins = origins
         self._publishers = publishers
+        self._learned: int | None = None
+        """How many of the publishers are learned; None: the changes are not applied yet."""
         self._tally = Tally()
 
-    def stage(self, draft: Draft) -> None:
+    def stage(self, draft: Draft) -> Staged:
         """Merges the changes of topics that this instance can take. The others have to be seeded later."""
+        source = self._owner.sources.ready(self._name)
+        if self._learned is None:
+            self._learned = 0 if self._apply(draft, source) else len(self._publishers)
+        self._learned = self._learn(draft, source, self._learned)
+        return Staged.AGAIN if self._learned < len(self._publishers) else Staged.DONE
+
+    def _apply(self, draft: Draft, source: Source) -> bool:
+        """Returns True if the publishers of the changes are to be learned."""
         owner, name = self._owner, self._name
         sources = owner.sources
-        source = sources.ready(name)
         if self._after > source.cursor:
             raise StoreError(
                 Reason.BATCH_DAMAGED,
@@ -254,9 +268,7 @@ class ApplyChanges:
             )
         self._tally = tally = Tally()
         if self._upto <= source.cursor:
-            if not self._changes_of:
-                self._learn(draft, source)
-            return
+            return not self._changes_of
         owner.check_skew(draft, [changes for _, changes in self._changes_of])
         own, bad_origins = owner.stage_origins(draft, name, self._origins)
         draft.journal.source = source.number
@@ -274,15 +286,19 @@ class ApplyChanges:
                 taken = False
             Merge(draft, topic, owner.origins.names_in(draft), tally).apply(changes, own, found)
             draft.end_request()
-        if taken:
-            # A change that was left out may be of any of the publishers: then none of them is remembered.
-            self._learn(draft, source)
         sources.stage_cursor(draft, name, source, self._upto)
+        return taken  # a change that was left out may be of any of the publishers: then none of them is remembered
 
-    def _learn(self, draft: Draft, source: Source) -> None:
-        """Remembers the publishers whose records are here now (rule F11)."""
+    def _learn(self, draft: Draft, source: Source, learned: int) -> int:
+        """Remembers the publishers whose records are here now (rule F11), as many as one commit may learn. Returns how
+        many are learned then."""
         owner, sources = self._owner, self._owner.sources
-        for mark in self._publishers:
+        before, places = learned, 0
+        for mark in self._publishers[learned:]:
+            places += 1 + len(mark.topics) + len(mark.refused)
+            if places > PLACES_MAX and learned > before:
+                break
+            learned += 1
             topics = [sources.takeable(self._name, topic) for topic in mark.topics]
             found = [topic for topic in topics if topic is not None]
             # It counts for its topics alone (publishers [7]): all of them are this source's, and there is one.
@@ -291,6 +307,7 @@ class ApplyChanges:
             if mark.whole and not all(sources.has_all(self._name, topic) for topic in found):
                 continue
             owner.learn(draft, mark, found, source)
+        return learned
 
     def committed(self) -> MergeCounts:
         """The outcomes of the changes."""

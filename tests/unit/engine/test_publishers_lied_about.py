@@ -17,7 +17,8 @@ from sow_server.engine.commit.passed_on import decode_passed_on, read_passed_on
 from sow_server.engine.commit.told import TOLD_OF_PEER_MAX
 from sow_server.engine.disk.layout import PASSED_ON_KEY, PUBLISHER_KEY
 from sow_server.engine.disk.rocks import META, Batch
-from sow_server.engine.replicas import serving
+from sow_server.engine.pending import Pending
+from sow_server.engine.replicas import receiving, serving
 from sow_server.engine.values.errors import StoreError
 from sow_server.engine.values.model import Publish, PublisherPosition
 from tests.support.stores.replicas import instance, ship
@@ -58,8 +59,12 @@ def lie_to(rig: Rig, marks: list[PublisherMark]) -> None:
         rig.answer(answers)
         answers.clear()
     replicas.sources.answers(LIAR.name, replicas.shared.kinds(SENT))
-    replicas.changes.apply(LIAR.name, after=0, upto=0, chunks=[], origins=[], publishers=marks).then(answers.append)
+    tell(rig, marks).then(answers.append)
     rig.answer(answers)
+
+
+def tell(rig: Rig, marks: list[PublisherMark]) -> Pending[MergeCounts]:
+    return rig.store.replicas.changes.apply(LIAR.name, after=0, upto=0, chunks=[], origins=[], publishers=marks)
 
 
 def lies() -> list[PublisherMark]:
@@ -103,6 +108,26 @@ def test_lies_about_some_topics_push_out_nothing_that_is_known_of_another_one(me
     c.crash()
     assert duplicates(c, batch(1, "1", "2")) == 2
     assert duplicates(c, batch(3, "3")) == 0, "the lies are not about u"
+
+
+def test_a_peer_that_tells_of_many_publishers_does_not_hold_the_writer(
+    mesh: tuple[Rig, Rig, Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R15. A message of 65,536 marks with 32 topics each would take some 20 s in one commit."""
+    a, _, _ = mesh
+    lie_to(a, lies()[:1])
+    monkeypatch.setattr(receiving, "PLACES_MAX", 9)
+    answered: list[str] = []
+    sizes = [1, 20, 1, 1, 20, *[1] * 15]
+    marks = [PublisherMark(f"p{number}", 1, TOKEN, 1, 9, SENT[:topics]) for number, topics in enumerate(sizes)]
+    tell(a, marks).then(lambda _: answered.append("the peer"))
+    a.store.commits.submit(batch(1, "own")).then(lambda _: answered.append("a publisher"))
+    a.store.writer.step()
+    assert answered == ["a publisher", "the peer"]
+    for mark in marks:
+        assert duplicates(
+            a, Publish("t", [b"x"], ["1"], publisher=PublisherPosition(mark.publisher_id, 1, 1, token=TOKEN))
+        )
 
 
 def test_it_is_told_again_after_a_seed_in_small_parts(
