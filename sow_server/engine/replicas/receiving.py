@@ -38,7 +38,7 @@ SEQUENCE_MAX: Final = 2**62 + 2**20
 DROP_MAX: Final = 1000
 """Records that one commit looks at for dropping."""
 PLACES_MAX: Final = 2**14
-"""The topics and refusals of the marks that one commit learns, and one for each mark: each takes the writer up to 10 µs.
+"""The topics and refusals of the marks that one commit learns, and one a mark: each takes the writer up to 10 µs.
 A message of a peer may have many more; publishers here have their turn between the commits (rule R15)."""
 
 
