@@ -75,7 +75,7 @@ from sow_server.services.wire.topic_filters import TopicFilters
 from sow_server.subscriptions.durable.consumer_registry import Consumers
 from sow_server.subscriptions.durable.replicated import ReplicatedDurables
 from sow_server.subscriptions.hub import Hub, HubOptions
-from sow_server.timers import ScrubPace, Timers
+from sow_server.timers import JobOptions, ScrubPace, Timers
 
 if TYPE_CHECKING:
     from sow_server.tracing import Tracing
@@ -291,24 +291,22 @@ class _Parts:
 
 
 def _timers(parts: _Parts, readers: Executor, config: Config, go_on: Callable[[], bool]) -> Timers:
-    store = parts.store
-    return Timers(
-        store.topics,
-        store.commits,
-        store.upkeep,
-        clock=parts.clock,
-        readers=readers,
-        consumers=parts.consumers,
-        idle=parts.idle,
-        exports=parts.exports,
-        sorts=parts.sorts,
-        save_peers=store.replicas.peers.save,
-        forget_durables=store.durable_commits.forget_removed,
+    options = JobOptions(
         prune_interval_micros=config.journal.prune_interval_micros,
         mark_interval_micros=config.clock.mark_interval_micros,
         reclaim_interval_micros=config.storage.reclaim_interval_micros,
         reclaim_records=config.storage.reclaim_records,
         go_on=go_on,
+    )
+    return Timers(
+        parts.store.reads,
+        parts.store.writes,
+        options,
+        readers=readers,
+        consumers=parts.consumers,
+        idle=parts.idle,
+        exports=parts.exports,
+        sorts=parts.sorts,
     )
 
 

@@ -13,7 +13,7 @@ from sow_server.retention.idle import IdleTopics
 from sow_server.subscriptions.durable.consumer_registry import Consumers
 from sow_server.subscriptions.hub import Hub
 from sow_server.subscriptions.request import View
-from sow_server.timers import Timers
+from sow_server.timers import JobOptions, Timers
 from tests.support.stores.stores import MINUTE, SECOND, Rig
 
 
@@ -52,21 +52,20 @@ def timers(
     sorts: SortMemory | None = None,
 ) -> Timers:
     """Timers of the rig's store; their scheduler is not started."""
-    return Timers(
-        rig.store.topics,
-        rig.store.commits,
-        rig.store.upkeep,
-        clock=rig.clock,
-        readers=readers,
-        consumers=consumers or consumers_of(rig, hub_of(rig)),
-        idle=IdleTopics(rig.store.topics, rig.store.durables, rig.store.administration, rig.clock),
-        exports=Exports[Export](rig.store.topics, rig.store.cuts),
-        sorts=sorts or SortMemory(),
-        save_peers=rig.store.replicas.peers.save,
-        forget_durables=rig.store.durable_commits.forget_removed,
+    options = JobOptions(
         prune_interval_micros=prune_interval_micros,
         mark_interval_micros=mark_interval_micros,
         reclaim_interval_micros=reclaim_interval_micros,
         reclaim_records=reclaim_records,
         go_on=go_on,
+    )
+    return Timers(
+        rig.store.reads,
+        rig.store.writes,
+        options,
+        readers=readers,
+        consumers=consumers or consumers_of(rig, hub_of(rig)),
+        idle=IdleTopics(rig.store.topics, rig.store.durables, rig.store.administration, rig.clock),
+        exports=Exports[Export](rig.store.topics, rig.store.cuts),
+        sorts=sorts or SortMemory(),
     )

@@ -34,7 +34,7 @@ OFFERED: Final[Mapping[str, tuple[str, ...]]] = {
     "commit.pace": ("CallsUnderWay",),
     "commit.reclaim": ("RECLAIM_RECORDS",),
     "commit.requests": ("RequestLimits", "payload_key"),
-    "doors": ("Reads",),
+    "doors": ("Reads", "Writes"),
     "durables.commits": ("DurableCommits",),
     "following": ("Beats", "Follower", "Moment", "TopicImage"),
     "pending": ("Pending", "answered"),
