@@ -60,7 +60,7 @@ from sow_server.services.door.guard import CallAdmission, handlers, standard_han
 from sow_server.services.exporting import ServedExport
 from sow_server.services.followers import Followers
 from sow_server.services.health_service import HealthService
-from sow_server.services.inspection_service import Observed
+from sow_server.services.inspection_service import ThisServer
 from sow_server.services.load_jobs import Loading
 from sow_server.services.load_service import LoadService
 from sow_server.services.log_tail import LogTail
@@ -149,10 +149,8 @@ async def _start(config: Config, tail: LogTail, running: AsyncExitStack) -> None
     healthy = HealthService()
     access = _access(config, parts, metrics, readers, links, running)
     processes = _reader_processes(store, clock, config, metrics, running)
-    observed = Observed(tail, metrics.latencies)
-    own = _services(
-        parts, links, loading, readers, processes, config, access, healthy, tracing=tracing, observed=observed
-    )
+    server = _this_server(config, healthy, tail, metrics)
+    own = _services(parts, links, loading, readers, processes, config, access, server, tracing=tracing)
     admission_of = _admissions(config, access, metrics, store.commits.calls, tracing)
 
     def register(server: grpc.aio.Server, listener: ListenerConfig) -> None:
@@ -394,10 +392,9 @@ def _services(
     processes: ReaderProcesses,
     config: Config,
     access: AccessControl,
-    healthy: HealthService,
+    server: ThisServer,
     *,
     tracing: Tracing | None,
-    observed: Observed,
 ) -> tuple[tuple[ServiceDescriptor, object], ...]:
     """This project's own services, without those of the links."""
     store, hub, consumers = parts.store, parts.hub, parts.consumers
@@ -422,25 +419,13 @@ def _services(
     )
     admin = AdminService(
         reading,
-        store.commits,
-        store.administration,
-        store.durables,
-        store.durable_commits,
-        store.upkeep,
-        clock=parts.clock,
+        store.writes,
         consumers=consumers,
         changes=Submissions(store.commits, store.topics, links),
         links=links,
         readers=readers,
-        row_limits=store.replicas.changes.limits,
-        owned=owned,
         followers=followers,
-        healthy=healthy,
-        instance=config.server.instance,
-        cluster=config.server.cluster,
-        version=__version__,
-        settings=described(config),
-        observed=observed,
+        server=server,
     )
     idle_max = config.limits.pin_idle_ttl_max_micros
     snapshot = SnapshotService(
@@ -460,6 +445,18 @@ def _services(
         (admin_pb2.DESCRIPTOR.services_by_name["AdminService"], admin),
         (snapshot_pb2.DESCRIPTOR.services_by_name["SnapshotService"], snapshot),
         (access_pb2.DESCRIPTOR.services_by_name["AccessService"], AccessService(access)),
+    )
+
+
+def _this_server(config: Config, healthy: HealthService, tail: LogTail, metrics: Metrics) -> ThisServer:
+    return ThisServer(
+        config.server.instance,
+        __version__,
+        healthy,
+        cluster=config.server.cluster,
+        settings=described(config),
+        tail=tail,
+        latencies=metrics.latencies,
     )
 
 

@@ -36,6 +36,7 @@ from sow_server.services.door.statuses import status
 from sow_server.services.exporting import ServedExport
 from sow_server.services.followers import Followers
 from sow_server.services.health_service import HealthService
+from sow_server.services.inspection_service import ThisServer
 from sow_server.services.load_jobs import Loading
 from sow_server.services.load_service import LoadService
 from sow_server.services.ownership import OwnedDurables
@@ -128,23 +129,13 @@ class GuardedParts:
         )
         admin = AdminService(
             reading,
-            store.commits,
-            store.administration,
-            store.durables,
-            store.durable_commits,
-            store.upkeep,
-            clock=clock,
+            store.writes,
             consumers=consumers,
             changes=changes,
             links=links,
             readers=readers,
-            row_limits=store.replicas.changes.limits,
-            owned=owned,
             followers=followers,
-            healthy=self.healthy,
-            instance="here",
-            cluster="",
-            version="0",
+            server=ThisServer("here", "0", self.healthy),
         )
         elapsed = lambda: self.rig.time.elapsed_micros  # noqa: E731  # a clock
         exports: Exports[ServedExport] = Exports(store.topics, store.cuts, elapsed=elapsed)
