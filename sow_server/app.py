@@ -64,13 +64,13 @@ from sow_server.services.inspection_service import ThisServer
 from sow_server.services.load_jobs import Loading
 from sow_server.services.load_service import LoadService
 from sow_server.services.log_tail import LogTail
-from sow_server.services.ownership import DurableOwners, OwnedDurables
+from sow_server.services.ownership import DurableOwners
 from sow_server.services.records.admission import Admission
 from sow_server.services.records.positions import Positions
 from sow_server.services.records.queries import Queries
 from sow_server.services.records.submissions import Submissions
 from sow_server.services.snapshot_service import SnapshotService
-from sow_server.services.sow_service import SowService
+from sow_server.services.sow_service import PublishOptions, SowService, Subscribing
 from sow_server.services.wire.topic_filters import TopicFilters
 from sow_server.subscriptions.durable.consumer_registry import Consumers
 from sow_server.subscriptions.durable.replicated import ReplicatedDurables
@@ -400,22 +400,16 @@ def _services(
     store, hub, consumers = parts.store, parts.hub, parts.consumers
     changes = Submissions(store.commits, store.topics, links, parts.admission)
     reading = store.reads
-    owned = OwnedDurables(store.durables)
     followers = Followers(parts.clock.now_micros)
     sow = SowService(
         reading,
-        store.commits,
-        hub,
-        consumers,
+        store.writes,
+        Subscribing(hub, consumers, followers, deliveries=tracing),
         changes,
         readers,
         Queries(reading, readers, parts.sorts, processes),
         parts.positions,
-        durability=config.server.durability,
-        dynamic_topics=config.server.dynamic_topics,
-        owned=owned,
-        followers=followers,
-        deliveries=tracing,
+        PublishOptions(config.server.durability, dynamic_topics=config.server.dynamic_topics),
     )
     admin = AdminService(
         reading,
@@ -429,7 +423,7 @@ def _services(
     )
     idle_max = config.limits.pin_idle_ttl_max_micros
     snapshot = SnapshotService(
-        reading, store.commits, parts.exports, hub, consumers, readers, owned, processes, pin_idle_max=idle_max
+        reading, store.writes, parts.exports, hub, consumers, readers, processes, pin_idle_max=idle_max
     )
     loads = LoadService(
         store.loads,

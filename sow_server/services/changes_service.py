@@ -12,8 +12,7 @@ import structlog
 from sow.durations import format_micros
 from sow.v1 import snapshot_pb2
 from sow_server.access.caller import Call, Granted
-from sow_server.engine.commit.commits import Commits
-from sow_server.engine.doors import Reads
+from sow_server.engine.doors import Reads, Writes
 from sow_server.engine.formats.payloads import Projection
 from sow_server.engine.values.bookmarks import parse
 from sow_server.engine.values.keys import TOPIC_NAME, check_parts
@@ -60,17 +59,16 @@ class ChangesService:
     def __init__(
         self,
         reading: Reads,
-        commits: Commits,
+        writes: Writes,
         hub: Hub,
         consumers: Consumers,
         readers: Executor,
-        owned: OwnedDurables,
         pin_idle_max: int = PIN_IDLE_TTL_MAX_MICROS,
     ) -> None:
         self._pin_idle_max = pin_idle_max
-        self._owned = owned
+        self._owned = OwnedDurables(reading.durables)
         self._reading = reading
-        self._commits = commits
+        self._commits = writes.commits
         self._hub = hub
         self._consumers = consumers
         self._readers = readers

@@ -39,14 +39,13 @@ from sow_server.services.health_service import HealthService
 from sow_server.services.inspection_service import ThisServer
 from sow_server.services.load_jobs import Loading
 from sow_server.services.load_service import LoadService
-from sow_server.services.ownership import OwnedDurables
 from sow_server.services.records.admission import Admission
 from sow_server.services.records.positions import Positions
 from sow_server.services.records.queries import Queries
 from sow_server.services.records.submissions import Submissions
 from sow_server.services.replication import Links
 from sow_server.services.snapshot_service import SnapshotService
-from sow_server.services.sow_service import SowService
+from sow_server.services.sow_service import PublishOptions, SowService, Subscribing
 from sow_server.services.wire import subscribe_convert
 from sow_server.subscriptions.durable.consumer import Consumer
 from tests.support.oracles.access import write_access
@@ -109,23 +108,19 @@ class GuardedParts:
         store, clock, hub, consumers = self.rig.store, self.rig.clock, self.subscribers.hub, self.subscribers.consumers
         readers = self._readers
         links = cast(Links, _NoLinks())
-        reading, owned = reading_of(store), OwnedDurables(store.durables)
+        reading = reading_of(store)
         changes = Submissions(store.commits, store.topics, links)
         processes = no_reader_processes(store, clock, self.rig.path.parent / "none")
         followers = Followers(clock.now_micros)
         sow = SowService(
             reading,
-            store.commits,
-            hub,
-            consumers,
+            store.writes,
+            Subscribing(hub, consumers, followers),
             changes,
             readers,
             Queries(reading, readers, SortMemory(), processes),
             Positions(store.commits, store.replicas.marks, store.instance, patience_seconds=0),
-            durability=Durability.FSYNC,
-            dynamic_topics=False,
-            owned=owned,
-            followers=followers,
+            PublishOptions(Durability.FSYNC),
         )
         admin = AdminService(
             reading,
@@ -139,7 +134,7 @@ class GuardedParts:
         )
         elapsed = lambda: self.rig.time.elapsed_micros  # noqa: E731  # a clock
         exports: Exports[ServedExport] = Exports(store.topics, store.cuts, elapsed=elapsed)
-        snapshot = SnapshotService(reading, store.commits, exports, hub, consumers, readers, owned, processes)
+        snapshot = SnapshotService(reading, store.writes, exports, hub, consumers, readers, processes)
         admission = Admission(store.topics, store.durables, store.commits, clock)
         loading = Loading(store.loads, store.commits, clock, admission, readers)
         loads = LoadService(store.loads, store.commits, loading, readers, store.limits, dynamic_topics=False)
