@@ -28,6 +28,7 @@ from sow_server.subscriptions.journal.ranges import (
     ChangeColumns,
     KeySet,
     KeyShare,
+    RangeBounds,
     RangeLimits,
     RangeReader,
     plan_range,
@@ -182,15 +183,12 @@ class ChangesService:
         chosen = _keys(request) or _share(request.share, request.shares)
         text = request.filter
         reader = RangeReader(
-            reading.cuts,
-            reading.instance,
+            reading,
             topic,
             await asyncio.shield(self._work(lambda: _filter(granted, text, filter_values(request.parameters))))
             if text or request.parameters or restriction.rows is not None
             else None,
-            start=start,
-            end=end,
-            history=history,
+            RangeBounds(start, end, history),
             batch_size=batch_size,
             share=chosen,
             projection=Projection(hidden=restriction.hidden) if restriction.hidden else None,

@@ -20,7 +20,7 @@ from sow_server.engine.values.patterns import PatternError, matcher
 from sow_server.subscriptions.live.dispatch import Dispatcher, Schedule
 from sow_server.subscriptions.marking import Marking
 from sow_server.subscriptions.request import Request, StartKind, check_topic
-from sow_server.subscriptions.subscription import Subscription
+from sow_server.subscriptions.subscription import Common, Subscription
 
 PATTERN_CHARACTERS_MAX: Final = 1000
 AHEAD_MICROS_MAX: Final = 10 * MICROS
@@ -59,6 +59,9 @@ class Hub:
         self._elapsed = elapsed
         self._options = options or HubOptions()
         self.dispatcher: Final = Dispatcher(reads, commits, schedule, ticks)
+        self._common = Common(
+            reads, commits, elapsed, self.dispatcher, self._options.queue_bytes_max, closed=self._closed
+        )
         self._subscriptions: dict[Subscription, None] = {}
         self._stopping = False
         self.resyncs_total = 0
@@ -97,18 +100,7 @@ class Hub:
             held = tuple([at for at in held if at.epoch != self._instance.epoch])
             if held and all(_sees_all(request, one) for one in topics):
                 marking = Marking(self._marks, lambda: topics, held=held)
-        subscription = Subscription(
-            request,
-            self._reads,
-            self._commits,
-            self._elapsed,
-            self.dispatcher,
-            topic=topic,
-            matches=matches,
-            queue_bytes_max=self._options.queue_bytes_max,
-            closed=self._closed,
-            marking=marking,
-        )
+        subscription = Subscription(request, self._common, topic=topic, matches=matches, marking=marking)
         self._subscriptions[subscription] = None
         try:
             subscription.start(position, accepted)
