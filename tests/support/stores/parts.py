@@ -7,6 +7,7 @@ from pathlib import Path
 from sow_server.access.caller import Call
 from sow_server.access.needs import NEEDS, Action
 from sow_server.access.permissions import Decision
+from sow_server.engine.catalog.topics import Topics
 from sow_server.engine.doors import Reads
 from sow_server.engine.store import Store
 from sow_server.engine.values.clock import GuardedClock
@@ -34,8 +35,11 @@ def reading_of(store: Store) -> Reads:
     return store.reads
 
 
-class NoReports:
-    """Takes no notice of denials; there are none without an access file."""
+class NoAccessFile:
+    """The authority of calls where there is no access file, and so no denial."""
+
+    def __init__(self, topics: Topics) -> None:
+        self.topics = topics
 
     def denied(self, call: Call, action: Action, topic: str, decision: Decision) -> None:
         raise AssertionError(f"{call.method} was denied {action} on {topic}")
@@ -50,7 +54,7 @@ def no_reader_processes(store: Store, clock: GuardedClock, folder: Path) -> Read
 def call_of(store: Store, method: str) -> Call:
     """A call of a caller who may do everything, by the name of the method."""
     path, need = next((path, need) for path, need in NEEDS.items() if path.endswith(f"/{method}"))
-    return Call(path, need, store.topics, None, NoReports())
+    return Call(path, need, NoAccessFile(store.topics))
 
 
 def peer_store_of(store: Store, clock: GuardedClock, *, name: str) -> PeerStore:
