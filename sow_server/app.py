@@ -71,7 +71,7 @@ from sow_server.services.records.queries import Queries
 from sow_server.services.records.submissions import Submissions
 from sow_server.services.snapshot_service import SnapshotService
 from sow_server.services.sow_service import PublishOptions, SowService, Subscribing
-from sow_server.services.wire.topic_filters import TopicFilters
+from sow_server.services.wire.topic_filters import AskedView, TopicFilters
 from sow_server.subscriptions.durable.consumer_registry import Consumers
 from sow_server.subscriptions.durable.replicated import ReplicatedDurables
 from sow_server.subscriptions.hub import Hub, HubOptions
@@ -250,7 +250,7 @@ class _Parts:
             store.durables,
             store.durable_commits,
             hub,
-            lambda text, part: TopicFilters(store.cuts, text, (), (), SCAN_RECORDS, lambda topic: part).view,
+            lambda text, part: TopicFilters(store.cuts, AskedView(text), SCAN_RECORDS, lambda topic: part).view,
             instance=config.server.instance,
             hold_micros=config.journal.hold_max_micros,
         )
