@@ -144,7 +144,7 @@ async def _start(config: Config, tail: LogTail, running: AsyncExitStack) -> None
     store.start(asyncio.get_running_loop().call_soon_threadsafe)
     timers = _timers(parts, readers, config, lambda: not stopped.is_set())
     metrics.watch_jobs(timers.jobs)
-    loading = Loading(store.loads, store.commits, clock, parts.admission, readers)
+    loading = Loading(store.reads, store.writes, parts.admission, readers)
     services = (*SERVICES, *links.services)
     healthy = HealthService()
     access = _access(config, parts, metrics, readers, links, running)
@@ -234,43 +234,38 @@ class _Parts:
     @classmethod
     def on(cls, store: Store, clock: GuardedClock, config: Config, metrics: Metrics) -> _Parts:
         """Builds the parts, watched by the metrics."""
+        reads, writes = store.reads, store.writes
         hub = Hub(
-            store.reads,
-            store.commits,
+            reads,
+            writes,
             asyncio.get_running_loop().call_soon,
-            marks=store.replicas.marks,
             options=HubOptions(
                 queue_bytes_max=config.subscriptions.queue_bytes_max,
                 subscriptions_max=config.subscriptions.subscriptions_max,
             ),
         )
         consumers = Consumers(
-            store.reads,
-            store.commits,
-            store.durables,
-            store.durable_commits,
+            reads,
+            writes,
             hub,
             lambda text, part: TopicFilters(store.cuts, AskedView(text), SCAN_RECORDS, lambda topic: part).view,
             instance=config.server.instance,
             hold_micros=config.journal.hold_max_micros,
         )
-        marks = store.replicas.marks
         parts = cls(
             store,
             clock,
             hub,
             consumers,
-            ReplicatedDurables(consumers, store.reads, store.commits, store.durables, marks),
-            Positions(store.commits, store.replicas.marks, store.instance),
+            ReplicatedDurables(consumers, reads, writes),
+            Positions(reads, writes),
             Admission(
-                store.topics,
-                store.durables,
-                store.commits,
-                clock,
+                reads,
+                writes,
                 consumers.backlogs.held,
                 passed_over=consumers.backlogs.passed_over,
             ),
-            IdleTopics(store.topics, store.durables, store.administration, clock),
+            IdleTopics(reads, writes),
             Exports(store.topics, store.cuts, options=ExportOptions(config.limits.exports_max)),
             SortMemory(config.limits.sort_bytes_max, config.limits.sorts_waiting_max),
         )
@@ -398,7 +393,7 @@ def _services(
 ) -> tuple[tuple[ServiceDescriptor, object], ...]:
     """This project's own services, without those of the links."""
     store, hub, consumers = parts.store, parts.hub, parts.consumers
-    changes = Submissions(store.commits, store.topics, links, parts.admission)
+    changes = Submissions(store.reads, store.writes, links, parts.admission)
     reading = store.reads
     followers = Followers(parts.clock.now_micros)
     sow = SowService(
@@ -415,7 +410,7 @@ def _services(
         reading,
         store.writes,
         consumers=consumers,
-        changes=Submissions(store.commits, store.topics, links),
+        changes=Submissions(store.reads, store.writes, links),
         links=links,
         readers=readers,
         followers=followers,
@@ -426,8 +421,7 @@ def _services(
         reading, store.writes, parts.exports, hub, consumers, readers, processes, pin_idle_max=idle_max
     )
     loads = LoadService(
-        store.loads,
-        store.commits,
+        store.writes,
         loading,
         readers,
         store.limits,

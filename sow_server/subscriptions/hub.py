@@ -9,9 +9,7 @@ from typing import Final
 
 from sow.durations import format_micros
 from sow_server.engine.catalog.topics import Topic
-from sow_server.engine.commit.commits import Commits
-from sow_server.engine.doors import Reads
-from sow_server.engine.replicas.marks import SourceMarks
+from sow_server.engine.doors import Reads, Writes
 from sow_server.engine.values.bookmarks import HELD_MAX, Bookmark, Marks, Position, parse
 from sow_server.engine.values.clock import boot_micros
 from sow_server.engine.values.errors import Reason, StoreError
@@ -41,20 +39,19 @@ class Hub:
     def __init__(
         self,
         reads: Reads,
-        commits: Commits,
+        writes: Writes,
         schedule: Schedule,
         *,
-        marks: SourceMarks,
         options: HubOptions | None = None,
         elapsed: Callable[[], int] = boot_micros,
         ticks: Callable[[], float] = time.perf_counter,
     ) -> None:
         """Make it before the store is started: from then on it follows the writer."""
         self._reads = reads
-        self._commits = commits
+        commits = self._commits = writes.commits
         self._all_topics = reads.topics
         self._instance = reads.instance
-        self._marks = marks
+        self._marks = writes.replicas.marks
         self._clock = reads.clock
         self._elapsed = elapsed
         self._options = options or HubOptions()

@@ -109,7 +109,7 @@ class GuardedParts:
         readers = self._readers
         links = cast(Links, _NoLinks())
         reading = reading_of(store)
-        changes = Submissions(store.commits, store.topics, links)
+        changes = Submissions(store.reads, store.writes, links)
         processes = no_reader_processes(store, clock, self.rig.path.parent / "none")
         followers = Followers(clock.now_micros)
         sow = SowService(
@@ -119,7 +119,7 @@ class GuardedParts:
             changes,
             readers,
             Queries(reading, readers, SortMemory(), processes),
-            Positions(store.commits, store.replicas.marks, store.instance, patience_seconds=0),
+            Positions(store.reads, store.writes, patience_seconds=0),
             PublishOptions(Durability.FSYNC),
         )
         admin = AdminService(
@@ -135,9 +135,9 @@ class GuardedParts:
         elapsed = lambda: self.rig.time.elapsed_micros  # noqa: E731  # a clock
         exports: Exports[ServedExport] = Exports(store.topics, store.cuts, elapsed=elapsed)
         snapshot = SnapshotService(reading, store.writes, exports, hub, consumers, readers, processes)
-        admission = Admission(store.topics, store.durables, store.commits, clock)
-        loading = Loading(store.loads, store.commits, clock, admission, readers)
-        loads = LoadService(store.loads, store.commits, loading, readers, store.limits, dynamic_topics=False)
+        admission = Admission(store.reads, store.writes)
+        loading = Loading(store.reads, store.writes, admission, readers)
+        loads = LoadService(store.writes, loading, readers, store.limits, dynamic_topics=False)
         return {"SowService": sow, "AdminService": admin, "SnapshotService": snapshot, "LoadService": loads}
 
     def __enter__(self) -> GuardedParts:

@@ -59,16 +59,13 @@ class ConsumedStore(RocksStore):
         now = clock.now_micros
         hub = Hub(
             store.reads,
-            store.commits,
+            store.writes,
             lambda run: run(),
-            marks=store.replicas.marks,
             elapsed=now,
         )
         self.consumers = Consumers(
             store.reads,
-            store.commits,
-            store.durables,
-            store.durable_commits,
+            store.writes,
             hub,
             lambda text, part: TopicFilters(store.cuts, AskedView(text), 1000, lambda topic: part).view,
             instance=self._name,
@@ -76,9 +73,7 @@ class ConsumedStore(RocksStore):
         self._durables = self.replicated = ReplicatedDurables(
             self.consumers,
             store.reads,
-            store.commits,
-            store.durables,
-            store.replicas.marks,
+            store.writes,
             elapsed=now,
         )
 

@@ -60,8 +60,7 @@ def call_of(store: Store, method: str) -> Call:
 def peer_store_of(store: Store, clock: GuardedClock, *, name: str) -> PeerStore:
     """The store as replication uses it; `name`: of the instance."""
     return PeerStore(
-        store.replicas,
         store.reads,
-        store.commits,
+        store.writes,
         name=name,
     )

@@ -176,18 +176,15 @@ class Subscribers:
         self.loop = Loop()
         self.hub = Hub(
             rig.store.reads,
-            rig.store.commits,
+            rig.store.writes,
             self.loop.call_soon,
-            marks=rig.store.replicas.marks,
             options=HubOptions(**options),
             elapsed=lambda: rig.time.elapsed_micros,
             ticks=ticks,
         )
         self.consumers = Consumers(
             rig.store.reads,
-            rig.store.commits,
-            rig.store.durables,
-            rig.store.durable_commits,
+            rig.store.writes,
             self.hub,
             lambda text, part: TopicFilters(rig.store.cuts, AskedView(text), 1000, lambda topic: part).view,
         )

@@ -21,9 +21,8 @@ def hub_of(rig: Rig) -> Hub:
     """The hub of the rig's store."""
     return Hub(
         rig.store.reads,
-        rig.store.commits,
+        rig.store.writes,
         lambda run: run(),
-        marks=rig.store.replicas.marks,
     )
 
 
@@ -31,9 +30,7 @@ def consumers_of(rig: Rig, hub: Hub) -> Consumers:
     """The consumers of durables of the rig's store, of views without a filter."""
     return Consumers(
         rig.store.reads,
-        rig.store.commits,
-        rig.store.durables,
-        rig.store.durable_commits,
+        rig.store.writes,
         hub,
         lambda text, part: lambda topic: View(),
     )
@@ -65,7 +62,7 @@ def timers(
         options,
         readers=readers,
         consumers=consumers or consumers_of(rig, hub_of(rig)),
-        idle=IdleTopics(rig.store.topics, rig.store.durables, rig.store.administration, rig.clock),
+        idle=IdleTopics(rig.store.reads, rig.store.writes),
         exports=Exports[Export](rig.store.topics, rig.store.cuts),
         sorts=sorts or SortMemory(),
     )

@@ -56,25 +56,18 @@ class Watched:
         self.metrics.watch(figures_of(self.store, self.clock))
         self.hub = Hub(
             self.store.reads,
-            self.store.commits,
+            self.store.writes,
             lambda run: run(),
-            marks=self.store.replicas.marks,
         )
         self.metrics.watch_subscriptions(self.hub)
         self.consumers = Consumers(
             self.store.reads,
-            self.store.commits,
-            self.store.durables,
-            self.store.durable_commits,
+            self.store.writes,
             self.hub,
             lambda text, part: lambda topic: View(),
         )
-        self.metrics.watch_durables(
-            self.consumers, Admission(self.store.topics, self.store.durables, self.store.commits, self.clock)
-        )
-        self.metrics.watch_idle(
-            IdleTopics(self.store.topics, self.store.durables, self.store.administration, self.clock)
-        )
+        self.metrics.watch_durables(self.consumers, Admission(self.store.reads, self.store.writes))
+        self.metrics.watch_idle(IdleTopics(self.store.reads, self.store.writes))
         self.metrics.watch_sorts(SortMemory())
         self.metrics.watch_jobs([PeriodicJob("prune", _nothing, 60)])
         self.exports: Exports[Export] = Exports(self.store.topics, self.store.cuts)
