@@ -129,7 +129,7 @@ async def _start(config: Config, tail: LogTail, running: AsyncExitStack) -> None
     readiness = Readiness()
     _serve_metrics(config.metrics, metrics, readiness, running)
     stopped = threading.Event()
-    clock, store = _open_store(config, metrics, running)
+    store = _open_store(config, metrics, running)
     threads = config.server.reader_threads
     readers = FairReaders(threads, threads if config.access.file is None else 0)
     running.callback(readers.shutdown, wait=True)
@@ -137,9 +137,8 @@ async def _start(config: Config, tail: LogTail, running: AsyncExitStack) -> None
     running.callback(metrics.release)
     declare_topics(store, config.topics)
     tracing = _tracing(config, store, running)
-    figures = (store.commits, store.cuts, store.durables, store.loads, store.unsound, store.upkeep)
-    metrics.watch(StoreFigures(clock, store.topics, *figures))
-    parts = _Parts.on(store, clock, config, metrics)
+    metrics.watch(StoreFigures(store.reads, store.writes))
+    parts = _Parts.on(store, config, metrics)
     links = _link(parts, config, readers, running, tracing)
     store.start(asyncio.get_running_loop().call_soon_threadsafe)
     timers = _timers(parts, readers, config, lambda: not stopped.is_set())
@@ -148,7 +147,7 @@ async def _start(config: Config, tail: LogTail, running: AsyncExitStack) -> None
     services = (*SERVICES, *links.services)
     healthy = HealthService()
     access = _access(config, parts, metrics, readers, links, running)
-    processes = _reader_processes(store, clock, config, metrics, running)
+    processes = _reader_processes(store, config, metrics, running)
     server = _this_server(config, healthy, tail, metrics)
     own = _services(parts, links, loading, readers, processes, config, access, server, tracing=tracing)
     admission_of = _admissions(config, access, metrics, store.commits.calls, tracing)
@@ -200,11 +199,10 @@ def _warn_of_settings(topics: Topics) -> None:
             log.warning("settings_questionable", topic=topic.name, warning=warning)
 
 
-def _open_store(config: Config, metrics: Metrics, running: AsyncExitStack) -> tuple[GuardedClock, Store]:
-    clock = GuardedClock(options=clock_options(config))
+def _open_store(config: Config, metrics: Metrics, running: AsyncExitStack) -> Store:
     store = Store.open(
         config.server.data_dir,
-        clock=clock,
+        clock=GuardedClock(options=clock_options(config)),
         options=store_options(config),
         observer=metrics,
         accept_clock=config.accept_clock,
@@ -213,7 +211,7 @@ def _open_store(config: Config, metrics: Metrics, running: AsyncExitStack) -> tu
     )
     # Draining waits for the writer's thread, whose answers go through the event loop: so it must not block the loop.
     running.push_async_callback(asyncio.to_thread, store.close)
-    return clock, store
+    return store
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +219,6 @@ class _Parts:
     """The parts between the store and the services. They need no start; `end_streams` ends them."""
 
     store: Store
-    clock: GuardedClock
     hub: Hub
     consumers: Consumers
     replicated: ReplicatedDurables
@@ -232,7 +229,7 @@ class _Parts:
     sorts: SortMemory
 
     @classmethod
-    def on(cls, store: Store, clock: GuardedClock, config: Config, metrics: Metrics) -> _Parts:
+    def on(cls, store: Store, config: Config, metrics: Metrics) -> _Parts:
         """Builds the parts, watched by the metrics."""
         reads, writes = store.reads, store.writes
         hub = Hub(
@@ -254,17 +251,11 @@ class _Parts:
         )
         parts = cls(
             store,
-            clock,
             hub,
             consumers,
             ReplicatedDurables(consumers, reads, writes),
             Positions(reads, writes),
-            Admission(
-                reads,
-                writes,
-                consumers.backlogs.held,
-                passed_over=consumers.backlogs.passed_over,
-            ),
+            Admission(reads, writes, consumers.backlogs.held, passed_over=consumers.backlogs.passed_over),
             IdleTopics(reads, writes),
             Exports(store.topics, store.cuts, options=ExportOptions(config.limits.exports_max)),
             SortMemory(config.limits.sort_bytes_max, config.limits.sorts_waiting_max),
@@ -317,9 +308,7 @@ def _access(
     return access
 
 
-def _reader_processes(
-    store: Store, clock: GuardedClock, config: Config, metrics: Metrics, running: AsyncExitStack
-) -> ReaderProcesses:
+def _reader_processes(store: Store, config: Config, metrics: Metrics, running: AsyncExitStack) -> ReaderProcesses:
     wanted = config.server.reader_processes
     if wanted is None:
         wanted = min(READER_PROCESSES_MAX, len(os.sched_getaffinity(0)) - 1)
@@ -330,7 +319,7 @@ def _reader_processes(
         sort_bytes_max=config.limits.sort_bytes_max // max(1, wanted),
         sorts_waiting_max=config.limits.sorts_waiting_max,
     )
-    processes = ReaderProcesses(options, store.topics, store.commits, store.origins, store.beats, clock, store.unsound)
+    processes = ReaderProcesses(options, store.reads, store.writes, store.beats)
     metrics.watch_reader_processes(processes)
     running.push_async_callback(processes.stop)
     return processes
@@ -395,7 +384,7 @@ def _services(
     store, hub, consumers = parts.store, parts.hub, parts.consumers
     changes = Submissions(store.reads, store.writes, links, parts.admission)
     reading = store.reads
-    followers = Followers(parts.clock.now_micros)
+    followers = Followers(reading.clock.now_micros)
     sow = SowService(
         reading,
         store.writes,

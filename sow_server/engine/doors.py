@@ -1,8 +1,10 @@
 """The two doors of a store: all that services, the hub, consumers, timers and peers hold of the engine.
 
-[1]  `Reads` changes nothing. Every change goes through a part of `Writes`, and each part answers with a Pending.
+[1]  `Reads` changes nothing. Every change goes through a part of `Writes`, and whoever asks for one of records, topics,
+     policies, durables or loads gets a Pending.
 [2]  A door has no verbs of its own beside a look-up: whoever holds one takes the part that it uses, once, when it is
      built. So a door costs no call.
+[3]  They stand above all features, as they hold some of each. Inside the engine `Core` is what features get.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from sow_server.engine.administration.administration import Administration
 from sow_server.engine.catalog.topics import Topics
 from sow_server.engine.commit.commits import Commits
 from sow_server.engine.commit.origins import Origins
+from sow_server.engine.commit.soundness import SoundnessReports
 from sow_server.engine.durables import Durables
 from sow_server.engine.durables.commits import DurableCommits
 from sow_server.engine.loads import Loads
@@ -34,6 +37,8 @@ class Reads:
     topics: Topics
     clock: GuardedClock
     durables: Durables
+    unsound: SoundnessReports
+    """The rows that reads have skipped."""
 
     def settings(self, topic: str) -> TopicSettings | None:
         """The settings of a topic whose records are sent; None: it has just been deleted."""

@@ -137,7 +137,9 @@ class Store:
         )
 
         # What the rest of the server holds.
-        self.reads: Final = Reads(self.cuts, self.origins, self.instance, self.topics, clock, self.durables)
+        self.reads: Final = Reads(
+            self.cuts, self.origins, self.instance, self.topics, clock, self.durables, self.unsound
+        )
         self.writes: Final = Writes(
             self.commits, self.administration, self.durable_commits, self.loads, self.replicas, self.upkeep
         )

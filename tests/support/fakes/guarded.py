@@ -110,7 +110,7 @@ class GuardedParts:
         links = cast(Links, _NoLinks())
         reading = reading_of(store)
         changes = Submissions(store.reads, store.writes, links)
-        processes = no_reader_processes(store, clock, self.rig.path.parent / "none")
+        processes = no_reader_processes(store, self.rig.path.parent / "none")
         followers = Followers(clock.now_micros)
         sow = SowService(
             reading,

@@ -10,24 +10,14 @@ from sow_server.access.permissions import Decision
 from sow_server.engine.catalog.topics import Topics
 from sow_server.engine.doors import Reads
 from sow_server.engine.store import Store
-from sow_server.engine.values.clock import GuardedClock
 from sow_server.metrics import StoreFigures
 from sow_server.peers import PeerStore
 from sow_server.reader_processes.pool import ReaderOptions, ReaderProcesses
 
 
-def figures_of(store: Store, clock: GuardedClock) -> StoreFigures:
+def figures_of(store: Store) -> StoreFigures:
     """The parts of the store that metrics read."""
-    return StoreFigures(
-        clock,
-        store.topics,
-        store.commits,
-        store.cuts,
-        store.durables,
-        store.loads,
-        store.unsound,
-        store.upkeep,
-    )
+    return StoreFigures(store.reads, store.writes)
 
 
 def reading_of(store: Store) -> Reads:
@@ -45,10 +35,10 @@ class NoAccessFile:
         raise AssertionError(f"{call.method} was denied {action} on {topic}")
 
 
-def no_reader_processes(store: Store, clock: GuardedClock, folder: Path) -> ReaderProcesses:
+def no_reader_processes(store: Store, folder: Path) -> ReaderProcesses:
     """Every query is answered in this process."""
     options = ReaderOptions(0, folder, block_cache_bytes=0, sort_bytes_max=0, sorts_waiting_max=0)
-    return ReaderProcesses(options, store.topics, store.commits, store.origins, store.beats, clock, store.unsound)
+    return ReaderProcesses(options, store.reads, store.writes, store.beats)
 
 
 def call_of(store: Store, method: str) -> Call:
@@ -57,7 +47,7 @@ def call_of(store: Store, method: str) -> Call:
     return Call(path, need, NoAccessFile(store.topics))
 
 
-def peer_store_of(store: Store, clock: GuardedClock, *, name: str) -> PeerStore:
+def peer_store_of(store: Store, *, name: str) -> PeerStore:
     """The store as replication uses it; `name`: of the instance."""
     return PeerStore(
         store.reads,

@@ -53,7 +53,7 @@ class Watched:
         self.clock = self.time.clock()
         self.metrics = Metrics()
         self.store = Store.open(path, clock=self.clock, observer=self.metrics)
-        self.metrics.watch(figures_of(self.store, self.clock))
+        self.metrics.watch(figures_of(self.store))
         self.hub = Hub(
             self.store.reads,
             self.store.writes,
@@ -72,7 +72,7 @@ class Watched:
         self.metrics.watch_jobs([PeriodicJob("prune", _nothing, 60)])
         self.exports: Exports[Export] = Exports(self.store.topics, self.store.cuts)
         self.metrics.watch_exports(self.exports)
-        self.metrics.watch_reader_processes(no_reader_processes(self.store, self.clock, path))
+        self.metrics.watch_reader_processes(no_reader_processes(self.store, path))
 
     def create(self, name: str, settings: TopicSettings = EXPIRING) -> None:
         declared = {"expiration": settings.expiration, **declared_of(settings)}

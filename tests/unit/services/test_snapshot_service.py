@@ -59,7 +59,7 @@ def test_an_export_is_answered_only_once_its_cut_is_on_disk(
                 hub,
                 consumers_of(rig, hub),
                 readers,
-                no_reader_processes(rig.store, rig.clock, tmp_path),
+                no_reader_processes(rig.store, tmp_path),
             )
             opening = asyncio.ensure_future(
                 service.OpenExport(snapshot_pb2.OpenExportRequest(topic="t"), call_of(rig.store, "OpenExport"))
