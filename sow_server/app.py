@@ -257,7 +257,7 @@ class _Parts:
             Positions(reads, writes),
             Admission(reads, writes, consumers.backlogs.held, passed_over=consumers.backlogs.passed_over),
             IdleTopics(reads, writes),
-            Exports(store.topics, store.cuts, options=ExportOptions(config.limits.exports_max)),
+            Exports(store.reads, options=ExportOptions(config.limits.exports_max)),
             SortMemory(config.limits.sort_bytes_max, config.limits.sorts_waiting_max),
         )
         metrics.watch_sorts(parts.sorts)

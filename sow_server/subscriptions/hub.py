@@ -48,21 +48,21 @@ class Hub:
     ) -> None:
         """Make it before the store is started: from then on it follows the writer."""
         self._reads = reads
-        commits = self._commits = writes.commits
+        self._commits = writes.commits
         self._all_topics = reads.topics
         self._instance = reads.instance
         self._marks = writes.replicas.marks
         self._clock = reads.clock
         self._elapsed = elapsed
         self._options = options or HubOptions()
-        self.dispatcher: Final = Dispatcher(reads, commits, schedule, ticks)
+        self.dispatcher: Final = Dispatcher(reads, writes, schedule, ticks)
         self._common = Common(
-            reads, commits, elapsed, self.dispatcher, self._options.queue_bytes_max, closed=self._closed
+            reads, writes, elapsed, self.dispatcher, self._options.queue_bytes_max, closed=self._closed
         )
         self._subscriptions: dict[Subscription, None] = {}
         self._stopping = False
         self.resyncs_total = 0
-        commits.follow(self.dispatcher.committed)
+        writes.commits.follow(self.dispatcher.committed)
 
     def prepare(self, request: Request) -> None:
         """Parses and compiles the filter for `subscribe`, which may take milliseconds: from any thread. Raises

@@ -20,8 +20,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from sow_server.engine.catalog.topics import Topic, topic_deleted
-from sow_server.engine.commit.commits import Commits
-from sow_server.engine.doors import Reads
+from sow_server.engine.doors import Reads, Writes
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.subscriptions.frames import (
     ChangeFrame,
@@ -80,7 +79,7 @@ class Common:
     """What all subscriptions of a hub have in common."""
 
     reads: Reads
-    commits: Commits
+    writes: Writes
     elapsed: Callable[[], int]
     """Microseconds of a clock that nobody sets."""
     dispatcher: Dispatcher
@@ -105,7 +104,7 @@ class Subscription:
         mean something at other instances."""
         self.request: Final = request
         reads, elapsed = common.reads, common.elapsed
-        self._commits = common.commits
+        self._commits = common.writes.commits
         self._topics = reads.topics
         self._cuts = reads.cuts
         self._clock = reads.clock

@@ -75,13 +75,11 @@ class Consumers:
         durables = self._durables = reads.durables
         self._commits = writes.commits
         self._clock = reads.clock
-        self.entries: Final = DurableEntries(reads, writes.commits, durables, view_of)
+        self.entries: Final = DurableEntries(reads, writes, view_of)
         self._changes: Final = DurableChanges(writes.durables)
         self.backlogs: Final = Backlogs(
-            topics,
-            durables,
+            reads,
             self._changes,
-            reads.clock,
             lambda topic, now, passed_over: exceeds(durables, topic, now, passed_over=passed_over),
             self._tell,
             hold_micros=hold_micros,

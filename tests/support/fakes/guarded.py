@@ -133,7 +133,7 @@ class GuardedParts:
             server=ThisServer("here", "0", self.healthy),
         )
         elapsed = lambda: self.rig.time.elapsed_micros  # noqa: E731  # a clock
-        exports: Exports[ServedExport] = Exports(store.topics, store.cuts, elapsed=elapsed)
+        exports: Exports[ServedExport] = Exports(store.reads, elapsed=elapsed)
         snapshot = SnapshotService(reading, store.writes, exports, hub, consumers, readers, processes)
         admission = Admission(store.reads, store.writes)
         loading = Loading(store.reads, store.writes, admission, readers)

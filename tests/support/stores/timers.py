@@ -63,6 +63,6 @@ def timers(
         readers=readers,
         consumers=consumers or consumers_of(rig, hub_of(rig)),
         idle=IdleTopics(rig.store.reads, rig.store.writes),
-        exports=Exports[Export](rig.store.topics, rig.store.cuts),
+        exports=Exports[Export](rig.store.reads),
         sorts=sorts or SortMemory(),
     )

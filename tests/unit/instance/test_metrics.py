@@ -70,7 +70,7 @@ class Watched:
         self.metrics.watch_idle(IdleTopics(self.store.reads, self.store.writes))
         self.metrics.watch_sorts(SortMemory())
         self.metrics.watch_jobs([PeriodicJob("prune", _nothing, 60)])
-        self.exports: Exports[Export] = Exports(self.store.topics, self.store.cuts)
+        self.exports: Exports[Export] = Exports(self.store.reads)
         self.metrics.watch_exports(self.exports)
         self.metrics.watch_reader_processes(no_reader_processes(self.store, path))
 

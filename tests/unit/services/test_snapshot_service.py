@@ -51,7 +51,7 @@ def test_an_export_is_answered_only_once_its_cut_is_on_disk(
         monkeypatch.setattr(rig.store.commits, "barrier", noted)
         with ThreadPoolExecutor(1) as readers:
             hub = hub_of(rig)
-            exports: Exports[ServedExport] = Exports(rig.store.topics, rig.store.cuts)
+            exports: Exports[ServedExport] = Exports(rig.store.reads)
             service = SnapshotService(
                 reading_of(rig.store),
                 rig.store.writes,
