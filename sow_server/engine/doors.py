@@ -1,6 +1,6 @@
 """The two doors of a store: all that services, the hub, consumers, timers and peers hold of the engine.
 
-[1]  `Reads` changes nothing. Every change goes through a part of `Writes`, and whoever asks for one of records, topics,
+[1]  `Reads` changes no data. Every change goes through a part of `Writes`, and whoever asks for one of records, topics,
      policies, durables or loads gets a Pending.
 [2]  A door has no verbs of its own beside a look-up: whoever holds one takes the part that it uses, once, when it is
      built. So a door costs no call.
@@ -57,6 +57,6 @@ class Writes:
     durables: DurableCommits
     loads: Loads
     replicas: Replicas
-    """What peers know and send."""
+    """The state of peers, and their changes."""
     upkeep: Upkeep
     """The rows that nobody needs any more, the marks on disk, backups."""

@@ -103,7 +103,7 @@ class PublishOptions:
     """How publishes are treated."""
 
     durability: Durability
-    """Of those that ask for none."""
+    """The durability of a publish that asks for none."""
     dynamic_topics: bool = False
     """A publish creates a topic that does not exist."""
 

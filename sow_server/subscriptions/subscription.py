@@ -76,7 +76,7 @@ Step = Send | Read | Wait
 
 @dataclass(frozen=True, slots=True)
 class Common:
-    """What all subscriptions of a hub have in common."""
+    """The things that all subscriptions of a hub have in common."""
 
     reads: Reads
     writes: Writes
