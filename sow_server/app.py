@@ -60,22 +60,22 @@ from sow_server.services.door.guard import CallAdmission, handlers, standard_han
 from sow_server.services.exporting import ServedExport
 from sow_server.services.followers import Followers
 from sow_server.services.health_service import HealthService
-from sow_server.services.inspection_service import Observed
+from sow_server.services.inspection_service import ThisServer
 from sow_server.services.load_jobs import Loading
 from sow_server.services.load_service import LoadService
 from sow_server.services.log_tail import LogTail
-from sow_server.services.ownership import DurableOwners, OwnedDurables
+from sow_server.services.ownership import DurableOwners
 from sow_server.services.records.admission import Admission
 from sow_server.services.records.positions import Positions
 from sow_server.services.records.queries import Queries
 from sow_server.services.records.submissions import Submissions
 from sow_server.services.snapshot_service import SnapshotService
-from sow_server.services.sow_service import SowService
-from sow_server.services.wire.topic_filters import TopicFilters
+from sow_server.services.sow_service import PublishOptions, SowService, Subscribing
+from sow_server.services.wire.topic_filters import AskedView, TopicFilters
 from sow_server.subscriptions.durable.consumer_registry import Consumers
 from sow_server.subscriptions.durable.replicated import ReplicatedDurables
 from sow_server.subscriptions.hub import Hub, HubOptions
-from sow_server.timers import ScrubPace, Timers
+from sow_server.timers import JobOptions, ScrubPace, Timers
 
 if TYPE_CHECKING:
     from sow_server.tracing import Tracing
@@ -129,7 +129,7 @@ async def _start(config: Config, tail: LogTail, running: AsyncExitStack) -> None
     readiness = Readiness()
     _serve_metrics(config.metrics, metrics, readiness, running)
     stopped = threading.Event()
-    clock, store = _open_store(config, metrics, running)
+    store = _open_store(config, metrics, running)
     threads = config.server.reader_threads
     readers = FairReaders(threads, threads if config.access.file is None else 0)
     running.callback(readers.shutdown, wait=True)
@@ -137,22 +137,19 @@ async def _start(config: Config, tail: LogTail, running: AsyncExitStack) -> None
     running.callback(metrics.release)
     declare_topics(store, config.topics)
     tracing = _tracing(config, store, running)
-    figures = (store.commits, store.cuts, store.durables, store.loads, store.unsound, store.upkeep)
-    metrics.watch(StoreFigures(clock, store.topics, *figures))
-    parts = _Parts.on(store, clock, config, metrics)
+    metrics.watch(StoreFigures(store.reads, store.writes))
+    parts = _Parts.on(store, config, metrics)
     links = _link(parts, config, readers, running, tracing)
     store.start(asyncio.get_running_loop().call_soon_threadsafe)
     timers = _timers(parts, readers, config, lambda: not stopped.is_set())
     metrics.watch_jobs(timers.jobs)
-    loading = Loading(store.loads, store.commits, clock, parts.admission, readers)
+    loading = Loading(store.reads, store.writes, parts.admission, readers)
     services = (*SERVICES, *links.services)
     healthy = HealthService()
     access = _access(config, parts, metrics, readers, links, running)
-    processes = _reader_processes(store, clock, config, metrics, running)
-    observed = Observed(tail, metrics.latencies)
-    own = _services(
-        parts, links, loading, readers, processes, config, access, healthy, tracing=tracing, observed=observed
-    )
+    processes = _reader_processes(store, config, metrics, running)
+    server = _this_server(config, healthy, tail, metrics)
+    own = _services(parts, links, loading, readers, processes, config, access, server, tracing=tracing)
     admission_of = _admissions(config, access, metrics, store.commits.calls, tracing)
 
     def register(server: grpc.aio.Server, listener: ListenerConfig) -> None:
@@ -202,11 +199,10 @@ def _warn_of_settings(topics: Topics) -> None:
             log.warning("settings_questionable", topic=topic.name, warning=warning)
 
 
-def _open_store(config: Config, metrics: Metrics, running: AsyncExitStack) -> tuple[GuardedClock, Store]:
-    clock = GuardedClock(options=clock_options(config))
+def _open_store(config: Config, metrics: Metrics, running: AsyncExitStack) -> Store:
     store = Store.open(
         config.server.data_dir,
-        clock=clock,
+        clock=GuardedClock(options=clock_options(config)),
         options=store_options(config),
         observer=metrics,
         accept_clock=config.accept_clock,
@@ -215,7 +211,7 @@ def _open_store(config: Config, metrics: Metrics, running: AsyncExitStack) -> tu
     )
     # Draining waits for the writer's thread, whose answers go through the event loop: so it must not block the loop.
     running.push_async_callback(asyncio.to_thread, store.close)
-    return clock, store
+    return store
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +219,6 @@ class _Parts:
     """The parts between the store and the services. They need no start; `end_streams` ends them."""
 
     store: Store
-    clock: GuardedClock
     hub: Hub
     consumers: Consumers
     replicated: ReplicatedDurables
@@ -234,46 +229,35 @@ class _Parts:
     sorts: SortMemory
 
     @classmethod
-    def on(cls, store: Store, clock: GuardedClock, config: Config, metrics: Metrics) -> _Parts:
+    def on(cls, store: Store, config: Config, metrics: Metrics) -> _Parts:
         """Builds the parts, watched by the metrics."""
+        reads, writes = store.reads, store.writes
         hub = Hub(
-            store.reads,
-            store.commits,
+            reads,
+            writes,
             asyncio.get_running_loop().call_soon,
-            marks=store.replicas.marks,
             options=HubOptions(
                 queue_bytes_max=config.subscriptions.queue_bytes_max,
                 subscriptions_max=config.subscriptions.subscriptions_max,
             ),
         )
         consumers = Consumers(
-            store.reads,
-            store.commits,
-            store.durables,
-            store.durable_commits,
+            reads,
+            writes,
             hub,
-            lambda text, part: TopicFilters(store.cuts, text, (), (), SCAN_RECORDS, lambda topic: part).view,
+            lambda text, part: TopicFilters(store.cuts, AskedView(text), SCAN_RECORDS, lambda topic: part).view,
             instance=config.server.instance,
             hold_micros=config.journal.hold_max_micros,
         )
-        marks = store.replicas.marks
         parts = cls(
             store,
-            clock,
             hub,
             consumers,
-            ReplicatedDurables(consumers, store.reads, store.commits, store.durables, marks),
-            Positions(store.commits, store.replicas.marks, store.instance),
-            Admission(
-                store.topics,
-                store.durables,
-                store.commits,
-                clock,
-                consumers.backlogs.held,
-                passed_over=consumers.backlogs.passed_over,
-            ),
-            IdleTopics(store.topics, store.durables, store.administration, clock),
-            Exports(store.topics, store.cuts, options=ExportOptions(config.limits.exports_max)),
+            ReplicatedDurables(consumers, reads, writes),
+            Positions(reads, writes),
+            Admission(reads, writes, consumers.backlogs.held, passed_over=consumers.backlogs.passed_over),
+            IdleTopics(reads, writes),
+            Exports(store.reads, options=ExportOptions(config.limits.exports_max)),
             SortMemory(config.limits.sort_bytes_max, config.limits.sorts_waiting_max),
         )
         metrics.watch_sorts(parts.sorts)
@@ -291,24 +275,22 @@ class _Parts:
 
 
 def _timers(parts: _Parts, readers: Executor, config: Config, go_on: Callable[[], bool]) -> Timers:
-    store = parts.store
-    return Timers(
-        store.topics,
-        store.commits,
-        store.upkeep,
-        clock=parts.clock,
-        readers=readers,
-        consumers=parts.consumers,
-        idle=parts.idle,
-        exports=parts.exports,
-        sorts=parts.sorts,
-        save_peers=store.replicas.peers.save,
-        forget_durables=store.durable_commits.forget_removed,
+    options = JobOptions(
         prune_interval_micros=config.journal.prune_interval_micros,
         mark_interval_micros=config.clock.mark_interval_micros,
         reclaim_interval_micros=config.storage.reclaim_interval_micros,
         reclaim_records=config.storage.reclaim_records,
         go_on=go_on,
+    )
+    return Timers(
+        parts.store.reads,
+        parts.store.writes,
+        options,
+        readers=readers,
+        consumers=parts.consumers,
+        idle=parts.idle,
+        exports=parts.exports,
+        sorts=parts.sorts,
     )
 
 
@@ -326,9 +308,7 @@ def _access(
     return access
 
 
-def _reader_processes(
-    store: Store, clock: GuardedClock, config: Config, metrics: Metrics, running: AsyncExitStack
-) -> ReaderProcesses:
+def _reader_processes(store: Store, config: Config, metrics: Metrics, running: AsyncExitStack) -> ReaderProcesses:
     wanted = config.server.reader_processes
     if wanted is None:
         wanted = min(READER_PROCESSES_MAX, len(os.sched_getaffinity(0)) - 1)
@@ -339,7 +319,7 @@ def _reader_processes(
         sort_bytes_max=config.limits.sort_bytes_max // max(1, wanted),
         sorts_waiting_max=config.limits.sorts_waiting_max,
     )
-    processes = ReaderProcesses(options, store.topics, store.commits, store.origins, store.beats, clock, store.unsound)
+    processes = ReaderProcesses(options, store.reads, store.writes, store.beats)
     metrics.watch_reader_processes(processes)
     running.push_async_callback(processes.stop)
     return processes
@@ -396,61 +376,41 @@ def _services(
     processes: ReaderProcesses,
     config: Config,
     access: AccessControl,
-    healthy: HealthService,
+    server: ThisServer,
     *,
     tracing: Tracing | None,
-    observed: Observed,
 ) -> tuple[tuple[ServiceDescriptor, object], ...]:
     """This project's own services, without those of the links."""
     store, hub, consumers = parts.store, parts.hub, parts.consumers
-    changes = Submissions(store.commits, store.topics, links, parts.admission)
+    changes = Submissions(store.reads, store.writes, links, parts.admission)
     reading = store.reads
-    owned = OwnedDurables(store.durables)
-    followers = Followers(parts.clock.now_micros)
+    followers = Followers(reading.clock.now_micros)
     sow = SowService(
         reading,
-        store.commits,
-        hub,
-        consumers,
+        store.writes,
+        Subscribing(hub, consumers, followers, deliveries=tracing),
         changes,
         readers,
         Queries(reading, readers, parts.sorts, processes),
         parts.positions,
-        durability=config.server.durability,
-        dynamic_topics=config.server.dynamic_topics,
-        owned=owned,
-        followers=followers,
-        deliveries=tracing,
+        PublishOptions(config.server.durability, dynamic_topics=config.server.dynamic_topics),
     )
     admin = AdminService(
         reading,
-        store.commits,
-        store.administration,
-        store.durables,
-        store.durable_commits,
-        store.upkeep,
-        clock=parts.clock,
+        store.writes,
         consumers=consumers,
-        changes=Submissions(store.commits, store.topics, links),
+        changes=Submissions(store.reads, store.writes, links),
         links=links,
         readers=readers,
-        row_limits=store.replicas.changes.limits,
-        owned=owned,
         followers=followers,
-        healthy=healthy,
-        instance=config.server.instance,
-        cluster=config.server.cluster,
-        version=__version__,
-        settings=described(config),
-        observed=observed,
+        server=server,
     )
     idle_max = config.limits.pin_idle_ttl_max_micros
     snapshot = SnapshotService(
-        reading, store.commits, parts.exports, hub, consumers, readers, owned, processes, pin_idle_max=idle_max
+        reading, store.writes, parts.exports, hub, consumers, readers, processes, pin_idle_max=idle_max
     )
     loads = LoadService(
-        store.loads,
-        store.commits,
+        store.writes,
         loading,
         readers,
         store.limits,
@@ -462,6 +422,18 @@ def _services(
         (admin_pb2.DESCRIPTOR.services_by_name["AdminService"], admin),
         (snapshot_pb2.DESCRIPTOR.services_by_name["SnapshotService"], snapshot),
         (access_pb2.DESCRIPTOR.services_by_name["AccessService"], AccessService(access)),
+    )
+
+
+def _this_server(config: Config, healthy: HealthService, tail: LogTail, metrics: Metrics) -> ThisServer:
+    return ThisServer(
+        config.server.instance,
+        __version__,
+        healthy,
+        cluster=config.server.cluster,
+        settings=described(config),
+        tail=tail,
+        latencies=metrics.latencies,
     )
 
 

@@ -123,9 +123,8 @@ def link(
             )
         return NoLinks(store.commits, store.replicas.sources, config.server.instance)
     peer_store = PeerStore(
-        store.replicas,
         store.reads,
-        store.commits,
+        store.writes,
         name=config.server.instance,
         cluster=config.server.cluster,
         durables=durables,

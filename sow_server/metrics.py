@@ -25,14 +25,8 @@ from sow_server import __version__
 from sow_server.access.audit import Outcome
 from sow_server.certificates import Expiry
 from sow_server.distributions import Distribution
-from sow_server.engine.catalog.topics import Topic, Topics
-from sow_server.engine.commit.commits import Commits
-from sow_server.engine.commit.soundness import SoundnessReports
-from sow_server.engine.durables import Durables
-from sow_server.engine.loads import Loads
-from sow_server.engine.reading import Cuts
-from sow_server.engine.upkeep import Upkeep
-from sow_server.engine.values.clock import GuardedClock
+from sow_server.engine.catalog.topics import Topic
+from sow_server.engine.doors import Reads, Writes
 from sow_server.engine.values.errors import Reason
 from sow_server.engine.values.model import MICROS
 from sow_server.query.sort_memory import SortMemory
@@ -95,16 +89,10 @@ class ExportCounts(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StoreFigures:
-    """The parts of the store that a scrape reads."""
+    """The doors of the store that a scrape reads."""
 
-    clock: GuardedClock
-    topics: Topics
-    commits: Commits
-    cuts: Cuts
-    durables: Durables
-    loads: Loads
-    unsound: SoundnessReports
-    upkeep: Upkeep
+    reads: Reads
+    writes: Writes
 
 
 class Metrics(Collector):
@@ -356,12 +344,14 @@ def _certificate_metric(expiries: Iterable[tuple[str, Expiry]]) -> Metric:
 
 
 def _store_metrics(store: StoreFigures) -> Iterator[Metric]:
-    clock, commits = store.clock, store.commits
+    clock, commits = store.reads.clock, store.writes.commits
     requests, size = commits.queue_depth
     yield GaugeMetricFamily("sow_write_queue_requests", "Requests in the writer's queue, or being committed.", requests)
     yield GaugeMetricFamily("sow_write_queue_bytes", "Payload bytes of these requests.", size)
     yield GaugeMetricFamily(
-        "sow_write_stalled", "1 while RocksDB slows writes down or stops them.", int(store.upkeep.write_stalled())
+        "sow_write_stalled",
+        "1 while RocksDB slows writes down or stops them.",
+        int(store.writes.upkeep.write_stalled()),
     )
     yield CounterMetricFamily("sow_records_expired", "Expired records that were removed.", commits.expired_total)
     letters = CounterMetricFamily("sow_dead_letters", "Dead letters of expired records.", labels=["fate"])
@@ -379,8 +369,8 @@ def _store_metrics(store: StoreFigures) -> Iterator[Metric]:
     for reason in reasons:
         failed.add_metric([reason.name], int(failure is not None and failure.reason is reason))
     yield failed
-    yield GaugeMetricFamily("sow_disk_bytes", "Size of the data directory on disk.", store.upkeep.disk_bytes())
-    yield GaugeMetricFamily("sow_topics", "Topics.", len(store.topics.by_name))
+    yield GaugeMetricFamily("sow_disk_bytes", "Size of the data directory on disk.", store.writes.upkeep.disk_bytes())
+    yield GaugeMetricFamily("sow_topics", "Topics.", len(store.reads.topics.by_name))
 
 
 def _idle_metrics(idle: IdleTopics) -> Iterator[Metric]:
@@ -413,7 +403,7 @@ def _job_metrics(jobs: Sequence[PeriodicJob]) -> Iterator[Metric]:
 
 
 def _load_metrics(store: StoreFigures) -> Iterator[Metric]:
-    loads = store.loads.registry.all()
+    loads = store.writes.loads.registry.all()
     yield GaugeMetricFamily("sow_loads", "Loads that have not ended.", sum(load.row.open for load in loads))
     yield GaugeMetricFamily(
         "sow_load_staged_rows", "Rows staged by loads that have not ended.", sum(load.staged_rows for load in loads)
@@ -421,7 +411,7 @@ def _load_metrics(store: StoreFigures) -> Iterator[Metric]:
     yield GaugeMetricFamily(
         "sow_load_staged_bytes", "Bytes of the staged rows, keys included.", sum(load.staged_bytes for load in loads)
     )
-    applying = store.loads.applying
+    applying = store.writes.loads.applying
     yield CounterMetricFamily("sow_load_applied", "Rows that loads have published.", applying.applied_total)
     yield CounterMetricFamily(
         "sow_load_deleted", "Records deleted because a load did not contain them.", applying.deleted_total
@@ -475,7 +465,7 @@ def _durable_metrics(store: StoreFigures) -> Iterator[Metric]:
         "sow_journal_discarded", "Changes discarded by the journal, or by a durable, by reason.", labels=["reason"]
     )
     for reason in DISCARDS:
-        discarded.add_metric([reason], store.durables.discarded.get(reason, 0))
+        discarded.add_metric([reason], store.reads.durables.discarded.get(reason, 0))
     yield discarded
     durables = GaugeMetricFamily("sow_durables", "Durable subscriptions.", labels=["topic"])
     entries = GaugeMetricFamily(
@@ -494,12 +484,12 @@ def _durable_metrics(store: StoreFigures) -> Iterator[Metric]:
         "Age of the oldest change in the backlog of the topic's slowest durable.",
         labels=["topic", "durable"],
     )
-    now = store.clock.now_micros()
-    topics = [topic for topic in store.topics.by_id.values() if _has_backlog(store, topic)]
+    now = store.reads.clock.now_micros()
+    topics = [topic for topic in store.reads.topics.by_id.values() if _has_backlog(store, topic)]
     for topic in sorted(topics, key=lambda topic: topic.name)[:TOPICS_MAX]:
         label, settings = [topic.name], topic.settings
-        backlog = store.durables.backlog(topic)
-        durables.add_metric(label, store.durables.count(topic))
+        backlog = store.reads.durables.backlog(topic)
+        durables.add_metric(label, store.reads.durables.count(topic))
         entries.add_metric(label, 0 if backlog is None else backlog.entries)
         size.add_metric(label, 0 if backlog is None else backlog.bytes)
         oldest = None if backlog is None else backlog.oldest_micros
@@ -526,11 +516,11 @@ def _pin_metrics(store: StoreFigures, topics: Iterable[Topic], now: int) -> Iter
     age = GaugeMetricFamily("sow_pin_behind_seconds", "Age of the oldest change after that pin.", labels=labels)
     idle = GaugeMetricFamily("sow_pin_idle_seconds", "Time since the most idle pin was renewed.", labels=labels)
     for topic in sorted(topics, key=lambda topic: topic.name)[:TOPICS_MAX]:
-        found = [durable for durable in store.durables.of(topic) if durable.pin]
+        found = [durable for durable in store.reads.durables.of(topic) if durable.pin]
         if not found:
             continue
         slowest, longest = found[0], min(found, key=lambda durable: durable.last_use_micros)
-        oldest = store.durables.oldest(topic, slowest.position)
+        oldest = store.reads.durables.oldest(topic, slowest.position)
         pins.add_metric([topic.name], len(found))
         entries.add_metric([topic.name, slowest.name], max(0, topic.statistics.appended_entries - slowest.entries))
         age.add_metric([topic.name, slowest.name], 0 if oldest is None else max(0, now - oldest) / MICROS)
@@ -539,7 +529,7 @@ def _pin_metrics(store: StoreFigures, topics: Iterable[Topic], now: int) -> Iter
 
 
 def _has_backlog(store: StoreFigures, topic: Topic) -> bool:
-    return store.durables.count(topic) > 0 or topic.settings.has_quota
+    return store.reads.durables.count(topic) > 0 or topic.settings.has_quota
 
 
 def _consumer_metrics(consumers: Consumers, admission: Admission) -> Iterator[Metric]:
@@ -620,14 +610,14 @@ def _unreadable_metrics(store: StoreFigures) -> Iterator[Metric]:
         "Stored rows that reads skipped because their key is empty or not UTF-8; counted by each read.",
         labels=["topic"],
     )
-    for topic, rows in store.unsound.skipped.copy().items():
+    for topic, rows in store.reads.unsound.skipped.copy().items():
         skipped.add_metric([topic], rows)
     yield skipped
 
 
 def _topic_metrics(store: StoreFigures) -> Iterator[Metric]:
-    topics = sorted(store.topics.by_name.values(), key=lambda topic: topic.name)
-    counts = store.cuts.counts(topics, at_most=OVERDUE_MAX)
+    topics = sorted(store.reads.topics.by_name.values(), key=lambda topic: topic.name)
+    counts = store.reads.cuts.counts(topics, at_most=OVERDUE_MAX)
     live = GaugeMetricFamily("sow_records_live", "Live records.", labels=["topic"])
     late = GaugeMetricFamily(
         "sow_records_overdue", f"Expired records not yet removed, counted up to {OVERDUE_MAX}.", labels=["topic"]

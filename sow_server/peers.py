@@ -29,10 +29,9 @@ from sow_peering import (
 from sow_peering.answers import Answer
 from sow_replication import ports
 from sow_server.engine.catalog.topics import Topic
-from sow_server.engine.commit.commits import Commits
-from sow_server.engine.doors import Reads
+from sow_server.engine.doors import Reads, Writes
 from sow_server.engine.pending import Pending, answered
-from sow_server.engine.replicas import Replicas, SelectRecords, comparing
+from sow_server.engine.replicas import SelectRecords, comparing
 from sow_server.engine.replicas.sharing import compiled, covering
 from sow_server.engine.values.database import RocksError
 from sow_server.engine.values.errors import StoreError
@@ -61,9 +60,8 @@ class PeerStore:
 
     def __init__(
         self,
-        replicas: Replicas,
         reads: Reads,
-        commits: Commits,
+        writes: Writes,
         *,
         name: str,
         cluster: str = "",
@@ -72,8 +70,8 @@ class PeerStore:
     ) -> None:
         """`name`, `cluster`: of this instance. `durables`: None where there are no consumers."""
         self._traces = traces
-        self._replicas = replicas
-        self._commits = commits
+        replicas = self._replicas = writes.replicas
+        self._commits = writes.commits
         self._topics = reads.topics
         self._cuts = reads.cuts
         self._origins = reads.origins

@@ -21,6 +21,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final, Protocol
 
@@ -29,10 +30,7 @@ from apscheduler.schedulers.asyncio import AsyncIOScheduler
 from apscheduler.triggers.base import BaseTrigger
 
 from sow_server import malloc
-from sow_server.engine.catalog.topics import Topics
-from sow_server.engine.commit.commits import Commits
-from sow_server.engine.upkeep import Upkeep
-from sow_server.engine.values.clock import GuardedClock
+from sow_server.engine.doors import Reads, Writes
 from sow_server.engine.values.database import RocksError
 from sow_server.engine.values.errors import StoreError
 from sow_server.engine.values.model import MICROS, NEVER
@@ -72,35 +70,39 @@ class Leases(Protocol):
         """Ends those whose time is over."""
 
 
+@dataclass(frozen=True, slots=True)
+class JobOptions:
+    """How often the jobs run, and for how long."""
+
+    prune_interval_micros: int
+    mark_interval_micros: int
+    reclaim_interval_micros: int
+    reclaim_records: int
+    """The number of removed records, or changes of the journal, from which on compaction is worth it."""
+    go_on: Callable[[], bool] = lambda: True
+    """False once the server stops, so that no compaction delays that; called from any thread."""
+
+
 class Timers:
     """Owns the scheduler, and the alarm for the next deadline of topics and durables. Start and stop it on the event
     loop."""
 
     def __init__(
         self,
-        topics: Topics,
-        commits: Commits,
-        upkeep: Upkeep,
+        reads: Reads,
+        writes: Writes,
+        options: JobOptions,
         *,
-        clock: GuardedClock,
         readers: Executor,
         consumers: Consumers,
         idle: IdleTopics,
         exports: Leases,
         sorts: SortMemory,
-        save_peers: Callable[[], None],
-        forget_durables: Callable[[], None],
-        prune_interval_micros: int,
-        mark_interval_micros: int,
-        reclaim_interval_micros: int,
-        reclaim_records: int,
-        go_on: Callable[[], bool],
     ) -> None:
-        """`reclaim_records`: the number of removed records, or changes of the journal, from which on compaction is
-        worth it. `go_on`: False once the server stops, so that no compaction delays that; called from any thread."""
-        self._commits = commits
+        upkeep = writes.upkeep
+        self._commits = writes.commits
         self._upkeep = upkeep
-        self._clock = clock
+        self._clock = reads.clock
         self._readers = readers
         self._consumers = consumers
         self._idle = idle
@@ -109,8 +111,7 @@ class Timers:
         """Memory that sorts had released at the last trim."""
         self._next_trim = 0.0
         self._was_paused = False
-        self._go_on = go_on
-        self._reclaim_records = reclaim_records
+        self._options = options
         self._loop: asyncio.AbstractEventLoop | None = None
         self._alarm: asyncio.TimerHandle | None = None
         self._woken = False
@@ -121,15 +122,15 @@ class Timers:
         )
         logging.getLogger("apscheduler.executors.default").addFilter(_is_fault)
         self.jobs: Final[tuple[PeriodicJob, ...]] = (
-            PeriodicJob("prune", self._prune, prune_interval_micros / MICROS),
+            PeriodicJob("prune", self._prune, options.prune_interval_micros / MICROS),
             PeriodicJob("clock_watch", _threaded(self._watch_clock), CLOCK_WATCH_SECONDS),
-            PeriodicJob("clock_mark", _threaded(upkeep.mark_clock), mark_interval_micros / MICROS),
+            PeriodicJob("clock_mark", _threaded(upkeep.mark_clock), options.mark_interval_micros / MICROS),
             PeriodicJob("mark", _threaded(upkeep.keep_mark), KEEP_MARK_SECONDS),
-            PeriodicJob("save_peers", _threaded(save_peers), SAVE_PEERS_SECONDS),
+            PeriodicJob("save_peers", _threaded(writes.replicas.peers.save), SAVE_PEERS_SECONDS),
             PeriodicJob("forget_publishers", _threaded(upkeep.forget_publishers), FORGET_SECONDS),
-            PeriodicJob("forget_durables", _threaded(forget_durables), FORGET_SECONDS),
+            PeriodicJob("forget_durables", _threaded(writes.durables.forget_removed), FORGET_SECONDS),
             PeriodicJob("exports", _threaded(exports.tick), EXPORTS_SECONDS),
-            PeriodicJob("reclaim", self._reclaim, reclaim_interval_micros / MICROS),
+            PeriodicJob("reclaim", self._reclaim, options.reclaim_interval_micros / MICROS),
             PeriodicJob("trim", _threaded(self._trim), TRIM_SECONDS),
         )
         self._planned = [
@@ -137,7 +138,7 @@ class Timers:
             for job in self.jobs
             for interval in [timedelta(seconds=job.seconds)]
         ]
-        topics.watch(lambda topic, settings: self.wake())
+        reads.topics.watch(lambda topic, settings: self.wake())
         consumers.wake = idle.wake = self.wake
 
     def start(self) -> None:
@@ -245,9 +246,9 @@ class Timers:
         requests, _ = self._commits.queue_depth
         if requests:
             return
-        run = asyncio.get_running_loop().run_in_executor
+        run, options = asyncio.get_running_loop().run_in_executor, self._options
         try:
-            parts = await run(self._readers, self._upkeep.reclaim, self._reclaim_records, self._go_on)
+            parts = await run(self._readers, self._upkeep.reclaim, options.reclaim_records, options.go_on)
         except RocksError as error:
             log.error("reclaim_failed", cause=str(error))
         else:

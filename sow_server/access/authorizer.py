@@ -10,10 +10,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple, Protocol
+from typing import Final, Protocol
 
 from sow_server.access.audit import Audit, Part, Value
-from sow_server.access.caller import Call
+from sow_server.access.caller import ANYBODY, Call, Caller
 from sow_server.access.credentials import (
     REMEMBERED,
     Claim,
@@ -79,7 +79,7 @@ class Authorizer:
         audit_reads: bool = False,
     ) -> None:
         """`file` None: every caller may do everything. `now_micros`: wall time, by which credentials expire."""
-        self._topics = topics
+        self.topics: Final = topics
         self._audit = audit
         self._audit_reads = audit_reads
         self._observer = observer
@@ -93,7 +93,7 @@ class Authorizer:
         self._denials: Final = Tally(elapsed, DENIALS_TOLD_MAX)
         self._usage: dict[str, Usage] = {}
         self._permissions: dict[str, Permissions] = {}
-        self._callers: dict[Claim, _Caller] = {}
+        self._callers: dict[Claim, Caller] = {}
         """Identities by their claims, as long as the access file is the same. A call looks up this alone."""
         self.enforces: Final = file is not None
         self._file = file or AccessFile()
@@ -112,7 +112,7 @@ class Authorizer:
     ) -> tuple[Call, Session | None]:
         """Admits a call. Raises StoreError."""
         if need.scope is Scope.OPEN:
-            return Call(method, need, self._topics, None, self, address=address, seconds_left=seconds_left), None
+            return Call(method, need, self, address=address, seconds_left=seconds_left), None
         try:
             claim = prover.prove(shown)
             if not self.enforces:
@@ -127,17 +127,12 @@ class Authorizer:
         call = Call(
             method,
             need,
-            self._topics,
-            caller.permissions,
             self,
-            usage=usage,
-            expire_micros=expire_micros,
-            peer=holder if isinstance(holder, Peer) else None,
-            owner=holder.name,
-            credential=claim.kind,
-            fingerprint=claim.fingerprint,
+            caller,
+            claim,
             address=address,
             seconds_left=seconds_left,
+            expire_micros=expire_micros,
         )
         if usage is not None:
             usage.request()
@@ -161,24 +156,22 @@ class Authorizer:
         call = Call(
             method,
             need,
-            self._topics,
-            None,
             self,
-            credential=claim.kind,
-            fingerprint=claim.fingerprint,
+            ANYBODY,
+            claim,
             address=address,
             seconds_left=seconds_left,
             expire_micros=expire_micros,
         )
         return call, self._enter(call, claim, expire_micros)
 
-    def _peer_of(self, claim: Claim, need: Need) -> _Caller | None:
+    def _peer_of(self, claim: Claim, need: Need) -> Caller | None:
         if need.action is not Action.REPLICATE:
             return None
         peer = self._directory.peer(claim)
-        return None if peer is None else _Caller(peer, Permissions(Identity(peer.name, peer.credential, ())), None)
+        return None if peer is None else Caller(peer, Permissions(Identity(peer.name, peer.credential, ())), None)
 
-    def _caller_of(self, claim: Claim) -> _Caller:
+    def _caller_of(self, claim: Claim) -> Caller:
         """Raises StoreError UNAUTHENTICATED."""
         found = self._callers.get(claim)
         if found is None:
@@ -187,7 +180,7 @@ class Authorizer:
                 raise unknown(claim)
             if len(self._callers) >= REMEMBERED:
                 self._callers.clear()
-            found = _Caller(identity, self._permissions_of(identity), self.usage_of(identity))
+            found = Caller(identity, self._permissions_of(identity), self.usage_of(identity))
             self._callers[claim] = found
         return found
 
@@ -268,7 +261,7 @@ class Authorizer:
             )
 
     def denied(self, call: Call, action: Action, topic: str, decision: Decision) -> None:
-        """An action was refused (`caller.Reports`)."""
+        """An action was refused (`caller.Authority`)."""
         self._observer.access_denied(call.method.rpartition("/")[2], action.value)
         if not self._denials.told(call.owner):
             return
@@ -387,15 +380,6 @@ def _may(file: AccessFile, name: str) -> tuple[object, ...]:
     identity = file.identities.get(name)
     grants = None if identity is None else [grant for role in identity.roles for grant in role.grants]
     return None if identity is None else identity.credential, grants, file.peers.get(name)
-
-
-class _Caller(NamedTuple):
-    """An identity or a peer, and what its calls share."""
-
-    holder: Identity | Peer
-    permissions: Permissions
-    usage: Usage | None
-    """None: a peer has no limits."""
 
 
 def end_calls(session: Session, error: StoreError) -> int:

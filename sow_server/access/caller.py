@@ -9,8 +9,9 @@ from itertools import islice
 from typing import Final, NamedTuple, Protocol
 
 from sow_server.access.audit import Value
+from sow_server.access.credentials import NO_CLAIM, Claim
 from sow_server.access.limits import Usage
-from sow_server.access.model import Peer
+from sow_server.access.model import Credential, Identity, Peer
 from sow_server.access.needs import Action, Need
 from sow_server.access.permissions import ALLOWED, Decision, Permissions
 from sow_server.engine.catalog.topics import Topic, Topics, check_name
@@ -32,8 +33,26 @@ class Granted(NamedTuple):
     restriction: Restriction
 
 
-class Reports(Protocol):
-    """Hears of the decisions of a call."""
+class Caller(NamedTuple):
+    """An identity or a peer, and what its calls share."""
+
+    holder: Identity | Peer = Identity("", Credential(), ())
+    """The one without a name is anybody."""
+    permissions: Permissions | None = None
+    """None: there is no access file, and everything is allowed."""
+    usage: Usage | None = None
+    """None: it has no limits, as a peer."""
+
+
+ANYBODY: Final = Caller()
+
+
+class Authority(Protocol):
+    """Knows the topics, and hears of the decisions of a call."""
+
+    @property
+    def topics(self) -> Topics:
+        """All that there are."""
 
     def denied(self, call: Call, action: Action, topic: str, decision: Decision) -> None:
         """Something was refused. `topic` is "" for an action on the server."""
@@ -60,8 +79,8 @@ class Call:
     """One call of an RPC: its caller, and what that caller may do."""
 
     __slots__ = (
+        "_authority",
         "_permissions",
-        "_reports",
         "_task",
         "_topics",
         "_usage",
@@ -85,25 +104,21 @@ class Call:
         self,
         method: str,
         need: Need,
-        topics: Topics,
-        permissions: Permissions | None,
-        reports: Reports,
+        authority: Authority,
+        caller: Caller = ANYBODY,
+        claim: Claim = NO_CLAIM,
         *,
-        owner: str = "",
-        credential: str = "none",
-        fingerprint: str = "",
         address: str = "",
         seconds_left: Callable[[], float | None] = lambda: None,
-        usage: Usage | None = None,
-        peer: Peer | None = None,
         expire_micros: int | None = None,
     ) -> None:
-        """`permissions` None: there is no access file, and everything is allowed. `owner`: the identity's name."""
+        holder = caller.holder
         self.method: Final = method
         self.need: Final = need
-        self.owner: Final = owner
-        self.credential: Final = credential
-        self.fingerprint: Final = fingerprint
+        self.owner: Final = holder.name
+        """The name of the identity or the peer."""
+        self.credential: Final = claim.kind
+        self.fingerprint: Final = claim.fingerprint
         self.address: Final = address
         self.expire_micros: Final = expire_micros
         """When its credential expires; None: never."""
@@ -119,11 +134,11 @@ class Call:
         """None: it has none yet."""
         self.trace: CallTrace | None = None
         """None: the call is not traced."""
-        self._topics = topics
-        self._permissions = permissions
-        self._reports = reports
-        self._usage = usage
-        self.peer: Final = peer
+        self._authority = authority
+        self._topics = authority.topics
+        self._permissions = caller.permissions
+        self._usage = caller.usage
+        self.peer: Final = holder if isinstance(holder, Peer) else None
         """The peer that calls, if it is one."""
         self._task: asyncio.Task[object] | None = None
 
@@ -182,7 +197,7 @@ class Call:
             return
         decision = self._permissions.decide(action)
         if not decision.allowed:
-            self._reports.denied(self, action, "", decision)
+            self._authority.denied(self, action, "", decision)
             raise StoreError(Reason.PERMISSION_DENIED, f"{self.owner} lacks the permission {action.value}")
 
     @property
@@ -310,7 +325,7 @@ class Call:
         return self.need.action
 
     def _denied(self, action: Action, name: str, decision: Decision) -> StoreError:
-        self._reports.denied(self, action, name, decision)
+        self._authority.denied(self, action, name, decision)
         # Who may not create a topic learns nothing from a denial: it is the same whether the topic exists or not.
         if action is Action.CREATE or self._sees(name):
             return StoreError(

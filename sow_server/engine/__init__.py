@@ -1,8 +1,8 @@
 """The store. Knows neither gRPC nor protobuf.
 
-`Store.open` opens a data directory and builds the parts of the store: attributes of a `Store` such as `commits`, `cuts`
-or `administration`. The rest of the server is handed the part that it needs. It imports these rooms, and a few names of
-others (tests/unit/project/test_engine_door.py has them):
+`Store.open` opens a data directory and builds the parts of the store. The rest of the server is handed the two doors,
+`Store.reads` and `Store.writes`, or one part of them. It imports these rooms, and a few names of others
+(tests/unit/project/test_engine_door.py has them):
 
     values, stored, formats, catalog/indexes, commit/soundness
                     the vocabulary of the engine: pure, without state

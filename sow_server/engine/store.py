@@ -35,7 +35,7 @@ from sow_server.engine.core import Core
 from sow_server.engine.disk.heads import HeadCache
 from sow_server.engine.disk.layout import BOUNDS_KEY, decode_bounds
 from sow_server.engine.disk.rocks import META, Rocks
-from sow_server.engine.doors import Reads
+from sow_server.engine.doors import Reads, Writes
 from sow_server.engine.durables import Durables
 from sow_server.engine.durables.commits import DurableCommits
 from sow_server.engine.following import Beats
@@ -95,17 +95,8 @@ class Store:
         self.commits: Final = Commits(self.writer, self.topics)
         self.cuts: Final = Cuts(rocks, clock, self.topics, self.writer, self.unsound)
         core = Core(
-            rocks,
-            self.topics,
-            clock,
-            self.commits,
-            self.cuts,
-            self.origins,
-            self.instance,
-            self.limits,
-            self.unsound,
+            rocks, self.topics, clock, self.commits, self.cuts, self.origins, self.instance, self.limits, self.unsound
         )
-        self.reads: Final = Reads(self.cuts, self.origins, self.instance, self.topics, clock)
         self.beats: Final = Beats(core)
         self.background: Final = Background(core)
 
@@ -143,6 +134,14 @@ class Store:
             publisher_ttl_micros=options.publisher_ttl_micros,
             verify_at_start_bytes=options.verify_at_start_bytes,
             backup_root=options.backup_root,
+        )
+
+        # What the rest of the server holds.
+        self.reads: Final = Reads(
+            self.cuts, self.origins, self.instance, self.topics, clock, self.durables, self.unsound
+        )
+        self.writes: Final = Writes(
+            self.commits, self.administration, self.durable_commits, self.loads, self.replicas, self.upkeep
         )
 
     @classmethod

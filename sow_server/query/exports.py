@@ -16,8 +16,8 @@ from typing import Final, Generic, Protocol, TypeVar
 import structlog
 
 from sow.durations import format_micros
-from sow_server.engine.catalog.topics import Topic, Topics, topic_deleted
-from sow_server.engine.reading import Cuts
+from sow_server.engine.catalog.topics import Topic, topic_deleted
+from sow_server.engine.doors import Reads
 from sow_server.engine.values.clock import boot_micros
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import MICROS
@@ -104,15 +104,14 @@ class Exports(Generic[E]):
 
     def __init__(
         self,
-        topics: Topics,
-        cuts: Cuts,
+        reads: Reads,
         *,
         options: ExportOptions | None = None,
         elapsed: Callable[[], int] = boot_micros,
     ) -> None:
         """`elapsed`: a clock in microseconds for leases."""
-        self._topics = topics
-        self._cuts = cuts
+        self._topics = reads.topics
+        self._cuts = reads.cuts
         self._options = options or ExportOptions()
         self._elapsed = elapsed
         self._held: dict[str, _OpenExport[E]] = {}

@@ -24,12 +24,9 @@ import structlog
 
 from sow.v1 import sow_pb2
 from sow_server.access.caller import Granted
-from sow_server.engine.catalog.topics import Topic, Topics
-from sow_server.engine.commit.commits import Commits
-from sow_server.engine.commit.origins import Origins
-from sow_server.engine.commit.soundness import SoundnessReports
+from sow_server.engine.catalog.topics import Topic
+from sow_server.engine.doors import Reads, Writes
 from sow_server.engine.following import Beats, Moment, TopicImage
-from sow_server.engine.values.clock import GuardedClock
 from sow_server.engine.values.database import RocksError
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import MICROS
@@ -338,20 +335,17 @@ class ReaderProcesses:
     def __init__(
         self,
         options: ReaderOptions,
-        topics: Topics,
-        commits: Commits,
-        origins: Origins,
+        reads: Reads,
+        writes: Writes,
         beats: Beats,
-        clock: GuardedClock,
-        unsound: SoundnessReports,
     ) -> None:
         self._options = options
-        self._topics = topics
-        self._commits = commits
-        self._origins = origins
+        self._topics = reads.topics
+        self._commits = writes.commits
+        self._origins = reads.origins
         self._beats = beats
-        self._clock = clock
-        self._unsound = unsound
+        self._clock = reads.clock
+        self._unsound = reads.unsound
         shutil.rmtree(options.data_dir / FOLDER, ignore_errors=True)  # a killed server has left it
         self._processes: list[_Process | None] = [None] * options.processes
         self._keeping: list[asyncio.Task[None]] = []

@@ -21,10 +21,8 @@ from typing import Final
 
 import structlog
 
-from sow_server.engine.administration.administration import Administration
-from sow_server.engine.catalog.topics import Topic, Topics
-from sow_server.engine.durables.registry import Durables
-from sow_server.engine.values.clock import GuardedClock
+from sow_server.engine.catalog.topics import Topic
+from sow_server.engine.doors import Reads, Writes
 from sow_server.engine.values.errors import StoreError
 from sow_server.engine.values.model import MICROS, NEVER
 
@@ -47,11 +45,11 @@ class Cause(enum.StrEnum):
 class IdleTopics:
     """Knows when the next topic may be due. On one thread, the event loop's, except for its watcher of topics."""
 
-    def __init__(self, topics: Topics, durables: Durables, administration: Administration, clock: GuardedClock) -> None:
-        self._topics = topics
-        self._durables = durables
-        self._administration = administration
-        self._clock = clock
+    def __init__(self, reads: Reads, writes: Writes) -> None:
+        topics = self._topics = reads.topics
+        self._durables = reads.durables
+        self._administration = writes.administration
+        self._clock = reads.clock
         self._stopped = False
         self._heard: deque[Topic] = deque()
         """Topics whose settings may have changed, or whose last subscriber may have left. Any thread may append."""

@@ -14,24 +14,17 @@ from sow.contract import CONTRACT
 from sow.v1 import admin_pb2, types_pb2
 from sow_server.access.caller import Call
 from sow_server.access.needs import Action
-from sow_server.config import Setting
-from sow_server.engine.administration.administration import Administration
 from sow_server.engine.catalog.topics import Topic, check_name
-from sow_server.engine.commit.commits import Commits
-from sow_server.engine.commit.soundness import Fault, RowLimits, row_fault
-from sow_server.engine.doors import Reads
-from sow_server.engine.durables import Durable, DurableFigures, Durables
-from sow_server.engine.durables.commits import DurableCommits
+from sow_server.engine.commit.soundness import Fault, row_fault
+from sow_server.engine.doors import Reads, Writes
+from sow_server.engine.durables import Durable, DurableFigures
 from sow_server.engine.stored import read_header
-from sow_server.engine.upkeep import Upkeep
 from sow_server.engine.values import lifetimes, model
-from sow_server.engine.values.clock import GuardedClock
 from sow_server.engine.values.errors import StoreError, no_topic
 from sow_server.engine.values.policies import Declared, Policy, declared_warnings, planned_journal_bytes, warnings
 from sow_server.filters.restriction import UNRESTRICTED
 from sow_server.services.followers import Followers
-from sow_server.services.health_service import HealthService
-from sow_server.services.inspection_service import InspectionService, Observed
+from sow_server.services.inspection_service import InspectionService, ThisServer
 from sow_server.services.ownership import OwnedDurables
 from sow_server.services.records.selection import checked, count_selected, selected
 from sow_server.services.records.submissions import Submissions
@@ -55,43 +48,26 @@ class AdminService(InspectionService):
     def __init__(
         self,
         reading: Reads,
-        commits: Commits,
-        administration: Administration,
-        durables: Durables,
-        durable_commits: DurableCommits,
-        upkeep: Upkeep,
+        writes: Writes,
         *,
-        clock: GuardedClock,
         consumers: Consumers,
         changes: Submissions,
         links: Links,
         readers: Executor,
-        row_limits: RowLimits,
-        owned: OwnedDurables,
         followers: Followers,
-        healthy: HealthService,
-        instance: str,
-        cluster: str,
-        version: str,
-        settings: Sequence[Setting] = (),
-        observed: Observed | None = None,
+        server: ThisServer,
     ) -> None:
-        """`row_limits`: the limits that `CheckTopic` checks rows against."""
-        super().__init__(
-            reading, commits, followers, readers, links, healthy, clock, settings, observed=observed or Observed()
-        )
-        self._administration = administration
-        self._durables = durables
-        self._durable_commits = durable_commits
-        self._upkeep = upkeep
-        self._row_limits = row_limits
+        super().__init__(reading, writes, followers, readers, links, server)
+        self._administration = writes.administration
+        self._durables = reading.durables
+        self._durable_commits = writes.durables
+        self._upkeep = writes.upkeep
+        self._row_limits = writes.replicas.changes.limits
+        """The limits that `CheckTopic` checks rows against."""
         self._consumers = consumers
         self._changes = changes
-        self._owned = owned
-        self._instance = instance
-        self._cluster = cluster
-        self._version = version
-        self._ready_micros = clock.now_micros()
+        self._owned = OwnedDurables(reading.durables)
+        self._ready_micros = reading.clock.now_micros()
 
     async def _read(self, read: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._readers, read)
@@ -406,10 +382,10 @@ class AdminService(InspectionService):
         counts = reading.cuts.counts()
         disk = self._upkeep.disk()
         return admin_pb2.GetStatusResponse(
-            instance=self._instance,
+            instance=self._server.instance,
             instance_id=reading.instance.id,
             journal_epoch=reading.instance.epoch,
-            server_version=self._version,
+            server_version=self._server.version,
             state="serving" if failure is None else "failed",
             failure="" if failure is None else f"{failure.reason.name}: {failure.message}",
             ready_time=convert.timestamp(self._ready_micros),
@@ -434,12 +410,12 @@ class AdminService(InspectionService):
             if serving != told:
                 told = serving
                 yield admin_pb2.DescribeInstanceResponse(
-                    name=self._instance,
+                    name=self._server.instance,
                     id=self._reading.instance.id,
                     journal_epoch=self._reading.instance.epoch,
-                    cluster=self._cluster,
+                    cluster=self._server.cluster,
                     serving=serving,
-                    server_version=self._version,
+                    server_version=self._server.version,
                     contract=CONTRACT,
                 )
                 if not request.watch:

@@ -12,8 +12,7 @@ import structlog
 from sow.durations import format_micros
 from sow.v1 import snapshot_pb2
 from sow_server.access.caller import Call, Granted
-from sow_server.engine.commit.commits import Commits
-from sow_server.engine.doors import Reads
+from sow_server.engine.doors import Reads, Writes
 from sow_server.engine.formats.payloads import Projection
 from sow_server.engine.values.bookmarks import parse
 from sow_server.engine.values.keys import TOPIC_NAME, check_parts
@@ -29,6 +28,7 @@ from sow_server.subscriptions.journal.ranges import (
     ChangeColumns,
     KeySet,
     KeyShare,
+    RangeBounds,
     RangeLimits,
     RangeReader,
     plan_range,
@@ -60,17 +60,16 @@ class ChangesService:
     def __init__(
         self,
         reading: Reads,
-        commits: Commits,
+        writes: Writes,
         hub: Hub,
         consumers: Consumers,
         readers: Executor,
-        owned: OwnedDurables,
         pin_idle_max: int = PIN_IDLE_TTL_MAX_MICROS,
     ) -> None:
         self._pin_idle_max = pin_idle_max
-        self._owned = owned
+        self._owned = OwnedDurables(reading.durables)
         self._reading = reading
-        self._commits = commits
+        self._commits = writes.commits
         self._hub = hub
         self._consumers = consumers
         self._readers = readers
@@ -184,15 +183,12 @@ class ChangesService:
         chosen = _keys(request) or _share(request.share, request.shares)
         text = request.filter
         reader = RangeReader(
-            reading.cuts,
-            reading.instance,
+            reading,
             topic,
             await asyncio.shield(self._work(lambda: _filter(granted, text, filter_values(request.parameters))))
             if text or request.parameters or restriction.rows is not None
             else None,
-            start=start,
-            end=end,
-            history=history,
+            RangeBounds(start, end, history),
             batch_size=batch_size,
             share=chosen,
             projection=Projection(hidden=restriction.hidden) if restriction.hidden else None,

@@ -13,9 +13,7 @@ from typing import Final
 from sow.v1 import admin_pb2
 from sow_server.access.caller import Call
 from sow_server.config import Setting
-from sow_server.engine.commit.commits import Commits
-from sow_server.engine.doors import Reads
-from sow_server.engine.values.clock import GuardedClock
+from sow_server.engine.doors import Reads, Writes
 from sow_server.engine.values.model import MICROS
 from sow_server.services import horizons
 from sow_server.services.figures import Counts, Figures, FigureSource, OverdueCount
@@ -36,9 +34,15 @@ LOG_SECONDS: Final = 0.25
 
 
 @dataclass(frozen=True, slots=True)
-class Observed:
-    """Sources of what is told about the process itself."""
+class ThisServer:
+    """Sources of what a server tells about itself, beside its store."""
 
+    instance: str
+    version: str
+    healthy: HealthService
+    cluster: str = ""
+    settings: Sequence[Setting] = ()
+    """Those that the server runs with."""
     tail: LogTail = field(default_factory=LogTail)
     latencies: Callable[[], Sequence[Counts]] = tuple
 
@@ -49,27 +53,21 @@ class InspectionService:
     def __init__(
         self,
         reading: Reads,
-        commits: Commits,
+        writes: Writes,
         followers: Followers,
         readers: Executor,
         links: Links,
-        healthy: HealthService,
-        clock: GuardedClock,
-        settings: Sequence[Setting],
-        *,
-        observed: Observed,
+        server: ThisServer,
     ) -> None:
-        """`settings`: those that the server runs with."""
         self._reading = reading
-        self._commits = commits
+        self._commits = writes.commits
         self._followers = followers
         self._readers = readers
         self._links = links
-        self._healthy = healthy
-        self._clock = clock
-        self._settings = settings
+        self._server = server
+        self._healthy = server.healthy
+        self._clock = reading.clock
         self._overdue = OverdueCount(reading.cuts, readers)
-        self._observed = observed
 
     async def GetExpiryHorizon(
         self, request: admin_pb2.GetExpiryHorizonRequest, call: Call
@@ -85,7 +83,7 @@ class InspectionService:
 
     async def GetConfig(self, request: admin_pb2.GetConfigRequest, call: Call) -> admin_pb2.GetConfigResponse:
         return admin_pb2.GetConfigResponse(
-            settings=[admin_pb2.ConfigSetting(**setting._asdict()) for setting in self._settings]
+            settings=[admin_pb2.ConfigSetting(**setting._asdict()) for setting in self._server.settings]
         )
 
     async def ListSubscriptions(
@@ -120,7 +118,7 @@ class InspectionService:
                 call.topics(),
                 self._followers.of(""),
                 self._links.status().outgoing,
-                self._observed.latencies(),
+                self._server.latencies(),
             )
             yield figures.taken(source, overdue, self._clock.now_micros())
             await self._pause(interval / MICROS)
@@ -132,7 +130,7 @@ class InspectionService:
             raise invalid("level", f"must be one of {', '.join(LEVELS)}, or empty for all")
         if request.lines_max > LINES_MAX:
             raise invalid("lines_max", f"must be at most {LINES_MAX}, or 0 for {LINES}")
-        tail = self._observed.tail
+        tail = self._server.tail
         lines, number = tail.last(request.lines_max or LINES, request.level)
         yield admin_pb2.WatchLogResponse(lines=map(_log_line, lines))
         while request.follow and not self._healthy.is_stopping:

@@ -14,9 +14,8 @@ from typing import Final
 
 import structlog
 
-from sow_server.engine.commit.commits import Commits
-from sow_server.engine.loads import Load, LoadPhase, Loads
-from sow_server.engine.values.clock import GuardedClock
+from sow_server.engine.doors import Reads, Writes
+from sow_server.engine.loads import Load, LoadPhase
 from sow_server.engine.values.database import RocksError
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import Publish
@@ -34,12 +33,10 @@ PASSING: Final = frozenset({Reason.OVERLOADED, Reason.WRITE_STALLED, Reason.BACK
 class Loading:
     """Owns the tasks. On the event loop."""
 
-    def __init__(
-        self, loads: Loads, commits: Commits, clock: GuardedClock, admission: Admission, readers: Executor
-    ) -> None:
-        self._loads = loads
-        self._commits = commits
-        self._clock = clock
+    def __init__(self, reads: Reads, writes: Writes, admission: Admission, readers: Executor) -> None:
+        self._loads = writes.loads
+        self._commits = writes.commits
+        self._clock = reads.clock
         self._admission = admission
         self._readers = readers
         self._tasks: dict[int, asyncio.Task[None]] = {}

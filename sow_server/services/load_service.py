@@ -11,8 +11,8 @@ from typing import Final
 from sow.v1 import load_pb2
 from sow_server.access.caller import Call
 from sow_server.access.needs import Action
-from sow_server.engine.commit.commits import Commits
 from sow_server.engine.commit.requests import RequestLimits
+from sow_server.engine.doors import Writes
 from sow_server.engine.loads import (
     LEASE_MICROS,
     LEASE_MICROS_MAX,
@@ -20,7 +20,6 @@ from sow_server.engine.loads import (
     Load,
     LoadPart,
     LoadPhase,
-    Loads,
     RowsToStage,
     load_not_found,
 )
@@ -78,8 +77,7 @@ class LoadService:
 
     def __init__(
         self,
-        loads: Loads,
-        commits: Commits,
+        writes: Writes,
         loading: Loading,
         readers: Executor,
         limits: RequestLimits,
@@ -87,8 +85,8 @@ class LoadService:
         dynamic_topics: bool,
     ) -> None:
         self._dynamic_topics = dynamic_topics
-        self._loads = loads
-        self._commits = commits
+        self._loads = writes.loads
+        self._commits = writes.commits
         self._loading = loading
         self._readers = readers
         self._limits = limits

@@ -12,8 +12,7 @@ import structlog
 from sow.v1 import snapshot_pb2
 from sow_server.access.caller import Call
 from sow_server.engine.catalog.topics import Topic
-from sow_server.engine.commit.commits import Commits
-from sow_server.engine.doors import Reads
+from sow_server.engine.doors import Reads, Writes
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.filters.restriction import UNRESTRICTED, Restriction
 from sow_server.query.export_parts import PARTS_MAX, Export, not_found
@@ -28,7 +27,6 @@ from sow_server.query.exports import (
 )
 from sow_server.services.changes_service import PIN_IDLE_TTL_MAX_MICROS, ChangesService
 from sow_server.services.exporting import LongExports, OwnExport, PartReading, ReadPart, ServedExport, export_of
-from sow_server.services.ownership import OwnedDurables
 from sow_server.services.records.answering import opened
 from sow_server.services.wire import narrowing, packing
 from sow_server.services.wire.convert import invalid
@@ -52,17 +50,16 @@ class SnapshotService(ChangesService):
     def __init__(
         self,
         reading: Reads,
-        commits: Commits,
+        writes: Writes,
         exports: Exports[ServedExport],
         hub: Hub,
         consumers: Consumers,
         readers: Executor,
-        owned: OwnedDurables,
         long: LongExports,
         *,
         pin_idle_max: int = PIN_IDLE_TTL_MAX_MICROS,
     ) -> None:
-        super().__init__(reading, commits, hub, consumers, readers, owned, pin_idle_max)
+        super().__init__(reading, writes, hub, consumers, readers, pin_idle_max)
         self._exports = exports
         self._long = long
 

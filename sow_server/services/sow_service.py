@@ -7,7 +7,7 @@ import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from concurrent.futures import Executor
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, Protocol, TypeVar
 
@@ -17,9 +17,8 @@ from sow.v1 import sow_pb2, types_pb2
 from sow_server.access.caller import Call, CallTrace, Granted
 from sow_server.access.needs import Action
 from sow_server.engine.catalog.topics import Topic
-from sow_server.engine.commit.commits import Commits
 from sow_server.engine.commit.requests import payload_key
-from sow_server.engine.doors import Reads
+from sow_server.engine.doors import Reads, Writes
 from sow_server.engine.durables import RewindTo
 from sow_server.engine.formats.payloads import Projection
 from sow_server.engine.values import lifetimes
@@ -89,41 +88,54 @@ class Deliveries(Protocol):
         """A message with changes of this range is being sent; the result hears its end. None: it is not traced."""
 
 
+@dataclass(frozen=True, slots=True)
+class Subscribing:
+    """Those who take part in a subscription: it begins at the hub or as a consumer, is listed, and is traced."""
+
+    hub: Hub
+    consumers: Consumers
+    followers: Followers
+    deliveries: Deliveries | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PublishOptions:
+    """How publishes are treated."""
+
+    durability: Durability
+    """The durability of a publish that asks for none."""
+    dynamic_topics: bool = False
+    """A publish creates a topic that does not exist."""
+
+
 class SowService:
     """Validates, calls the store, translates; owns nothing."""
 
     def __init__(
         self,
         reading: Reads,
-        commits: Commits,
-        hub: Hub,
-        consumers: Consumers,
+        writes: Writes,
+        subscribing: Subscribing,
         changes: Submissions,
         readers: Executor,
         queries: Queries,
         positions: Positions,
-        *,
-        durability: Durability,
-        dynamic_topics: bool,
-        owned: OwnedDurables,
-        followers: Followers,
-        deliveries: Deliveries | None = None,
+        options: PublishOptions,
     ) -> None:
-        """`dynamic_topics`: a publish creates a topic that does not exist."""
         self._reading = reading
-        self._commits = commits
-        self._hub = hub
-        self._consumers = consumers
+        self._commits = writes.commits
+        self._hub = subscribing.hub
+        self._consumers = subscribing.consumers
         self._changes = changes
         self._readers = readers
-        self._durability = durability
-        self._dynamic_topics = dynamic_topics
-        self._owned = owned
-        self._followers = followers
+        self._durability = options.durability
+        self._dynamic_topics = options.dynamic_topics
+        self._owned = OwnedDurables(reading.durables)
+        self._followers = subscribing.followers
         self._queries = queries
         self._positions = positions
         self._long_gets = LongGets()
-        self._deliveries = deliveries
+        self._deliveries = subscribing.deliveries
 
     # -- publishing -------------------------------------------------------------------------------------------------
 

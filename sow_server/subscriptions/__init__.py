@@ -1,6 +1,6 @@
 """Subscriptions: a snapshot, then the changes, without a gap (rules S1 to S7). Knows neither gRPC nor protobuf.
 
-    hub = Hub(commits, …)                    one for the server: follows the writer, knows all subscriptions
+    hub = Hub(reads, writes, …)              one for the server: follows the writer, knows all subscriptions
     subscription = hub.subscribe(request)    one subscriber's side, driven step by step
     async for frame in stream(subscription, …)
 

@@ -9,9 +9,7 @@ from typing import Final
 
 from sow.durations import format_micros
 from sow_server.engine.catalog.topics import Topic
-from sow_server.engine.commit.commits import Commits
-from sow_server.engine.doors import Reads
-from sow_server.engine.replicas.marks import SourceMarks
+from sow_server.engine.doors import Reads, Writes
 from sow_server.engine.values.bookmarks import HELD_MAX, Bookmark, Marks, Position, parse
 from sow_server.engine.values.clock import boot_micros
 from sow_server.engine.values.errors import Reason, StoreError
@@ -20,7 +18,7 @@ from sow_server.engine.values.patterns import PatternError, matcher
 from sow_server.subscriptions.live.dispatch import Dispatcher, Schedule
 from sow_server.subscriptions.marking import Marking
 from sow_server.subscriptions.request import Request, StartKind, check_topic
-from sow_server.subscriptions.subscription import Subscription
+from sow_server.subscriptions.subscription import Common, Subscription
 
 PATTERN_CHARACTERS_MAX: Final = 1000
 AHEAD_MICROS_MAX: Final = 10 * MICROS
@@ -41,28 +39,30 @@ class Hub:
     def __init__(
         self,
         reads: Reads,
-        commits: Commits,
+        writes: Writes,
         schedule: Schedule,
         *,
-        marks: SourceMarks,
         options: HubOptions | None = None,
         elapsed: Callable[[], int] = boot_micros,
         ticks: Callable[[], float] = time.perf_counter,
     ) -> None:
         """Make it before the store is started: from then on it follows the writer."""
         self._reads = reads
-        self._commits = commits
+        self._commits = writes.commits
         self._all_topics = reads.topics
         self._instance = reads.instance
-        self._marks = marks
+        self._marks = writes.replicas.marks
         self._clock = reads.clock
         self._elapsed = elapsed
         self._options = options or HubOptions()
-        self.dispatcher: Final = Dispatcher(reads, commits, schedule, ticks)
+        self.dispatcher: Final = Dispatcher(reads, writes, schedule, ticks)
+        self._common = Common(
+            reads, writes, elapsed, self.dispatcher, self._options.queue_bytes_max, closed=self._closed
+        )
         self._subscriptions: dict[Subscription, None] = {}
         self._stopping = False
         self.resyncs_total = 0
-        commits.follow(self.dispatcher.committed)
+        writes.commits.follow(self.dispatcher.committed)
 
     def prepare(self, request: Request) -> None:
         """Parses and compiles the filter for `subscribe`, which may take milliseconds: from any thread. Raises
@@ -97,18 +97,7 @@ class Hub:
             held = tuple([at for at in held if at.epoch != self._instance.epoch])
             if held and all(_sees_all(request, one) for one in topics):
                 marking = Marking(self._marks, lambda: topics, held=held)
-        subscription = Subscription(
-            request,
-            self._reads,
-            self._commits,
-            self._elapsed,
-            self.dispatcher,
-            topic=topic,
-            matches=matches,
-            queue_bytes_max=self._options.queue_bytes_max,
-            closed=self._closed,
-            marking=marking,
-        )
+        subscription = Subscription(request, self._common, topic=topic, matches=matches, marking=marking)
         self._subscriptions[subscription] = None
         try:
             subscription.start(position, accepted)

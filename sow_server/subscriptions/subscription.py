@@ -20,8 +20,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from sow_server.engine.catalog.topics import Topic, topic_deleted
-from sow_server.engine.commit.commits import Commits
-from sow_server.engine.doors import Reads
+from sow_server.engine.doors import Reads, Writes
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.subscriptions.frames import (
     ChangeFrame,
@@ -75,36 +74,46 @@ class Wait:
 Step = Send | Read | Wait
 
 
+@dataclass(frozen=True, slots=True)
+class Common:
+    """The things that all subscriptions of a hub have in common."""
+
+    reads: Reads
+    writes: Writes
+    elapsed: Callable[[], int]
+    """Microseconds of a clock that nobody sets."""
+    dispatcher: Dispatcher
+    queue_bytes_max: int
+    closed: Callable[[Subscription], None]
+    """Called once for each that is over."""
+
+
 class Subscription:
     """One subscription. A `groups.Member` of the dispatcher."""
 
     def __init__(
         self,
         request: Request,
-        reads: Reads,
-        commits: Commits,
-        elapsed: Callable[[], int],
-        dispatcher: Dispatcher,
+        common: Common,
         *,
         topic: Topic | None,
         matches: Callable[[str], bool],
-        queue_bytes_max: int,
-        closed: Callable[[Subscription], None],
         marking: Marking | None = None,
     ) -> None:
         """Use `Hub.subscribe`. `topic`: the only one; None: all whose name `matches`. `marking`: makes its bookmarks
         mean something at other instances."""
         self.request: Final = request
-        self._commits = commits
+        reads, elapsed = common.reads, common.elapsed
+        self._commits = common.writes.commits
         self._topics = reads.topics
         self._cuts = reads.cuts
         self._clock = reads.clock
         self._elapsed = elapsed
-        self._dispatcher = dispatcher
+        self._dispatcher = common.dispatcher
         self._topic = topic
         self._matches = matches
-        self._queue_bytes_max = queue_bytes_max
-        self._closed = closed
+        self._queue_bytes_max = common.queue_bytes_max
+        self._closed = common.closed
         self._marking = marking
         self._elsewhere = marking is not None and marking.elsewhere
         """Whether it has come from another instance, and is told of every record that leaves."""

@@ -29,7 +29,14 @@ from sow_server.engine.values.model import Delete, Lifetime, LifetimeKind, Publi
 from sow_server.query.filtering import record_filter
 from sow_server.subscriptions.frames import ChangeOp, ChangeReason
 from sow_server.subscriptions.journal import ranges
-from sow_server.subscriptions.journal.ranges import KeyShare, RangeLimits, RangePlan, RangeReader, plan_range
+from sow_server.subscriptions.journal.ranges import (
+    KeyShare,
+    RangeBounds,
+    RangeLimits,
+    RangePlan,
+    RangeReader,
+    plan_range,
+)
 from sow_server.subscriptions.request import Start, StartKind
 from tests.support.oracles.subscription_oracle import KEYED, Happened, Oracle, matches
 from tests.support.simulation.subscription_traffic import FILTERS, KEYS, documents, lifetimes
@@ -123,13 +130,10 @@ class World:
         position = start
         while position < end:
             reader = RangeReader(
-                self.rig.store.cuts,
-                self.rig.store.instance,
+                self.rig.store.reads,
                 topic,
                 wanted,
-                start=position,
-                end=end,
-                history=history,
+                RangeBounds(position, end, history),
                 batch_size=batch_size,
                 share=share,
             )

@@ -11,11 +11,9 @@ import asyncio
 from collections.abc import Callable, Collection
 from typing import Final
 
-from sow_server.engine.catalog.topics import Topic, Topics
-from sow_server.engine.commit.commits import Commits
-from sow_server.engine.durables.registry import Durables
+from sow_server.engine.catalog.topics import Topic
+from sow_server.engine.doors import Reads, Writes
 from sow_server.engine.values import model
-from sow_server.engine.values.clock import GuardedClock
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import MICROS, BacklogAction, Publish, Touch
 from sow_server.engine.values.policies import public_name, show
@@ -36,10 +34,8 @@ class Admission:
 
     def __init__(
         self,
-        topics: Topics,
-        durables: Durables,
-        commits: Commits,
-        clock: GuardedClock,
+        reads: Reads,
+        writes: Writes,
         held: Callable[[Topic], None] = lambda topic: None,
         *,
         passed_over: Callable[[Topic], Collection[str]] = lambda topic: (),
@@ -48,10 +44,10 @@ class Admission:
         `passed_over`: the owners of durables that no publish of a topic waits for (rule J19)."""
         self._held = held
         self._passed_over = passed_over
-        self._topics = topics
-        self._durables = durables
-        self._commits = commits
-        self._clock = clock
+        self._topics = reads.topics
+        self._durables = reads.durables
+        self._commits = writes.commits
+        self._clock = reads.clock
         self._under_way: dict[int, tuple[int, int]] = {}
         """Entries and bytes that have passed and are not written yet, by topic id."""
         self._polls: dict[int, asyncio.Task[None]] = {}

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from typing import Final
 
 from sow_server.engine.catalog.topics import Topic
-from sow_server.engine.commit.commits import Commits
 from sow_server.engine.commit.observers import Committed
-from sow_server.engine.replicas.marks import SourceMarks
-from sow_server.engine.values.bookmarks import Instance, Position, parse
+from sow_server.engine.doors import Reads, Writes
+from sow_server.engine.values.bookmarks import Position, parse
 from sow_server.engine.values.errors import Reason, StoreError
 
 PATIENCE_SECONDS: Final = 1.0
@@ -22,20 +21,19 @@ class Positions:
 
     def __init__(
         self,
-        commits: Commits,
-        marks: SourceMarks,
-        instance: Instance,
+        reads: Reads,
+        writes: Writes,
         *,
         patience_seconds: float = PATIENCE_SECONDS,
     ) -> None:
         """Make it before the store is started: from then on it follows the writer."""
-        self._marks = marks
-        self._instance = instance
+        self._marks = writes.replicas.marks
+        self._instance = reads.instance
         self._patience_seconds = patience_seconds
         self._waiting = 0
         self._moved = asyncio.Event()
         """Replaced at each commit, by one that nobody has waited for."""
-        commits.follow(self._committed)
+        writes.commits.follow(self._committed)
 
     async def reach(self, topic: Topic, bookmark: str) -> bool:
         """Returns once a read of the topic shows everything up to a bookmark; at once, if it is empty. True: it has

@@ -7,8 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final, TypeAlias
 
-from sow_server.engine.catalog.topics import Topics
-from sow_server.engine.commit.commits import Commits
+from sow_server.engine.doors import Reads, Writes
 from sow_server.engine.pending import Pending
 from sow_server.engine.values import model
 from sow_server.engine.values.errors import Reason, StoreError
@@ -30,9 +29,9 @@ class Submissions:
     nobody else waits for them and the next requests of a stream are written meanwhile.
     """
 
-    def __init__(self, commits: Commits, topics: Topics, replicas: Links, admission: Admission | None = None) -> None:
-        self._commits = commits
-        self._topics = topics
+    def __init__(self, reads: Reads, writes: Writes, replicas: Links, admission: Admission | None = None) -> None:
+        self._commits = writes.commits
+        self._topics = reads.topics
         self._replicas = replicas
         self._admission = admission
 

@@ -17,7 +17,7 @@ from sow_server.filters.restriction import Restriction
 from sow_server.query.scan import RecordBatch
 from sow_server.services.wire import convert
 from sow_server.services.wire.filter_values import filter_values
-from sow_server.services.wire.topic_filters import TopicFilters
+from sow_server.services.wire.topic_filters import AskedView, TopicFilters
 from sow_server.subscriptions.durable.consumer import Attachment
 from sow_server.subscriptions.frames import (
     ChangeFrame,
@@ -55,12 +55,9 @@ def request(
         raise convert.invalid("snapshot_max", "only with sow and topic, and without held")
     filters = TopicFilters(
         reading.cuts,
-        message.filter,
-        message.select.include,
-        message.select.exclude,
+        AskedView(message.filter, filter_values(message.parameters), message.select.include, message.select.exclude),
         message.batch_size or 1000,
         part_of,
-        given=filter_values(message.parameters),
         known=message.view,
         held=_held(message, reading),
         snapshot_max=message.snapshot_max,

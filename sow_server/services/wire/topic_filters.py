@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
-from typing import Final
+from typing import Final, NamedTuple
 
 from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.reading import Cuts
@@ -25,31 +25,38 @@ from sow_server.subscriptions.request import Snapshot, View
 VIEW_NAME_BYTES: Final = 8
 
 
+class AskedView(NamedTuple):
+    """The records and fields that a subscriber asks for."""
+
+    text: str = ""
+    """Its filter."""
+    given: Values = NO_VALUES
+    """The values of the parameters of the filter."""
+    include: Sequence[str] = ()
+    exclude: Sequence[str] = ()
+
+
 class TopicFilters:
     """The filter and the projection of one subscriber, topic by topic, joined to its permissions. From any thread."""
 
     def __init__(
         self,
         cuts: Cuts,
-        text: str,
-        include: Sequence[str],
-        exclude: Sequence[str],
+        asked: AskedView,
         batch_size: int,
         part_of: Callable[[Topic], Restriction | None] = lambda topic: UNRESTRICTED,
         *,
-        given: Values = NO_VALUES,
         known: bytes = b"",
         held: Callable[[Snapshot, str], Snapshot] | None = None,
         snapshot_max: int = 0,
     ) -> None:
-        """`part_of`: the part of a topic that the subscriber may see; None: nothing of it. `given`: the values of
-        the filter's parameters. `known`: the name of the view on which its position or its records are; empty: any.
-        `held` leaves the records that it holds out of the snapshot of the topic named. `snapshot_max`: the most
-        records of a snapshot; 0: all."""
+        """`part_of`: the part of a topic that the subscriber may see; None: nothing of it. `known`: the name of
+        the view on which its position or its records are; empty: any. `held` leaves the records that it holds out of
+        the snapshot of the topic named. `snapshot_max`: the most records of a snapshot; 0: all."""
         self._cuts = cuts
-        self._text = text
-        self._given = given
-        self._include, self._exclude = tuple(include), tuple(exclude)
+        self._text = asked.text
+        self._given = asked.given
+        self._include, self._exclude = tuple(asked.include), tuple(asked.exclude)
         self._batch_size = batch_size
         self._part_of = part_of
         self._known = known

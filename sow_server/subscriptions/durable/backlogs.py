@@ -22,10 +22,10 @@ from typing import Final, Protocol
 
 import structlog
 
-from sow_server.engine.catalog.topics import Topic, Topics
+from sow_server.engine.catalog.topics import Topic
+from sow_server.engine.doors import Reads
 from sow_server.engine.durables import Durable, DurableEditor
-from sow_server.engine.durables.registry import Durables, owner_of
-from sow_server.engine.values.clock import GuardedClock
+from sow_server.engine.durables.registry import owner_of
 from sow_server.engine.values.errors import StoreError
 from sow_server.engine.values.model import MICROS, BacklogAction
 from sow_server.subscriptions.durable.batches import DurableChanges
@@ -72,10 +72,8 @@ class Backlogs:
 
     def __init__(
         self,
-        topics: Topics,
-        durables: Durables,
+        reads: Reads,
         changes: DurableChanges,
-        clock: GuardedClock,
         exceeds: Callable[[Topic, int, Collection[str]], bool],
         tell: Callable[[Topic, list[str] | StoreError], None],
         *,
@@ -85,10 +83,10 @@ class Backlogs:
         `tell`: hears which durables have lost entries."""
         self.owners: Owners | None = None
         """None: nothing is bounded."""
-        self._topics = topics
-        self._durables = durables
+        self._topics = reads.topics
+        self._durables = reads.durables
         self._changes = changes
-        self._clock = clock
+        self._clock = reads.clock
         self._exceeds = exceeds
         self._tell = tell
         self._hold_micros = hold_micros

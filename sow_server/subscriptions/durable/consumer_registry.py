@@ -18,8 +18,7 @@ from typing import Final
 import structlog
 
 from sow_server.engine.catalog.topics import Topic, topic_deleted
-from sow_server.engine.commit.commits import Commits
-from sow_server.engine.doors import Reads
+from sow_server.engine.doors import Reads, Writes
 from sow_server.engine.durables import (
     AttachedDurable,
     ClearedBacklogs,
@@ -33,7 +32,6 @@ from sow_server.engine.durables import (
     in_use,
     not_found,
 )
-from sow_server.engine.durables.commits import DurableCommits
 from sow_server.engine.durables.registry import Durables
 from sow_server.engine.pending import Pending
 from sow_server.engine.values.errors import Reason, StoreError
@@ -61,9 +59,7 @@ class Consumers:
     def __init__(
         self,
         reads: Reads,
-        commits: Commits,
-        durables: Durables,
-        durable_commits: DurableCommits,
+        writes: Writes,
         source: SubscriptionSource,
         view_of: ViewOf,
         *,
@@ -76,16 +72,14 @@ class Consumers:
         self.source: Final = source
         """Makes the inner subscriptions, which count among those of the server."""
         topics = self._topics = reads.topics
-        self._durables = durables
-        self._commits = commits
+        durables = self._durables = reads.durables
+        self._commits = writes.commits
         self._clock = reads.clock
-        self.entries: Final = DurableEntries(reads, commits, durables, view_of)
-        self._changes: Final = DurableChanges(durable_commits)
+        self.entries: Final = DurableEntries(reads, writes, view_of)
+        self._changes: Final = DurableChanges(writes.durables)
         self.backlogs: Final = Backlogs(
-            topics,
-            durables,
+            reads,
             self._changes,
-            reads.clock,
             lambda topic, now, passed_over: exceeds(durables, topic, now, passed_over=passed_over),
             self._tell,
             hold_micros=hold_micros,

@@ -12,10 +12,8 @@ from typing import Final, NamedTuple
 import structlog
 
 from sow_server.engine.catalog.topics import Topic
-from sow_server.engine.commit.commits import Commits
-from sow_server.engine.doors import Reads
+from sow_server.engine.doors import Reads, Writes
 from sow_server.engine.durables import Durable, DurableFigures
-from sow_server.engine.durables.registry import Durables
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.filters.restriction import UNRESTRICTED, Restriction
 from sow_server.subscriptions.frames import ChangeFrame
@@ -98,11 +96,11 @@ class Browse:
 class DurableEntries:
     """Reads the entries of durables. From any thread."""
 
-    def __init__(self, reads: Reads, commits: Commits, durables: Durables, view_of: ViewOf) -> None:
+    def __init__(self, reads: Reads, writes: Writes, view_of: ViewOf) -> None:
         self._reads = reads
         self._topics = reads.topics
-        self._durables = durables
-        self._commits = commits
+        self._durables = reads.durables
+        self._commits = writes.commits
         self._cuts = reads.cuts
         self._clock = reads.clock
         self._view_of = view_of

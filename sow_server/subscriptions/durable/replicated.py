@@ -19,13 +19,10 @@ import structlog
 
 from sow_peering import DurableMark, DurablesPart, InstanceIdentity, MergeCounts
 from sow_server.engine.catalog.topics import Topic
-from sow_server.engine.commit.commits import Commits
-from sow_server.engine.doors import Reads
+from sow_server.engine.doors import Reads, Writes
 from sow_server.engine.durables import Durable, DurableEditor, Merged, restarts_by
 from sow_server.engine.durables.model import rewinds_of
-from sow_server.engine.durables.registry import Durables
 from sow_server.engine.pending import Pending, answered
-from sow_server.engine.replicas.marks import SourceMarks
 from sow_server.engine.values.clock import boot_micros
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import MICROS
@@ -74,20 +71,18 @@ class ReplicatedDurables:
         self,
         consumers: ConsumersHere,
         reads: Reads,
-        commits: Commits,
-        durables: Durables,
-        marks: SourceMarks,
+        writes: Writes,
         *,
         elapsed: Callable[[], int] = boot_micros,
     ) -> None:
         self._consumers = consumers
         self._holders = consumers.holders
         self._topics = reads.topics
-        self._durables = durables
-        self._commits = commits
+        self._durables = reads.durables
+        self._commits = writes.commits
         self._cuts = reads.cuts
         self._clock = reads.clock
-        self._marks = marks
+        self._marks = writes.replicas.marks
         self._elapsed = elapsed
         self._warned: dict[tuple[str, int, str], None] = {}
         self._sampled = 0

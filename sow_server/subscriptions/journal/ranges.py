@@ -25,6 +25,7 @@ from zlib import crc32
 
 from sow_server.engine.catalog.topics import Topic, topic_deleted
 from sow_server.engine.commit.soundness import all_told
+from sow_server.engine.doors import Reads
 from sow_server.engine.formats.payloads import Projection
 from sow_server.engine.journal.reading import JournalCounts, JournalCut, Ledger, StoredChunk
 from sow_server.engine.reading import Cuts
@@ -272,38 +273,45 @@ class KeySet:
         return key in self.keys
 
 
+@dataclass(frozen=True, slots=True)
+class RangeBounds:
+    """The changes after `start`, up to `end`, which is on disk."""
+
+    start: int
+    end: int
+    history: int | None = None
+    """Previous records at or before this position are not looked up; None: back to the start of the journal. Only a
+    filter needs them."""
+
+
 class RangeReader:
     """Reads one range, piece by piece, each from a separate cut. From any thread, one at a time."""
 
     def __init__(
         self,
-        cuts: Cuts,
-        instance: Instance,
+        reads: Reads,
         topic: Topic,
         record_filter: ViewFilter | None,
+        bounds: RangeBounds,
         *,
-        start: int,
-        end: int,
-        history: int | None = None,
         batch_size: int = 10_000,
         share: KeyShare | KeySet | None = None,
         projection: Projection | None = None,
         elsewhere: bool = False,
     ) -> None:
-        """`end` is on disk. `history`: previous records at or before this position are not looked up; None: back to the
-        start of the journal. Only a filter needs them. `elsewhere`: the reader has come from another instance, which
-        may have told it of records that are not here."""
+        """`elsewhere`: the reader has come from another instance, which may have told it of records that are not
+        here."""
         self._share = share
         self._elsewhere = elsewhere
-        self._cuts = cuts
-        self._instance = instance
+        self._cuts = reads.cuts
+        self._instance = reads.instance
         self._topic = topic
         self._matcher = VersionMatcher(record_filter, elsewhere=elsewhere)
         self._wants = Wants(changes=True, projection=projection)
-        self._end = end
-        self._history = history
+        self._end = bounds.end
+        self._history = bounds.history
         self._batch_size = batch_size
-        self.position = start
+        self.position = bounds.start
         """Everything up to here has been read."""
 
     @property

@@ -20,9 +20,8 @@ from typing import Final, NamedTuple
 import structlog
 
 from sow_server.engine.catalog.topics import Topic, topic_deleted
-from sow_server.engine.commit.commits import Commits
 from sow_server.engine.commit.observers import Committed
-from sow_server.engine.doors import Reads
+from sow_server.engine.doors import Reads, Writes
 from sow_server.engine.stored import Changes, Entry
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.subscriptions.changes import Change, changes_of
@@ -172,12 +171,12 @@ class Dispatcher:
     def __init__(
         self,
         reads: Reads,
-        commits: Commits,
+        writes: Writes,
         schedule: Schedule,
         ticks: Callable[[], float] = time.perf_counter,
     ) -> None:
         """`ticks`: seconds, for the length of slices."""
-        self._commits = commits
+        self._commits = writes.commits
         self._all_topics = reads.topics
         self._cuts = reads.cuts
         self._ticks = ticks
@@ -198,7 +197,7 @@ class Dispatcher:
         """The subscribers that are about to attach, with their positions, in rising order."""
         self._groups: dict[Member, list[tuple[FollowedTopic, Group]]] = {}
         self._dirty: list[Group] = []
-        self.position = self.synced = commits.synced_sequence
+        self.position = self.synced = self._commits.synced_sequence
         self.changes_total = 0
         self.unjudged_total = 0
         """How often a change, or an atomic request, was left to reader threads for one filter."""

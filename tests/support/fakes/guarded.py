@@ -36,16 +36,16 @@ from sow_server.services.door.statuses import status
 from sow_server.services.exporting import ServedExport
 from sow_server.services.followers import Followers
 from sow_server.services.health_service import HealthService
+from sow_server.services.inspection_service import ThisServer
 from sow_server.services.load_jobs import Loading
 from sow_server.services.load_service import LoadService
-from sow_server.services.ownership import OwnedDurables
 from sow_server.services.records.admission import Admission
 from sow_server.services.records.positions import Positions
 from sow_server.services.records.queries import Queries
 from sow_server.services.records.submissions import Submissions
 from sow_server.services.replication import Links
 from sow_server.services.snapshot_service import SnapshotService
-from sow_server.services.sow_service import SowService
+from sow_server.services.sow_service import PublishOptions, SowService, Subscribing
 from sow_server.services.wire import subscribe_convert
 from sow_server.subscriptions.durable.consumer import Consumer
 from tests.support.oracles.access import write_access
@@ -108,50 +108,36 @@ class GuardedParts:
         store, clock, hub, consumers = self.rig.store, self.rig.clock, self.subscribers.hub, self.subscribers.consumers
         readers = self._readers
         links = cast(Links, _NoLinks())
-        reading, owned = reading_of(store), OwnedDurables(store.durables)
-        changes = Submissions(store.commits, store.topics, links)
-        processes = no_reader_processes(store, clock, self.rig.path.parent / "none")
+        reading = reading_of(store)
+        changes = Submissions(store.reads, store.writes, links)
+        processes = no_reader_processes(store, self.rig.path.parent / "none")
         followers = Followers(clock.now_micros)
         sow = SowService(
             reading,
-            store.commits,
-            hub,
-            consumers,
+            store.writes,
+            Subscribing(hub, consumers, followers),
             changes,
             readers,
             Queries(reading, readers, SortMemory(), processes),
-            Positions(store.commits, store.replicas.marks, store.instance, patience_seconds=0),
-            durability=Durability.FSYNC,
-            dynamic_topics=False,
-            owned=owned,
-            followers=followers,
+            Positions(store.reads, store.writes, patience_seconds=0),
+            PublishOptions(Durability.FSYNC),
         )
         admin = AdminService(
             reading,
-            store.commits,
-            store.administration,
-            store.durables,
-            store.durable_commits,
-            store.upkeep,
-            clock=clock,
+            store.writes,
             consumers=consumers,
             changes=changes,
             links=links,
             readers=readers,
-            row_limits=store.replicas.changes.limits,
-            owned=owned,
             followers=followers,
-            healthy=self.healthy,
-            instance="here",
-            cluster="",
-            version="0",
+            server=ThisServer("here", "0", self.healthy),
         )
         elapsed = lambda: self.rig.time.elapsed_micros  # noqa: E731  # a clock
-        exports: Exports[ServedExport] = Exports(store.topics, store.cuts, elapsed=elapsed)
-        snapshot = SnapshotService(reading, store.commits, exports, hub, consumers, readers, owned, processes)
-        admission = Admission(store.topics, store.durables, store.commits, clock)
-        loading = Loading(store.loads, store.commits, clock, admission, readers)
-        loads = LoadService(store.loads, store.commits, loading, readers, store.limits, dynamic_topics=False)
+        exports: Exports[ServedExport] = Exports(store.reads, elapsed=elapsed)
+        snapshot = SnapshotService(reading, store.writes, exports, hub, consumers, readers, processes)
+        admission = Admission(store.reads, store.writes)
+        loading = Loading(store.reads, store.writes, admission, readers)
+        loads = LoadService(store.writes, loading, readers, store.limits, dynamic_topics=False)
         return {"SowService": sow, "AdminService": admin, "SnapshotService": snapshot, "LoadService": loads}
 
     def __enter__(self) -> GuardedParts:

@@ -17,7 +17,7 @@ from typing import Final
 from sow_server.engine.durables import Durable, RewindTo
 from sow_server.engine.values.bookmarks import Position
 from sow_server.engine.values.errors import Reason, StoreError
-from sow_server.services.wire.topic_filters import TopicFilters
+from sow_server.services.wire.topic_filters import AskedView, TopicFilters
 from sow_server.subscriptions.durable.consumer import Attachment, Consumer
 from sow_server.subscriptions.durable.consumer_registry import Consumers
 from sow_server.subscriptions.durable.replicated import ReplicatedDurables
@@ -59,26 +59,21 @@ class ConsumedStore(RocksStore):
         now = clock.now_micros
         hub = Hub(
             store.reads,
-            store.commits,
+            store.writes,
             lambda run: run(),
-            marks=store.replicas.marks,
             elapsed=now,
         )
         self.consumers = Consumers(
             store.reads,
-            store.commits,
-            store.durables,
-            store.durable_commits,
+            store.writes,
             hub,
-            lambda text, part: TopicFilters(store.cuts, text, (), (), 1000, lambda topic: part).view,
+            lambda text, part: TopicFilters(store.cuts, AskedView(text), 1000, lambda topic: part).view,
             instance=self._name,
         )
         self._durables = self.replicated = ReplicatedDurables(
             self.consumers,
             store.reads,
-            store.commits,
-            store.durables,
-            store.replicas.marks,
+            store.writes,
             elapsed=now,
         )
 

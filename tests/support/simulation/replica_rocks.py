@@ -108,12 +108,7 @@ class RocksStore(PeerStore):
 
     def _open(self) -> None:
         store = self._rig.store
-        super().__init__(
-            store.replicas,
-            store.reads,
-            store.commits,
-            name=self._name,
-        )
+        super().__init__(store.reads, store.writes, name=self._name)
 
     # -- what tests do ----------------------------------------------------------------------------------------------
 

@@ -211,9 +211,8 @@ def hub_of(instance: Instance) -> Hub:
         store = rig.store
         hub = Hub(
             store.reads,
-            store.commits,
+            store.writes,
             lambda run: run(),
-            marks=store.replicas.marks,
             elapsed=instance.store.now_micros,
         )
         found = _hubs[name] = (store, hub)

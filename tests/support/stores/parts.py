@@ -7,26 +7,17 @@ from pathlib import Path
 from sow_server.access.caller import Call
 from sow_server.access.needs import NEEDS, Action
 from sow_server.access.permissions import Decision
+from sow_server.engine.catalog.topics import Topics
 from sow_server.engine.doors import Reads
 from sow_server.engine.store import Store
-from sow_server.engine.values.clock import GuardedClock
 from sow_server.metrics import StoreFigures
 from sow_server.peers import PeerStore
 from sow_server.reader_processes.pool import ReaderOptions, ReaderProcesses
 
 
-def figures_of(store: Store, clock: GuardedClock) -> StoreFigures:
+def figures_of(store: Store) -> StoreFigures:
     """The parts of the store that metrics read."""
-    return StoreFigures(
-        clock,
-        store.topics,
-        store.commits,
-        store.cuts,
-        store.durables,
-        store.loads,
-        store.unsound,
-        store.upkeep,
-    )
+    return StoreFigures(store.reads, store.writes)
 
 
 def reading_of(store: Store) -> Reads:
@@ -34,30 +25,32 @@ def reading_of(store: Store) -> Reads:
     return store.reads
 
 
-class NoReports:
-    """Takes no notice of denials; there are none without an access file."""
+class NoAccessFile:
+    """The authority of calls where there is no access file, and so no denial."""
+
+    def __init__(self, topics: Topics) -> None:
+        self.topics = topics
 
     def denied(self, call: Call, action: Action, topic: str, decision: Decision) -> None:
         raise AssertionError(f"{call.method} was denied {action} on {topic}")
 
 
-def no_reader_processes(store: Store, clock: GuardedClock, folder: Path) -> ReaderProcesses:
+def no_reader_processes(store: Store, folder: Path) -> ReaderProcesses:
     """Every query is answered in this process."""
     options = ReaderOptions(0, folder, block_cache_bytes=0, sort_bytes_max=0, sorts_waiting_max=0)
-    return ReaderProcesses(options, store.topics, store.commits, store.origins, store.beats, clock, store.unsound)
+    return ReaderProcesses(options, store.reads, store.writes, store.beats)
 
 
 def call_of(store: Store, method: str) -> Call:
     """A call of a caller who may do everything, by the name of the method."""
     path, need = next((path, need) for path, need in NEEDS.items() if path.endswith(f"/{method}"))
-    return Call(path, need, store.topics, None, NoReports())
+    return Call(path, need, NoAccessFile(store.topics))
 
 
-def peer_store_of(store: Store, clock: GuardedClock, *, name: str) -> PeerStore:
+def peer_store_of(store: Store, *, name: str) -> PeerStore:
     """The store as replication uses it; `name`: of the instance."""
     return PeerStore(
-        store.replicas,
         store.reads,
-        store.commits,
+        store.writes,
         name=name,
     )

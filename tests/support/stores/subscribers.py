@@ -25,7 +25,7 @@ from sow_server.engine.values.errors import StoreError
 from sow_server.engine.values.model import Expiration, Lifetime, LifetimeKind, TopicSettings
 from sow_server.engine.values.policies import Declared
 from sow_server.filters.restriction import UNRESTRICTED, Restriction
-from sow_server.services.wire.topic_filters import TopicFilters
+from sow_server.services.wire.topic_filters import AskedView, TopicFilters
 from sow_server.subscriptions.durable.consumer import Attachment, Consumer
 from sow_server.subscriptions.durable.consumer_registry import Consumers
 from sow_server.subscriptions.frames import (
@@ -145,7 +145,9 @@ def request(
 ) -> Request:
     """The request of a subscriber. Raises StoreError."""
 
-    filters = TopicFilters(store.cuts, filter, include, exclude, batch_size, lambda topic: restriction)
+    filters = TopicFilters(
+        store.cuts, AskedView(filter, include=include, exclude=exclude), batch_size, lambda topic: restriction
+    )
     asked = Request(
         filters.view,
         filters.snapshot,
@@ -174,20 +176,17 @@ class Subscribers:
         self.loop = Loop()
         self.hub = Hub(
             rig.store.reads,
-            rig.store.commits,
+            rig.store.writes,
             self.loop.call_soon,
-            marks=rig.store.replicas.marks,
             options=HubOptions(**options),
             elapsed=lambda: rig.time.elapsed_micros,
             ticks=ticks,
         )
         self.consumers = Consumers(
             rig.store.reads,
-            rig.store.commits,
-            rig.store.durables,
-            rig.store.durable_commits,
+            rig.store.writes,
             self.hub,
-            lambda text, part: TopicFilters(rig.store.cuts, text, (), (), 1000, lambda topic: part).view,
+            lambda text, part: TopicFilters(rig.store.cuts, AskedView(text), 1000, lambda topic: part).view,
         )
         # As in a server: the writer's reports wait for their turn on the loop.
         committed = self.hub.dispatcher.committed

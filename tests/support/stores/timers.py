@@ -13,7 +13,7 @@ from sow_server.retention.idle import IdleTopics
 from sow_server.subscriptions.durable.consumer_registry import Consumers
 from sow_server.subscriptions.hub import Hub
 from sow_server.subscriptions.request import View
-from sow_server.timers import Timers
+from sow_server.timers import JobOptions, Timers
 from tests.support.stores.stores import MINUTE, SECOND, Rig
 
 
@@ -21,9 +21,8 @@ def hub_of(rig: Rig) -> Hub:
     """The hub of the rig's store."""
     return Hub(
         rig.store.reads,
-        rig.store.commits,
+        rig.store.writes,
         lambda run: run(),
-        marks=rig.store.replicas.marks,
     )
 
 
@@ -31,9 +30,7 @@ def consumers_of(rig: Rig, hub: Hub) -> Consumers:
     """The consumers of durables of the rig's store, of views without a filter."""
     return Consumers(
         rig.store.reads,
-        rig.store.commits,
-        rig.store.durables,
-        rig.store.durable_commits,
+        rig.store.writes,
         hub,
         lambda text, part: lambda topic: View(),
     )
@@ -52,21 +49,20 @@ def timers(
     sorts: SortMemory | None = None,
 ) -> Timers:
     """Timers of the rig's store; their scheduler is not started."""
-    return Timers(
-        rig.store.topics,
-        rig.store.commits,
-        rig.store.upkeep,
-        clock=rig.clock,
-        readers=readers,
-        consumers=consumers or consumers_of(rig, hub_of(rig)),
-        idle=IdleTopics(rig.store.topics, rig.store.durables, rig.store.administration, rig.clock),
-        exports=Exports[Export](rig.store.topics, rig.store.cuts),
-        sorts=sorts or SortMemory(),
-        save_peers=rig.store.replicas.peers.save,
-        forget_durables=rig.store.durable_commits.forget_removed,
+    options = JobOptions(
         prune_interval_micros=prune_interval_micros,
         mark_interval_micros=mark_interval_micros,
         reclaim_interval_micros=reclaim_interval_micros,
         reclaim_records=reclaim_records,
         go_on=go_on,
+    )
+    return Timers(
+        rig.store.reads,
+        rig.store.writes,
+        options,
+        readers=readers,
+        consumers=consumers or consumers_of(rig, hub_of(rig)),
+        idle=IdleTopics(rig.store.reads, rig.store.writes),
+        exports=Exports[Export](rig.store.reads),
+        sorts=sorts or SortMemory(),
     )

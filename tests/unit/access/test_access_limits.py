@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from sow_server.access.caller import Call
+from sow_server.access.caller import Call, Caller
 from sow_server.access.limits import Usage
 from sow_server.access.model import Limits
 from sow_server.access.needs import NEEDS
@@ -18,7 +18,7 @@ from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import MICROS
 from tests.support.oracles.access_parts import Clocks
 from tests.support.oracles.examples import examples
-from tests.support.stores.parts import NoReports
+from tests.support.stores.parts import NoAccessFile
 
 AT_A_TIME = ("rpcs", "subscriptions", "exports", "loads", "durables")
 
@@ -29,7 +29,7 @@ def usage_of(clocks: Clocks, **limits: int | None) -> Usage:
 
 def call_with(usage: Usage) -> Call:
     path = "/sow.v1.SowService/Get"
-    return Call(path, NEEDS[path], Topics(), None, NoReports(), usage=usage)
+    return Call(path, NEEDS[path], NoAccessFile(Topics()), Caller(usage=usage))
 
 
 def wait_micros(usage: Usage) -> int:
@@ -193,7 +193,7 @@ def test_what_is_held_already_counts_against_a_limit() -> None:
 
 def test_a_caller_without_limits_holds_nothing() -> None:
     path = "/sow.v1.SowService/Get"
-    call = Call(path, NEEDS[path], Topics(), None, NoReports())
+    call = Call(path, NEEDS[path], NoAccessFile(Topics()))
     with call.holding("exports"), call.holding_bytes(10):
         call.creates("topics", "a")
         with call.making("durables", 10**9):

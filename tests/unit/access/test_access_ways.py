@@ -41,14 +41,18 @@ def test_no_service_finds_a_topic_by_itself() -> None:
     assert found == {(name, attribute) for name, attributes in MAY_FIND.items() for attribute in attributes}
 
 
+def takes_topics(node: ast.AST) -> bool:
+    """Whether code takes the registry of topics: `Topics` finds topics by name, and `Topic` is what a call gives."""
+    match node:
+        case ast.ImportFrom(names=names):
+            return any(name.name == "Topics" for name in names)
+        case ast.Attribute(value=ast.Name(id=door) | ast.Attribute(attr=door), attr="topics"):
+            return door.lstrip("_") in ("reads", "reading")
+    return False
+
+
 def test_no_service_has_the_registry_of_topics() -> None:
-    """`Topics` finds topics by name; `Topic` is what a call gives."""
-    found = {
-        path.name
-        for path, tree in trees()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom) and any(name.name == "Topics" for name in node.names)
-    }
+    found = {path.name for path, tree in trees() if any(map(takes_topics, ast.walk(tree)))}
     assert found == set(MAY_FIND)
 
 

@@ -243,7 +243,7 @@ def test_a_publish_that_is_held_uses_its_time(rig: Rig, subscribers: Subscribers
 
     async def run() -> None:
         loop = asyncio.get_running_loop()
-        admission = Admission(rig.store.topics, rig.store.durables, rig.store.commits, rig.clock)
+        admission = Admission(rig.store.reads, rig.store.writes)
         publish = Publish("orders", keys=["x"], payloads=[b"{}"])
         begin = loop.time()
         with pytest.raises(StoreError) as error:
@@ -264,7 +264,7 @@ def test_a_publish_that_is_held_hears_when_the_quota_refuses_from_now_on(rig: Ri
     quota = full(rig, subscribers)
 
     async def run() -> None:
-        admission = Admission(rig.store.topics, rig.store.durables, rig.store.commits, rig.clock)
+        admission = Admission(rig.store.reads, rig.store.writes)
         waiting = held(admission)
         done, _ = await asyncio.wait((waiting,), timeout=0)
         assert not done
@@ -287,7 +287,7 @@ def test_a_backlog_comes_to_a_quota_by_age_when_its_oldest_entry_is_that_old(
     put(rig, "a")
 
     async def run() -> None:
-        admission = Admission(rig.store.topics, rig.store.durables, rig.store.commits, rig.clock)
+        admission = Admission(rig.store.reads, rig.store.writes)
         rig.time.tick(MINUTE - 1)
         await held(admission)
         rig.time.tick(1)
@@ -306,7 +306,7 @@ def test_cancelled_writes_do_not_wait_for_room(rig: Rig, subscribers: Subscriber
     full(rig, subscribers)
 
     async def run() -> None:
-        admission = Admission(rig.store.topics, rig.store.durables, rig.store.commits, rig.clock)
+        admission = Admission(rig.store.reads, rig.store.writes)
         waiting = held(admission)
         done, _ = await asyncio.wait((waiting,), timeout=0.001)
         assert not done
@@ -342,7 +342,7 @@ def test_a_quota_of_entries_refuses_new_ones_and_counts_entries_under_way(rig: R
     """Pulsar 5: `reject` equals discard-new of other systems; no existing entry is discarded."""
     crash(subscribers)
     rig.alter_topic("orders", backlog_quota_entries=2, backlog_action=BacklogAction.REJECT)
-    admission = Admission(rig.store.topics, rig.store.durables, rig.store.commits, rig.clock)
+    admission = Admission(rig.store.reads, rig.store.writes)
     one = Publish("orders", [b"{}"], ["a"])
 
     async def admit() -> None:

@@ -28,9 +28,7 @@ class Keeper:
 
     def __init__(self, path: Path) -> None:
         self.rig = Rig(path)
-        self.idle = IdleTopics(
-            self.rig.store.topics, self.rig.store.durables, self.rig.store.administration, self.rig.clock
-        )
+        self.idle = IdleTopics(self.rig.store.reads, self.rig.store.writes)
 
     def create(self, name: str, **settings: object) -> None:
         self.rig.create_topic(name, JSON, settings)
@@ -166,9 +164,7 @@ def test_a_start_is_a_use(keeper: Keeper, tmp_path: Path) -> None:
     keeper.rig.kill()
     keeper.rig.time.tick(TTL)
     keeper.rig.open()
-    keeper.idle = IdleTopics(
-        keeper.rig.store.topics, keeper.rig.store.durables, keeper.rig.store.administration, keeper.rig.clock
-    )
+    keeper.idle = IdleTopics(keeper.rig.store.reads, keeper.rig.store.writes)
     keeper.tick()
     keeper.tick(TTL - 1)
     assert keeper.there("t")

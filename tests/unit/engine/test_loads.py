@@ -487,7 +487,7 @@ def test_the_disk_space_of_staged_rows_is_given_back(rig: Loaded, monkeypatch: p
 
 def test_the_figures_of_loads_are_metrics(rig: Loaded) -> None:
     metrics = Metrics()
-    metrics.watch(figures_of(rig.store, rig.clock))
+    metrics.watch(figures_of(rig.store))
 
     def value(name: str) -> float | None:
         return metrics.registry.get_sample_value(name)

@@ -53,33 +53,26 @@ class Watched:
         self.clock = self.time.clock()
         self.metrics = Metrics()
         self.store = Store.open(path, clock=self.clock, observer=self.metrics)
-        self.metrics.watch(figures_of(self.store, self.clock))
+        self.metrics.watch(figures_of(self.store))
         self.hub = Hub(
             self.store.reads,
-            self.store.commits,
+            self.store.writes,
             lambda run: run(),
-            marks=self.store.replicas.marks,
         )
         self.metrics.watch_subscriptions(self.hub)
         self.consumers = Consumers(
             self.store.reads,
-            self.store.commits,
-            self.store.durables,
-            self.store.durable_commits,
+            self.store.writes,
             self.hub,
             lambda text, part: lambda topic: View(),
         )
-        self.metrics.watch_durables(
-            self.consumers, Admission(self.store.topics, self.store.durables, self.store.commits, self.clock)
-        )
-        self.metrics.watch_idle(
-            IdleTopics(self.store.topics, self.store.durables, self.store.administration, self.clock)
-        )
+        self.metrics.watch_durables(self.consumers, Admission(self.store.reads, self.store.writes))
+        self.metrics.watch_idle(IdleTopics(self.store.reads, self.store.writes))
         self.metrics.watch_sorts(SortMemory())
         self.metrics.watch_jobs([PeriodicJob("prune", _nothing, 60)])
-        self.exports: Exports[Export] = Exports(self.store.topics, self.store.cuts)
+        self.exports: Exports[Export] = Exports(self.store.reads)
         self.metrics.watch_exports(self.exports)
-        self.metrics.watch_reader_processes(no_reader_processes(self.store, self.clock, path))
+        self.metrics.watch_reader_processes(no_reader_processes(self.store, path))
 
     def create(self, name: str, settings: TopicSettings = EXPIRING) -> None:
         declared = {"expiration": settings.expiration, **declared_of(settings)}

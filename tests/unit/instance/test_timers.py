@@ -193,7 +193,7 @@ def test_a_setting_on_an_existing_topic_acts_at_its_deadline(
 def test_a_deadline_moves_with_its_topics_use(rig: Rig) -> None:
     """The alarm is set to the earliest deadline that is known, and a use moves it when it rings."""
     rig.create_topic("t", JSON)
-    idle = IdleTopics(rig.store.topics, rig.store.durables, rig.store.administration, rig.clock)
+    idle = IdleTopics(rig.store.reads, rig.store.writes)
     assert idle.tick() == NEVER
     rig.alter_topic("t", idle_ttl_micros=SECOND)
     begin = rig.clock.now_micros()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import importlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
 import sow_server
+from sow_server.engine.doors import Reads, Writes
 
 SERVER: Final = Path(sow_server.__file__).parent
 ENGINE: Final = "sow_server.engine"
@@ -25,22 +27,19 @@ OPEN_ROOMS: Final = (
 )
 """Rooms and modules from which everything may be imported."""
 OFFERED: Final[Mapping[str, tuple[str, ...]]] = {
-    "administration.administration": ("Administration",),
     "catalog.topics": ("KnownOrigins", "Topic", "Topics", "check_name", "check_settings", "topic_deleted"),
     "commit.commits": ("Commits",),
-    "commit.observers": ("Committed", "Observer"),
+    "commit.observers": ("Committed",),
     "commit.options": ("WriterOptions",),
-    "commit.origins": ("Origins",),
     "commit.pace": ("CallsUnderWay",),
     "commit.reclaim": ("RECLAIM_RECORDS",),
     "commit.requests": ("RequestLimits", "payload_key"),
-    "doors": ("Reads",),
+    "doors": ("Reads", "Writes"),
     "durables.commits": ("DurableCommits",),
     "following": ("Beats", "Follower", "Moment", "TopicImage"),
     "pending": ("Pending", "answered"),
     "reading": ("Counts", "Cut", "CutSource", "Cuts", "ManyCut"),
     "store": ("Store", "StoreOptions"),
-    "upkeep": ("Upkeep",),
     "values.errors": ("OpenError", "Reason", "StoreError"),
 }
 """The names of other modules that may be imported from there."""
@@ -85,6 +84,30 @@ def test_only_the_modules_that_link_the_server_know_the_whole_store() -> None:
     """Every other module is handed the parts that it uses."""
     holders = {file for file, _, name in imports_from_outside() if name == "Store"}
     assert holders == {"app.py", "linking.py"}
+
+
+def parts_taken() -> Iterator[tuple[str, set[str]]]:
+    """(class, the doors and the parts of a door that its constructor takes) of each class outside of the engine."""
+    names = {door.__name__ for door in (Reads, Writes)} | {
+        str(part.type) for door in (Reads, Writes) for part in dataclasses.fields(door)
+    }
+    for file in sorted(SERVER.rglob("*.py")):
+        if file.is_relative_to(SERVER / "engine"):
+            continue
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                for made in node.body:
+                    if isinstance(made, ast.FunctionDef) and made.name == "__init__":
+                        arguments = [*made.args.args, *made.args.kwonlyargs]
+                        taken = {ast.unparse(one.annotation) for one in arguments if one.annotation is not None}
+                        yield f"{file.relative_to(SERVER).as_posix()} {node.name}", taken & names
+
+
+def test_who_takes_two_parts_of_the_store_takes_the_doors() -> None:
+    doors = {"Reads", "Writes"}
+    taken = list(parts_taken())
+    assert sum(bool(found & doors) for _, found in taken) > 20, "the holders of doors are found"
+    assert [(name, found) for name, found in taken if len(found) > 1 and found - doors] == []
 
 
 def test_the_inside_of_the_engine_is_closed() -> None:

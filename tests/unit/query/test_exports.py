@@ -338,8 +338,7 @@ class Held:
     def __init__(self, rig: Rig, exports_max: int = 64) -> None:
         self.rig = rig
         self.exports: Exports[Export] = Exports(
-            rig.store.topics,
-            rig.store.cuts,
+            rig.store.reads,
             options=ExportOptions(exports_max),
             elapsed=lambda: rig.time.elapsed_micros,
         )

@@ -102,9 +102,7 @@ class World:
         rig.create_topic("t", expiration=Expiration.ENABLED)
         store = rig.store
         options = ReaderOptions(1, folder, block_cache_bytes=1, sort_bytes_max=1, sorts_waiting_max=1)
-        self.pool = ReaderProcesses(
-            options, store.topics, store.commits, store.origins, store.beats, rig.clock, store.unsound
-        )
+        self.pool = ReaderProcesses(options, store.reads, store.writes, store.beats)
         self.scripts: asyncio.Queue[Scripted] = asyncio.Queue()
 
     def _start(self, index: int) -> tuple[pool._Process, socket.socket]:

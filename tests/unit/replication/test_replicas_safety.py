@@ -420,7 +420,7 @@ def test_a_topic_of_another_kind_is_announced_before_anything_of_that_kind_goes(
     """R12: else its changes would be taken for those that were announced, and find a topic of that kind there."""
     nodes = [
         Node(
-            peer_store_of(rig.store, rig.clock, name=rig.options.instance),
+            peer_store_of(rig.store, name=rig.options.instance),
             NodeOptions(peers=peers, accept=("a",)),
             Random(1),
         )

@@ -95,7 +95,7 @@ def run(rig: Rig, replicas: Links, test: Callable[[Submissions], Awaitable[None]
     async def started() -> None:
         rig.store.start(asyncio.get_running_loop().call_soon_threadsafe)
         try:
-            await test(Submissions(rig.store.commits, rig.store.topics, replicas))
+            await test(Submissions(rig.store.reads, rig.store.writes, replicas))
         finally:
             await asyncio.get_running_loop().run_in_executor(None, rig.close)
 

@@ -31,15 +31,12 @@ class Served:
     def __init__(self, rig: Rig, readers: ThreadPoolExecutor) -> None:
         self.rig = rig
         self.loading = Loading(
-            rig.store.loads,
-            rig.store.commits,
-            rig.clock,
-            Admission(rig.store.topics, rig.store.durables, rig.store.commits, rig.clock),
+            rig.store.reads,
+            rig.store.writes,
+            Admission(rig.store.reads, rig.store.writes),
             readers,
         )
-        self.service = LoadService(
-            rig.store.loads, rig.store.commits, self.loading, readers, RequestLimits(), dynamic_topics=False
-        )
+        self.service = LoadService(rig.store.writes, self.loading, readers, RequestLimits(), dynamic_topics=False)
 
     async def done(self, awaited: Awaitable[object]) -> object:
         """Lets the writer work until something is done."""

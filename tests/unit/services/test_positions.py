@@ -21,7 +21,7 @@ __all__ = ["pair"]  # a fixture
 
 def positions_of(rig: Rig, *, patience_seconds: float = 0) -> Positions:
     store = rig.store
-    return Positions(store.commits, store.replicas.marks, store.instance, patience_seconds=patience_seconds)
+    return Positions(store.reads, store.writes, patience_seconds=patience_seconds)
 
 
 def head(rig: Rig, more: int = 0) -> str:

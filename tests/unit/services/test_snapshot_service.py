@@ -14,7 +14,6 @@ from sow_server.engine.pending import Pending
 from sow_server.engine.values.model import Durability, Publish
 from sow_server.query.exports import Exports
 from sow_server.services.exporting import ServedExport
-from sow_server.services.ownership import OwnedDurables
 from sow_server.services.snapshot_service import SnapshotService
 from tests.support.stores.parts import call_of, no_reader_processes, reading_of
 from tests.support.stores.stores import BINARY, Rig
@@ -52,16 +51,15 @@ def test_an_export_is_answered_only_once_its_cut_is_on_disk(
         monkeypatch.setattr(rig.store.commits, "barrier", noted)
         with ThreadPoolExecutor(1) as readers:
             hub = hub_of(rig)
-            exports: Exports[ServedExport] = Exports(rig.store.topics, rig.store.cuts)
+            exports: Exports[ServedExport] = Exports(rig.store.reads)
             service = SnapshotService(
                 reading_of(rig.store),
-                rig.store.commits,
+                rig.store.writes,
                 exports,
                 hub,
                 consumers_of(rig, hub),
                 readers,
-                OwnedDurables(rig.store.durables),
-                no_reader_processes(rig.store, rig.clock, tmp_path),
+                no_reader_processes(rig.store, tmp_path),
             )
             opening = asyncio.ensure_future(
                 service.OpenExport(snapshot_pb2.OpenExportRequest(topic="t"), call_of(rig.store, "OpenExport"))

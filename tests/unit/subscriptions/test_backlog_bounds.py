@@ -148,7 +148,7 @@ def test_a_held_publish_is_heard_of_as_long_as_it_waits(rig: Rig, subscribers: S
     hold(rig, subscribers, "desk/d")
     backlogs = subscribers.consumers.backlogs
     store = rig.store
-    admission = Admission(store.topics, store.durables, store.commits, rig.clock, backlogs.held)
+    admission = Admission(store.reads, store.writes, backlogs.held)
 
     async def run() -> None:
         task = asyncio.create_task(admission.admit(Publish("orders", (b"{}",), keys=("k",)), None))
@@ -167,9 +167,7 @@ def test_all_publishers_that_wait_go_on_together(rig: Rig, subscribers: Subscrib
     """Story: of 40 that waited at the same time, one went on in each second, for ever."""
     hold(rig, subscribers, "desk/d")
     backlogs, store = subscribers.consumers.backlogs, rig.store
-    admission = Admission(
-        store.topics, store.durables, store.commits, rig.clock, backlogs.held, passed_over=backlogs.passed_over
-    )
+    admission = Admission(store.reads, store.writes, backlogs.held, passed_over=backlogs.passed_over)
     publish = Publish("orders", (b"{}",), keys=("k",))
 
     async def wait_for_all(tasks: list[asyncio.Task[Topic | None]]) -> None:
@@ -229,9 +227,7 @@ def test_a_refused_publish_is_heard_of(rig: Rig, subscribers: Subscribers, owner
     hold(rig, subscribers, "desk/d", action=BacklogAction.REJECT)
     heard: list[str] = []
     store = rig.store
-    admission = Admission(
-        store.topics, store.durables, store.commits, rig.clock, lambda topic: heard.append(topic.name)
-    )
+    admission = Admission(store.reads, store.writes, lambda topic: heard.append(topic.name))
     with pytest.raises(StoreError) as refused:
         asyncio.run(admission.admit(Publish("orders", (b"{}",), keys=("k",)), None))
     assert refused.value.reason is Reason.BACKLOG_QUOTA_EXCEEDED

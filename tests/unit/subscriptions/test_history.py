@@ -18,7 +18,7 @@ from sow_server.query.filtering import callers_filter
 from sow_server.subscriptions.frames import ChangeOp, ChangeReason
 from sow_server.subscriptions.journal import history
 from sow_server.subscriptions.journal.history import History
-from sow_server.subscriptions.journal.ranges import RangeReader
+from sow_server.subscriptions.journal.ranges import RangeBounds, RangeReader
 from tests.support.stores.stores import MINUTE, SECOND, Rig, journal_rows
 from tests.support.stores.subscribers import NAMES
 
@@ -65,12 +65,10 @@ def scanned(rig: Rig, key: str, *, rows: str = "") -> list[Told]:
     topic = rig.topic("orders")
     start = max(topic.statistics.floor_sequence, topic.statistics.created_sequence)
     reader = RangeReader(
-        rig.store.cuts,
-        rig.store.instance,
+        rig.store.reads,
         topic,
         callers_filter(topic, "", Restriction(parse(rows)) if rows else Restriction(), allow_now=False),
-        start=start,
-        end=rig.store.writer.synced_sequence,
+        RangeBounds(start, rig.store.writer.synced_sequence),
     )
     found: list[Told] = []
     while not reader.done:

@@ -13,7 +13,15 @@ from sow_server.engine.values.model import BacklogAction, Delete, Durability, Ex
 from sow_server.query.filtering import record_filter
 from sow_server.subscriptions.frames import ChangeOp, ChangeReason
 from sow_server.subscriptions.journal import ranges
-from sow_server.subscriptions.journal.ranges import KeySet, KeyShare, RangeLimits, RangePlan, RangeReader, plan_range
+from sow_server.subscriptions.journal.ranges import (
+    KeySet,
+    KeyShare,
+    RangeBounds,
+    RangeLimits,
+    RangePlan,
+    RangeReader,
+    plan_range,
+)
 from sow_server.subscriptions.request import FROM_NOW, Start, StartKind
 from tests.support.stores.stores import HOUR, MINUTE, SECOND, Rig
 from tests.support.stores.subscribers import EARLIEST, NAMES, Subscribers
@@ -79,13 +87,10 @@ def read(
     found = rig.topic(topic)
     given = record_filter(found, text, 0, allow_now=False) if text else None
     reader = RangeReader(
-        rig.store.cuts,
-        rig.store.instance,
+        rig.store.reads,
         found,
         given,
-        start=start,
-        end=end,
-        history=history,
+        RangeBounds(start, end, history),
         batch_size=batch_size,
         share=share,
         elsewhere=elsewhere,
@@ -350,12 +355,10 @@ def test_some_keys_have_their_changes_alone(rig: Rig, text: str) -> None:
     put(rig, "b", "a", px=2, atomic=True)
     found = rig.topic("orders")
     reader = RangeReader(
-        rig.store.cuts,
-        rig.store.instance,
+        rig.store.reads,
         found,
         record_filter(found, text, 0, allow_now=False) if text else None,
-        start=begin,
-        end=last(rig),
+        RangeBounds(begin, last(rig)),
         share=KeySet(frozenset([b"b", b"none"])),
     )
     columns = reader.read().columns
@@ -415,9 +418,7 @@ def test_a_range_that_is_lost_while_it_is_read_is_refused(rig: Rig, how: str) ->
     put(rig, *"abcdef")
     rig.time.tick(MINUTE)
     put(rig, "g")
-    reader = RangeReader(
-        rig.store.cuts, rig.store.instance, rig.topic("orders"), None, start=begin, end=last(rig), batch_size=2
-    )
+    reader = RangeReader(rig.store.reads, rig.topic("orders"), None, RangeBounds(begin, last(rig)), batch_size=2)
     assert len(reader.read().columns.keys) == 2
     match how:
         case "pruned":

@@ -40,9 +40,8 @@ class Running:
         loop = asyncio.get_running_loop()
         self.hub = Hub(
             rig.store.reads,
-            rig.store.commits,
+            rig.store.writes,
             loop.call_soon,
-            marks=rig.store.replicas.marks,
         )
         rig.store.start(loop.call_soon_threadsafe)
 
