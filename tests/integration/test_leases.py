@@ -235,11 +235,15 @@ def test_a_holder_that_was_suspended_knows_that_its_time_is_over(world: World) -
             assert record.version == taken.version
 
 
-def test_a_holder_counts_less_time_than_the_server(world: World) -> None:
+@pytest.mark.parametrize("renews", [False, True])
+def test_a_holder_counts_less_time_than_the_server(world: World, renews: bool) -> None:
     """It stops to rely on a record before that ends, also where the store's clock runs 5 % fast."""
     with world.client() as client:
         lease = client.lease("15s")
         lease.publish("locks", {"by": "me"}, key="a")
+        if renews:
+            world.tick(5)
+            assert turn(lease) == 5.0
         world.tick(14.2)
         lease.check()
         world.tick(0.2)

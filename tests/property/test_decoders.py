@@ -6,7 +6,7 @@ import json
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sow_server.engine.formats.topic_formats import format_of
@@ -94,6 +94,7 @@ of_tags = st.lists(
 
 
 @given(of_tags, st.lists(tags, max_size=8, unique=True).map(tuple), st.booleans())
+@example([("95", "7"), ("96", "ab\x0155=y")], ("55",), True)
 def test_fix_documents_by_few_names_and_by_many(
     found: list[tuple[str, str]], wanted: tuple[str, ...], closed: bool
 ) -> None:
