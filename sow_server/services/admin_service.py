@@ -171,7 +171,8 @@ class AdminService(InspectionService):
         return found
 
     def _figures_told(self, call: Call, topic: Topic) -> bool:
-        """Whether a caller may know how much a topic has: figures count records and fields that it may not see."""
+        """True if a caller may know how much a topic has. Figures count records and fields that the caller may not
+        see."""
         return call.may(Action.OBSERVE) or call.part_of(topic, Action.READ) == UNRESTRICTED
 
     def _check_dead_letter(self, call: Call, topic: str, declared: Declared) -> None:

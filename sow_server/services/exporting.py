@@ -36,7 +36,7 @@ class ReadPart(NamedTuple):
     columns: frozenset[int]
     batch_size: int
     lines: bool
-    """Whether each payload is followed by a line feed."""
+    """True if each payload is followed by a line feed."""
     fields: tuple[str, ...] = ()
     """The fields that the reader needs of JSON documents; empty: all."""
 

@@ -19,7 +19,8 @@ from sow_server.subscriptions.durable.consumer import Consumer
 from sow_server.subscriptions.subscription import Subscription
 
 FILTER_CHARACTERS_MAX: Final = 1_000
-"""Of the filter of a listed subscription. 10,000 filters of the longest kind would not fit into an answer."""
+"""The most characters that are shown of the filter of a listed subscription. 10,000 filters of the longest kind would
+not fit into an answer."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,7 +52,8 @@ class Follower:
         )
 
     def as_consumer(self, instance: Instance, *, progress: bool) -> admin_pb2.DurableConsumer:
-        """Of a durable. `progress`: with how far it has come."""
+        """The message about the consumer of a durable. `progress`: the message also tells how far the consumer has
+        come."""
         told = admin_pb2.DurableConsumer(
             subscription=self.id,
             identity=self.call.owner,
@@ -73,7 +75,7 @@ class Followers:
         self._numbers = itertools.count(1)
         self._followers: dict[str, Follower] = {}
         self._consumers: dict[tuple[int, str], Follower] = {}
-        """By the topic's id and the stored name of the durable."""
+        """The consumers by the topic's id and the stored name of the durable."""
 
     @contextmanager
     def following(

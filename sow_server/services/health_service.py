@@ -42,7 +42,7 @@ class HealthService:
 
     @property
     def serving(self) -> bool:
-        """Whether the server serves."""
+        """True if the server serves."""
         return self._statuses.get("") == SERVING
 
     async def changed(self) -> None:
@@ -74,7 +74,7 @@ class HealthService:
                 yield health_pb2.HealthCheckResponse(status=status)
 
     async def List(self, request: Any, context: Context) -> Any:
-        """Of later versions of the contract than the oldest that is supported."""
+        """A method of later versions of the contract. The oldest version that is supported does not have it."""
         return health_pb2.HealthListResponse(  # type: ignore[attr-defined]  # as above
             statuses={
                 service: health_pb2.HealthCheckResponse(status=status) for service, status in self._statuses.items()

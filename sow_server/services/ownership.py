@@ -17,8 +17,8 @@ from sow_server.services.wire.convert import invalid
 
 
 class DurableOwners:
-    """What the owners of durables may hold back (`subscriptions.backlogs.Owners`). One that the access file does not
-    have any more, or of another instance, may do no more than a role without limits says."""
+    """Knows what the owners of durables may hold back (`subscriptions.backlogs.Owners`). An owner that the access file
+    no longer has, or that is of another instance, may do no more than a role without limits says."""
 
     def __init__(self, authorizer: Authorizer) -> None:
         self._authorizer = authorizer
@@ -73,7 +73,7 @@ class OwnedDurables:
 
 
 def _retains_more(declared: Declared, settings: TopicSettings) -> bool:
-    """Whether a durable declares a longer retention than its topic has."""
+    """True if a durable declares a longer retention than its topic has."""
     for field in ("retain_time_micros", "retain_bytes"):
         bound, own = getattr(settings, field), declared.get(field, 0)
         if bound is not None and (own is None or (isinstance(own, int) and own > bound)):

@@ -162,7 +162,7 @@ class Change(Version):
 
     @property
     def removes(self) -> bool:
-        """Whether it removes the record: a delete or an expiry, or a delete of a record that is not here."""
+        """True if the change removes the record: a delete or an expiry, or a delete of a record that is not here."""
         return self.kind == DELETE or self.kind == EXPIRE or self.kind == BURY
 
     @property
@@ -215,7 +215,7 @@ class Change(Version):
         return len(self.payload) + (0 if self._previous_value is None else len(self._previous_value))
 
     def due(self, now_micros: int) -> bool:
-        """Whether a put is no longer handed over because the record is due (rule J12)."""
+        """True if a put is no longer handed over because the record is due (rule J12)."""
         return self.expire_time <= now_micros and self._falls_due
 
     @property

@@ -63,7 +63,7 @@ class Row(NamedTuple):
     unset_paths: tuple[str, ...] = ()
     skip_from: int = NEVER
     enters: bool = False
-    """Whether the record comes into focus with this put. Known only with `Wants.conflated`."""
+    """True if the record comes into focus with this put. Known only with `Wants.conflated`."""
 
     @property
     def size(self) -> int:
@@ -318,9 +318,9 @@ class SnapshotBegin:
     view: bytes = b""
     """Names what the subscriber sees of its one topic; empty: of several."""
     expires: bool = False
-    """Whether its one topic acts on lifetimes."""
+    """True if its one topic acts on lifetimes."""
     held: bool = False
-    """Whether ranges that the subscriber holds are left out (`held`)."""
+    """True if ranges that the subscriber holds are left out (`held`)."""
 
 
 @dataclass(frozen=True, slots=True)

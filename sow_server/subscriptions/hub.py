@@ -296,7 +296,7 @@ class Hub:
 
 
 def _sees_all(request: Request, topic: Topic) -> bool:
-    """Whether a subscriber may see every record of a topic; the keys of others must not be told (rule A4)."""
+    """True if a subscriber may see every record of a topic. The keys of other records must not be told (rule A4)."""
     try:
         view = request.view(topic)
     except StoreError:

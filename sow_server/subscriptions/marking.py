@@ -40,7 +40,7 @@ class Marking:
         self._held = held
         self._lasting = lasting
         self.covers = not held
-        """Whether this instance has everything that the subscriber was told at others (rule F9)."""
+        """True if this instance has everything that the subscriber was told at others (rule F9)."""
         self._whole: frozenset[str] | None = None
         """The sources that send all of its topics whole, in `_version`."""
         self._version = -1
@@ -49,12 +49,12 @@ class Marking:
 
     @property
     def elsewhere(self) -> bool:
-        """Whether the subscriber may have what this instance lacks ([2])."""
+        """True if the subscriber may have something that this instance lacks ([2])."""
         return bool(self._held)
 
     @property
     def sources(self) -> bool:
-        """Whether other instances send to this one. Subscribers that get no marks are told so, too."""
+        """True if other instances send to this one. Subscribers that get no marks are told so, too."""
         return self._source_marks.active
 
     @property
@@ -70,7 +70,7 @@ class Marking:
         return self._marks is None and bool(self._whole)
 
     def is_due(self, position: int, elapsed_micros: int) -> bool:
-        """Whether to tell a position now."""
+        """True if a position is to be told now."""
         at = self.next_micros
         if at is None or elapsed_micros < at:
             return False

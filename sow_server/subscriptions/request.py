@@ -48,7 +48,7 @@ class ViewFilter(Protocol):
     def fixed_meta(self) -> Meta: ...
     @property
     def matches(self) -> Callable[[bytes, bytes], bool]:
-        """Whether a live record matches, by its record key and its stored value."""
+        """A function that returns True if a live record matches, by its record key and its stored value."""
 
 
 class Snapshot(Protocol):
@@ -60,11 +60,11 @@ class Snapshot(Protocol):
 
     @property
     def done(self) -> bool:
-        """Whether all records have been read."""
+        """True if all records have been read."""
 
     @property
     def truncated(self) -> bool:
-        """Whether records are missing, because there are more than the subscriber wants. Known once it is done."""
+        """True if records are missing, because there are more than the subscriber wants. Known once it is done."""
 
     @property
     def absent_fields(self) -> Sequence[str]:
@@ -120,12 +120,12 @@ class Wants:
     projection: Projection | None = None
     batch_size: int = 1000
     conflated: bool = False
-    """Whether `Conflation` takes the rows. It has to know which of them come into focus, and decides by itself which
+    """True if `Conflation` takes the rows. It has to know which of them come into focus, and decides by itself which
     records are due."""
 
     @property
     def leaving(self) -> bool:
-        """Whether it hears of records that leave its view."""
+        """True if the subscriber hears of records that leave its view."""
         return self.oof or self.changes
 
 
@@ -148,8 +148,8 @@ class Request:
     progress_micros: int = PROGRESS_MICROS
     batch_size: int = 1000
     permits: Callable[[Topic], bool] = _all
-    """Whether the subscriber may see anything of a topic; one that it may not see matches no pattern (rule A4). From
-    any thread."""
+    """Returns True if the subscriber may see anything of a topic. A topic that it may not see matches no pattern (rule
+    A4). From any thread."""
     name: bytes = b""
     """Names all that it sees of the topics that match its pattern."""
 
@@ -160,7 +160,7 @@ class Request:
 
     @property
     def previous(self) -> bool:
-        """Whether it needs the records that changes replace."""
+        """True if the subscriber needs the records that changes replace."""
         return self.oof or self.changes or self.delta
 
 

@@ -116,18 +116,18 @@ class Subscription:
         self._closed = common.closed
         self._marking = marking
         self._elsewhere = marking is not None and marking.elsewhere
-        """Whether it has come from another instance, and is told of every record that leaves."""
+        """True if the subscriber has come from another instance, and is told of every record that leaves."""
         self._views: dict[int, tuple[VersionMatcher, Wants] | None] = {}
         self._replay = Replay(reads, self.view, topic=topic, follows=self.follows)
         self.wake: Callable[[], None] = lambda: None
         """Set by the driver of the machine."""
 
         self._may_open = False
-        """Whether all commits staged before its topics were followed are through, and it has not begun yet."""
+        """True if all commits staged before its topics were followed are through, and it has not begun yet."""
         self._durable = False
-        """Whether its start is on disk."""
+        """True if its start is on disk."""
         self._greeted = False
-        """Whether the first frame has been sent."""
+        """True once the first frame has been sent."""
         self._snapshot: Snapshot | None = None
         self._batch: SnapshotBatch | None = None
         """Read, and not yet sent."""
@@ -135,13 +135,13 @@ class Subscription:
         self._live_from = 0
         """The position at which it attached."""
         self._behind = False
-        """Whether the changes after `_covered` have to be read from the journal."""
+        """True if the changes after `_covered` have to be read from the journal."""
         self._accepted: dict[int, int] = {}
         self._position = 0
         self._covered = 0
         """Everything up to here has been sent, or is in the outbox."""
         self._together = False
-        """Whether the last frame belongs together with the next."""
+        """True if the last frame belongs together with the next."""
         interval = request.conflation_micros
         self._conflation = Conflation(interval, request.batch_size) if interval else None
         self._outbox = Outbox(self._conflation)
@@ -167,12 +167,12 @@ class Subscription:
 
     @property
     def together(self) -> bool:
-        """Whether the last sent frame belongs together with the next, so that it cannot stop here."""
+        """True if the last sent frame belongs together with the next, so that the subscription cannot stop here."""
         return self._together
 
     @property
     def behind(self) -> bool:
-        """Whether it is served from the journal."""
+        """True if the subscription is served from the journal."""
         return self._behind
 
     # -- a member of the dispatcher -----------------------------------------------------------------------------------

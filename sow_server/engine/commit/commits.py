@@ -110,7 +110,7 @@ class Commits:
 
     @property
     def busy(self) -> bool:
-        """Whether somebody has published a short time ago. From any thread."""
+        """True if somebody published a short time ago. From any thread."""
         return self._writer.busy()
 
     # -- the committed state -----------------------------------------------------------------------------------

@@ -646,15 +646,15 @@ class Removed(NamedTuple):
     values: Sequence[bytes]
     """Stored values of the records; empty bytes for BURY."""
     versions: Sequence[int]
-    """Of the deletes, or of the records that expired."""
+    """The versions of the deletes, or of the records that expired."""
     origins: Sequence[int]
-    """Of the instances that wrote these versions."""
+    """The numbers of the instances that wrote these versions."""
     previous: Sequence[int]
     """Sequences of the removed records; 0 for BURY."""
     sequences: Sequence[int]
-    """Of the removals."""
+    """The sequences of the removals."""
     letters: bool = True
-    """Whether records that expire may leave dead letters."""
+    """True if records that expire may leave dead letters."""
 
 
 class RemovalHook(Protocol):

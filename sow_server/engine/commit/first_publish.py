@@ -39,7 +39,8 @@ def creation(create: Callable[[str], TopicStep] | None, topics: Topics, request:
 
 
 def creates(create: Callable[[str], TopicStep] | None, topics: Topics, job: Job) -> bool:
-    """Whether a job may create its topic: it has not been prepared yet, or its topic was deleted while it waited."""
+    """True if a job may create its topic: the job has not been prepared yet, or its topic was deleted while it
+    waited."""
     gone = job.topic is None or job.topic.id not in topics.by_id
     return gone and creation(create, topics, job.request) is not None
 

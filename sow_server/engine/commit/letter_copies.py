@@ -35,7 +35,8 @@ from sow_server.engine.values.policies import Declared
 HOPS_MAX: Final = 16
 """How many times a record may be copied from topic to topic, each copy expiring in turn."""
 KEY_BYTES_MAX: Final = 8192
-"""Of a copy. Escaping may double a key with every hop; a longer one is replaced by its digest."""
+"""The most bytes of the key of a copy. Escaping may double a key with every hop. A longer key is replaced by its
+digest."""
 FIELD: Final = "dead_letter"
 EXPIRED: Final = "expired"
 SET_ASIDE: Final = "delivery_limit"
@@ -130,7 +131,7 @@ def post(topics: Topics, topic: Topic, keys: Sequence[bytes], values: Sequence[b
 
 
 def fits(source: TopicSettings, target: TopicSettings) -> bool:
-    """Whether a topic can take copies of another's records."""
+    """True if a topic can take copies of another's records."""
     return not target.key and (
         target.message_type is MessageType.BINARY
         or (source.message_type, source.separator) == (target.message_type, target.separator)
@@ -188,7 +189,8 @@ def _type_text(settings: TopicSettings) -> str:
 
 
 def may_be_copy(topic: Topic, key: bytes) -> bool:
-    """Whether `post` can have made a key of well-formed UTF-8; such a key may be longer than a publisher's."""
+    """True if `post` can have made a key, which is well-formed UTF-8. The key of a copy may be longer than a
+    publisher's."""
     if topic.id == UNDELIVERED_ID:
         return True  # no publisher writes there
     if topic.settings.key or len(key) > KEY_BYTES_MAX:

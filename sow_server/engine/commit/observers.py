@@ -16,7 +16,7 @@ class Committed(NamedTuple):
     commit_time_micros: int
     chunks: Sequence[ChunkBuilder]
     control: bool = False
-    """Whether it may have added, removed or altered topics."""
+    """True if the commit may have added, removed or altered topics."""
     dropped: Sequence[Topic] = ()
     """Topics that were deleted; they have no later changes."""
 

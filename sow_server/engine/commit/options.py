@@ -19,7 +19,7 @@ class WriterOptions:
     queue_requests_max: int = 10_000
     queue_bytes_max: int = 64 * 2**20
     queue_shared: bool = False
-    """Whether each caller leaves a part of the queue to others (queue [5])."""
+    """True if each caller leaves a part of the queue to others (queue [5])."""
     buffered_sync_micros: int = 40_000
     stall_patience_micros: int = 5 * MICROS
     sweep_entries_max: int = 1000

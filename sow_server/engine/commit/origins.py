@@ -19,7 +19,7 @@ from sow_server.engine.values.errors import Reason, StoreError
 ORIGINS_MAX: Final = 2**16
 """Names of instances that wrote records: a record has two bytes for the number of one."""
 OWN_MAX: Final = 1_024
-"""Of these, the ones that are left for this instance: it needs one more after each restore."""
+"""The part of these names that is left for this instance. It needs one more after each restore."""
 
 
 class NewOrigins:
@@ -37,7 +37,7 @@ class Origins:
     def __init__(self, rocks: Rocks, names: tuple[str, ...], own: int) -> None:
         self._rocks = rocks
         self.names = names
-        """By number. Replaced, never changed."""
+        """The names by their numbers. The tuple is replaced, never changed."""
         self.own: Final = own
         """The number of this instance for its writes with these data."""
 

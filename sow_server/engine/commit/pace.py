@@ -28,7 +28,7 @@ class CallsUnderWay:
     def __init__(self) -> None:
         self._count = 0
         self.awaited = False
-        """Whether the writer waits until there are none."""
+        """True while the writer waits until no such call is under way."""
         self.wake: Callable[[], None] = lambda: None
         """Ends the writer's wait."""
 
@@ -74,7 +74,7 @@ class SweepPace:
         return self.next_micros
 
     def busy(self, now: int) -> bool:
-        """Whether somebody has published a short time ago."""
+        """True if somebody published a short time ago."""
         return now - self._last_publish < self._options.busy_window_micros
 
     def entries_max(self, now: int) -> int:

@@ -70,7 +70,7 @@ class AnsweredRun:
     version: int
     sequence: int
     expire_time_micros: int
-    """Of all of them; `SEVERAL`: they differ, and are forgotten."""
+    """The expire time of all of them. `SEVERAL`: their times differ, and are forgotten."""
 
     def grow(self, other: AnsweredRun) -> bool:
         """Appends a run that continues this one; False if it does not."""
@@ -125,7 +125,7 @@ class Publisher(NamedTuple):
     runs: bytes = b""
     """The last runs of records that were applied in this epoch, packed ([4])."""
     token: int = 0
-    """Of the epoch; 0: it has none, and means nothing elsewhere."""
+    """The token of the epoch. 0: the epoch has none, and means nothing elsewhere."""
     given: bool = False
     """This instance has given the epoch: a position without a token is one of it."""
     contiguous: int = 0
@@ -135,7 +135,7 @@ class Publisher(NamedTuple):
     topics: tuple[int, ...] = ()
     """Ids of the topics of the epoch's records that were decided here."""
     earlier: tuple[int, ...] = ()
-    """Of earlier epochs."""
+    """Ids of the topics of the records of earlier epochs that were decided here."""
     told: tuple[Told, ...] = ()
     """The parts of what peers themselves have told, of this epoch or later ones; the newest last."""
     has_passed_on: bool = False
@@ -161,7 +161,7 @@ class Publisher(NamedTuple):
         return rank[0], known_upto(self.highest_sequence if rank == self.rank else 0, known)
 
     def elsewhere(self, topic_id: int) -> Elsewhere:
-        """What counts of peers for records of a topic, in this epoch ([7])."""
+        """The sequences that peers have told of and that count for records of a topic, in this epoch ([7])."""
         heard = self._heard()
         found = heard and [told for told in heard if told.rank == self.rank and topic_id in told.topics]
         if not found:
@@ -232,7 +232,7 @@ class Publisher(NamedTuple):
         return (*self.told, *self.passed_on) if self.passed_on else self.told
 
     def _heeds(self, told: Told) -> bool:
-        """Whether an epoch counts that a peer has told of ([8])."""
+        """True if the epoch that a peer has told of counts ([8])."""
         theirs = (*told.topics, *told.others)
         written = (*self.topics, *self.earlier)
         return told.epoch - self.epoch <= EPOCH_STEP_MAX and all(one and one in theirs for one in written)
@@ -273,7 +273,7 @@ class Publisher(NamedTuple):
         return with_topics(self.earlier, self.topics)
 
     def _decided(self, position: PublisherPosition, count: int) -> bool:
-        """Whether all of a request was decided before, in this epoch."""
+        """True if all of a request was decided before, in this epoch."""
         same = (position.epoch, self._token_of(position)) == (self.epoch, self.token)
         if not same or position.first_sequence + count - 1 > self.highest_sequence:
             return False

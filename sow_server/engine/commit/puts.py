@@ -490,7 +490,7 @@ def _too_many_entries(draft: Draft, topic: Topic, delta: Delta, store_key: bytes
 
 
 def _seen(draft: Draft, permits: PermittedRows, key: bytes, store_key: bytes) -> bool:
-    """Whether an existing record is among the publisher's rows."""
+    """True if an existing record is among the publisher's rows."""
     return permits.has(key, draft.body(store_key) if permits.reads_payloads else b"")
 
 
@@ -535,7 +535,7 @@ def failed_condition(condition: Condition, head: bytes | None, index: int) -> Re
 
 
 def ttl_ignored(topic: Topic, lifetime: Lifetime) -> bool:
-    """Whether a lifetime was given to a topic that does not act on expiration."""
+    """True if a lifetime was given to a topic that does not act on expiration."""
     return topic.settings.expiration is Expiration.DISABLED and lifetime.kind is not LifetimeKind.ABSENT
 
 

@@ -43,11 +43,11 @@ class WriteQueue:
         self._turns: Turns[Item] = Turns()
         """Items that the writer has taken in and not finished."""
         self._begins: str | None = None
-        """By [4], the caller with the next turn."""
+        """The caller with the next turn, by [4]."""
         self._lately: dict[str, float] = {}
         """The charges of callers since the last `take`. The turns forget them once nobody waits."""
         self.stopped = False
-        """Whether the stop has been taken in: once nothing waits, the writer ends."""
+        """True once the stop has been taken in. The writer then ends once nothing waits."""
         self.failure: StoreError | None = None
         """The reason why no more items are accepted."""
         self.stopping = False
@@ -220,8 +220,8 @@ class WriteQueue:
         self._lately[caller] = self._lately.get(caller, 0.0) + commits
 
     def begin_next(self, aside: Sequence[Item], chosen: Sequence[Item]) -> None:
-        """Of the items that did not fit into this commit, the first whose caller has nothing in it begins the next one
-        [4]."""
+        """Chooses the item that begins the next commit [4]: the first of those that did not fit into this commit and
+        whose caller has nothing in it."""
         served = {item.caller for item in chosen}
         self._begins = next((item.caller for item in aside if item.caller not in served), None)
 

@@ -46,9 +46,10 @@ class RequestLimits:
     request_bytes_max: int = 16 * 2**20
     atomic_records_max: int = 1000
     index_entries_max: int = ENTRIES_MAX
-    """Of one record."""
+    """The most index entries of one record."""
     atomic_entries_max: int = 50_000
-    """Of the records with arrays of an atomic request, which no commit can share with the next."""
+    """The most index entries of the records with arrays of an atomic request. Two commits cannot share such a
+    request."""
 
 
 Result = Applied | Refusal
@@ -144,11 +145,11 @@ class Job:
         self.record_micros = 0.0
         """The estimated work on a record; 0: not estimated yet."""
         self.looked_up = False
-        """Whether the heads of its next records have been looked up, as its work depends on them."""
+        """True if the heads of its next records have been looked up, because its work depends on them."""
         self.alone = False
-        """Whether the job needs a separate commit: undoing an atomic request undoes the whole commit."""
+        """True if the job needs a separate commit, because undoing an atomic request undoes the whole commit."""
         self.whole = False
-        """Whether all its records are decided in one commit, although each stands alone."""
+        """True if all its records are decided in one commit, although each stands alone."""
         if isinstance(request, Publish):
             self.alone = request.atomic and len(request.payloads) > 1
         elif isinstance(request, Touch):
@@ -162,7 +163,7 @@ class Job:
 
     @property
     def is_part(self) -> bool:
-        """Whether it is a part of a longer change, by filter or of a whole topic."""
+        """True if the job is a part of a longer change, by filter or of a whole topic."""
         return isinstance(self.request, Delete | Restamp) and self.request.topic_id is not None
 
     @property
@@ -452,4 +453,4 @@ ENTRIES_FEW: Final = 32
 """Index entries of a record that are not counted: a topic with the most indexes has as many without any array."""
 UNSET_PATHS_MAX: Final = 1000
 UNSET_CHARACTERS_MAX: Final = 64 << 10
-"""Of all paths of a request together: the writer's thread parses them."""
+"""The most characters of all paths of a request together. The writer's thread parses them."""

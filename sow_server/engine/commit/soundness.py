@@ -38,7 +38,7 @@ log = structlog.get_logger(__name__)
 LOG_INTERVAL_MICROS: Final = 10 * MICROS
 """The time between two log lines about unsound rows of one topic."""
 SHOWN_BYTES: Final = 60
-"""Of a key, in the log and in messages."""
+"""The most bytes of a key that the log and messages show."""
 _PUTS: Final = frozenset((PUT, TOUCH))
 
 
@@ -122,7 +122,7 @@ def _is_text(keys: Sequence[bytes]) -> bool:
 
 
 def is_utf8(text: bytes) -> bool:
-    """Whether these bytes are well-formed UTF-8."""
+    """True if these bytes are well-formed UTF-8."""
     try:
         text.decode()
     except UnicodeDecodeError:
@@ -150,8 +150,8 @@ def _unlike_their_keys(topic: Topic, kinds: bytes, keys: Sequence[bytes], payloa
 
 
 def _had_key(topic: Topic, key: bytes, payload: bytes) -> bool:
-    """Whether a publish gave this key before a large float had its shortest digits in it (keys [3]). It had all digits
-    of the integer that the float is."""
+    """True if a publish gave this key before a large float had its shortest digits in it (keys [3]). The key then had
+    all digits of the integer that the float is."""
     document = topic.format.decode(payload)
     values = [value_at(document, path) for path in topic.key_paths]
     whole = [int(value) if type(value) is float and value.is_integer() else value for value in values]
@@ -246,11 +246,11 @@ class SoundnessReports:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self.refused: Counter[tuple[str, str]] = Counter()
-        """By the names of topic and reason."""
+        """The numbers of refused rows, by the names of topic and reason."""
         self.skipped: Counter[str] = Counter()
-        """By the name of the topic."""
+        """The numbers of skipped rows, by the name of the topic."""
         self._logged: dict[tuple[str, str], tuple[int, int]] = {}
-        """By event and topic: the time of the last line, and the number of rows since then."""
+        """The time of the last line, and the number of rows since then, by event and topic."""
 
     def refuse(self, source: str, topic: Topic, changes: Changes, found: Mapping[int, Fault], now_micros: int) -> None:
         """Counts rows of a peer that were left out."""

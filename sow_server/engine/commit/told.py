@@ -30,7 +30,7 @@ TOLD_OF_PEER_MAX: Final = 8
 
 
 class Told(NamedTuple):
-    """What a peer has told of an epoch of a publisher (publishers [7])."""
+    """A part of what a peer has told of an epoch of a publisher (publishers [7])."""
 
     source: str
     """The name of the peer."""
@@ -39,7 +39,8 @@ class Told(NamedTuple):
     topics: tuple[int, ...]
     """Ids of the topics of the records."""
     passed_on: bool = False
-    """By what the peer says they may have been decided at a third instance: it is of these topics and no others."""
+    """True if the records may have been decided at a third instance, by what the peer says. The part is then of these
+    topics and no others."""
     others: tuple[int, ...] = ()
     """Ids of other topics that the publisher had written here when the peer last told this, as far as these are topics
     of the peer, too (publishers [8]). None of what is passed on: of whom they would be topics is not known."""
@@ -66,16 +67,16 @@ class Told(NamedTuple):
         return self.ahead[-1][1] if self.ahead else self.contiguous
 
     def is_continued_by(self, later: Told) -> bool:
-        """Whether they are parts of one thing."""
+        """True if this part and `later` are parts of one thing."""
         same = self.rank == later.rank and self.is_like(later)
         return same and (not self.passed_on or set(self.topics) == set(later.topics))
 
     def is_ended_by(self, later: Told) -> bool:
-        """Whether the peer has told of a later epoch of its topics."""
+        """True if the peer has told, with `later`, of a later epoch of this part's topics."""
         return self.rank < later.rank and self.is_like(later) and set(self.topics) <= set(later.topics)
 
     def is_like(self, other: Told) -> bool:
-        """Whether both are the peer's own, or both are passed on by it."""
+        """True if both are the peer's own, or both are passed on by it."""
         return (self.source, self.passed_on) == (other.source, other.passed_on)
 
     def with_bounded_topics(self) -> Told:
@@ -92,7 +93,7 @@ PassedOn: TypeAlias = tuple[Told, ...]
 
 
 class Elsewhere(NamedTuple):
-    """What peers have told of the records of one topic, in the epoch of a request."""
+    """The sequences of the records of one topic that peers have told of, in the epoch of a request."""
 
     ranges: list[tuple[int, int]]
     refused: frozenset[int]

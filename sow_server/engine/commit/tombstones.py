@@ -37,7 +37,7 @@ def tombstone(draft: Draft, store_key: bytes) -> Tombstone | None:
 
 
 def may_have_tombstones(draft: Draft, topic: Topic) -> bool:
-    """Whether looking for tombstones of a topic can find any."""
+    """True if a search for tombstones of a topic can find any."""
     return bool(draft.batch.puts[TOMBSTONES]) or draft.figures(topic).tombstones > 0
 
 

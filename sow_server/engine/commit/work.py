@@ -44,7 +44,7 @@ costs the memory of its whole record."""
 
 
 class Room:
-    """What is left of one commit: records, work, and bytes of the stored records that it changes."""
+    """The room that is left in one commit: records, work, and bytes of the stored records that the commit changes."""
 
     __slots__ = ("_bytes", "_micros", "_options", "left", "records")
 
@@ -54,7 +54,7 @@ class Room:
         self._micros = float(options.commit_work_micros)
         self._bytes = options.commit_merged_bytes_max
         self.left = True
-        """Whether there is room for another job."""
+        """True if there is room for another job."""
 
     def take(self, draft: Draft, job: Job, *, first: bool) -> tuple[int, float] | None:
         """Takes as much of a job as fits: how many records, and what they have of a commit, for which callers are
@@ -98,7 +98,7 @@ class Room:
         return part
 
     def _divided(self, job: Job) -> bool:
-        """Whether a job fills up a commit that others have begun. One that fits into a commit of its own is not split
+        """True if a job fills up a commit that others have begun. A job that fits into a commit of its own is not split
         over two."""
         if job.whole or isinstance(job.request, Delete):
             return False
@@ -128,7 +128,7 @@ def merge_room(options: WriterOptions) -> int:
 
 
 def touches_stored(job: Job) -> bool:
-    """Whether the work on a request depends on records that are stored, as of [2]."""
+    """True if the work on a request depends on records that are stored, as [2] says."""
     request, topic = job.request, job.topic
     if not isinstance(request, Publish):
         return True

@@ -112,7 +112,7 @@ class Writer:
         self.calls.wake = self.queue.wake
         self._pace: Final = SweepPace(options, self.calls)
         self.busy: Final[Callable[[], bool]] = lambda: self._pace.busy(clock.now_micros())
-        """Whether somebody has published a short time ago. From any thread."""
+        """Returns True if somebody published a short time ago. From any thread."""
         self._merge_room: Final = merge_room(options)
         self._one_each = 0
         """So many commits take one job each: staging some together has failed, and the one at fault is among them."""
@@ -334,7 +334,7 @@ class Writer:
         self._one_each = max(0, self._one_each - 1)
         parts: list[tuple[Job, Slice]] = []
         rest: dict[str, list[Job]] = {}
-        """Of callers with a job that was cut short: its rest, and their jobs behind it."""
+        """The rest of each caller's job that was cut short, and the caller's jobs behind it."""
         refused = False
         try:
             fetch_heads(draft, chosen)

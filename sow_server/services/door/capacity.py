@@ -55,7 +55,7 @@ class SharedRoom:
         self._share = share
         self._of: dict[str, int] = {}
         self.held = 0
-        """What all callers hold."""
+        """The room that all callers hold."""
 
     def take(self, caller: str, size: int = 1) -> bool:
         """Takes room until `free`; False if there is none for this caller. If nobody holds any, any size has room."""
@@ -87,7 +87,7 @@ class Place(NamedTuple):
     room: SharedRoom
     caller: str
     watches_of: Counter[str] | None = None
-    """Of watchers of health: their calls by connection."""
+    """The numbers of calls that watch health, by connection. None: this call does not watch health."""
     connection: str = ""
 
     def leave(self) -> None:
@@ -110,7 +110,7 @@ class Places:
         self._checks = SharedRoom(HEALTH_CHECKS_MAX, CALLS_SHARE)
         self._watches = SharedRoom(HEALTH_WATCHES_MAX, CALLS_SHARE)
         self._watches_of: Counter[str] = Counter()
-        """By connection."""
+        """The numbers of calls that watch health, by connection."""
 
     def enter(self, need: Need, connection: str, caller: str) -> Place:
         """A call begins; `Place.leave` must follow. Raises StoreError OVERLOADED."""

@@ -78,7 +78,7 @@ class CallTraces(Protocol):
 _SINGLE_PUBLISHES: Final = frozenset({"/sow.v1.SowService/Publish", "/sow.v1.SowService/Touch"})
 """Methods whose callers wait for a commit of their own. The requests of a stream are queued before they are awaited."""
 _KINDS: Final = {False: grpc.stream_unary_rpc_method_handler, True: grpc.stream_stream_rpc_method_handler}
-"""By whether the server answers with a stream."""
+"""The functions that make a handler. The key is True if the server answers with a stream."""
 
 
 class CallAdmission:

@@ -82,7 +82,7 @@ class Admission:
         return topic
 
     def limits(self, request: model.Request) -> bool:
-        """Whether the request's topic has a quota at this moment; if it has none, `admit` returns at once."""
+        """True if the request's topic has a quota at this moment. If it has none, `admit` returns at once."""
         return self._limited(request) is not None
 
     def left(self, topic: Topic, request: model.Request) -> None:
@@ -135,7 +135,7 @@ class Admission:
             del self._polls[topic.id]
 
     def _over(self, topic: Topic) -> bool:
-        """Whether there is no reason to wait for this topic any more."""
+        """True if there is no reason to wait for this topic any more."""
         settings = topic.settings
         return (
             topic.id not in self._topics.by_id

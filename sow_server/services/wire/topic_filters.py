@@ -64,8 +64,8 @@ class TopicFilters:
         self._snapshot_max = snapshot_max
         self._filters: dict[tuple[object, ...], RecordFilter | None] = {}
         self._by_key: dict[tuple[tuple[str, ...], Restriction], RecordFilter] = {}
-        """By key fields and restriction. A topic may appear later; its filter is then needed on the event loop, where a
-        long one must not be compiled again."""
+        """The filters by key fields and restriction. A topic may appear later. Its filter is then needed on the event
+        loop, where a long one must not be compiled again."""
 
     def view(self, topic: Topic) -> View:
         """The view of a topic. Raises StoreError: FILTER_INVALID, UNSUPPORTED_FOR_MESSAGE_TYPE, RESYNC_REQUIRED, …"""
@@ -104,7 +104,7 @@ class TopicFilters:
         return whole if held is None else held(whole, topic.name)
 
     def permits(self, topic: Topic) -> bool:
-        """Whether the subscriber may see anything of a topic."""
+        """True if the subscriber may see anything of a topic."""
         return self._part_of(topic) is not None
 
     def _name(self, topic: Topic, restriction: Restriction) -> bytes:

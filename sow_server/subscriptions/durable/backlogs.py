@@ -49,7 +49,7 @@ class Owners(Protocol):
     """Knows what the owners of durables may do. "" is the owner of durables from before the access file."""
 
     def may_hold(self, owner: str, topic: str) -> bool:
-        """Whether the owner has `topic-admin` on a topic."""
+        """True if the owner has `topic-admin` on a topic."""
 
     def backlog_bytes(self, owner: str) -> int | None:
         """The owner's limit; None: it has none."""
@@ -91,7 +91,7 @@ class Backlogs:
         self._tell = tell
         self._hold_micros = hold_micros
         self._holds: dict[int, _Hold] = {}
-        """By topic id."""
+        """The holds by topic id."""
         self._distrusted: dict[int, dict[str, int]] = {}
         """Until when, by topic id and owner [2]."""
         self._losses = _Losses()
@@ -221,7 +221,8 @@ class _Losses:
 
     def __init__(self) -> None:
         self._since: dict[tuple[str, str, str], tuple[int, int, str]] = {}
-        """By event, topic and owner: the time of the last line, the losses since, and the durable of the last one."""
+        """The time of the last line, the losses since then, and the durable of the last loss, by event, topic and
+        owner."""
 
     def note(self, event: str, topic: Topic, durable: str, now: int) -> None:
         """A durable has lost entries."""
@@ -264,7 +265,7 @@ def _holds(topic: Topic) -> bool:
 
 
 def _went_on(topic: Topic, entries: int, size: int) -> bool:
-    """Whether so many acknowledged entries and bytes are enough of the quota."""
+    """True if so many acknowledged entries and bytes are enough of the quota."""
     number, bytes_max = topic.settings.backlog_quota_entries, topic.settings.backlog_quota_bytes
     if entries <= 0:
         return False

@@ -79,7 +79,8 @@ class ConsumerOwner(Protocol):
         """Lets the position follow the entries that the filter has left out."""
 
     def delivered_enough(self, topic: Topic, durable: Durable) -> bool:
-        """Whether the first entry has reached the delivery limit, unless the filter leaves it out."""
+        """True if the first entry has reached the delivery limit. The filter may leave that entry out, which is not
+        checked here."""
 
     def first_entries(self, request: Request, topic: Topic, durable: Durable) -> Callable[[], FirstEntries | None]:
         """Reads, on a reader thread, the first entries that have reached the delivery limit."""
@@ -89,7 +90,8 @@ class ConsumerOwner(Protocol):
 
 
 class EndedConsumer(NamedTuple):
-    """What is kept of a consumer, so that it can still acknowledge what it was handed. As of `Consumer`."""
+    """The part of a consumer that is kept, so that it can still acknowledge what it was handed. The fields are those of
+    `Consumer`."""
 
     session: str
     sent: int
@@ -126,15 +128,15 @@ class Consumer:
         self.told = 0
         """Gaps up to here have been told, or lie behind changes that were handed over."""
         self.life: Life | None = None
-        """Of its durable, when it attached; None: it has not yet."""
+        """The life of its durable, when it attached. None: it has not attached yet."""
         self._owner = owner
         self._closed = closed
         self._frames: deque[Frame] = deque()
         self._inner: Subscription | None = None
         self._greeting = False
-        """Whether the next progress of the inner subscription is its first frame, which the client does not get."""
+        """True if the next progress of the inner subscription is its first frame, which the client does not get."""
         self._snapshot = False
-        """Whether a snapshot replaces the backlog, and has not ended yet."""
+        """True if a snapshot replaces the backlog, and has not ended yet."""
         self._error: StoreError | None = None
         self._is_closed = False
         self._attached: AttachedDurable | None = None
@@ -151,7 +153,7 @@ class Consumer:
 
     @property
     def behind(self) -> bool:
-        """Whether it is served from the journal."""
+        """True if the consumer is served from the journal."""
         return self._inner is None or self._inner.behind
 
     @property
@@ -352,11 +354,11 @@ class Consumer:
 
     @property
     def snapshot_pending(self) -> bool:
-        """Whether a snapshot replaces the backlog, and has not been sent to its end."""
+        """True if a snapshot replaces the backlog, and has not been sent to its end."""
         return self._snapshot
 
     def ended(self) -> EndedConsumer:
-        """What is to be kept once it is closed: a consumer with its subscription takes 10 KB."""
+        """The part that is kept once the consumer is closed. A consumer with its subscription takes 10 KB."""
         return EndedConsumer(self.session, self.sent, self.handed, self.told, self._snapshot, self.life)
 
 

@@ -217,7 +217,7 @@ class Consumers:
         return len(self._consumers)
 
     def is_attached(self, topic: Topic, name: str) -> bool:
-        """Whether a consumer is attached."""
+        """True if a consumer is attached to a durable."""
         return (topic.id, name) in self._consumers
 
     # -- acknowledging ----------------------------------------------------------------------------------------------
@@ -302,7 +302,8 @@ class Consumers:
     # -- the delivery limit -----------------------------------------------------------------------------------------
 
     def delivered_enough(self, topic: Topic, durable: Durable) -> bool:
-        """Whether the first entry has reached the delivery limit, unless the filter leaves it out."""
+        """True if the first entry has reached the delivery limit. The filter may leave that entry out, which is not
+        checked here."""
         limit = self._durables.settings(topic, durable).delivery_limit
         if limit is None or durable.delivered(durable.position + 1) < limit:
             return False
@@ -583,7 +584,7 @@ def exceeds(
     *,
     passed_over: Collection[str] = (),
 ) -> bool:
-    """Whether a topic's backlog, with the entries and bytes `under_way` to it, has reached its quota (rule J9).
+    """True if a topic's backlog, with the entries and bytes `under_way` to it, has reached its quota (rule J9).
     `passed_over`: owners whose durables do not count (rule J19)."""
     settings = topic.settings
     size, age, number = settings.backlog_quota_bytes, settings.backlog_quota_age_micros, settings.backlog_quota_entries

@@ -61,12 +61,12 @@ class Browse:
 
     @property
     def complete(self) -> bool:
-        """Whether there are no more entries."""
+        """True if there are no more entries."""
         return self.position >= self._upto
 
     @property
     def done(self) -> bool:
-        """Whether there are no more entries, or as many were read as asked for."""
+        """True if there are no more entries, or as many were read as asked for."""
         return self.complete or not self._left
 
     def read(self) -> list[ChangeFrame]:

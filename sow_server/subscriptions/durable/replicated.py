@@ -52,7 +52,7 @@ class ConsumersHere(Protocol):
         """Ends the consumer of a durable. `for_good`: none of its acknowledgements counts any more."""
 
     def is_stale(self, topic: Topic, name: str) -> bool:
-        """Whether the last consumer of a durable has attached to one in whose place another one is by now."""
+        """True if another durable is by now in the place of the one to which the last consumer has attached."""
 
     def merge(self, run: Callable[[DurableEditor], list[Merged]]) -> Pending[list[Merged]]:
         """Changes durables in one commit. Raises StoreError."""

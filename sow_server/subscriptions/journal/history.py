@@ -65,13 +65,13 @@ class History:
         self._wants = Wants(changes=True, projection=projection)
         self._left = entries_max
         self._known = False
-        """Whether the next change is certainly at `_position`."""
+        """True if the next change is certainly at `_position`."""
         self._begun = False
         self._position = upto
         self.done = False
-        """Whether all has been read, or as many entries as were asked for."""
+        """True once all has been read, or as many entries as were asked for."""
         self.discarded = False
-        """Whether the journal has discarded changes of the topic from before the last entry."""
+        """True if the journal has discarded changes of the topic from before the last entry."""
 
     @property
     def next_position(self) -> int:

@@ -258,7 +258,7 @@ class KeyShare:
     of: int
 
     def has(self, key: bytes) -> bool:
-        """Whether a key belongs to the share."""
+        """True if a key belongs to the share."""
         return crc32(key) % self.of == self.number
 
 
@@ -269,7 +269,7 @@ class KeySet:
     keys: frozenset[bytes]
 
     def has(self, key: bytes) -> bool:
-        """Whether a key is among them."""
+        """True if a key is among them."""
         return key in self.keys
 
 
@@ -316,7 +316,7 @@ class RangeReader:
 
     @property
     def done(self) -> bool:
-        """Whether everything has been read."""
+        """True once everything has been read."""
         return self.position >= self._end
 
     def read(self) -> RangePiece:
@@ -393,7 +393,7 @@ class _RowCollector:
         return len(self.columns.keys) >= self.rows_max or self.size >= PIECE_BYTES
 
     def has_room_for(self, changes: Changes, start: int, stop: int) -> bool:
-        """Whether an atomic request may be added. An empty piece takes the part that fits [5]."""
+        """True if an atomic request may be added. An empty piece takes the part that fits [5]."""
         count = len(self.columns.keys)
         if count == 0:
             return True

@@ -161,7 +161,7 @@ class _FrameCollector:
 
     @property
     def full(self) -> bool:
-        """Whether this is enough for one step."""
+        """True if this is enough for one step."""
         return self._enough or self._looked_at >= READ_CHANGES or self._size >= FRAME_BYTES
 
     def add(
@@ -213,8 +213,8 @@ class _FrameCollector:
         return changes.first_sequence + stop - 1
 
     def _judged(self, changes: Changes, start: int, stop: int, judge: Callable[[bytes], bool]) -> list[bool]:
-        """Whether each change is a put that matches; of an atomic chunk all, of others as many as there is time and
-        room for."""
+        """One value for each change: True if it is a put that matches. An atomic chunk is judged whole, others as far
+        as there is time and room."""
         choice: list[bool] = []
         room = FRAME_BYTES - self._size
         for kind, payload in zip(changes.change[start:stop], changes.payloads[start:stop], strict=True):

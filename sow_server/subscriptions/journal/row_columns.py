@@ -32,12 +32,12 @@ _REASONS: Final = bytes.maketrans(
 
 
 def gets_all(matcher: VersionMatcher, wants: Wants) -> bool:
-    """Whether a subscriber gets every change, with the whole record."""
+    """True if a subscriber gets every change, with the whole record."""
     return matcher.constant is True and not (wants.delta or wants.conflated)
 
 
 def gets_matches(wants: Wants) -> bool:
-    """Whether a subscriber with a filter gets the puts that match and nothing else, with the whole record."""
+    """True if a subscriber with a filter gets the puts that match and nothing else, with the whole record."""
     return not (wants.leaving or wants.delta)
 
 

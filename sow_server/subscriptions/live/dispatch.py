@@ -73,7 +73,7 @@ class _TopicChanges:
         self._effort: Effort | None = None
 
     def is_light(self) -> bool:
-        """Whether each change is little work for all filters together. Most chunks are little work as a whole, so that
+        """True if each change is little work for all filters together. Most chunks are little work as a whole, so that
         is checked first."""
         light_size = self.followed.light_size
         if self.size <= light_size:
@@ -112,12 +112,12 @@ class _Slice:
 
     @property
     def over(self) -> bool:
-        """Whether other work should run now."""
+        """True if other work should run now."""
         return self.changes >= SLICE_CHANGES or self.bytes >= SLICE_BYTES or self._ticks() >= self._give_up
 
     @property
     def late(self) -> bool:
-        """Whether the slice's time is over."""
+        """True if the slice's time is over."""
         return self._ticks() >= self._give_up
 
     def block(self, payloads: Sequence[bytes], start: int, filters: int) -> int:
@@ -207,7 +207,7 @@ class Dispatcher:
 
     @property
     def mid_change(self) -> bool:
-        """Whether a slice has ended in the midst of a change, so that rows from before it may wait."""
+        """True if a slice has ended in the midst of a change, so that rows from before the change may wait."""
         return self._unit is not None
 
     # -- members ------------------------------------------------------------------------------------------------------

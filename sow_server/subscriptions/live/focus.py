@@ -57,8 +57,8 @@ def here(change: Change, wants: Wants, matcher: VersionMatcher, now_micros: int)
 
 
 def _has(before: Version, matcher: VersionMatcher, now_micros: int) -> bool:
-    """Whether a subscriber has this version. A version that is due by now, though it was live when it was replaced, may
-    have been left out (rule J12)."""
+    """True if a subscriber has this version. A version that is due by now may have been left out, though it was live
+    when it was replaced (rule J12)."""
     return not (before.expire_time <= now_micros and before.topic.acts) and matcher.holds(before)
 
 

@@ -46,18 +46,19 @@ class Member(Protocol):
 
     @property
     def several(self) -> bool:
-        """Whether it may follow more than one topic, so that frames of different topics must come in order."""
+        """True if the subscriber may follow more than one topic, so that frames of different topics must come in
+        order."""
 
     @property
     def wants_previous(self) -> bool:
-        """Whether it needs the records that changes replace."""
+        """True if the subscriber needs the records that changes replace."""
 
     @property
     def conflates(self) -> bool:
-        """Whether it may never get a record that is replaced or removed soon after."""
+        """True if the subscriber may never get a record that is replaced or removed soon after."""
 
     def follows(self, topic: Topic) -> bool:
-        """Whether it is subscribed to a topic. From any thread."""
+        """True if the subscriber is subscribed to a topic. From any thread."""
 
     def view(self, topic: Topic) -> tuple[VersionMatcher, Wants] | None:
         """The filter and the wants for a topic; None if the topic does not fit the request."""
@@ -264,12 +265,12 @@ class FollowedTopic:
 
     @property
     def quiet(self) -> bool:
-        """Whether nobody is attached."""
+        """True if nobody is attached."""
         return not self._watches
 
     @property
     def hears_burials(self) -> bool:
-        """Whether somebody is told of deletes of records that are not here."""
+        """True if somebody is told of deletes of records that are not here."""
         return self._elsewhere > 0
 
     def dispatch(self, change: Change, now_micros: int, dirty: list[Group]) -> None:
@@ -294,7 +295,7 @@ class FollowedTopic:
         return len(self._asked)
 
     def is_light(self, effort: Effort) -> bool:
-        """Whether a change is little work for all filters together."""
+        """True if a change is little work for all filters together."""
         return effort.of(self._cost) <= EFFORT_MAX
 
     def effort(self, change: Change) -> Effort | None:

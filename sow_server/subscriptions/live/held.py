@@ -28,7 +28,8 @@ WAITING_BYTES: Final = 2**20
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What a subscriber holds: by range the last key (the last one b"": to the end), the checksum and the count."""
+    """The ranges of records that a subscriber holds: of each the last key, the checksum and the count. The key b"" of
+    the last range stands for the end."""
 
     upto: Sequence[bytes]
     checksums: Sequence[int]
@@ -69,7 +70,7 @@ class HeldSnapshot:
         self._range = 0
         """The first range that is not decided."""
         self._differs = False
-        """Whether a part of it was sent."""
+        """True if a part of this range was sent."""
         self._waiting = SnapshotBatch(topic, [], [], header_columns(()))
         """The records that were read and not decided."""
         self._ready: deque[SnapshotBatch] = deque()

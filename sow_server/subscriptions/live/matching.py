@@ -76,7 +76,7 @@ class VersionMatcher:
         return self.filter.text + text if self.granted is None else f"{self.filter.text}\n{self.granted.text}"
 
     def holds(self, version: Version) -> bool:
-        """Whether the record matches."""
+        """True if the record matches."""
         if self.constant is not None:
             return self.constant
         return self._matches(
@@ -84,22 +84,22 @@ class VersionMatcher:
         )
 
     def holds_stored(self, key: bytes, value: bytes) -> bool:
-        """Whether a live record matches, by its key and stored value. From any thread."""
+        """True if a live record matches, by its key and stored value. From any thread."""
         if self.constant is not None:
             return self.constant
         assert self.filter is not None, "one that is not constant has a filter"
         return self.filter.matches(key, value)
 
     def of_payloads(self, topic: Topic) -> Callable[[bytes], bool] | None:
-        """Whether a payload matches, for a filter that looks at nothing but payloads; None: it looks at more, or always
-        says the same."""
+        """A function that returns True if a payload matches, for a filter that looks at nothing but payloads. None: the
+        filter looks at more, or always says the same."""
         if self.constant is not None or not self.uses_payload or self._uses_metadata:
             return None
         matches, decode, fixed = self._matches, topic.format.decode, self._fixed
         return lambda payload: matches(decode(payload), fixed)
 
     def held_before(self, change: Change) -> bool:
-        """Whether the record that a put replaced matched; a record that the journal has discarded counts as a match
+        """True if the record that a put replaced matched. A record that the journal has discarded counts as a match
         (rule J1)."""
         if self.elsewhere:
             return True
@@ -111,11 +111,11 @@ class VersionMatcher:
         return self.holds(before)
 
     def held(self, change: Change) -> bool:
-        """Whether a record that is removed may have been in focus."""
+        """True if a record that is removed may have been in focus."""
         return self.elsewhere or (change.kind != BURY and self.holds(change))
 
     def permits(self, version: Version) -> bool:
-        """Whether the subscriber may see a version at all."""
+        """True if the subscriber may see a version at all."""
         return self.granted is None or self.granted.holds(version)
 
     def points(self, key_paths: Iterable[tuple[str, ...]]) -> tuple[Field, tuple[Entry, ...]] | None:

@@ -35,7 +35,7 @@ class Outbox:
 
     @property
     def ready(self) -> bool:
-        """Whether `take` has a frame."""
+        """True if `take` has a frame."""
         return bool(self._ready)
 
     @property

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ast
 import re
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
@@ -134,13 +133,6 @@ PACKAGES: Final = (
     "spark_connector",
     "tools",
 )
-FRAGMENTS_LEFT: Final = {
-    "sow_server/engine/commit": 56,
-    "sow_server/services": 17,
-    "sow_server/subscriptions": 75,
-}
-"""The most docstrings without a subject in each folder that still has some, with the folders in it. All others have
-none."""
 
 
 def docstrings(module: ast.Module) -> Iterator[str]:
@@ -157,21 +149,11 @@ def fragments(program: str) -> int:
     return sum(text.split(maxsplit=1)[:1] in ([word] for word in FRAGMENTS) for text in docstrings(ast.parse(program)))
 
 
-def held_at(folder: str) -> str:
-    """The entry of `FRAGMENTS_LEFT` for a folder. Empty if it has none."""
-    above = [entry for entry in FRAGMENTS_LEFT if folder == entry or folder.startswith(f"{entry}/")]
-    return max(above, key=len, default="")
-
-
 def test_docstrings_are_sentences() -> None:
-    found: Counter[str] = Counter()
-    for path in (path for package in PACKAGES for path in (ROOT / package).rglob("*.py")):
-        folder = path.parent.relative_to(ROOT).as_posix()
-        found[held_at(folder) or folder] += fragments(path.read_text(encoding="utf-8"))
-    done = [folder for folder in FRAGMENTS_LEFT if not found[folder]]
-    assert done == [], "take these folders off FRAGMENTS_LEFT"
-    more = {folder: count for folder, count in found.items() if count > FRAGMENTS_LEFT.get(folder, 0)}
-    assert more == {}, f"docstrings need a subject, and do not begin with {', '.join(FRAGMENTS)}"
+    paths = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
+    counts = {path.relative_to(ROOT).as_posix(): fragments(path.read_text(encoding="utf-8")) for path in paths}
+    found = {path: count for path, count in counts.items() if count}
+    assert found == {}, f"docstrings need a subject, and do not begin with {', '.join(FRAGMENTS)}"
 
 
 @pytest.mark.parametrize(
