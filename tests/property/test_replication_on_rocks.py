@@ -80,7 +80,8 @@ class AcknowledgesBeforeTheSync(RocksStore):
 
     def _open(self) -> None:
         super()._open()
-        self._rig.store.commits.run = partial(self._rig.store.commits.run, sync=False)  # type: ignore[method-assign]  # the mistake
+        commits = self._rig.store.commits
+        commits.run_in_rounds = partial(commits.run_in_rounds, sync=False)  # type: ignore[method-assign]  # the mistake
 
 
 FIRST = 36
