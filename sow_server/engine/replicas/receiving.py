@@ -246,16 +246,18 @@ class ApplyChanges:
         self._origins = origins
         self._publishers = publishers
         self._learned: int | None = None
-        """How many of the publishers are learned; None: the changes are not applied yet."""
+        """How many of the publishers are learned, as of the last commit; None: the changes are not applied yet."""
         self._tally = Tally()
 
     def stage(self, draft: Draft) -> Staged:
         """Merges the changes of topics that this instance can take. The others have to be seeded later."""
         source = self._owner.sources.ready(self._name)
-        if self._learned is None:
-            self._learned = 0 if self._apply(draft, source) else len(self._publishers)
-        self._learned = self._learn(draft, source, self._learned)
-        return Staged.AGAIN if self._learned < len(self._publishers) else Staged.DONE
+        learned = self._learned
+        if learned is None:
+            learned = 0 if self._apply(draft, source) else len(self._publishers)
+        learned = self._learn(draft, source, learned)
+        draft.on_commit.append(partial(setattr, self, "_learned", learned))  # not before (steps [3])
+        return Staged.AGAIN if learned < len(self._publishers) else Staged.DONE
 
     def _apply(self, draft: Draft, source: Source) -> bool:
         """Returns True if the publishers of the changes are to be learned."""

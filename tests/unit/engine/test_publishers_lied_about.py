@@ -14,11 +14,13 @@ import pytest
 
 from sow_peering import InstanceIdentity, MergeCounts, PublisherMark, PublisherPart
 from sow_server.engine.commit.passed_on import decode_passed_on, read_passed_on
+from sow_server.engine.commit.steps import Staged
 from sow_server.engine.commit.told import TOLD_OF_PEER_MAX
 from sow_server.engine.disk.layout import PASSED_ON_KEY, PUBLISHER_KEY
 from sow_server.engine.disk.rocks import META, Batch
 from sow_server.engine.pending import Pending
 from sow_server.engine.replicas import receiving, serving
+from sow_server.engine.replicas.receiving import ApplyChanges
 from sow_server.engine.values.errors import StoreError
 from sow_server.engine.values.model import Publish, PublisherPosition
 from tests.support.stores.replicas import instance, ship
@@ -128,6 +130,20 @@ def test_a_peer_that_tells_of_many_publishers_does_not_hold_the_writer(
         assert duplicates(
             a, Publish("t", [b"x"], ["1"], publisher=PublisherPosition(mark.publisher_id, 1, 1, token=TOKEN))
         )
+
+
+def test_a_message_whose_commit_was_refused_is_applied_by_the_next_one(mesh: tuple[Rig, Rig, Rig]) -> None:
+    """steps [3]: a step that was staged, and not committed, begins anew."""
+    a, _, _ = mesh
+    lie_to(a, lies()[:1])
+    mark = PublisherMark("p1", 1, TOKEN, 1, 9, ("t",))
+    step = ApplyChanges(a.store.replicas.changes, LIAR.name, 0, 0, [], [], [mark])
+    assert step.stage(a.store.writer._new_draft()) is Staged.DONE
+    answers: list[MergeCounts | StoreError] = []
+    a.store.commits.run_in_rounds(step).then(answers.append)
+    a.answer(answers)
+    position = PublisherPosition("p1", 1, 1, token=TOKEN)
+    assert duplicates(a, Publish("t", [b"x"], ["1"], publisher=position)) == 1
 
 
 def test_it_is_told_again_after_a_seed_in_small_parts(
