@@ -67,7 +67,7 @@ class Marking:
     @property
     def _waits_for_marks(self) -> bool:
         """There are sources to tell, and no sample so old yet. Until then its bookmark is worth nothing elsewhere."""
-        return self._marks is None and bool(self._whole)
+        return (self._marks is None or not self._marks.sources) and bool(self._whole)
 
     def is_due(self, position: int, elapsed_micros: int) -> bool:
         """True if a position is to be told now."""

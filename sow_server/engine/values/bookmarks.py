@@ -48,7 +48,9 @@ class Marks(NamedTuple):
 
     @property
     def text(self) -> str:
-        """As in a bookmark, with the semicolon in front."""
+        """As in a bookmark, with the semicolon in front. "": no position is known, so it says nothing elsewhere."""
+        if not self.sources:
+            return ""
         return "".join([f";t={self.swept_micros}", *[f";{position.text}" for position in self.sources]])
 
 

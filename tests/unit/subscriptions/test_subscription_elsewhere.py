@@ -185,6 +185,23 @@ def test_only_a_source_that_sends_the_topic_whole_is_told(pair: tuple[Rig, Rig])
     assert not whole(a, b)
 
 
+def test_there_are_no_marks_while_no_source_is_whole_and_they_come_within_a_second(pair: tuple[Rig, Rig]) -> None:
+    """F6. Story: a subscriber was told the time alone, and took it for a mark; its bookmark was refused elsewhere."""
+    a, b = pair
+    greet(a, b)
+    tell(a, b)
+    at_b = Subscribers(b)
+    follower = at_b.subscribe("t", changes=True)
+    assert ";" not in bookmark(b, at_b, follower)
+    seed(a, b, "t")
+    b.put("t", "1")
+    b.time.tick(SECOND)
+    at_b.settle()
+    follower.pump()
+    told = [frame for frame in follower.frames if isinstance(frame, Progress)]
+    assert told[-1].marks.endswith(f";{a.store.instance.bookmark(a.store.commits.last_sequence)}")
+
+
 def test_marks_wait_until_the_expiry_entries_of_a_topic_are_there(pair: tuple[Rig, Rig]) -> None:
     """F6: until then, records that are overdue may have no entry that tells."""
     a, b = pair
