@@ -19,6 +19,7 @@ import operator
 import sys
 from array import array
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol, TypeVar
 
 from sow_server.engine.catalog.indexes import changed_keys
@@ -96,32 +97,21 @@ class Draft:
         "topics",
     )
 
-    def __init__(
-        self,
-        rocks: Rocks,
-        cache: HeadCache,
-        topics: Topics,
-        *,
-        now_micros: int,
-        last_version: int,
-        next_sequence: int,
-        origin: int,
-        removal_hooks: Sequence[RemovalHook] = (),
-    ) -> None:
-        self._rocks = rocks
-        self._cache = cache
-        self._hooks = removal_hooks
+    def __init__(self, basis: Basis, *, now_micros: int, last_version: int, next_sequence: int) -> None:
+        self._rocks = basis.rocks
+        self._cache = basis.heads
+        self._hooks = basis.removal_hooks
         self._parts: dict[type[object], object] = {}
         self._later: list[Callable[[], None]] = []
         """Waits for the end of an atomic request."""
         self._values: dict[bytes, bytes] = {}
         """Stored values that have been read, by store key."""
-        self.topics: Final = topics
+        self.topics: Final = basis.topics
         self.now = now_micros
         self.now_bytes = i64(now_micros)
         self.next_version = max(now_micros, last_version + 1)
         self.next_sequence = next_sequence
-        self.origin = origin
+        self.origin = basis.origin
         self.batch = Batch()
         self.journal: Final = JournalDraft()
         self.merge_room = sys.maxsize
@@ -613,6 +603,19 @@ class Draft:
         for publisher_id, rows in self.passed_on.items():
             meta |= encode_passed_on_rows(publisher_id, rows)
         return batch
+
+
+@dataclass(frozen=True, slots=True)
+class Basis:
+    """The parts of the store that every draft is built on."""
+
+    rocks: Rocks
+    topics: Topics
+    heads: HeadCache
+    """The heads of records that have been read or written lately."""
+    origin: int
+    """The number of this instance."""
+    removal_hooks: Sequence[RemovalHook]
 
 
 def _same_publisher(one: PublisherNote, other: PublisherNote) -> bool:
