@@ -29,7 +29,7 @@ from sow_server.services.ownership import OwnedDurables
 from sow_server.services.records.selection import checked, count_selected, selected
 from sow_server.services.records.submissions import Submissions
 from sow_server.services.replication import Links
-from sow_server.services.wire import convert
+from sow_server.services.wire import convert, settings_convert
 from sow_server.services.wire.filter_values import values_read
 from sow_server.subscriptions.durable.consumer_registry import Consumers
 
@@ -75,25 +75,25 @@ class AdminService(InspectionService):
     async def CreateTopic(self, request: admin_pb2.CreateTopicRequest, call: Call) -> admin_pb2.CreateTopicResponse:
         call.require_create(request.name)
         call.creates("topics", request.name)
-        declared = convert.settings(request.settings)
+        declared = settings_convert.settings(request.settings)
         self._check_dead_letter(call, request.name, declared)
         created = await self._administration.create_topic(request.name, declared)
         log.info("topic_created", topic=created.name)
         return admin_pb2.CreateTopicResponse(
-            topic=convert.topic(self._durable_commits, created), warnings=warnings(created.settings)
+            topic=settings_convert.topic(self._durable_commits, created), warnings=warnings(created.settings)
         )
 
     async def AlterTopic(self, request: admin_pb2.AlterTopicRequest, call: Call) -> admin_pb2.AlterTopicResponse:
         call.topic(request.name, whole=True)
-        given = convert.settings(request.settings)
+        given = settings_convert.settings(request.settings)
         self._check_dead_letter(call, request.name, given)
         paths = list(request.update_paths)
         altered = await self._administration.alter_topic(
-            request.name, lambda before: convert.altered(before, given, paths)
+            request.name, lambda before: settings_convert.altered(before, given, paths)
         )
         log.info("topic_altered", topic=altered.name, settings=paths)
         return admin_pb2.AlterTopicResponse(
-            topic=convert.topic(self._durable_commits, altered), warnings=warnings(altered.settings)
+            topic=settings_convert.topic(self._durable_commits, altered), warnings=warnings(altered.settings)
         )
 
     async def DescribeTopic(
@@ -104,10 +104,10 @@ class AdminService(InspectionService):
 
         def describe() -> admin_pb2.Topic:
             if not told:
-                return convert.topic(self._durable_commits, found)
-            message = convert.topic(self._durable_commits, found, self._reading.cuts.counts([found])[found.id])
+                return settings_convert.topic(self._durable_commits, found)
+            message = settings_convert.topic(self._durable_commits, found, self._reading.cuts.counts([found])[found.id])
             _show_own_durable(call, message)
-            message.effective.extend(convert.effective(self._administration.effective(found)))
+            message.effective.extend(settings_convert.effective(self._administration.effective(found)))
             planned = planned_journal_bytes(found.settings)
             message.planned_journal_bytes = -1 if planned is None else planned
             return message
@@ -122,7 +122,7 @@ class AdminService(InspectionService):
         def messages() -> list[admin_pb2.Topic]:
             counts = self._reading.cuts.counts(topics) if request.with_statistics else {}
             found = [
-                convert.topic(self._durable_commits, topic, counts.get(topic.id) if with_figures else None)
+                settings_convert.topic(self._durable_commits, topic, counts.get(topic.id) if with_figures else None)
                 for topic, with_figures in zip(topics, told, strict=True)
             ]
             for message in found:
@@ -138,7 +138,7 @@ class AdminService(InspectionService):
         return admin_pb2.DeleteTopicResponse(deleted_records=deleted)
 
     async def SetPolicy(self, request: admin_pb2.SetPolicyRequest, call: Call) -> admin_pb2.SetPolicyResponse:
-        given = convert.policy(request.policy)
+        given = settings_convert.policy(request.policy)
         policy = await self._administration.set_policy(given)
         log.info("policy_set", policy=policy.name, operator=policy.operator, pattern=policy.pattern)
         (message,) = await self._read(lambda: self._policies([policy]))
@@ -155,7 +155,7 @@ class AdminService(InspectionService):
 
     def _policies(self, policies: Sequence[Policy]) -> list[admin_pb2.Policy]:
         matches = self._administration.policy_matches()
-        return [convert.policy_message(policy, matches[policy.target, policy.origin]) for policy in policies]
+        return [settings_convert.policy_message(policy, matches[policy.target, policy.origin]) for policy in policies]
 
     async def DeletePolicy(self, request: admin_pb2.DeletePolicyRequest, call: Call) -> admin_pb2.DeletePolicyResponse:
         deleted = await self._administration.delete_policy(request.name, operator=request.operator)
@@ -260,7 +260,7 @@ class AdminService(InspectionService):
             attached=self._consumers.is_attached(topic, durable.name),
             create_time=convert.timestamp(durable.create_time_micros),
             last_use_time=convert.timestamp(durable.last_use_micros),
-            settings=convert.durable_settings_message(settings._asdict()),
+            settings=settings_convert.durable_settings_message(settings._asdict()),
             replicated=durable.replicated,
             consumer_at="" if elsewhere is None else elsewhere.instance,
             consumer=self._consumer(topic, durable.name, call),
