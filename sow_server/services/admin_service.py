@@ -1,4 +1,4 @@
-"""`sow.v1.AdminService`: topics and the server."""
+"""`sow.v1.AdminService`: topics and the server. Parts of it look at a running server, and at its links."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from sow_server.engine.values.policies import Declared, Policy, declared_warning
 from sow_server.filters.restriction import UNRESTRICTED
 from sow_server.services.followers import Followers
 from sow_server.services.inspection_service import InspectionService, ThisServer
+from sow_server.services.links_service import LinksService
 from sow_server.services.ownership import OwnedDurables
 from sow_server.services.records.selection import checked, count_selected, selected
 from sow_server.services.records.submissions import Submissions
@@ -68,6 +69,15 @@ class AdminService(InspectionService):
         self._changes = changes
         self._owned = OwnedDurables(reading.durables)
         self._ready_micros = reading.clock.now_micros()
+
+        of_links = LinksService(links)
+        self.GetReplicationStatus: Final = of_links.GetReplicationStatus
+        self.VerifyReplication: Final = of_links.VerifyReplication
+        self.RepairReplication: Final = of_links.RepairReplication
+        self.AddPeer: Final = of_links.AddPeer
+        self.RemovePeer: Final = of_links.RemovePeer
+        self.PausePeer: Final = of_links.PausePeer
+        self.ResumePeer: Final = of_links.ResumePeer
 
     async def _read(self, read: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._readers, read)
@@ -437,63 +447,6 @@ class AdminService(InspectionService):
         after = await self._read(self._upkeep.disk_bytes)
         log.info("compacted", bytes_before=before, bytes_after=after)
         return admin_pb2.CompactResponse(bytes_before=before, bytes_after=after)
-
-    # -- replication, backup ----------------------------------------------------------------------------------------
-
-    async def GetReplicationStatus(
-        self, request: admin_pb2.GetReplicationStatusRequest, call: Call
-    ) -> admin_pb2.GetReplicationStatusResponse:
-        return self._links.status()
-
-    async def VerifyReplication(
-        self, request: admin_pb2.VerifyReplicationRequest, call: Call
-    ) -> AsyncGenerator[admin_pb2.VerifyReplicationResponse, None]:
-        self._peer_named(request.peer, "peer")
-        differing = 0
-        async with aclosing(self._links.verify(request)) as responses:
-            async for response in responses:
-                differing += response.differing
-                yield response
-        log.info("replication_verified", peer=request.peer, differing=differing)
-
-    async def RepairReplication(
-        self, request: admin_pb2.RepairReplicationRequest, call: Call
-    ) -> AsyncGenerator[admin_pb2.RepairReplicationResponse, None]:
-        self._peer_named(request.peer, "peer")
-        sent = received = 0
-        async with aclosing(self._links.repair(request)) as responses:
-            async for response in responses:
-                sent += response.sent
-                received += response.received
-                yield response
-        log.info("replication_repaired", peer=request.peer, sent=sent, received=received)
-
-    async def AddPeer(self, request: admin_pb2.AddPeerRequest, call: Call) -> admin_pb2.AddPeerResponse:
-        await self._links.add_peer(request)
-        log.info("peer_added", peer=request.name, address=request.address, replaced=request.replace)
-        return admin_pb2.AddPeerResponse()
-
-    async def RemovePeer(self, request: admin_pb2.RemovePeerRequest, call: Call) -> admin_pb2.RemovePeerResponse:
-        self._peer_named(request.name)
-        await self._links.remove_peer(request.name)
-        log.info("peer_removed", peer=request.name)
-        return admin_pb2.RemovePeerResponse()
-
-    async def PausePeer(self, request: admin_pb2.PausePeerRequest, call: Call) -> admin_pb2.PausePeerResponse:
-        self._peer_named(request.name)
-        await self._links.pause_peer(request.name)
-        log.info("peer_paused", peer=request.name)
-        return admin_pb2.PausePeerResponse()
-
-    async def ResumePeer(self, request: admin_pb2.ResumePeerRequest, call: Call) -> admin_pb2.ResumePeerResponse:
-        self._peer_named(request.name)
-        await self._links.resume_peer(request.name)
-        log.info("peer_resumed", peer=request.name)
-        return admin_pb2.ResumePeerResponse()
-
-    def _peer_named(self, peer: str, field: str = "name") -> None:
-        if not peer:
-            raise convert.invalid(field, "the name of a peer is needed")
 
     async def Backup(self, request: admin_pb2.BackupRequest, call: Call) -> admin_pb2.BackupResponse:
         made = await self._read(lambda: self._upkeep.backup(request.name))
