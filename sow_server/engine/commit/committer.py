@@ -248,7 +248,7 @@ class Committer:
             self.fail(as_store_error(error))
 
     def fail(self, error: StoreError) -> StoreError:
-        """Ends writing for good (writer [3]); returns the refusal of everything after it."""
+        """Ends writing for good (writer [3]); returns the refusal of everything after it. From any thread."""
         if self._queue.fail(error):
             log.error("writes_stopped", reason=error.reason.name, cause=error.message)
         return self._queue.refusal()
