@@ -52,7 +52,6 @@ def _in_process(setting: Setting, accounts: Sequence[str]) -> Row:
         1,
         TOPIC,
         TopicSettings(key=("/id",), expiration=Expiration.ENABLED),
-        in_config=False,
         create_time_micros=0,
         statistics=StoredStatistics(),
     )

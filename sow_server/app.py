@@ -479,7 +479,7 @@ def declare_topics(store: Store, declared: Mapping[str, Declared]) -> None:
         found = store.topics.by_name.get(name)
         if found is None:
             finish(name, administration.create_topic(name, settings, in_config=True))
-        elif found.declared != settings or not found.in_config:
+        elif found.declaration.settings != settings or not found.in_config:
             finish(name, administration.alter_topic(name, _replaced_by(settings), in_config=True))
     for name, topic in store.topics.by_name.items():
         if topic.in_config and name not in declared:

@@ -1,7 +1,6 @@
 """The links with other instances as the server runs them: between the services, replication and the configuration.
 
-Here errors of replication become errors of the store, credentials become channels, and events of a node become lines in
-the log.
+Here errors of replication become errors of the store, and events of a node become lines in the log.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from sow_server.config import (
     replication_token,
     token_in,
 )
-from sow_server.config.kinds import is_loopback
+from sow_server.dialling import Dialling
 from sow_server.engine.commit.commits import Commits
 from sow_server.engine.replicas import CommandedPeer, CommandedPeers
 from sow_server.engine.replicas.sources import Sources
@@ -53,8 +52,6 @@ T = TypeVar("T")
 
 RETRY_MICROS: Final = MICROS
 REPORT_SECONDS: Final = 1.0
-KEEPALIVE_MS: Final = 10_000
-"""A peer that is silent for this long is asked whether it is there."""
 _FILES: Final = ("ca", "certificate", "key", "token_file")
 _FIELDS: Final = {"topics": "topics_pattern", "mode": "sync", "accept": "name"}
 """Keys of the configuration that the fields of AddPeer name otherwise. `accept` has the name alone."""
@@ -556,51 +553,3 @@ def log_event(event: str, fields: Mapping[str, object]) -> None:
         shown["reason"] = Reason(reason).name if reason else ""  # 0: a link ended without a fault
     orderly = shown.get("reason") == Reason.STOPPING.name  # an operator stops one of the two ends
     (log.warning if event in _WARNINGS and not orderly else log.info)(event, **shown)
-
-
-class Dialling:
-    """Opens channels to peers."""
-
-    def __init__(self, config: Config) -> None:
-        """Raises OSError where a certificate of the configuration cannot be read. A replaced one is used from the next
-        start on."""
-        size = config.limits.link_bytes_max
-        self._options = (
-            ("grpc.max_receive_message_length", size),
-            ("grpc.max_send_message_length", size),
-            ("grpc.keepalive_time_ms", KEEPALIVE_MS),
-            ("grpc.keepalive_timeout_ms", 10_000),
-            ("grpc.enable_retries", 0),
-            # Replication has its own backoff: gRPC reconnects at once.
-            ("grpc.min_reconnect_backoff_ms", 100),
-            ("grpc.initial_reconnect_backoff_ms", 100),
-            ("grpc.max_reconnect_backoff_ms", 1_000),
-        )
-        self._configured = {peer.name: _credentials(peer) for peer in config.peers}
-        self.added: Final[dict[str, PeerConfig]] = {}
-        """Peers that were added by command, by name. Their files are read for each link."""
-
-    def __call__(self, peer: PeerOptions) -> grpc.aio.Channel:
-        """A channel to a peer. Raises Refused where a certificate cannot be read."""
-        added = self.added.get(peer.name)
-        try:
-            shown = self._configured.get(peer.name) if added is None else _credentials(added)
-        except OSError as error:
-            raise ports.Refused(
-                types_pb2.ERROR_REASON_UNSPECIFIED, f"{error.filename}: cannot be read ({error.strerror})"
-            ) from error
-        if shown is not None:
-            return grpc.aio.secure_channel(peer.address, shown, self._options)
-        # A connection to this machine needs no proxy, whatever http_proxy says; and a proxy would read its token.
-        without_proxy = (*self._options, ("grpc.enable_http_proxy", 0))
-        return grpc.aio.insecure_channel(peer.address, without_proxy if is_loopback(peer.address) else self._options)
-
-
-def _credentials(peer: PeerConfig) -> grpc.ChannelCredentials | None:
-    if peer.ca is None:
-        return None
-    return grpc.ssl_channel_credentials(
-        root_certificates=peer.ca.read_bytes(),
-        private_key=None if peer.key is None else peer.key.read_bytes(),
-        certificate_chain=None if peer.certificate is None else peer.certificate.read_bytes(),
-    )

@@ -90,7 +90,7 @@ class PeerStore:
         self.source: Final = replicas.sources.get
         self.answers: Final = replicas.sources.answers
         self.answer: Final = replicas.sources.answer
-        self.check: Final = replicas.sources.check
+        self.check: Final = replicas.sources.announced.check
 
     @property
     def disabled(self) -> Mapping[str, str]:

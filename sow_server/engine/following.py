@@ -52,7 +52,6 @@ class TopicImage(NamedTuple):
             self.id,
             self.name,
             self.settings,
-            in_config=False,
             create_time_micros=0,
             statistics=statistics,
             indexes=self.indexes,

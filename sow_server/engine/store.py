@@ -25,16 +25,17 @@ from sow_server.engine.catalog.rows import load_policies, load_topics
 from sow_server.engine.catalog.topics import Topics
 from sow_server.engine.commit import letter_posting, tombstones
 from sow_server.engine.commit.commits import Commits
+from sow_server.engine.commit.delivery import Deliver
+from sow_server.engine.commit.draft import Basis
 from sow_server.engine.commit.observers import NoObserver, Observer
 from sow_server.engine.commit.options import WriterOptions
 from sow_server.engine.commit.origins import Origins
 from sow_server.engine.commit.requests import RequestLimits
 from sow_server.engine.commit.soundness import SoundnessReports
-from sow_server.engine.commit.writer import Deliver, Writer
+from sow_server.engine.commit.writer import Writer
 from sow_server.engine.core import Core
 from sow_server.engine.disk.heads import HeadCache
-from sow_server.engine.disk.layout import BOUNDS_KEY, decode_bounds
-from sow_server.engine.disk.rocks import META, Rocks
+from sow_server.engine.disk.rocks import Rocks
 from sow_server.engine.doors import Reads, Writes
 from sow_server.engine.durables import Durables
 from sow_server.engine.durables.commits import DurableCommits
@@ -242,15 +243,11 @@ def _make_durables(opened: Opened, policies: PoliciesInForce, replicas: Replicas
 def _make_writer(
     opened: Opened, topics: Topics, clock: GuardedClock, options: StoreOptions, observer: Observer
 ) -> Writer:
-    rocks = opened.rocks
-    return Writer(
-        rocks,
+    basis = Basis(
+        opened.rocks,
         topics,
-        clock,
-        options=options.writer,
-        origin=opened.origin,
-        reserved=decode_bounds(rocks.get(META, BOUNDS_KEY)),
-        removal_hooks=(removal_marks.on_removed, tombstones.on_removed, letter_posting.on_removed),
-        observer=observer,
-        heads=HeadCache(options.head_cache_records),
+        HeadCache(options.head_cache_records),
+        opened.origin,
+        (removal_marks.on_removed, tombstones.on_removed, letter_posting.on_removed),
     )
+    return Writer(basis, clock, options=options.writer, observer=observer)

@@ -95,7 +95,7 @@ class IdleTopics:
         """Notes the settings of a topic, and looks at it."""
         ttl = topic.settings.idle_ttl_micros
         gone = self._topics.by_id.get(topic.id) is not topic
-        if gone or topic.in_config or topic.reserved or (ttl is None and not topic.settings.auto_delete):
+        if gone or topic.declaration.in_config or topic.reserved or (ttl is None and not topic.settings.auto_delete):
             self._ttls.pop(topic.id, None)
             self._due.pop(topic.id, None)
             return
@@ -175,7 +175,7 @@ def _kept_by_content(topic: Topic) -> bool:
 
 
 def _may_go(topic: Topic) -> bool:
-    return not (topic.followers or topic.in_config or topic.reserved)
+    return not (topic.followers or topic.declaration.in_config or topic.reserved)
 
 
 def _unused(topic: Topic, now: int) -> bool:

@@ -1,4 +1,4 @@
-"""`sow.v1.AdminService`: topics and the server."""
+"""`sow.v1.AdminService`: topics and the server. Parts of it look at a running server, and at its links."""
 
 from __future__ import annotations
 
@@ -25,11 +25,12 @@ from sow_server.engine.values.policies import Declared, Policy, declared_warning
 from sow_server.filters.restriction import UNRESTRICTED
 from sow_server.services.followers import Followers
 from sow_server.services.inspection_service import InspectionService, ThisServer
+from sow_server.services.links_service import LinksService
 from sow_server.services.ownership import OwnedDurables
 from sow_server.services.records.selection import checked, count_selected, selected
 from sow_server.services.records.submissions import Submissions
 from sow_server.services.replication import Links
-from sow_server.services.wire import convert
+from sow_server.services.wire import convert, settings_convert
 from sow_server.services.wire.filter_values import values_read
 from sow_server.subscriptions.durable.consumer_registry import Consumers
 
@@ -69,31 +70,40 @@ class AdminService(InspectionService):
         self._owned = OwnedDurables(reading.durables)
         self._ready_micros = reading.clock.now_micros()
 
+        of_links = LinksService(links)
+        self.GetReplicationStatus: Final = of_links.GetReplicationStatus
+        self.VerifyReplication: Final = of_links.VerifyReplication
+        self.RepairReplication: Final = of_links.RepairReplication
+        self.AddPeer: Final = of_links.AddPeer
+        self.RemovePeer: Final = of_links.RemovePeer
+        self.PausePeer: Final = of_links.PausePeer
+        self.ResumePeer: Final = of_links.ResumePeer
+
     async def _read(self, read: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._readers, read)
 
     async def CreateTopic(self, request: admin_pb2.CreateTopicRequest, call: Call) -> admin_pb2.CreateTopicResponse:
         call.require_create(request.name)
         call.creates("topics", request.name)
-        declared = convert.settings(request.settings)
+        declared = settings_convert.settings(request.settings)
         self._check_dead_letter(call, request.name, declared)
         created = await self._administration.create_topic(request.name, declared)
         log.info("topic_created", topic=created.name)
         return admin_pb2.CreateTopicResponse(
-            topic=convert.topic(self._durable_commits, created), warnings=warnings(created.settings)
+            topic=settings_convert.topic(self._durable_commits, created), warnings=warnings(created.settings)
         )
 
     async def AlterTopic(self, request: admin_pb2.AlterTopicRequest, call: Call) -> admin_pb2.AlterTopicResponse:
         call.topic(request.name, whole=True)
-        given = convert.settings(request.settings)
+        given = settings_convert.settings(request.settings)
         self._check_dead_letter(call, request.name, given)
         paths = list(request.update_paths)
         altered = await self._administration.alter_topic(
-            request.name, lambda before: convert.altered(before, given, paths)
+            request.name, lambda before: settings_convert.altered(before, given, paths)
         )
         log.info("topic_altered", topic=altered.name, settings=paths)
         return admin_pb2.AlterTopicResponse(
-            topic=convert.topic(self._durable_commits, altered), warnings=warnings(altered.settings)
+            topic=settings_convert.topic(self._durable_commits, altered), warnings=warnings(altered.settings)
         )
 
     async def DescribeTopic(
@@ -104,10 +114,10 @@ class AdminService(InspectionService):
 
         def describe() -> admin_pb2.Topic:
             if not told:
-                return convert.topic(self._durable_commits, found)
-            message = convert.topic(self._durable_commits, found, self._reading.cuts.counts([found])[found.id])
+                return settings_convert.topic(self._durable_commits, found)
+            message = settings_convert.topic(self._durable_commits, found, self._reading.cuts.counts([found])[found.id])
             _show_own_durable(call, message)
-            message.effective.extend(convert.effective(self._administration.effective(found)))
+            message.effective.extend(settings_convert.effective(self._administration.effective(found)))
             planned = planned_journal_bytes(found.settings)
             message.planned_journal_bytes = -1 if planned is None else planned
             return message
@@ -122,7 +132,7 @@ class AdminService(InspectionService):
         def messages() -> list[admin_pb2.Topic]:
             counts = self._reading.cuts.counts(topics) if request.with_statistics else {}
             found = [
-                convert.topic(self._durable_commits, topic, counts.get(topic.id) if with_figures else None)
+                settings_convert.topic(self._durable_commits, topic, counts.get(topic.id) if with_figures else None)
                 for topic, with_figures in zip(topics, told, strict=True)
             ]
             for message in found:
@@ -138,7 +148,7 @@ class AdminService(InspectionService):
         return admin_pb2.DeleteTopicResponse(deleted_records=deleted)
 
     async def SetPolicy(self, request: admin_pb2.SetPolicyRequest, call: Call) -> admin_pb2.SetPolicyResponse:
-        given = convert.policy(request.policy)
+        given = settings_convert.policy(request.policy)
         policy = await self._administration.set_policy(given)
         log.info("policy_set", policy=policy.name, operator=policy.operator, pattern=policy.pattern)
         (message,) = await self._read(lambda: self._policies([policy]))
@@ -155,7 +165,7 @@ class AdminService(InspectionService):
 
     def _policies(self, policies: Sequence[Policy]) -> list[admin_pb2.Policy]:
         matches = self._administration.policy_matches()
-        return [convert.policy_message(policy, matches[policy.target, policy.origin]) for policy in policies]
+        return [settings_convert.policy_message(policy, matches[policy.target, policy.origin]) for policy in policies]
 
     async def DeletePolicy(self, request: admin_pb2.DeletePolicyRequest, call: Call) -> admin_pb2.DeletePolicyResponse:
         deleted = await self._administration.delete_policy(request.name, operator=request.operator)
@@ -260,7 +270,7 @@ class AdminService(InspectionService):
             attached=self._consumers.is_attached(topic, durable.name),
             create_time=convert.timestamp(durable.create_time_micros),
             last_use_time=convert.timestamp(durable.last_use_micros),
-            settings=convert.durable_settings_message(settings._asdict()),
+            settings=settings_convert.durable_settings_message(settings._asdict()),
             replicated=durable.replicated,
             consumer_at="" if elsewhere is None else elsewhere.instance,
             consumer=self._consumer(topic, durable.name, call),
@@ -437,63 +447,6 @@ class AdminService(InspectionService):
         after = await self._read(self._upkeep.disk_bytes)
         log.info("compacted", bytes_before=before, bytes_after=after)
         return admin_pb2.CompactResponse(bytes_before=before, bytes_after=after)
-
-    # -- replication, backup ----------------------------------------------------------------------------------------
-
-    async def GetReplicationStatus(
-        self, request: admin_pb2.GetReplicationStatusRequest, call: Call
-    ) -> admin_pb2.GetReplicationStatusResponse:
-        return self._links.status()
-
-    async def VerifyReplication(
-        self, request: admin_pb2.VerifyReplicationRequest, call: Call
-    ) -> AsyncGenerator[admin_pb2.VerifyReplicationResponse, None]:
-        self._peer_named(request.peer, "peer")
-        differing = 0
-        async with aclosing(self._links.verify(request)) as responses:
-            async for response in responses:
-                differing += response.differing
-                yield response
-        log.info("replication_verified", peer=request.peer, differing=differing)
-
-    async def RepairReplication(
-        self, request: admin_pb2.RepairReplicationRequest, call: Call
-    ) -> AsyncGenerator[admin_pb2.RepairReplicationResponse, None]:
-        self._peer_named(request.peer, "peer")
-        sent = received = 0
-        async with aclosing(self._links.repair(request)) as responses:
-            async for response in responses:
-                sent += response.sent
-                received += response.received
-                yield response
-        log.info("replication_repaired", peer=request.peer, sent=sent, received=received)
-
-    async def AddPeer(self, request: admin_pb2.AddPeerRequest, call: Call) -> admin_pb2.AddPeerResponse:
-        await self._links.add_peer(request)
-        log.info("peer_added", peer=request.name, address=request.address, replaced=request.replace)
-        return admin_pb2.AddPeerResponse()
-
-    async def RemovePeer(self, request: admin_pb2.RemovePeerRequest, call: Call) -> admin_pb2.RemovePeerResponse:
-        self._peer_named(request.name)
-        await self._links.remove_peer(request.name)
-        log.info("peer_removed", peer=request.name)
-        return admin_pb2.RemovePeerResponse()
-
-    async def PausePeer(self, request: admin_pb2.PausePeerRequest, call: Call) -> admin_pb2.PausePeerResponse:
-        self._peer_named(request.name)
-        await self._links.pause_peer(request.name)
-        log.info("peer_paused", peer=request.name)
-        return admin_pb2.PausePeerResponse()
-
-    async def ResumePeer(self, request: admin_pb2.ResumePeerRequest, call: Call) -> admin_pb2.ResumePeerResponse:
-        self._peer_named(request.name)
-        await self._links.resume_peer(request.name)
-        log.info("peer_resumed", peer=request.name)
-        return admin_pb2.ResumePeerResponse()
-
-    def _peer_named(self, peer: str, field: str = "name") -> None:
-        if not peer:
-            raise convert.invalid(field, "the name of a peer is needed")
 
     async def Backup(self, request: admin_pb2.BackupRequest, call: Call) -> admin_pb2.BackupResponse:
         made = await self._read(lambda: self._upkeep.backup(request.name))

@@ -8,7 +8,7 @@ from typing import Final
 
 import pytest
 
-from sow_server.engine.commit import writer
+from sow_server.engine.commit.committer import Committer
 from sow_server.engine.commit.draft import Draft
 from sow_server.engine.disk.rocks import Rocks
 from sow_server.engine.values.errors import StoreError
@@ -19,12 +19,12 @@ PLANTS: Final = "tests.fault.test_power"
 
 def acknowledge_before_the_sync() -> None:
     """A mistake to plant: FSYNC is treated as BUFFERED, so that the sync comes some milliseconds after the answer."""
-    write: Callable[..., StoreError | None] = writer.Writer._write
+    write: Callable[..., StoreError | None] = Committer.write
 
-    def written(self: writer.Writer, draft: Draft, *, sync: bool) -> StoreError | None:
+    def written(self: Committer, draft: Draft, *, sync: bool) -> StoreError | None:
         return write(self, draft, sync=False)
 
-    writer.Writer._write = written  # type: ignore[method-assign]  # that is the mistake
+    Committer.write = written  # type: ignore[method-assign]  # that is the mistake
 
 
 def flush_without_syncing() -> None:

@@ -506,7 +506,7 @@ def test_records_are_sorted_as_one_comparison_at_a_time_would(draw: Random) -> N
     """Mixed kinds, ties, both directions (ordering [1] to [3])."""
     world = narrow_world(draw)
     world = World(world.settings._replace(index=()), world.drafts[: draw.choice([1, 10, 30])])
-    topic = Topic(1, "t", world.settings, in_config=False, create_time_micros=0, statistics=StoredStatistics())
+    topic = Topic(1, "t", world.settings, create_time_micros=0, statistics=StoredStatistics())
     topic.origins = KnownOrigins(("sow",))
     records = [
         Record(

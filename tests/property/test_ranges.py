@@ -19,9 +19,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from sow_server.engine.commit.committer import Committer
 from sow_server.engine.commit.draft import Draft
 from sow_server.engine.commit.options import WriterOptions
-from sow_server.engine.commit.writer import Writer
 from sow_server.engine.store import StoreOptions
 from sow_server.engine.stored import DELETE, EXPIRE, TOUCH
 from sow_server.engine.values.errors import Reason, StoreError
@@ -68,10 +68,10 @@ class World:
         self.commits: list[list[tuple[int, int]]] = []
         """Of each commit the first and the last sequences of the topic's chunks."""
         self.patches = ExitStack()
-        original = Writer._take_over
+        original = Committer._take_over
 
-        def take_over(writer: Writer, draft: Draft) -> None:
-            original(writer, draft)
+        def take_over(committer: Committer, draft: Draft) -> None:
+            original(committer, draft)
             self.oracle.committed(draft.journal.chunks, draft.now)
             self.commits.append(
                 [
@@ -81,7 +81,7 @@ class World:
                 ]
             )
 
-        self.patches.enter_context(mock.patch.object(Writer, "_take_over", take_over))
+        self.patches.enter_context(mock.patch.object(Committer, "_take_over", take_over))
         self.patches.enter_context(mock.patch.object(ranges, "READ_CHANGES", 3))
         self.directory = Path(tempfile.mkdtemp())
         self.rig = Rig(self.directory, options=OPTIONS)

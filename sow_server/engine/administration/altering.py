@@ -9,7 +9,7 @@ from sow_server.engine.administration.expiration import changes_kind, stage_expi
 from sow_server.engine.administration.parts import Parts
 from sow_server.engine.catalog.indexes import Index, Indexes, altered
 from sow_server.engine.catalog.rows import encode_topic, paths_and_steps
-from sow_server.engine.catalog.topics import ONLY_WHILE_EMPTY, Topic, Topics, check_name, check_settings
+from sow_server.engine.catalog.topics import ONLY_WHILE_EMPTY, Declaration, Topic, Topics, check_name, check_settings
 from sow_server.engine.commit.draft import Draft
 from sow_server.engine.commit.steps import Staged
 from sow_server.engine.disk.layout import INDEX_KEY, TOPIC_KEY
@@ -32,10 +32,10 @@ class AlterTopic:
     def stage(self, draft: Draft) -> Staged:
         """Stages the new settings. SET_IN_CONFIG, TOPIC_NOT_FOUND, TOPIC_NOT_EMPTY, INVALID_ARGUMENT."""
         topic = alterable(self._parts.core.topics, self._name, in_config=self._in_config)
-        declared = tidy(self._change(topic.declared))
+        declared = tidy(self._change(topic.declaration.settings))
         check_settings(declared, topic=self._name, in_config=self._in_config)
-        expiring = topic.expiring and not self._in_config
-        self._new = NewSettings(self._parts, topic, declared, in_config=self._in_config, expiring=expiring)
+        expiring = topic.declaration.expiring and not self._in_config
+        self._new = NewSettings(self._parts, topic, Declaration(declared, self._in_config, expiring))
         return self._new.stage(draft)
 
     def committed(self) -> Topic:
@@ -55,7 +55,7 @@ class ReleaseTopic:
     def stage(self, draft: Draft) -> Staged:
         """Stages the settings as they are when the file no longer has a say."""
         topic = self._parts.core.topics.find(self._name)
-        self._new = NewSettings(self._parts, topic, topic.declared, in_config=False, expiring=topic.expiring)
+        self._new = NewSettings(self._parts, topic, topic.declaration._replace(in_config=False))
         return self._new.stage(draft)
 
     def committed(self) -> Topic:
@@ -67,13 +67,11 @@ class ReleaseTopic:
 class NewSettings:
     """New settings of one topic, as one change in rounds."""
 
-    def __init__(self, parts: Parts, topic: Topic, declared: Declared, *, in_config: bool, expiring: bool) -> None:
+    def __init__(self, parts: Parts, topic: Topic, declaration: Declaration) -> None:
         self._parts = parts
         self._topic = topic
-        self._declared = declared
-        self._in_config = in_config
-        self._expiring = expiring
-        self._settings = parts.policies.resolve(topic.name, declared, in_config=in_config, expiring=expiring).settings
+        self._declaration = declaration
+        self._settings = parts.policies.resolve(topic.name, declaration).settings
         self._draft: Draft | None = None
         self._indexes = topic.indexes
         self._letters_wait = False
@@ -81,7 +79,7 @@ class NewSettings:
     def stage(self, draft: Draft) -> Staged:
         """Stages them. TOPIC_NOT_EMPTY."""
         parts, topic, settings = self._parts, self._topic, self._settings
-        check_dead_letters(parts.core.topics, draft, topic.name, settings, self._declared)
+        check_dead_letters(parts.core.topics, draft, topic.name, settings, self._declaration.settings)
         self._check_empty()
         if stage_expiration(parts, draft, [(topic, settings)]) is Staged.AGAIN:
             return Staged.AGAIN
@@ -99,7 +97,7 @@ class NewSettings:
         self._letters_wait = of_another_kind and parts.background.stage_delivery(draft, topic)
         self._indexes = self._stage_indexes(draft)
         draft.batch.puts[META][TOPIC_KEY + topic.prefix] = encode_topic(
-            topic, settings, self._indexes, declared=self._declared, in_config=self._in_config, expiring=self._expiring
+            topic, settings, self._indexes, self._declaration
         )
         self._draft = draft
         return Staged.DONE
@@ -143,7 +141,7 @@ class NewSettings:
         """The topic, with the settings in force."""
         assert self._draft is not None, "it was staged"
         topic, background, before = self._topic, self._parts.background, self._topic.indexes
-        topic.declared, topic.in_config, topic.expiring = self._declared, self._in_config, self._expiring
+        topic.declaration = self._declaration
         take_into_force(self._parts, self._draft, [(topic, self._settings, self._indexes)])
         if self._letters_wait:
             background.deliver(topic)

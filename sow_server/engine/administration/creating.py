@@ -8,7 +8,7 @@ from sow_server.engine.background import Background
 from sow_server.engine.catalog.indexes import NO_INDEXES, altered
 from sow_server.engine.catalog.policies import PoliciesInForce
 from sow_server.engine.catalog.rows import encode_topic, paths_and_steps
-from sow_server.engine.catalog.topics import Topic, Topics, check_name, check_settings
+from sow_server.engine.catalog.topics import Declaration, Topic, Topics, check_name, check_settings
 from sow_server.engine.commit import letter_copies, letter_posting
 from sow_server.engine.commit.draft import Draft
 from sow_server.engine.core import Core
@@ -18,7 +18,7 @@ from sow_server.engine.pending import Pending
 from sow_server.engine.stored import StoredStatistics, encode_statistics, u32, unpack_u32
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import OnMissing, TopicSettings
-from sow_server.engine.values.policies import NOTHING, Declared, tidy
+from sow_server.engine.values.policies import Declared, tidy
 
 
 class TopicCreation:
@@ -38,7 +38,7 @@ class TopicCreation:
     def create(self, name: str, declared: Declared, *, in_config: bool) -> Pending[Topic]:
         """Creates a topic that declares these settings. TOPIC_NAME_INVALID, TOPIC_EXISTS, INVALID_ARGUMENT."""
         # The file says itself which of its topics expire, so that it means the same with every release.
-        return self._commits.run(CreateTopic(self, name, declared, in_config=in_config, expiring=not in_config))
+        return self._commits.run(CreateTopic(self, name, Declaration(declared, in_config, expiring=not in_config)))
 
     def create_dynamic(self, name: str) -> Pending[Topic]:
         """Creates a topic as the first publish to it does. TOPIC_NAME_INVALID, TOPIC_EXISTS."""
@@ -46,20 +46,16 @@ class TopicCreation:
 
     def dynamic_step(self, name: str) -> CreateTopic:
         """The step by which the first publish to a topic creates it."""
-        return CreateTopic(self, name, NOTHING, expiring=True)
+        return CreateTopic(self, name, Declaration(expiring=True))
 
 
 class CreateTopic:
     """The step that creates a topic; answers the topic."""
 
-    def __init__(
-        self, creation: TopicCreation, name: str, declared: Declared, *, in_config: bool = False, expiring: bool = False
-    ) -> None:
+    def __init__(self, creation: TopicCreation, name: str, declaration: Declaration) -> None:
         self._in = creation
         self._name = name
-        self._declared = declared
-        self._in_config = in_config
-        self._expiring = expiring
+        self._declaration = declaration
         self._topic: Topic | None = None
         self._letters_wait = False
 
@@ -76,30 +72,24 @@ class CreateTopic:
         if (found := topics.by_name.get(name)) is not None:
             found.last_use_micros = draft.now  # a declaration announces a use (rule T1)
             raise StoreError(Reason.TOPIC_EXISTS, f"topic: {name} exists already", field="name")
-        declared = tidy(self._declared)
-        check_settings(declared, topic=name, in_config=self._in_config)
-        settings = self._in.policies.resolve(
-            name, declared, in_config=self._in_config, expiring=self._expiring
-        ).settings
-        check_dead_letters(topics, draft, name, settings, declared)
+        declaration = self._declaration._replace(settings=tidy(self._declaration.settings))
+        check_settings(declaration.settings, topic=name, in_config=declaration.in_config)
+        settings = self._in.policies.resolve(name, declaration).settings
+        check_dead_letters(topics, draft, name, settings, declaration.settings)
         topic_id = unpack_u32(self._in.rocks.get(META, NEXT_TOPIC_KEY) or u32(1))
         topic = Topic(
             topic_id,
             name,
             settings,
-            in_config=self._in_config,
             create_time_micros=draft.now,
             statistics=StoredStatistics(created_sequence=draft.next_sequence - 1),
             indexes=altered(NO_INDEXES, topic_id, paths_and_steps(settings), keep=False, complete=True),
-            declared=declared,
-            expiring=self._expiring,
+            declaration=declaration,
         )
         topic.replicated = self._in.covers(name)
         meta = draft.batch.puts[META]
         meta[NEXT_TOPIC_KEY] = u32(topic_id + 1)
-        meta[TOPIC_KEY + topic.prefix] = encode_topic(
-            topic, settings, topic.indexes, declared=declared, in_config=self._in_config, expiring=self._expiring
-        )
+        meta[TOPIC_KEY + topic.prefix] = encode_topic(topic, settings, topic.indexes, declaration)
         meta[STATISTICS_KEY + topic.prefix] = encode_statistics(topic.statistics)
         self._letters_wait = self._in.background.stage_delivery(draft, topic)
         self._topic = topic

@@ -96,12 +96,7 @@ class NewPolicies:
                 durables.freeze(by_id[topic_id])
         for topic, settings in changes:
             draft.batch.puts[META][TOPIC_KEY + topic.prefix] = encode_topic(
-                topic,
-                settings,
-                topic.indexes,
-                declared=topic.declared,
-                in_config=topic.in_config,
-                expiring=topic.expiring,
+                topic, settings, topic.indexes, topic.declaration
             )
         self._draft = draft
         return Staged.DONE

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from sow_server.engine.catalog.topics import UNDELIVERED, Topic
+from sow_server.engine.catalog.topics import UNDELIVERED, Declaration, Topic
 from sow_server.engine.values.policies import Declared, Effective, Policies, resolve_topic
 
 
@@ -16,10 +16,9 @@ class PoliciesInForce:
         self.current = policies
         self._defaults: Final = defaults
 
-    def resolve(
-        self, name: str, declared: Declared, policies: Policies | None = None, *, in_config: bool, expiring: bool
-    ) -> Effective:
-        """The settings of a topic that declares these, under `policies`; None: under those in force."""
+    def resolve(self, name: str, declaration: Declaration, policies: Policies | None = None) -> Effective:
+        """The settings of a topic with this declaration, under `policies`; None: under those in force."""
+        declared, in_config, expiring = declaration
         if name == UNDELIVERED:  # the store's own: no policy applies to it
             return resolve_topic(name, declared)
         policies = self.current if policies is None else policies
@@ -27,4 +26,4 @@ class PoliciesInForce:
 
     def effective(self, topic: Topic, policies: Policies | None = None) -> Effective:
         """The settings of a topic with their origins, under `policies`; None: under those in force."""
-        return self.resolve(topic.name, topic.declared, policies, in_config=topic.in_config, expiring=topic.expiring)
+        return self.resolve(topic.name, topic.declaration, policies)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 
 from sow_server.engine.catalog.indexes import NO_INDEXES, Index, Indexes
-from sow_server.engine.catalog.topics import Topic
+from sow_server.engine.catalog.topics import Declaration, Topic
 from sow_server.engine.disk.layout import (
     INDEX_KEY,
     OPERATOR_POLICY_KEY,
@@ -23,7 +23,6 @@ from sow_server.engine.stored import StoredStatistics, decode_statistics, unpack
 from sow_server.engine.values.fields import Steps
 from sow_server.engine.values.model import TopicSettings
 from sow_server.engine.values.policies import (
-    Declared,
     Policies,
     Policy,
     declared_from_json,
@@ -35,26 +34,17 @@ from sow_server.engine.values.policies import (
 
 def topic_row(topic: Topic) -> tuple[bytes, bytes]:
     """The key and the value of a topic's row."""
-    return TOPIC_KEY + topic.prefix, encode_topic(
-        topic,
-        topic.settings,
-        topic.indexes,
-        declared=topic.declared,
-        in_config=topic.in_config,
-        expiring=topic.expiring,
-    )
+    return TOPIC_KEY + topic.prefix, encode_topic(topic, topic.settings, topic.indexes, topic.declaration)
 
 
-def encode_topic(
-    topic: Topic, settings: TopicSettings, indexes: Indexes, *, declared: Declared, in_config: bool, expiring: bool
-) -> bytes:
+def encode_topic(topic: Topic, settings: TopicSettings, indexes: Indexes, declaration: Declaration) -> bytes:
     """The value of a topic's row, with new settings."""
     return json.dumps(
         {
             "name": topic.name,
-            "in_config": in_config,
-            "dynamic": expiring,
-            "declared": declared_to_json(declared),
+            "in_config": declaration.in_config,
+            "dynamic": declaration.expiring,
+            "declared": declared_to_json(declaration.settings),
             "create_time_micros": topic.create_time_micros,
             "settings": settings_to_json(settings),
             "indexes": {index.path: index.id for index in indexes.all},
@@ -77,21 +67,24 @@ def _load_topic(rocks: Rocks, prefix: bytes, row: bytes) -> Topic:
     fields = json.loads(row)
     topic_id, settings = unpack_u32(prefix), settings_from_json(fields["settings"])
     figures = rocks.get(META, STATISTICS_KEY + prefix)
+    declaration = Declaration(
+        # Data of a release without policies have only the settings in force.
+        declared_from_json(fields["declared"]) if "declared" in fields else declared_of(settings),
+        fields["in_config"],
+        # Its old name. Topics that an administrator made with an older release do not have it, and stay as they are.
+        expiring=fields.get("dynamic", False),
+    )
     return Topic(
         topic_id,
         fields["name"],
         settings,
-        in_config=fields["in_config"],
-        # Data of a release without policies have only the settings in force.
-        declared=declared_from_json(fields["declared"]) if "declared" in fields else declared_of(settings),
-        # Its old name. Topics that an administrator made with an older release do not have it, and stay as they are.
-        expiring=fields.get("dynamic", False),
         create_time_micros=fields["create_time_micros"],
         statistics=decode_statistics(figures) if figures else StoredStatistics(),
         # Data of a release without indexes have neither.
         indexes=_load_indexes(
             rocks, topic_id, settings, fields.get("indexes", {}), fields.get("next_index", NO_INDEXES.next_id)
         ),
+        declaration=declaration,
     )
 
 

@@ -53,27 +53,35 @@ class KnownOrigins(NamedTuple):
     names: Sequence[str]
 
 
-class Topic:
-    """One topic. The writer thread replaces its changing parts after a commit.
+class Declaration(NamedTuple):
+    """The declaration of a topic, from which its settings in force are resolved (rule T2)."""
 
-    `settings` are in force; `declared` were set on the topic itself (rule T2). `expiring`: expiration is
-    enabled unless it is declared otherwise (rule L1).
-    """
+    settings: Declared = NOTHING
+    """The settings that were set on the topic itself."""
+    in_config: bool = False
+    """True if the configuration file declares the topic."""
+    expiring: bool = False
+    """True if expiration is enabled unless it is declared otherwise (rule L1)."""
+
+
+UNDECLARED: Final = Declaration()
+
+
+class Topic:
+    """One topic. The writer thread replaces its changing parts after a commit. `settings` are in force."""
 
     __slots__ = (
         "_loads",
         "_replicated",
         "acts",
         "create_time_micros",
-        "declared",
+        "declaration",
         "decode_indexed",
         "derive_keys",
-        "expiring",
         "followers",
         "format",
         "hears_removals",
         "id",
-        "in_config",
         "indexes",
         "key_paths",
         "last_use_micros",
@@ -94,20 +102,16 @@ class Topic:
         name: str,
         settings: TopicSettings,
         *,
-        in_config: bool,
         create_time_micros: int,
         statistics: StoredStatistics,
         indexes: Indexes = NO_INDEXES,
-        declared: Declared = NOTHING,
-        expiring: bool = False,
+        declaration: Declaration = UNDECLARED,
     ) -> None:
         self.id: Final = topic_id
         self.name: Final = name
         self.prefix: Final = u32(topic_id)
         self.stop: Final = u32(topic_id + 1)
-        self.in_config = in_config
-        self.declared = declared
-        self.expiring = expiring
+        self.declaration = declaration
         self.create_time_micros: Final = create_time_micros
         self.statistics = statistics
         self.followers = 0
@@ -128,6 +132,11 @@ class Topic:
         self.was_followed = False
         """True if anybody has followed it; likewise."""
         self.apply(settings, indexes)
+
+    @property
+    def in_config(self) -> bool:
+        """True if the configuration file declares it."""
+        return self.declaration.in_config
 
     @property
     def reserved(self) -> bool:
@@ -187,10 +196,9 @@ def undelivered_topic(create_time_micros: int, created_sequence: int) -> Topic:
         UNDELIVERED_ID,
         UNDELIVERED,
         TopicSettings(message_type=MessageType.BINARY),
-        in_config=False,
         create_time_micros=create_time_micros,
         statistics=StoredStatistics(created_sequence=created_sequence),
-        declared={"message_type": MessageType.BINARY},
+        declaration=Declaration({"message_type": MessageType.BINARY}),
     )
 
 

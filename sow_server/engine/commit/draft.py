@@ -15,10 +15,9 @@ sequences from the writer's counters, which the writer takes over only after the
 
 from __future__ import annotations
 
-import operator
 import sys
-from array import array
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol, TypeVar
 
 from sow_server.engine.catalog.indexes import changed_keys
@@ -37,22 +36,14 @@ from sow_server.engine.stored import (
     EXPIRE,
     EXPIRE_TIME,
     HEADER,
-    HEADER_BYTES,
     PAYLOAD,
-    PUT,
-    RECORD_KEY,
     TOUCH,
-    HeaderColumns,
-    Numbers,
     PublisherNote,
     StoredStatistics,
     encode_statistics,
     header,
-    header_columns,
     i64,
-    payload_bytes_total,
     read_header,
-    sequences,
     u32,
 )
 from sow_server.engine.values.model import NEVER, PublisherPosition
@@ -65,7 +56,6 @@ class Draft:
 
     __slots__ = (
         "_cache",
-        "_hooks",
         "_later",
         "_parts",
         "_rocks",
@@ -89,6 +79,7 @@ class Draft:
         "origin",
         "passed_on",
         "publishers",
+        "removal_hooks",
         "removals",
         "removed",
         "result",
@@ -96,32 +87,21 @@ class Draft:
         "topics",
     )
 
-    def __init__(
-        self,
-        rocks: Rocks,
-        cache: HeadCache,
-        topics: Topics,
-        *,
-        now_micros: int,
-        last_version: int,
-        next_sequence: int,
-        origin: int,
-        removal_hooks: Sequence[RemovalHook] = (),
-    ) -> None:
-        self._rocks = rocks
-        self._cache = cache
-        self._hooks = removal_hooks
+    def __init__(self, basis: Basis, *, now_micros: int, last_version: int, next_sequence: int) -> None:
+        self._rocks = basis.rocks
+        self._cache = basis.heads
+        self.removal_hooks = basis.removal_hooks
         self._parts: dict[type[object], object] = {}
         self._later: list[Callable[[], None]] = []
         """Waits for the end of an atomic request."""
         self._values: dict[bytes, bytes] = {}
         """Stored values that have been read, by store key."""
-        self.topics: Final = topics
+        self.topics: Final = basis.topics
         self.now = now_micros
         self.now_bytes = i64(now_micros)
         self.next_version = max(now_micros, last_version + 1)
         self.next_sequence = next_sequence
-        self.origin = origin
+        self.origin = basis.origin
         self.batch = Batch()
         self.journal: Final = JournalDraft()
         self.merge_room = sys.maxsize
@@ -296,63 +276,6 @@ class Draft:
                 self.arm(expire_time, store_key)
         return version, sequence
 
-    def put_all(self, topic: Topic, puts: Puts) -> None:
-        """Puts fetched records column by column, with the same result as `put` for each, but the interpreter runs only
-        a few bytecodes per record and C the rest. No record here is overdue or due at once. Property tests compare the
-        two. The caller advances the counters of versions.
-        """
-        keys, store_keys, new_heads, payloads = puts.keys, puts.store_keys, puts.new_heads, puts.payloads
-        heads, rows = self.heads, self.batch.puts[RECORDS]
-        chunk = self.chunk(topic)
-        previous_values = None if chunk is None else chunk.previous_values
-        old_heads: list[bytes | None] = []
-        # One by one, because a key may occur twice: then its second old head is its first new one.
-        if previous_values is not None or topic.indexes.all:
-            for key, store_key, new_head, payload in zip(keys, store_keys, new_heads, payloads, strict=True):
-                old_head = heads[store_key]
-                old_heads.append(old_head)
-                old = None if old_head is None else self.value(store_key)
-                if previous_values is not None:
-                    previous_values.append(old)
-                if topic.indexes.all:
-                    self.reindex(topic, key, old, payload)
-                heads[store_key] = new_head
-                rows[store_key] = new_head + payload
-        else:
-            for store_key, new_head in zip(store_keys, new_heads, strict=True):
-                old_heads.append(heads[store_key])
-                heads[store_key] = new_head
-            rows.update(zip(store_keys, map(operator.add, new_heads, payloads), strict=True))
-        if chunk is not None:
-            chunk.add_columns(
-                PUT,
-                keys,
-                payloads,
-                version=puts.version,
-                publish_time=puts.publish_time,
-                expire_time=puts.expire_time,
-                origin=puts.origin,
-                previous=sequences(old_heads),
-            )
-        if topic.acts and puts.earliest != NEVER:
-            self.arm_all(
-                puts.earliest,
-                [
-                    stamp + store_key
-                    for stamp, store_key, head in zip(puts.stamps, store_keys, old_heads, strict=True)
-                    if stamp != _NEVER_BYTES and (head is None or stamp < head[EXPIRE_TIME])
-                ],
-            )
-        found = [head for head in old_heads if head is not None]
-        size = sum(map(len, payloads)) - payload_bytes_total(found)
-        count = len(new_heads)
-        if not found:
-            size += sum(map(len, keys))
-        elif len(found) < count:
-            size += sum(len(key) for key, head in zip(keys, old_heads, strict=True) if head is None)
-        self.count(topic, count - len(found), size)
-        self.next_sequence += count
-
     def delete(
         self,
         topic: Topic,
@@ -386,7 +309,7 @@ class Draft:
                 chunk.previous_values.append(None)
         self.next_sequence = sequence + 1
         removed = Removed(BURY, [key], [store_key], [b""], [version], [origin], [0], [sequence])
-        for hook in self._hooks:
+        for hook in self.removal_hooks:
             hook(self, topic, removed)
 
     def _minted(self, version: int | None) -> int:
@@ -403,73 +326,6 @@ class Draft:
         self._remove(
             topic, key, store_key, head, change=EXPIRE, version=due.version, origin=self.origin, letters=letters
         )
-
-    def expire_all(self, topic: Topic, store_keys: list[bytes], values: list[bytes]) -> None:
-        """Expires overdue records of one topic, each given once, with their stored values: the same result as `expire`
-        for each, but column by column. The caller, the sweep, deletes their expiry entries."""
-        columns = header_columns(values)
-        self.expire_times += columns.expire_time
-        self._remove_all(topic, store_keys, values, columns, change=EXPIRE, versions=columns.version)
-
-    def delete_all(self, topic: Topic, store_keys: list[bytes], values: list[bytes]) -> None:
-        """Deletes live records of one topic, each given once, with their stored values: the same result as `delete` for
-        each, but column by column."""
-        versions = range(self.next_version, self.next_version + len(store_keys))
-        self.next_version = versions.stop
-        if puts := self.batch.puts[RECORDS]:
-            for store_key in store_keys:
-                puts.pop(store_key, None)
-        if topic.acts:
-            stamps = [value[EXPIRE_TIME] for value in values]
-            # As in `_remove`. Of an entry that this commit puts, too, the put counts.
-            self.batch.deletes[EXPIRY] += [
-                stamp + store_key for stamp, store_key in zip(stamps, store_keys, strict=True) if stamp != _NEVER_BYTES
-            ]
-        self._remove_all(topic, store_keys, values, header_columns(values), change=DELETE, versions=versions)
-
-    def _remove_all(
-        self,
-        topic: Topic,
-        store_keys: list[bytes],
-        values: list[bytes],
-        columns: HeaderColumns,
-        *,
-        change: int,
-        versions: range | array[int],
-    ) -> None:
-        count, sequence = len(store_keys), self.next_sequence
-        keys = [key[RECORD_KEY] for key in store_keys]
-        chunk = self.chunk(topic)
-        if chunk is not None:
-            chunk.add_columns(
-                change,
-                keys,
-                [value[PAYLOAD] for value in values],
-                version=versions,
-                publish_time=columns.publish_time,
-                expire_time=columns.expire_time,
-                origin=self.origin,
-                previous=columns.sequence,
-                removed_version=columns.version,
-                removed_origin=columns.origin,
-            )
-            if chunk.previous_values is not None:
-                chunk.previous_values += values
-        if topic.indexes.all:
-            for key, value in zip(keys, values, strict=True):
-                self.reindex(topic, key, value, None)
-        self.heads.update(dict.fromkeys(store_keys))
-        self.removed += store_keys
-        self.batch.deletes[RECORDS] += store_keys
-        self.next_sequence += count
-        stored = sum(map(len, keys)) + sum(map(len, values))
-        self.count(topic, -count, HEADER_BYTES * count - stored)
-        if topic.hears_removals:
-            minted = range(sequence, sequence + count)
-            by = columns.origin if change == EXPIRE else [self.origin] * count
-            removed = Removed(change, keys, store_keys, values, versions, by, columns.sequence, minted)
-            for hook in self._hooks:
-                hook(self, topic, removed)
 
     def end_request(self) -> None:
         """All requests have been staged. The dead letters of an atomic one come after it: followers of its topic get
@@ -505,12 +361,6 @@ class Draft:
         """Puts an expiry entry ([2])."""
         self.batch.puts[EXPIRY][i64(expire_time) + store_key] = b""
         self.earliest = min(self.earliest, expire_time)
-
-    def arm_all(self, earliest: int, entries: list[bytes]) -> None:
-        """Puts expiry entries, whole (`expire time ‖ store key`), none of them before the time `earliest`."""
-        if entries:
-            self.batch.puts[EXPIRY].update(dict.fromkeys(entries, b""))
-            self.earliest = min(self.earliest, earliest)
 
     def _remove(
         self,
@@ -562,7 +412,7 @@ class Draft:
         if topic.hears_removals:
             by = old.origin if change == EXPIRE else origin  # an expiry has the version of the record, and its writer
             removed = Removed(change, [key], [store_key], [value], [version], [by], [old.sequence], [sequence], letters)
-            for hook in self._hooks:
+            for hook in self.removal_hooks:
                 hook(self, topic, removed)
         return sequence
 
@@ -615,25 +465,21 @@ class Draft:
         return batch
 
 
+@dataclass(frozen=True, slots=True)
+class Basis:
+    """The parts of the store that every draft is built on."""
+
+    rocks: Rocks
+    topics: Topics
+    heads: HeadCache
+    """The heads of records that have been read or written lately."""
+    origin: int
+    """The number of this instance."""
+    removal_hooks: Sequence[RemovalHook]
+
+
 def _same_publisher(one: PublisherNote, other: PublisherNote) -> bool:
     return one[:3] == other[:3] and one.topic_ids == other.topic_ids and one.source == other.source
-
-
-class Puts(NamedTuple):
-    """Records of one topic to put, in columns of equal length. A column that is one number is the same for all."""
-
-    keys: Sequence[bytes]
-    store_keys: Sequence[bytes]
-    new_heads: Sequence[bytes]
-    payloads: Sequence[bytes]
-    stamps: Sequence[bytes]
-    """The expire times as eight bytes."""
-    earliest: int
-    """The earliest of them."""
-    version: Numbers
-    publish_time: Numbers
-    expire_time: Numbers
-    origin: Numbers
 
 
 class Removed(NamedTuple):
@@ -663,6 +509,3 @@ class RemovalHook(Protocol):
 
     def __call__(self, draft: Draft, topic: Topic, removed: Removed) -> None:
         """The records are removed from the draft already."""
-
-
-_NEVER_BYTES: Final = i64(NEVER)

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from sow_server.engine.catalog.topics import Topic, Topics
+from sow_server.engine.commit.column_changes import expire_all
 from sow_server.engine.commit.draft import Draft
 from sow_server.engine.disk.layout import SWEEP_FLOOR_KEY
 from sow_server.engine.disk.rocks import EXPIRY, META, RECORDS, Cursor, Rocks
@@ -143,7 +144,7 @@ class Sweep:
         if found and max([value[EXPIRE_TIME] for value in found.values()]) > now:
             due = {key: value for key, value in found.items() if value[EXPIRE_TIME] <= now}
         if due:
-            draft.expire_all(topic, list(due), list(due.values()))
+            expire_all(draft, topic, list(due), list(due.values()))
         if len(due) < len(found):
             for key, value in found.items():
                 if now < value[EXPIRE_TIME] < _NEVER_BYTES:

@@ -321,7 +321,7 @@ def check(topics: Topics, name: str, settings: TopicSettings, declared: Declared
                 f" {settings.message_type.value!r} a copy cannot record where it has been",
             )
     for other in topics.by_name.values():
-        own = other.declared.get(FIELD) == name and other.name != name
+        own = other.declaration.settings.get(FIELD) == name and other.name != name
         if own and not fits(other.settings, settings):
             field, why = _misfit(other.settings, settings)
             raise refuse(field, f"{why}, and topic {other.name} has {FIELD} = {name!r}")

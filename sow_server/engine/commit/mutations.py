@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from sow_server.engine.catalog.topics import Topic
+from sow_server.engine.commit.column_changes import delete_all
 from sow_server.engine.commit.draft import Draft
 from sow_server.engine.commit.publishers import PublisherCache
 from sow_server.engine.commit.puts import PLAIN_RECORDS_MIN, failed_condition, stage_publish, ttl_ignored
@@ -211,7 +212,7 @@ def _stage_delete(
             part.last_sequence = draft.delete(topic, key, store_key, head)
             part.applied += 1
     elif plain:
-        draft.delete_all(topic, list(plain), list(plain.values()))
+        delete_all(draft, topic, list(plain), list(plain.values()))
         part.applied, part.last_sequence = len(plain), draft.next_sequence - 1
     return part
 

@@ -18,7 +18,8 @@ from typing import Final
 
 from sow_server.engine.catalog.indexes import entries_count, may_have_more
 from sow_server.engine.catalog.topics import Topic
-from sow_server.engine.commit.draft import Draft, Puts
+from sow_server.engine.commit.column_changes import Puts, put_all
+from sow_server.engine.commit.draft import Draft
 from sow_server.engine.commit.publishers import SEVERAL, AnsweredRun, Publisher, PublisherCache
 from sow_server.engine.commit.requests import AtomicAborted, Delta, Job, Result, Slice
 from sow_server.engine.commit.told import NOTHING_TOLD
@@ -343,7 +344,8 @@ def _put_plain(
             range(sequence, sequence + count),
         )
     )
-    draft.put_all(
+    put_all(
+        draft,
         topic,
         Puts(
             keys,  # type: ignore[arg-type]  # a plain put has a key

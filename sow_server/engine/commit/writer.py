@@ -14,100 +14,56 @@
 
 from __future__ import annotations
 
-import operator
 import threading
 import time
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable
 from typing import Final
 
 import structlog
 
-from sow_server.engine.catalog.rows import topic_row
-from sow_server.engine.catalog.topics import Topics
 from sow_server.engine.commit import first_publish
-from sow_server.engine.commit.draft import Draft, RemovalHook
-from sow_server.engine.commit.expiry import Sweep
+from sow_server.engine.commit.committer import Committer
+from sow_server.engine.commit.delivery import Answers, Deliver
+from sow_server.engine.commit.draft import Basis, Draft
 from sow_server.engine.commit.failures import as_store_error, broken_stream
-from sow_server.engine.commit.letter_copies import Fate
 from sow_server.engine.commit.mutations import fetch_heads, fetch_values, stage_aborted, stage_decided, stage_job
-from sow_server.engine.commit.observers import Committed, Follow, Observer
+from sow_server.engine.commit.observers import Follow, Observer
 from sow_server.engine.commit.options import WriterOptions
 from sow_server.engine.commit.pace import CallsUnderWay, SweepPace
-from sow_server.engine.commit.passed_on import PassedOnRows
-from sow_server.engine.commit.publishers import PublisherCache
 from sow_server.engine.commit.queue import QueuedStep, WriteQueue
-from sow_server.engine.commit.reclaim import Removals
 from sow_server.engine.commit.requests import AtomicAborted, Job, Slice, prepare
 from sow_server.engine.commit.steps import Step, TopicStep
 from sow_server.engine.commit.work import Room, atomic_too_large, merge_room
-from sow_server.engine.disk.heads import HeadCache
-from sow_server.engine.disk.layout import (
-    BOUNDS_KEY,
-    CLOCK_KEY,
-    Reached,
-    Reserved,
-    encode_bounds,
-    encode_reached,
-    publisher_key,
-)
-from sow_server.engine.disk.rocks import META, Batch, Rocks
-from sow_server.engine.stored import i64
 from sow_server.engine.values.clock import GuardedClock
-from sow_server.engine.values.database import RocksError, Stalled
+from sow_server.engine.values.database import RocksError
 from sow_server.engine.values.errors import Reason, StoreError
-from sow_server.engine.values.model import MICROS, NEVER, Durability, Outcome, Publish
+from sow_server.engine.values.model import MICROS, NEVER, Durability, Publish
 
 log = structlog.get_logger(__name__)
-
-Deliver = Callable[[Callable[[], None]], object]
-"""Runs a callable on the thread that owns the answers, such as `loop.call_soon_threadsafe`."""
-
 
 ASIDE_MAX: Final = 32
 """Items that do not fit into a commit before it is written as it is: to look at each costs its keys and its heads."""
 
 
 class Writer:
-    """Owns the write queue, the counters and the commits; its thread is the only one that writes."""
+    """Owns the write queue and the turns of its items. Its thread is the only one that uses the committer."""
 
-    def __init__(
-        self,
-        rocks: Rocks,
-        topics: Topics,
-        clock: GuardedClock,
-        *,
-        options: WriterOptions,
-        origin: int,
-        reserved: Reserved,
-        removal_hooks: Sequence[RemovalHook],
-        observer: Observer,
-        heads: HeadCache,
-    ) -> None:
-        self._rocks = rocks
-        self._topics = topics
+    def __init__(self, basis: Basis, clock: GuardedClock, *, options: WriterOptions, observer: Observer) -> None:
+        self._topics = basis.topics
         self._clock = clock
         self._options = options
-        self._origin = origin
-        self._last_version = reserved.version
-        self.start_sequence: Final = reserved.sequence
-        """The last sequence that may have been used before the start."""
-        self._last_sequence = reserved.sequence
-        self._version_bound = reserved.version
-        self._sequence_bound = reserved.sequence
-        self._removal_hooks = removal_hooks
         self._observer = observer
         self.create_topic: Callable[[str], TopicStep] | None = None
         """The step that creates a topic at the first publish to it; None: a publish creates none. Set before any."""
-        self.cut_lock: Final = threading.Lock()
-        """Held while a commit is written: its holder sees all column families between two commits."""
-        self.sweep: Final = Sweep(rocks, topics)
-        self.heads: Final = heads
-        self.publishers: Final = PublisherCache(lambda name: rocks.get(META, publisher_key(name)), PassedOnRows(rocks))
-        self._deliver: Deliver = operator.call
         self.queue: Final = WriteQueue(
             requests_max=options.queue_requests_max, bytes_max=options.queue_bytes_max, shared=options.queue_shared
         )
+        self._answers: Final = Answers(self.queue)
+        committer = Committer(basis, clock, self.queue, self._answers, options=options, observer=observer)
+        self.committer: Final = committer
+        self.heads: Final = basis.heads
+        self.sweep: Final = committer.sweep
+        self.publishers: Final = committer.publishers
         self.calls: Final = CallsUnderWay()
         self.calls.wake = self.queue.wake
         self._pace: Final = SweepPace(options, self.calls)
@@ -116,44 +72,42 @@ class Writer:
         self._merge_room: Final = merge_room(options)
         self._one_each = 0
         """So many commits take one job each: staging some together has failed, and the one at fault is among them."""
-        self._answers: list[Callable[[], None]] = []
-        self._followers: list[Follow] = []
-        self._to_follow: list[Committed] = []
-        self._synced_sequence = reserved.sequence
-        self._unsynced_since: int | None = None
         self._thread: threading.Thread | None = None
-        self.expired_total = 0
-        self.letters_total: Final[dict[str, int]] = dict.fromkeys(Fate, 0)
-        """The outcomes of dead letters."""
-        self.removals: Final = Removals()
-        """Removals that are not yet compacted; under the cut lock."""
 
-    # -- the callers' side ------------------------------------------------------------------------------------------
+        # The committed state, for callers.
+        self.cut_lock: Final = committer.cut_lock
+        self.start_sequence: Final = committer.start_sequence
+        self.letters_total: Final = committer.letters_total
+        self.removals: Final = committer.removals
+        self.follow: Final[Callable[[Follow], None]] = committer.follow
+        self.fail: Final[Callable[[StoreError], StoreError]] = committer.fail
+        """Ends writing from outside, too: a check of the data has found damage."""
 
     @property
     def last_sequence(self) -> int:
         """The last written sequence."""
-        return self._last_sequence
+        return self.committer.last_sequence
 
     @property
     def synced_sequence(self) -> int:
         """Everything up to this sequence is durable, so followers may see it (rule S7)."""
-        return self._synced_sequence
+        return self.committer.synced_sequence
 
     @property
     def bounds(self) -> tuple[int, int]:
         """The bounds up to which versions and sequences are reserved, on disk."""
-        return self._version_bound, self._sequence_bound
+        return self.committer.bounds
 
-    def follow(self, follow: Follow) -> None:
-        """From the next commit on, tells `follow`, too, of changes. Before `start`, or under the cut lock."""
-        self._followers.append(follow)
+    @property
+    def expired_total(self) -> int:
+        """Expired records that were removed since the start."""
+        return self.committer.expired_total
 
     # -- running ----------------------------------------------------------------------------------------------------
 
     def start(self, deliver: Deliver) -> None:
         """Starts the thread; answers go through `deliver`."""
-        self._deliver = deliver
+        self._answers.deliver = deliver
         self._thread = threading.Thread(target=self._run, name="sow-writer", daemon=True)
         self._thread.start()
 
@@ -165,7 +119,7 @@ class Writer:
             self._thread.join()
         else:
             self.step()
-        self._finish()
+        self.committer.finish()
 
     def step(self) -> None:
         """Without a thread (start-up, tests): processes the whole queue, then returns."""
@@ -173,8 +127,8 @@ class Writer:
             if not self._turn():
                 break
             if not len(self.queue):
-                self._flush_answers()  # an answer may queue more
-        self._flush_answers()
+                self._answers.flush()  # an answer may queue more
+        self._answers.flush()
 
     def sweep_now(self, entries_max: int | None = None) -> int:
         """Without a thread: sweeps due records, in bounded commits. Returns the entries visited."""
@@ -188,25 +142,25 @@ class Writer:
 
     def sync_now(self) -> None:
         """Without a thread: syncs the writes that are not yet durable."""
-        if self._unsynced_since is not None and self.queue.failure is None:
-            self._sync()
-            self._flush_answers()
+        if self.committer.unsynced_since is not None and self.queue.failure is None:
+            self.committer.sync()
+            self._answers.flush()
 
     def _run(self) -> None:
         try:
             while True:
                 if self.queue.take(self._wait_micros()) and not self._turn():
                     break
-                answered = self._flush_answers()  # before the sweep: they have waited long enough
+                answered = self._answers.flush()  # before the sweep: they have waited long enough
                 self._sweep_if_due(after_answers=answered)
-                self._sync_if_due()
-                self._flush_answers()
+                self.committer.sync_if_due()
+                self._answers.flush()
         except BaseException as error:  # [5]: whatever the exception, no caller may wait for a writer that has ended
             log.exception("writer_died")
-            self._fail(StoreError(Reason.STORE_FAILED, f"the writer met an unexpected error: {error!r}"))
+            self.fail(StoreError(Reason.STORE_FAILED, f"the writer met an unexpected error: {error!r}"))
         finally:
             self._refuse_all()
-            self._flush_answers()
+            self._answers.flush()
 
     def _wait_micros(self) -> int:
         """How long the writer may sleep when nothing is queued."""
@@ -218,8 +172,8 @@ class Writer:
             if not self._clock.paused:
                 due = max(self.sweep.next_due, self._pace.next_micros)
                 wait = min(wait, (due if due > now else self._pace.not_before()) - now)
-            if self._unsynced_since is not None:
-                wait = min(wait, self._unsynced_since + self._options.buffered_sync_micros - now)
+            if (since := self.committer.unsynced_since) is not None:
+                wait = min(wait, since + self._options.buffered_sync_micros - now)
         return max(0, wait)
 
     def _turn(self) -> bool:
@@ -259,7 +213,7 @@ class Writer:
                 job = queue.next(aside)
                 continue
             if draft is None or not chosen:
-                draft = self._new_draft()  # only now: to make the first one ready may have taken a commit
+                draft = self.committer.new_draft()  # only now: to make the first one ready may have taken a commit
             left = job.left
             try:
                 fits = room.take(draft, job, first=not chosen)
@@ -268,7 +222,7 @@ class Writer:
                     queue.taken(job, 1.0)
                     self._finish_jobs(draft, [(job, part)], time.perf_counter())
                     return
-                self._end(job, as_store_error(error))
+                self._answers.refuse(job, as_store_error(error))
                 job = queue.next(aside)
                 continue
             if fits is None:
@@ -300,29 +254,29 @@ class Writer:
                     return True
             elif job.position:
                 message = f"topic: {topic.name} was deleted meanwhile"
-                self._end(job, StoreError(Reason.TOPIC_NOT_FOUND, message, field="topic"))
+                self._answers.refuse(job, StoreError(Reason.TOPIC_NOT_FOUND, message, field="topic"))
                 return False
         try:
             creation = first_publish.creation(self.create_topic, self._topics, request)
             if creation is not None:
-                refused = first_publish.refused(self._new_draft, job, creation, self._options, self.publishers)
+                refused = first_publish.refused(self.committer.new_draft, job, creation, self._options, self.publishers)
                 if refused is not None:
-                    draft = self._new_draft()
+                    draft = self.committer.new_draft()
                     draft.publishers.update(refused.publishers)
-                    error = self._write(draft, sync=request.durability is not Durability.BUFFERED)
+                    error = self.committer.write(draft, sync=request.durability is not Durability.BUFFERED)
                     self.queue.remove(job)
-                    self._answer(job, error or refused.outcome)
+                    self._answers.give(job, error or refused.outcome)
                     return False
                 created = self._run_step(creation)
                 if isinstance(created, StoreError):
                     raise created
             prepare(job, self._topics.find(request.topic), self._options.limits)
         except StoreError as error:
-            self._end(job, error)
+            self._answers.refuse(job, error)
             return False
         except Exception as error:  # [5]: a fault of ours fails its own request
             log.exception("request_failed", topic=request.topic)
-            self._end(job, StoreError(Reason.INTERNAL, f"internal error: {type(error).__name__}"))
+            self._answers.refuse(job, StoreError(Reason.INTERNAL, f"internal error: {type(error).__name__}"))
             return False
         return True
 
@@ -354,7 +308,7 @@ class Writer:
                 except StoreError as error:
                     if draft.next_sequence != begun or job.alone:
                         raise
-                    self._end(job, error)
+                    self._answers.refuse(job, error)
                     refused = True
                     continue
                 if part.count < count:
@@ -368,7 +322,7 @@ class Writer:
             return
         except Exception as error:  # noqa: BLE001  # damage under one key, or a fault of ours ([5])
             if len(chosen) == 1:
-                self._end(chosen[0][0], as_store_error(error))
+                self._answers.refuse(chosen[0][0], as_store_error(error))
                 return
             # Nothing has been written. With a commit for each, the one at fault is found.
             self._one_each = len(chosen)
@@ -383,16 +337,16 @@ class Writer:
     def _ends_broken(self, job: Job) -> bool:
         """Answers a job whose stream has had a refusal; False: there was none."""
         if isinstance(job.request, Publish) and (channel := job.request.channel) is not None and channel.broken:
-            self._end(job, broken_stream(job))
+            self._answers.refuse(job, broken_stream(job))
             return True
         return False
 
     def _finish_jobs(self, draft: Draft, parts: list[tuple[Job, Slice]], started: float) -> None:
         fsync = any(job.request.durability is not Durability.BUFFERED for job, _ in parts)
-        error = self._write(draft, sync=fsync)
+        error = self.committer.write(draft, sync=fsync)
         if error is not None:
             for job, _ in parts:
-                self._end(job, error)
+                self._answers.refuse(job, error)
             return
         records = 0
         for job, part in parts:
@@ -404,31 +358,16 @@ class Writer:
                 if job.topic.settings.publish_is_use:
                     job.topic.last_use_micros = draft.now
             if job.left == 0:
-                self._answer(job, job.outcome)
+                self._answers.give(job, job.outcome)
         if not all(job.is_part for job, _ in parts):
             self._pace.published(draft.now)
         self._observer.committed(records, time.perf_counter() - started)
 
     def _abort(self, job: Job, aborted: AtomicAborted) -> None:
         """Answers an atomic request of which nothing was applied, and remembers that for its publisher."""
-        draft = self._new_draft()
+        draft = self.committer.new_draft()
         part = stage_aborted(draft, job, aborted, self.publishers)
         self._finish_jobs(draft, [(job, part)], time.perf_counter())
-
-    def _end(self, job: Job, error: StoreError) -> None:
-        """Refuses the rest of a job. Its committed slices stay, and the answer has their number of records."""
-        self.queue.remove(job)
-        self._answer(
-            job,
-            StoreError(
-                error.reason,
-                error.message,
-                field=error.field,
-                retry_after_micros=error.retry_after_micros,
-                applied=job.outcome.applied,
-                details=error.details,
-            ),
-        )
 
     # -- steps and the sweep ----------------------------------------------------------------------------------------
 
@@ -443,8 +382,7 @@ class Writer:
         # It has had a whole commit, or more if it took longer.
         micros = (time.perf_counter() - begun) * MICROS
         self.queue.charge(queued.caller, max(1.0, micros / self._options.commit_work_micros))
-        self.queue.settle(queued)
-        self._answers.append(partial(queued.pending.settle, result))
+        self._answers.give_step(queued, result)
 
     def _swept_for(self, queued: QueuedStep) -> bool:
         """Sweeps overdue records before a step; False: there are too many for one turn (rule L14). Records that fall
@@ -459,11 +397,11 @@ class Writer:
 
     def _run_step(self, step: Step[object], *, sync: bool = True) -> object:
         """Stages and commits a step; returns its answer, or the StoreError that refused it."""
-        draft = self._new_draft()
+        draft = self.committer.new_draft()
         try:
             step.stage(draft)
             draft.after = step.committed
-            return self._write(draft, sync=sync) or draft.result
+            return self.committer.write(draft, sync=sync) or draft.result
         except StoreError as error:
             return error
         except Exception as error:  # noqa: BLE001  # [5]: as above
@@ -484,13 +422,13 @@ class Writer:
         self._pace.swept(visited, limit, now, self._clock.now_micros())
 
     def _sweep_once(self, entries_max: int) -> int:
-        draft = self._new_draft()
+        draft = self.committer.new_draft()
         try:
             visited = self.sweep.stage(draft, entries_max)
         except RocksError as error:
-            self._fail(as_store_error(error))
+            self.fail(as_store_error(error))
             return 0
-        if visited and self._write(draft, sync=False) is not None:
+        if visited and self.committer.write(draft, sync=False) is not None:
             return 0  # stalled or failed: tried again later, or never
         self.sweep.swept(draft)
         if draft.expire_times:
@@ -499,162 +437,7 @@ class Writer:
             self._observer.expired([now - due for due in draft.expire_times])
         return visited
 
-    # -- commits ----------------------------------------------------------------------------------------------------
-
-    def _new_draft(self) -> Draft:
-        return Draft(
-            self._rocks,
-            self.heads,
-            self._topics,
-            now_micros=self._clock.now_micros(),
-            last_version=self._last_version,
-            next_sequence=self._last_sequence + 1,
-            origin=self._origin,
-            removal_hooks=self._removal_hooks,
-        )
-
-    def _write(self, draft: Draft, *, sync: bool) -> StoreError | None:
-        """Writes a draft, and syncs; adopts its counters. Returns the reason why nothing was written, or None."""
-        if self.queue.failure is not None:
-            return self.queue.refusal()  # it failed earlier in this turn: nothing may be written after a gap ([3])
-        try:
-            self.sweep.lower(draft)
-            draft.batch.puts[META].update(map(topic_row, draft.new_topics))
-            batch = draft.finish()
-            if self._rocks.marking:
-                batch.note = encode_reached(Reached(draft.next_sequence - 1, draft.now))
-            self._reserve(draft)
-            self._write_patiently(batch, draft)
-        except Stalled as error:
-            self._observer.stalled()
-            return StoreError(
-                Reason.WRITE_STALLED,
-                f"the disk cannot keep up, nothing was written: {error}",
-                retry_after_micros=MICROS,
-            )
-        except RocksError as error:
-            return self._fail(as_store_error(error))
-        except Exception as error:  # [5]: perhaps written, perhaps not; the state in memory may be wrong
-            log.exception("commit_failed")
-            return self._fail(StoreError(Reason.STORE_FAILED, f"a commit met an unexpected error: {error!r}"))
-        if self._unsynced_since is None:
-            self._unsynced_since = draft.now
-        if sync:
-            failed = self._sync()
-            if failed is not None:
-                return failed
-        return None
-
-    def _write_patiently(self, batch: Batch, draft: Draft | None = None) -> None:
-        """Writes, waiting out short stalls (rocks [6]). The effects of a commit in memory are applied under the cut
-        lock."""
-        give_up = time.monotonic() + self._options.stall_patience_micros / MICROS
-        pause = 0.005
-        while True:
-            try:
-                with self.cut_lock:
-                    self._rocks.write(batch)
-                    if draft is not None:
-                        self._take_over(draft)
-                return
-            except Stalled:
-                if time.monotonic() >= give_up:
-                    raise
-                self._observer.stalled()
-                time.sleep(pause)
-                pause = min(0.1, pause * 2)
-
-    def _take_over(self, draft: Draft) -> None:
-        self._last_version = max(self._last_version, draft.next_version - 1)
-        self._last_sequence = draft.next_sequence - 1
-        self.heads.update(draft.heads, draft.removed)
-        for topic in draft.new_topics:
-            self._topics.add(topic)
-        topics = self._topics.by_id
-        self.removals.count(draft, topics)
-        for topic_id, figures in draft.statistics.items():
-            if (changed := topics.get(topic_id)) is not None:
-                emptied = changed.settings.only_if_empty and changed.statistics.records > 0 == figures.records
-                changed.statistics = figures
-                if emptied:
-                    self._topics.lost(changed)
-        for publisher_id, publisher in draft.publishers.items():
-            self.publishers.keep(publisher_id, publisher)
-        self.sweep.committed(draft)
-        if self._followers and (draft.journal.chunks or draft.after is not None):
-            control = draft.after is not None
-            self._to_follow.append(
-                Committed(self._last_sequence, draft.now, draft.journal.chunks, control, draft.dropped)
-            )
-        self.expired_total += len(draft.expire_times)
-        for fate, count in draft.counts.items():
-            self.letters_total[fate] += count
-        for follow in draft.on_commit:
-            follow()
-        if draft.after is not None:
-            draft.result = draft.after()
-
-    def _reserve(self, draft: Draft) -> None:
-        """Reserves versions and sequences on disk, synced, before a draft uses any beyond the bound ([4])."""
-        if draft.next_version <= self._version_bound and draft.next_sequence <= self._sequence_bound:
-            return
-        # Mostly from the clock: if reserved from the next version on, each crash would move versions further ahead of
-        # it.
-        version = max(
-            draft.now + self._options.version_reserve_micros,
-            draft.next_version + self._options.version_reserve_micros // 4,
-        )
-        sequence = max(self._sequence_bound, draft.next_sequence + self._options.sequence_reserve)
-        self._write_meta({BOUNDS_KEY: encode_bounds(Reserved(version, sequence)), CLOCK_KEY: i64(draft.now)})
-        self._version_bound, self._sequence_bound = version, sequence
-
-    def _write_meta(self, rows: dict[bytes, bytes]) -> None:
-        batch = Batch()
-        batch.puts[META].update(rows)
-        self._write_patiently(batch)
-        self._rocks.sync()
-
-    def _sync(self) -> StoreError | None:
-        try:
-            self._rocks.sync()
-        except RocksError as error:
-            return self._fail(as_store_error(error))
-        self._unsynced_since = None
-        self._synced_sequence = self._last_sequence
-        if self._followers:
-            committed, self._to_follow = self._to_follow, []
-            # Before the answers of the same turn: a caller with its answer finds that subscribers are about to get
-            # their changes.
-            self._answers += [partial(follow, committed, self._synced_sequence) for follow in self._followers]
-        return None
-
-    def _sync_if_due(self) -> None:
-        if self._unsynced_since is None or self.queue.failure is not None:
-            return
-        if self._clock.now_micros() - self._unsynced_since >= self._options.buffered_sync_micros:
-            self._sync()
-
-    def _finish(self) -> None:
-        """At an orderly stop: syncs, and returns unused reservations."""
-        if self.queue.failure is not None:
-            return
-        try:
-            bounds = encode_bounds(Reserved(self._last_version, self._last_sequence))
-            self._write_meta({BOUNDS_KEY: bounds, CLOCK_KEY: i64(self._clock.now_micros())})
-        except RocksError as error:
-            self._fail(as_store_error(error))
-
     # -- failing and answering --------------------------------------------------------------------------------------
-
-    def _fail(self, error: StoreError) -> StoreError:
-        """Ends writing for good ([3])."""
-        if self.queue.fail(error):
-            log.error("writes_stopped", reason=error.reason.name, cause=error.message)
-        return self.queue.refusal()
-
-    def fail(self, error: StoreError) -> None:
-        """Ends writing from outside: a check of the data has found damage."""
-        self._fail(error)
 
     def _refuse_all(self) -> None:
         """Refuses everything queued, after a failure or a stop."""
@@ -663,34 +446,7 @@ class Writer:
         error = self.queue.refusal() if failed else StoreError(Reason.STOPPING, "the server is stopping")
         while (item := self.queue.next()) is not None:
             if isinstance(item, Job):
-                self._end(item, error)
+                self._answers.refuse(item, error)
             else:
                 self.queue.remove(item)
-                self.queue.settle(item)
-                self._answers.append(partial(item.pending.settle, error))
-
-    def _answer(self, job: Job, answer: Outcome | StoreError) -> None:
-        request = job.request
-        if isinstance(answer, StoreError) and isinstance(request, Publish) and request.channel is not None:
-            # Passing or not, records after a refused request must not overtake it (rules P6, P7).
-            request.channel.broken = True
-        job.answered = True
-        self.queue.settle(job)
-        self._answers.append(partial(job.pending.settle, answer))
-
-    def _flush_answers(self) -> bool:
-        """One wake-up per turn, not per answer: waking the loop is most of the cost of a small write. False: there are
-        none."""
-        if not self._answers:
-            return False
-        answers, self._answers = self._answers, []
-
-        def deliver() -> None:
-            for answer in answers:
-                try:
-                    answer()
-                except Exception:
-                    log.exception("answer_failed")  # a fault of this callback; the others still have to be called
-
-        self._deliver(deliver)
-        return True
+                self._answers.give_step(item, error)

@@ -125,7 +125,8 @@ class SourceMarks:
         if found is None:
             with self._commits.cut_lock:
                 names = [name for name in list(sources.by_name) if sources.is_whole(name, topic)]
-                found = self._whole[topic.id] = frozenset([name for name in names if sources.acts_alike(name, topic)])
+                alike = [name for name in names if sources.announced.acts_alike(name, topic)]
+                found = self._whole[topic.id] = frozenset(alike)
         return found
 
     def at(self, position: int, names: Collection[str], version: int) -> Marks | None:

@@ -16,7 +16,8 @@ from typing import Final, NamedTuple
 
 from sow_peering import NOTHING_PURGED, MergeCounts, Purged
 from sow_server.engine.catalog.topics import Topic
-from sow_server.engine.commit.draft import Draft, Puts
+from sow_server.engine.commit.column_changes import Puts, put_all
+from sow_server.engine.commit.draft import Draft
 from sow_server.engine.commit.letter_posting import Letters
 from sow_server.engine.commit.soundness import KEY_FAULTS, NO_FAULTS, Fault
 from sow_server.engine.commit.tombstones import may_have_tombstones, tombstone, with_tombstone
@@ -243,7 +244,8 @@ class Merge:
             )
         )
         changes = rows.changes
-        draft.put_all(
+        put_all(
+            draft,
             topic,
             Puts(
                 rows.keys,

@@ -170,7 +170,7 @@ class PeerChanges:
     def _sends(self, source: str, topic_id: int) -> bool | None:
         """True if a topic is one of a source's; None: it has been deleted."""
         topic = self.topics.by_id.get(topic_id)
-        return None if topic is None else self.sources.takeable(source, topic.name) is not None
+        return None if topic is None else self.sources.announced.takeable(source, topic.name) is not None
 
     def check_skew(self, draft: Draft, batches: Iterable[Changes], purged: Purged = NOTHING_PURGED) -> None:
         """Raises StoreError CLOCK_SKEW for versions that are too far in the future (rule K7), also that of a purge
@@ -276,7 +276,7 @@ class ApplyChanges:
         draft.journal.source = source.number
         taken = True
         for topic_name, changes in self._changes_of:
-            topic = sources.takeable(name, topic_name)
+            topic = sources.announced.takeable(name, topic_name)
             if topic is None:
                 sources.stage_unseeded(draft, name, topic_name)
                 taken = False
@@ -301,7 +301,7 @@ class ApplyChanges:
             if places > PLACES_MAX and learned > before:
                 break
             learned += 1
-            topics = [sources.takeable(self._name, topic) for topic in mark.topics]
+            topics = [sources.announced.takeable(self._name, topic) for topic in mark.topics]
             found = [topic for topic in topics if topic is not None]
             # It counts for its topics alone (publishers [7]): all of them are this source's, and there is one.
             if not found or len(found) < len(topics) or not _is_sound(mark):
@@ -348,7 +348,7 @@ class MergeSeed:
         """Drops records, or merges the rows and puts the progress of the seed."""
         owner, name, part, changes = self._owner, self._name, self._part, self._changes
         sources = owner.sources
-        topic = sources.takeable(name, part.topic)
+        topic = sources.announced.takeable(name, part.topic)
         if topic is None:
             return Staged.DONE
         source, before = sources.ready(name), owner.rocks.get(META, seed_key(name, topic.id))

@@ -1,4 +1,4 @@
-"""Sources: the applied position of each, its accepted topics, and the progress of their seeds.
+"""Sources: the applied position of each, and the progress of the seeds of its topics.
 
 [1]  The state of a source is checked before it is stored: with what is in force after a commit the writer must not
      fail.
@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from typing import Final, NamedTuple
@@ -35,6 +34,7 @@ from sow_server.engine.disk.layout import (
 )
 from sow_server.engine.disk.rocks import META
 from sow_server.engine.pending import Pending
+from sow_server.engine.replicas.announced import AnnouncedTopics
 from sow_server.engine.replicas.model import (
     SOURCES_MAX,
     SeedState,
@@ -43,7 +43,7 @@ from sow_server.engine.replicas.model import (
     encode_complete,
     encode_source,
 )
-from sow_server.engine.replicas.sharing import ALL_TOPICS, SharedTopics, compiled, covering, kind_of
+from sow_server.engine.replicas.sharing import ALL_TOPICS, SharedTopics, compiled, covering
 from sow_server.engine.stored import u32
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.keys import INSTANCE_NAME
@@ -94,8 +94,7 @@ class Sources:
                 self._read(key, row)
         finally:
             rows.close()
-        self._kinds: dict[str, dict[str, TopicKind]] = {}
-        """The topics that each source has announced."""
+        self.announced: Final = AnnouncedTopics(core.topics)
         self._all_seeded: set[str] = set()
         """Sources whose topics have all been seeded, so that `missing_is_deleted` ends for them. Stored with their next
         cursor."""
@@ -136,9 +135,7 @@ class Sources:
     def answers(self, name: str, kinds: Sequence[TopicKind]) -> list[TopicAnswer]:
         """The answers about a source's topics, which are all that it sends. From here on changes of other topics are
         skipped, so the progress of their seeds is forgotten."""
-        before = self._kinds.get(name)
-        self._kinds[name] = {kind.name: kind for kind in kinds}
-        if before != self._kinds[name]:
+        if self.announced.announce(name, kinds):
             with self._commits.cut_lock:  # the writer's thread counts, too
                 self._seeds_changed()
         found = [self.answer(name, kind) for kind in kinds]
@@ -161,7 +158,7 @@ class Sources:
 
     def answer(self, name: str, kind: TopicKind) -> TopicAnswer:
         """The answer about one of a source's topics."""
-        answer = self.check(kind)
+        answer = self.announced.check(kind)
         if answer.reason:
             return answer
         row = self._rocks.get(META, seed_key(name, self._topics.by_name[kind.name].id))
@@ -170,48 +167,12 @@ class Sources:
         wanted = row[0] != SeedState.COMPLETE
         return TopicAnswer(kind.name, wanted, row[SEED_UPTO] if wanted else b"")
 
-    def check(self, kind: TopicKind) -> TopicAnswer:
-        """The answer to a topic of another instance: accepted, or the reason against it (rule R12)."""
-        refusal = self._refusal(kind)
-        if refusal is None:
-            return TopicAnswer(kind.name)
-        return TopicAnswer(kind.name, reason=refusal.reason, message=refusal.message)
-
-    def _refusal(self, kind: TopicKind) -> StoreError | None:
-        """The reason why a topic of another instance is refused (rule R12); None: it is accepted. Both ends show the
-        message."""
-        topic = self._topics.by_name.get(kind.name)
-        if topic is None or topic.reserved:
-            return StoreError(Reason.TOPIC_NOT_FOUND, f"there is no topic {kind.name!r} at the receiving end")
-        mine = kind_of(topic)
-        if not mine.journal or not kind.journal:
-            where = "receiving" if kind.journal else "sending"
-            return StoreError(Reason.NO_JOURNAL, f"{kind.name} has no journal at the {where} end")
-        for field in ("key", "message_type", "separator"):
-            here, there = getattr(mine, field), getattr(kind, field)
-            if here != there:
-                ends = f"{_shown(here)} at the receiving end, {_shown(there)} at the sending one"
-                return StoreError(Reason.TOPIC_DIFFERS, f"{kind.name} has {field} = {ends}")
-        return None
-
-    def takeable(self, source: str, name: str) -> Topic | None:
-        """The topic of this instance for a source's; None if it has none, or one of another kind."""
-        kind = self._kinds.get(source, {}).get(name)
-        if kind is None or self._refusal(kind) is not None:
-            return None
-        return self._topics.by_name[name]
-
     def is_whole(self, source: str, topic: Topic) -> bool:
         """True if a topic has everything of a source's up to its cursor: all rows, completely seeded."""
         if self.by_name[source].filter:
             return False
         row = self._rocks.get(META, seed_key(source, topic.id))
         return row is not None and row[0] == SeedState.COMPLETE
-
-    def acts_alike(self, source: str, topic: Topic) -> bool:
-        """True if a source sends a topic now, and expires its records as this instance does."""
-        kind = self._kinds.get(source, {}).get(topic.name)
-        return kind is not None and kind.acts == topic.acts and self._refusal(kind) is None
 
     def has_all(self, source: str, topic: Topic) -> bool:
         """As `is_whole`, and no row of them was refused (rule R13)."""
@@ -323,7 +284,7 @@ class Sources:
         draft.on_commit.append(partial(self._forget, name))
 
     def _forget(self, name: str) -> None:
-        self._kinds.pop(name, None)
+        self.announced.forget(name)
         self._passed_over.pop(name, None)
         self._all_seeded.discard(name)
 
@@ -440,7 +401,3 @@ class _RemoveDisabled:
     def committed(self) -> None:
         """Other topics may be shared from now on."""
         self._sources.begun(self._name)
-
-
-def _shown(value: object) -> str:
-    return json.dumps(value.decode("latin-1") if isinstance(value, bytes) else value)

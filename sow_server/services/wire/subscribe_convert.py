@@ -15,7 +15,7 @@ from sow_server.engine.stored import HeaderColumns
 from sow_server.engine.values.bookmarks import HELD_MAX, parse
 from sow_server.filters.restriction import Restriction
 from sow_server.query.scan import RecordBatch
-from sow_server.services.wire import convert
+from sow_server.services.wire import convert, settings_convert
 from sow_server.services.wire.filter_values import filter_values
 from sow_server.services.wire.topic_filters import AskedView, TopicFilters
 from sow_server.subscriptions.durable.consumer import Attachment
@@ -96,7 +96,11 @@ def attachment(message: sow_pb2.SubscribeRequest) -> Attachment | None:
     ):
         if given:
             raise convert.invalid("durable", f"cannot be combined with {field}")
-    declared = convert.durable_settings(durable.settings, "durable.settings") if durable.HasField("settings") else None
+    declared = (
+        settings_convert.durable_settings(durable.settings, "durable.settings")
+        if durable.HasField("settings")
+        else None
+    )
     if len(durable.told) > HELD_MAX:
         raise convert.invalid("durable.told", f"has more than {HELD_MAX} positions")
     return Attachment(

@@ -17,9 +17,9 @@ from unittest import mock
 
 from hypothesis.stateful import RuleBasedStateMachine, invariant
 
+from sow_server.engine.commit.committer import Committer
 from sow_server.engine.commit.draft import Draft
 from sow_server.engine.commit.options import WriterOptions
-from sow_server.engine.commit.writer import Writer
 from sow_server.engine.store import StoreOptions
 from sow_server.engine.stored import DELETE, EXPIRE, PUT
 from sow_server.subscriptions.frames import (
@@ -98,7 +98,7 @@ class SubscriptionChecks(RuleBasedStateMachine):
             mock.patch.object(snapshot, "FILL_RECORDS_MIN", 1),
         ):
             self.patches.enter_context(patch)
-        self.patches.enter_context(mock.patch.object(Writer, "_take_over", self._observed_take_over()))
+        self.patches.enter_context(mock.patch.object(Committer, "_take_over", self._observed_take_over()))
         self.directory = Path(tempfile.mkdtemp())
         self.time = FakeTime()
         self.rig = Rig(self.directory, options=OPTIONS, time=self.time)
@@ -112,11 +112,11 @@ class SubscriptionChecks(RuleBasedStateMachine):
         that the topic is gone, so its records of it do not count."""
         self.dropping = False
 
-    def _observed_take_over(self) -> Callable[[Writer, Draft], None]:
-        original = Writer._take_over
+    def _observed_take_over(self) -> Callable[[Committer, Draft], None]:
+        original = Committer._take_over
 
-        def take_over(writer: Writer, draft: Draft) -> None:
-            original(writer, draft)
+        def take_over(committer: Committer, draft: Draft) -> None:
+            original(committer, draft)
             self.oracle.committed(draft.journal.chunks, draft.now)
 
         return take_over

@@ -182,7 +182,7 @@ class RocksStore(PeerStore):
         return was
 
     def unsynced(self) -> bool:
-        return self._rig.store.writer._unsynced_since is not None
+        return self._rig.store.writer.committer.unsynced_since is not None
 
     def sync(self) -> None:
         self._rig.store.sync()

@@ -378,7 +378,7 @@ class Rig:
         writer = self.store.writer
         writer.queue.take(0)
         writer._turn()
-        writer._flush_answers()
+        writer._answers.flush()
 
     # -- reading ----------------------------------------------------------------------------------------------------
 

@@ -191,7 +191,7 @@ class Subscribers:
         # As in a server: the writer's reports wait for their turn on the loop.
         committed = self.hub.dispatcher.committed
         # In the place of the hub itself, which has just begun to follow: it hears on the loop.
-        rig.store.writer._followers[-1] = lambda commits, synced: self.loop.call_soon(
+        rig.store.writer.committer._followers[-1] = lambda commits, synced: self.loop.call_soon(
             lambda: committed(commits, synced)
         )
 
@@ -313,8 +313,8 @@ class Subscribers:
         """Makes all writes durable, as the writer does within 50 ms."""
         writer = self.rig.store.writer
         writer.step()
-        writer._sync()
-        writer._flush_answers()
+        writer.committer.sync()
+        writer._answers.flush()
 
     def settle(self) -> None:
         """Everything is durable and dispatched."""

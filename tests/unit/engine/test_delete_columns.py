@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -62,7 +63,8 @@ def effect(rig: Rig, settings: TopicSettings, *, overdue: bool, guarded: bool, s
         chance.choice([PERMANENT, Lifetime(LifetimeKind.TTL, chance.choice([30 * SECOND, HOUR]))]) for _ in keys
     ]
     rig.run(Publish("orders", [b'{"price":%d}' % (index % 7) for index in range(len(keys))], keys, lifetimes=lifetimes))
-    rig.store.writer._origin = 2  # the records came from another instance
+    committer = rig.store.writer.committer
+    committer._basis = replace(committer._basis, origin=2)  # the records came from another instance
     rig.time.tick(MINUTE if overdue else SECOND)
     wanted = [*chance.sample(keys, 40), *chance.choices(keys, k=5), "missing", "\ud800"]
     chance.shuffle(wanted)

@@ -320,9 +320,7 @@ def test_ten_thousand_idle_topics_cost_next_to_nothing(keeper: Keeper) -> None:
     settings = JSON._replace(idle_ttl_micros=HOUR)
     now = keeper.rig.clock.now_micros()
     many = {
-        f"t{number}": Topic(
-            number, f"t{number}", settings, in_config=False, create_time_micros=now, statistics=StoredStatistics()
-        )
+        f"t{number}": Topic(number, f"t{number}", settings, create_time_micros=now, statistics=StoredStatistics())
         for number in range(1, 10_001)
     }
     topics._replace(many)

@@ -308,7 +308,7 @@ def test_old_records_are_read_together(rig: Rig) -> None:
 def test_an_index_alone_does_not_keep_previous_values_for_followers(rig: Rig) -> None:
     rig.create_topic("orders", ORDERS)
     topic = rig.topic("orders")
-    draft = rig.store.writer._new_draft()
+    draft = rig.store.writer.committer.new_draft()
     chunk = draft.chunk(topic)
     assert chunk is not None
     assert chunk.previous_values is None
@@ -456,7 +456,7 @@ def test_a_build_survives_a_disk_that_cannot_keep_up(rig: Rig, small_chunks: Non
     start_build(rig)
     faulty = FaultyRocks(rig)
     faulty.writes = [Stalled("Write stall")]
-    with mock.patch.object(rig.store.writer, "_options", WriterOptions(stall_patience_micros=0)):
+    with mock.patch.object(rig.store.writer.committer, "_options", WriterOptions(stall_patience_micros=0)):
         rig.store.writer.step()
     assert usable(rig)
     check_indexes(rig.store)

@@ -138,7 +138,7 @@ def test_a_message_whose_commit_was_refused_is_applied_by_the_next_one(mesh: tup
     lie_to(a, lies()[:1])
     mark = PublisherMark("p1", 1, TOKEN, 1, 9, ("t",))
     step = ApplyChanges(a.store.replicas.changes, LIAR.name, 0, 0, [], [], [mark])
-    assert step.stage(a.store.writer._new_draft()) is Staged.DONE
+    assert step.stage(a.store.writer.committer.new_draft()) is Staged.DONE
     answers: list[MergeCounts | StoreError] = []
     a.store.commits.run_in_rounds(step).then(answers.append)
     a.answer(answers)

@@ -17,7 +17,6 @@ def topic(topic_id: int, name: str, settings: TopicSettings | None = None) -> To
         topic_id,
         name,
         settings or TopicSettings(),
-        in_config=False,
         create_time_micros=0,
         statistics=StoredStatistics(),
     )

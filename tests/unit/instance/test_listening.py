@@ -22,8 +22,8 @@ import sow_client._channel
 import sow_server
 from sow_server.certificates import EndpointCertificates
 from sow_server.config import Config, ListenerAuth, ListenerConfig, ServerConfig
+from sow_server.dialling import KEEPALIVE_MS
 from sow_server.engine.values.model import MICROS
-from sow_server.linking import KEEPALIVE_MS
 from sow_server.listening import FILES_MAX, Listeners, ListeningError, connections_of, options
 from sow_server.revocations import Revocations
 from tests.support.servers.certificates import DAY, Authority, Issued, replace

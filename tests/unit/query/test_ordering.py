@@ -23,7 +23,7 @@ from sow_server.services.records import answering
 
 def topic(message_type: MessageType = MessageType.JSON) -> Topic:
     settings = TopicSettings(message_type=message_type)
-    return Topic(1, "t", settings, in_config=False, create_time_micros=0, statistics=StoredStatistics())
+    return Topic(1, "t", settings, create_time_micros=0, statistics=StoredStatistics())
 
 
 def stored(payload: bytes, *, version: int = 1, publish_time: int = 1, expire_time: int = NEVER) -> bytes:

@@ -175,7 +175,7 @@ def test_a_sort_with_the_turn_that_does_not_go_on_loses_it(memory: SortMemory, c
 def test_a_sort_whose_memory_was_taken_back_ends_when_it_is_read(memory: SortMemory, clock: Clock) -> None:
     """Its rows are gone from memory at once, though its client has not read what came before."""
     memory = SortMemory(bytes_max=20_000, elapsed=clock)
-    topic = Topic(1, "t", TopicSettings(), in_config=False, create_time_micros=0, statistics=StoredStatistics())
+    topic = Topic(1, "t", TopicSettings(), create_time_micros=0, statistics=StoredStatistics())
     sorter = Sorter(order(topic, "/a"), None, payloads=True, memory=memory, caller="worst")
     payload = b'{"a":1,"pad":"' + b"x" * 1_000 + b'"}'
     times = {"publish_time": 1, "expire_time": NEVER}

@@ -20,11 +20,12 @@ from sow_replication.options import PeerOptions
 from sow_replication.ports import Refused
 from sow_replication.service import Replication
 from sow_server.config import Config, PeerConfig
+from sow_server.dialling import Dialling
 from sow_server.engine.pending import Pending, answered
 from sow_server.engine.replicas import CommandedPeer, CommandedPeers
 from sow_server.engine.replicas.sources import Sources
 from sow_server.engine.values.errors import Reason, StoreError
-from sow_server.linking import Dialling, Linked, PeerCommands, log_event, peer_options, store_error
+from sow_server.linking import Linked, PeerCommands, log_event, peer_options, store_error
 
 NO_COMMANDS: Final = PeerCommands.__new__(PeerCommands)
 """Commands that nobody gives."""

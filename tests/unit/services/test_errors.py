@@ -16,7 +16,7 @@ from sow.v1 import admin_pb2, types_pb2
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.services.door.received import Context
 from sow_server.services.door.statuses import CODES, DOMAIN, MESSAGE_BYTES_MAX, abort, status
-from sow_server.services.wire import convert
+from sow_server.services.wire import settings_convert
 
 ROOT = Path(__file__).parents[3]
 
@@ -107,7 +107,7 @@ def test_a_setting_that_this_server_does_not_know_is_named(field: str) -> None:
     settings = admin_pb2.TopicSettings()
     setattr(settings, field, 99)
     with pytest.raises(StoreError) as caught:
-        convert.settings(settings)
+        settings_convert.settings(settings)
     assert (caught.value.reason, caught.value.field) == (Reason.INVALID_ARGUMENT, f"settings.{field}")
     assert "99" in caught.value.message
 

@@ -20,7 +20,7 @@ from sow_server.engine.values.model import (
     TopicSettings,
 )
 from sow_server.engine.values.policies import Declared, Policies, Policy, PolicyTarget, resolve_topic
-from sow_server.services.wire import convert
+from sow_server.services.wire import settings_convert as convert
 
 _numbers = st.integers(1, 2**50)
 _maybe = st.none() | st.integers(0, 2**50)

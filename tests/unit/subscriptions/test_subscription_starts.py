@@ -181,8 +181,8 @@ def test_changes_staged_before_the_first_follower_are_not_missed(
     """A commit that was being staged when the subscriber came has no chunk of a topic without a journal: were the
     subscriber attached before it, that change would be missing, and the snapshot would not have it either."""
     rig.create_topic("quiet", JSON, journal=False)
-    writer = rig.store.writer
-    reserve = writer._reserve
+    committer = rig.store.writer.committer
+    reserve = committer._reserve
     followers: list[Follower] = []
 
     def subscribe_then_reserve(draft: Draft) -> None:
@@ -191,7 +191,7 @@ def test_changes_staged_before_the_first_follower_are_not_missed(
             followers.append(subscribers.subscribe("quiet", sow=True, settled=False))
         reserve(draft)
 
-    monkeypatch.setattr(writer, "_reserve", subscribe_then_reserve)
+    monkeypatch.setattr(committer, "_reserve", subscribe_then_reserve)
     rig.put("quiet", "a", px(1))
     (follower,) = followers
     rig.put("quiet", "b", px(2))
