@@ -193,7 +193,7 @@ class Node:
             return
         now = self.store.now_micros()
         if sender.identity is not None:
-            out.lacking = sender.lacking()
+            out.lacking = sender.link_topics.lacking()
             # A link that ends each time before any progress (its first changes are refused, say) is no success.
             if sender.advanced or now - sender.since_micros >= self.options.backoff_max_micros:
                 out.backoff.succeeded()
@@ -593,13 +593,13 @@ class Node:
 
     def _takes(self, out: Outgoing, topic: str) -> bool:
         """False if the peer refuses the topic."""
-        return out.sender is None or not out.sender.refused(topic)
+        return out.sender is None or not out.sender.link_topics.refused(topic)
 
     def _reached(self, out: Outgoing, topic: str) -> int:
         """The sequence up to which the peer has a topic."""
         # The acknowledged sequence does not cover topics that the peer refuses, nor those that are being seeded.
         if out.sender is not None and out.sender.identity is not None:
-            has_topic = out.sender.is_seeded(topic)
+            has_topic = out.sender.link_topics.is_seeded(topic)
         else:
             has_topic = out.lacking is not None and topic not in out.lacking
         return self.settled(out) if has_topic else 0
